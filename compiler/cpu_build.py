@@ -10,10 +10,12 @@ from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.gate import check_kernel
 from dnnc.backends.llvm.gate_work import not_checked
+from dnnc.backends.llvm.instance import CpuInstance
 from dnnc.backends.llvm.native import Native
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.prologue import Prologue, PrologueKernels
 from dnnc.contexts import context_of
 from dnnc.cpu_compiler import CpuCompiler
 from dnnc.donation import Donation, copied
@@ -57,6 +59,9 @@ def compile_native(c: CpuCompiler, dims: Mapping[Var, int]) -> Native:
 
     program, native = built(program, build_one)
     laps.lap("link")
+    if native.prologue is not None:
+        native.prologue = _with_kernels(native.prologue, c)
+        laps.lap("prologue")
     if c.options.verify == "model" and all(dims.values()):
         instance, donation = c.instance(native, dims), Donation(c.pairs, c.inputs)
         checked = graph if c.parameters is None else frozen(graph, c.parameters.held)
@@ -64,6 +69,20 @@ def compile_native(c: CpuCompiler, dims: Mapping[Var, int]) -> Native:
         laps.lap("check model")
     c.log.add(program_report(native, dims, common, [*manager.records, *_notes(c, program)], laps.seconds))
     return native
+
+
+def _with_kernels(prologue: Prologue, c: CpuCompiler) -> Prologue:
+    """The prologue with a program of its own for what is worth kernels."""
+    part = prologue.kernel_graph()
+    if part is None:
+        return prologue
+    graph, numbers = part
+    options = replace(c.options, dims={}, outputs=(), donate={}, precision=None, tune=None)
+    inputs = tuple(v.name for v in graph.inputs)
+    program = make_program(graph, c.target, options, cache=c.cache)
+    _, native = built(program, lambda p: build_native(p, c.target, options, c.cache, None))
+    instance = CpuInstance(native, {}, c.threads, [], None, frozenset())
+    return replace(prologue, kernels=PrologueKernels(inputs, numbers, instance.into))
 
 
 def _notes(c: CpuCompiler, program: Program) -> list[PassRecord]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dnnc.ir import winograd
+from dnnc.ir.dtype import f64
 from dnnc.ir.expr import E, Expr, const
-from dnnc.ir.types import Array, Dense, Encoding, Layout, TensorType, parse_layout
+from dnnc.ir.types import Array, Dense, Encoding, Layout, Part, TensorType, parse_layout, product
 
 C = TypeVar("C", bound=type[Encoding])
 _CLASSES: dict[str, type[Encoding]] = {"": Dense}
@@ -67,6 +68,14 @@ class Winograd(Encoding):
 
     def pack(self, array: Array) -> tuple[Array, ...]:
         return (self.layout.pack(winograd.weights(array, self.m)),)
+
+    def pack_nodes(self, b: Any, x: Any) -> tuple[Any, ...] | None:
+        if self.layout.parts[:2] != (Part(2), Part(3)):
+            return None
+        taps = self.layout.pack_nodes(b, x)  # they lie as the points do, which one product makes of them
+        matrix, n, (_, _, *rest) = winograd.matrix(self.m), winograd.points(self.m), taps.type.shape
+        wide = b.cast(b.reshape(taps, shape=(matrix.shape[1], product(rest))), to=f64)
+        return (b.reshape(b.cast(b.matmul(matrix, wide), to=x.type.dtype), shape=(n, n, *rest)),)
 
     def block(self, axis: int) -> int:
         return self.layout.block(axis)

@@ -86,13 +86,24 @@ class Layout:
 
     def pack(self, array: Array) -> Array:
         """Array in physical order, padded with 0; where possible a view."""
-        blocks = [self.levels(k) for k in range(array.ndim)]
-        outer = [-(-n // b[0].div) for n, b in zip(array.shape, blocks)]
-        ends = [(0, m * b[0].div - n) for n, m, b in zip(array.shape, outer, blocks)]
-        split = [m if p is b[0] else p.mod for m, b in zip(outer, blocks) for p in b]
-        order = [p for b in blocks for p in b]
-        full = np.pad(array, ends) if any(end for _, end in ends) else array
-        return full.reshape(split).transpose([order.index(p) for p in self.parts])
+        ends, split, order = self._split(array.shape)
+        full = np.pad(array, [(0, end) for end in ends]) if any(ends) else array
+        return full.reshape(split).transpose(order)
+
+    def pack_nodes(self, b: Any, x: Any) -> Any:
+        """The same as nodes, of a value whose shape is static: a row-major value of the physical shape."""
+        ends, split, order = self._split(x.type.shape)
+        full = b.pad(x, pads=(*(0 for _ in ends), *ends)) if any(ends) else x
+        return b.transpose(b.reshape(full, shape=split), perm=order)
+
+    def _split(self, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Padding behind each axis, the shape with each axis split into its levels, and the physical order of these."""
+        blocks = [self.levels(k) for k in range(len(shape))]
+        outer = [-(-n // b[0].div) for n, b in zip(shape, blocks)]
+        ends = tuple(m * b[0].div - n for n, m, b in zip(shape, outer, blocks))
+        split = tuple(m if p is b[0] else p.mod for m, b in zip(outer, blocks) for p in b)
+        levels = [p for b in blocks for p in b]
+        return ends, split, tuple(levels.index(p) for p in self.parts)
 
     def unpack(self, packed: Array, shape: Sequence[int]) -> tuple[Array, Array]:
         """Array of a logical shape from its physical order, and the contents of the padding lanes."""
@@ -148,6 +159,12 @@ class Encoding(ABC):
     def pack(self, array: Array) -> tuple[Array, ...]:
         """The contents of the buffers for an array in logical order; where possible views."""
 
+    def pack_nodes(self, b: Any, x: Any) -> tuple[Any, ...] | None:
+        """Nodes of a builder for what `pack` computes, of a value whose shape is static: row-major values, one for each
+        buffer. None where only `pack` can do it.
+        """
+        return None
+
     def block(self, axis: int) -> int:
         """Neighbours along an axis that lie in one innermost block, 1 where it is not blocked."""
         return 1
@@ -174,6 +191,9 @@ class Dense(Encoding):
 
     def pack(self, array: Array) -> tuple[Array, ...]:
         return (array if self.layout is None else self.layout.pack(array),)
+
+    def pack_nodes(self, b: Any, x: Any) -> tuple[Any, ...] | None:
+        return (x if self.layout is None else self.layout.pack_nodes(b, x),)
 
     def block(self, axis: int) -> int:
         return 1 if self.layout is None else self.layout.block(axis)

@@ -44,6 +44,12 @@ def points(tile: int) -> int:
     return tile + TAPS - 1
 
 
+def matrix(tile: int) -> Array:
+    """[points squared, taps squared]: G x G, which makes points of taps, both row by row."""
+    g = _G[tile]
+    return np.kron(g, g)
+
+
 def weights(w: Array, tile: int) -> Array:
     """[O, C, 3, 3] -> [O, C, m+2, m+2]: G g G^T of every filter, computed in float64. A view: in memory the points are
     outermost.

@@ -1,23 +1,27 @@
-"""What kernels read of parameters: computed by NumPy from the arrays that users gave, when these change.
+"""What kernels read of parameters: computed from the arrays that users gave, when these change.
 
     prologue: w_0 = transpose(w)     kernels read w_0 @ "1/16 0 1%16"     ->     the transposed weights in panels, in memory of their own
 
-What is read as it was given stays the user's memory: nothing is copied.
+What is read as it was given stays the user's memory: nothing is copied. Large arrays are computed by kernels, which the
+backend compiles of `kernel_graph`; small ones, and those for which there are no kernels, by NumPy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
-from dnnc.backends.runtime.frames import ALIGN
+from dnnc.backends.runtime.frames import ALIGN, aligned_empty
 from dnnc.backends.runtime.link import pack_aligned
 from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.types import TensorType
+from dnnc.passes.analysis.kinds import is_kernel, kind_of
 from dnnc.passes.base import pass_context
 from dnnc.passes.planning.program import Program
 from dnnc.passes.rewrites.dce import dce
@@ -25,16 +29,33 @@ from dnnc.passes.rewrites.dce import dce
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 VIEWS = ("reshape", "identity")
+LEAST = 1 << 18  # bytes of an array for which kernels are compiled: NumPy packs fewer in 0.1 ms
+
+
+@dataclass(frozen=True)
+class PrologueKernels:
+    """A compiled part of a prologue.
+
+    Attributes:
+        inputs: names of the parameters that it reads, in order.
+        numbers: of the arrays of the table that it writes, in order.
+        run: takes the contents of both.
+    """
+
+    inputs: tuple[str, ...]
+    numbers: tuple[int, ...]
+    run: Callable[[Sequence[Array], Sequence[Array]], None]
 
 
 @dataclass(frozen=True)
 class Prologue:
     """`graph` takes the parameters and gives what kernels read, in the order of the table; `types` say how each lies in
-    memory.
+    memory; `kernels` compute some of it.
     """
 
     graph: Graph
     types: tuple[TensorType, ...]
+    kernels: PrologueKernels | None = None
 
     def as_they_lie(self, given: Mapping[str, T]) -> dict[int, T]:
         """Of these parameters those that kernels read as they are given, by their numbers in the table."""
@@ -44,11 +65,39 @@ class Prologue:
 
     def reads(self, there: Container[int]) -> set[str]:
         """The parameters whose contents are needed to make the table without these numbers."""
-        values = {v for k, v in enumerate(self.graph.outputs) if k not in there}
-        for n in self.graph.nodes(reverse=True):
-            if not values.isdisjoint(n.outputs):
-                values.update(v for v in n.inputs if v is not None)
-        return {v.name for v in self.graph.inputs if v in values}
+        return {v.name for v in _cone(self.graph, [v for k, v in enumerate(self.graph.outputs) if k not in there])[0]}
+
+    def kernel_graph(self) -> tuple[Graph, tuple[int, ...]] | None:
+        """The graph that kernels are to be compiled of, which gives the contents of buffers, and the numbers of these in
+        the table; None where NumPy does as well.
+        """
+        given = self.as_they_lie({v.name: None for v in self.graph.inputs})
+        numbers = tuple(k for k in range(len(self.types)) if k not in given and self._is_worth_kernels(k))
+        part = self._only(numbers)
+        b = Builder(part)
+        packed = [self.types[k].encoding.pack_nodes(b, v) for k, v in zip(numbers, part.outputs)]
+        part.outputs = [buffers[0] for buffers in packed if buffers is not None and len(buffers) == 1]
+        part.inputs = [v for v in part.inputs if v.uses or part.is_output(v)]
+        return (part, numbers) if numbers and len(part.outputs) == len(numbers) else None
+
+    def _is_worth_kernels(self, k: int) -> bool:
+        nodes = _cone(self.graph, [self.graph.outputs[k]])[1]
+        size = self.types[k].nbytes
+        return isinstance(size, int) and size >= LEAST and all(is_kernel(kind_of(n)) for n in nodes)
+
+    def _only(self, numbers: Container[int]) -> Graph:
+        """A copy of the graph with these outputs."""
+        part = self.graph.copy()
+        part.outputs = [v for k, v in enumerate(part.outputs) if k in numbers]
+        dce(part, pass_context())
+        return part
+
+    @cached_property
+    def _rest(self) -> tuple[Graph, tuple[int, ...]]:
+        """What NumPy computes, and its numbers in the table."""
+        done = () if self.kernels is None else self.kernels.numbers
+        numbers = tuple(k for k in range(len(self.types)) if k not in done)
+        return self._only(numbers), numbers
 
     def run(self, parameters: Mapping[str, Array | None]) -> list[Array]:
         """The arrays of the table, contiguous.
@@ -57,14 +106,39 @@ class Prologue:
             parameters: contiguous arrays of the right types, by the names of the graph's inputs; None for one whose
                 contents do not matter.
         """
-        asked = [(v, parameters[v.name]) for v in self.graph.inputs]
-        given = [
-            np.empty([int(str(d)) for d in v.type.shape], v.type.dtype.numpy) if a is None else a for v, a in asked
-        ]
-        own = dict(zip(self.graph.inputs, given))
-        made = iter(run(self.graph, given))
-        values = [own.get(v, a) for v, a in zip(self.graph.outputs, made)]
-        return [_laid(a, t, given) for a, t in zip(values, self.types)]
+        given = {
+            v.name: np.empty([int(str(d)) for d in v.type.shape], v.type.dtype.numpy) if a is None else a
+            for v in self.graph.inputs
+            for a in (parameters[v.name],)
+        }
+        table: dict[int, Array] = {}
+        if self.kernels is not None:
+            table = {k: _empty(self.types[k].buffer) for k in self.kernels.numbers}
+            self.kernels.run([given[n] for n in self.kernels.inputs], list(table.values()))
+        rest, numbers = self._rest
+        own = {v: given[v.name] for v in rest.inputs}
+        computed = run(rest, list(own.values()))
+        for k, v, a in zip(numbers, rest.outputs, computed):
+            table[k] = _laid(own.get(v, a), self.types[k], list(own.values()))
+        return [table[k] for k in range(len(self.types))]
+
+
+def _cone(graph: Graph, values: Sequence[Value]) -> tuple[list[Value], list[Any]]:
+    """The inputs and nodes of a graph that values depend on."""
+    needed, nodes = set(values), []
+    for n in graph.nodes(reverse=True):
+        if not needed.isdisjoint(n.outputs):
+            needed.update(v for v in n.inputs if v is not None)
+            nodes.append(n)
+    return [v for v in graph.inputs if v in needed], nodes
+
+
+def _empty(t: TensorType) -> Array:
+    """Memory for a buffer."""
+    shape = [int(str(d)) for d in t.shape]
+    size = int(str(t.nbytes))
+    a: Array = aligned_empty(max(size, 1))[:size].view(t.dtype.numpy).reshape(shape)
+    return a
 
 
 def _seen(v: Value) -> Value:
