@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dnnc.backends.llvm.build import build
@@ -14,17 +14,18 @@ from dnnc.backends.llvm.instance import CpuInstance
 from dnnc.backends.llvm.native import Native
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
+from dnnc.backends.runtime.frames import aligned_array
 from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.backends.runtime.prologue import Prologue, PrologueKernels
+from dnnc.backends.runtime.prologue import Pack
 from dnnc.contexts import context_of
-from dnnc.cpu_compiler import CpuCompiler
+from dnnc.cpu_compiler import Array, CpuCompiler
 from dnnc.donation import Donation, copied
 from dnnc.executable import Executable
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.memory import check_program
-from dnnc.options import CompileOptions, thread_count
+from dnnc.options import CompileOptions, for_prologue, thread_count
 from dnnc.parameters import frozen
 from dnnc.passes.base import PassManager, PassRecord
 from dnnc.passes.pipelines import compile_program
@@ -60,7 +61,7 @@ def compile_native(c: CpuCompiler, dims: Mapping[Var, int]) -> Native:
     program, native = built(program, build_one)
     laps.lap("link")
     if native.prologue is not None:
-        native.prologue = _with_kernels(native.prologue, c)
+        native.prologue = native.prologue.compiled(lambda part: _packer(part, c), c.packers)
         laps.lap("prologue")
     if c.options.verify == "model" and all(dims.values()):
         instance, donation = c.instance(native, dims), Donation(c.pairs, c.inputs)
@@ -71,18 +72,20 @@ def compile_native(c: CpuCompiler, dims: Mapping[Var, int]) -> Native:
     return native
 
 
-def _with_kernels(prologue: Prologue, c: CpuCompiler) -> Prologue:
-    """The prologue with a program of its own for what is worth kernels."""
-    part = prologue.kernel_graph()
-    if part is None:
-        return prologue
-    graph, numbers = part
-    options = replace(c.options, dims={}, outputs=(), donate={}, precision=None, tune=None)
-    inputs = tuple(v.name for v in graph.inputs)
+def _packer(graph: Graph, c: CpuCompiler) -> Pack:
+    """A program for what a prologue computes."""
+    types = [v.type for v in graph.outputs]
+    options = for_prologue(c.options)
     program = make_program(graph, c.target, options, cache=c.cache)
     _, native = built(program, lambda p: build_native(p, c.target, options, c.cache, None))
     instance = CpuInstance(native, {}, c.threads, [], None, frozenset())
-    return replace(prologue, kernels=PrologueKernels(inputs, numbers, instance.into))
+
+    def pack(arrays: Sequence[Array]) -> list[Array]:
+        results = [aligned_array([int(str(d)) for d in t.shape], t.dtype.numpy) for t in types]
+        instance.into(arrays, results)
+        return results
+
+    return pack
 
 
 def _notes(c: CpuCompiler, program: Program) -> list[PassRecord]:

@@ -12,6 +12,7 @@ from dnnc.backends.llvm.instance import CallFrame, CpuInstance
 from dnnc.backends.llvm.native import Native
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import placed
+from dnnc.backends.runtime.prologue import Pack
 from dnnc.donation import donated
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Var
@@ -35,6 +36,7 @@ class CpuCompiler(ModelCompiler):
         shared: one program serves all dims from these lower bounds on (a dim that is not named has its own); None: none
             does.
         threads: of a call.
+        packers: compiled parts of prologues, by the text of their graph.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class CpuCompiler(ModelCompiler):
         self._graph, self.cache, self.progress, self.objects = graph, cache, progress, objects
         self.pairs = donated(interface, names, options.donate)
         self.frames: list[CallFrame] = []
+        self.packers: dict[str, Pack] = {}
 
     @property
     def graph(self) -> Graph:

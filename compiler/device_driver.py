@@ -16,9 +16,11 @@ from dnnc.backends.cuda.graph import LoadedProgram
 from dnnc.backends.cuda.instance import CudaInstance
 from dnnc.backends.cuda.library import described, need
 from dnnc.backends.cuda.native import CudaNative, Device
+from dnnc.backends.cuda.packer import Packer
 from dnnc.backends.cuda.templates import library
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.prologue import Pack
 from dnnc.contexts import context_of
 from dnnc.device_calls import CudaCalls
 from dnnc.donation import Donation, copied, donated
@@ -30,7 +32,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target as parse_words
 from dnnc.memory import check_program
-from dnnc.options import CompileOptions, thread_count
+from dnnc.options import CompileOptions, for_prologue, thread_count
 from dnnc.parameters import Parameters, frozen
 from dnnc.passes.analysis.segments import needs_host
 from dnnc.passes.base import PassManager, PassRecord
@@ -158,6 +160,7 @@ class CudaCompiler(ModelCompiler):
         self.options, self.machine, self.target, self.log, self.onnx = options, machine, machine.target, log, onnx
         self.cache, self.progress, self.given, self.parameters = cache, progress, given, parameters
         self._instances: weakref.WeakSet[CudaInstance] = weakref.WeakSet()
+        self._packers: dict[str, Pack] = {}  # compiled parts of prologues, by the text of their graph
         self._before: list[
             LoadedProgram
         ] = []  # with the weights of before the last refit: work of theirs may still be queued
@@ -192,6 +195,8 @@ class CudaCompiler(ModelCompiler):
                 spare,
             )
             laps.lap("link")
+            if native.prologue is not None and m.present:
+                native.prologue = native.prologue.compiled(self._packer, self._packers)
             if self.parameters is not None:
                 self.parameters.load(native)
             if m.present:
@@ -216,6 +221,18 @@ class CudaCompiler(ModelCompiler):
         stepwise = tuple(f"{where} (the host reads its condition)" for where in native.stepwise())
         self.log.add(replace(report, fallbacks=(*report.fallbacks, *stepwise)))
         return native
+
+    def _packer(self, graph: Graph) -> Packer:
+        """A program for what a prologue computes."""
+        options, m = for_prologue(self.options), self.machine
+        program = make_program(graph, m, options, cache=self.cache)
+
+        def build_one(program: Program) -> CudaNative:
+            native = build(program, m.target, self.cache, m.compiler, bool(options.verify))
+            check_native(native, m.device())
+            return native
+
+        return Packer(built(program, build_one)[1], m.device())
 
     def _try(self, native: CudaNative, dims: Mapping[Var, int], laps: Laps) -> None:
         """Check the whole model, if that is asked for."""

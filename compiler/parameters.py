@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnnc.backends.cuda.arrays import device_array, is_device_array, kind_of, to_host
-from dnnc.backends.cuda.native import DEFAULT_STREAM, Device, DeviceArray
+from dnnc.backends.cuda.native import DEFAULT_STREAM, Device, DeviceArray, Weights
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Value
 from dnnc.signature import TensorSpec, converted
@@ -61,6 +61,7 @@ class Parameters:
         self._arrays = {n: self._checked(n, arrays[n]) for n in values}
         self._tables: dict[int, tuple[weakref.ref[Native], Table]] = {}
         self._devices: list[weakref.ref[CudaNative]] = []  # programs of a device
+        self._weights: Weights | None = None  # what is bound now, where programs of a device read it
         self._lock = threading.RLock()
         self.bound = 0  # how often tables were made
 
@@ -107,10 +108,11 @@ class Parameters:
         with self._lock:
             arrays = {**self._arrays, **{n: self._checked(n, a) for n, a in changed.items()}}
             natives = [n for r, _ in self._tables.values() if (n := r()) is not None]
+            weights = Weights(self._settled(arrays))
             for d in self._on_devices():
-                d.bind(self._settled(arrays), self._fetched)
+                d.bind(weights, self._fetched)
             tables = {id(n): (weakref.ref(n), self._made(n, arrays)) for n in natives}
-            self._arrays, self._tables = arrays, tables
+            self._arrays, self._tables, self._weights = arrays, tables, weights
 
     def _made(self, native: Native, arrays: Mapping[str, Array | DeviceArray]) -> Table:
         assert native.prologue is not None
@@ -165,7 +167,9 @@ class Parameters:
         if native.prologue is None:
             return
         with self._lock:
-            native.bind(self._settled(self._arrays), self._fetched)
+            settled = self._settled(self._arrays)
+            self._weights = self._weights or Weights(settled)
+            native.bind(self._weights, self._fetched)
             self._devices.append(weakref.ref(native))
 
     def _on_devices(self) -> list[CudaNative]:

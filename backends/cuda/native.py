@@ -154,6 +154,16 @@ def _itemsize(dtype: str) -> int:
     return int(np.dtype(getattr(ml_dtypes, dtype) if hasattr(ml_dtypes, dtype) else dtype).itemsize)
 
 
+@dataclass(eq=False)
+class Weights:
+    """What is bound to the parameters of a model: arrays by the names of the prologue's inputs, and what its programs
+    share of what was packed of them on the device, by the text of the graph that computes it.
+    """
+
+    arrays: Mapping[str, Array | DeviceArray]
+    packed: dict[str, Sequence[DeviceArray]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Reference:
     """Bytes of the constants, from `start` to `end`, that lie in an array of somebody else on the device."""
@@ -229,28 +239,30 @@ class CudaNative:
     def constant_bytes(self) -> int:
         return self.placed.nbytes
 
-    def bind(self, parameters: Mapping[str, Array | DeviceArray], fetch: Callable[[DeviceArray], Array]) -> None:
-        """Put what kernels read of parameters behind the constants, in a new block; arrays on the device that are read
-        as they lie stay there.
-
-        Args:
-            parameters: the prologue's inputs by name.
-            fetch: brings one to the host.
+    def bind(self, weights: Weights, fetch: Callable[[DeviceArray], Array]) -> None:
+        """Put what kernels read of parameters behind the constants, in a new block; what lies on the device, as the
+        parameter itself or packed there, stays where it is. `fetch` brings an array to the host.
         """
         assert self.prologue is not None
-        there = self.prologue.as_they_lie(
-            {n: a for n, a in parameters.items() if not isinstance(a, np.ndarray) and a.address % PARAMETER_ALIGN == 0}
+        arrays = weights.arrays
+        there: dict[int, DeviceArray] = self.prologue.as_they_lie(
+            {n: a for n, a in arrays.items() if not isinstance(a, np.ndarray) and a.address % PARAMETER_ALIGN == 0}
         )
+        kernels = self.prologue.kernels
+        if kernels is not None:
+            if kernels.text not in weights.packed:
+                weights.packed[kernels.text] = kernels.pack([arrays[n] for n in kernels.inputs])
+            there.update(zip(kernels.numbers, weights.packed[kernels.text]))
         read = self.prologue.reads(there)
-        host = {n: a if isinstance(a, np.ndarray) else fetch(a) if n in read else None for n, a in parameters.items()}
-        made = [a.reshape(-1).view(np.uint8) for a in self.prologue.run(host)]
-        sizes = [-(-a.nbytes // CACHE_LINE) * CACHE_LINE for a in made]
+        host = {n: a if isinstance(a, np.ndarray) else fetch(a) if n in read else None for n, a in arrays.items()}
+        packed = self.prologue.by_numpy(host)
+        sizes = [-(-int(str(t.nbytes)) // CACHE_LINE) * CACHE_LINE for t in self.prologue.types]
         block, at, references = self.constants.copy(), self.constants.nbytes - sum(sizes), []
-        for k, (a, n) in enumerate(zip(made, sizes)):
+        for k, n in enumerate(sizes):
             if k in there:
                 references.append(Reference(at, at + n, there[k]))
             else:
-                block[at : at + a.nbytes] = a
+                block[at : at + packed[k].nbytes] = packed[k].reshape(-1).view(np.uint8)
             at += n
         self.constants = block
         self.bound = Constants(block, tuple(references))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,12 @@ def aligned_empty(nbytes: int, align: int = ALIGN) -> np.ndarray[Any, np.dtype[n
     raw = np.empty(nbytes + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start:][:nbytes]  # in two steps: an empty slice forgets its start
+
+
+def aligned_array(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An uninitialised, contiguous array whose address is a multiple of ALIGN."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return aligned_empty(max(nbytes, 1))[:nbytes].view(dtype).reshape(shape)
 
 
 _word = ctypes.c_size_t.from_address

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.runtime.frames import ALIGN, aligned_empty
+from dnnc.backends.runtime.frames import ALIGN, aligned_array, aligned_empty
 from dnnc.backends.runtime.program import CONTROL, Branch, Call, Carried, Control, Loop, NativeKernel, Place, Row
 from dnnc.ir.errors import Loc, locations
 from dnnc.ir.expr import const, value
@@ -35,8 +35,7 @@ def pack(array: Array, type: TensorType) -> Array:
 def pack_aligned(array: Array, type: TensorType) -> Array:
     """The same in memory of its own, 64-byte aligned."""
     in_order = _in_order(array, type)
-    block = aligned_empty(max(in_order.nbytes, 1))
-    out: Array = block[: in_order.nbytes].view(in_order.dtype).reshape(in_order.shape)
+    out = aligned_array(in_order.shape, in_order.dtype)
     out[...] = in_order
     return out
 

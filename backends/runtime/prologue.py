@@ -9,13 +9,13 @@ backend compiles of `kernel_graph`; small ones, and those for which there are no
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
-from dnnc.backends.runtime.frames import ALIGN, aligned_empty
+from dnnc.backends.runtime.frames import ALIGN
 from dnnc.backends.runtime.link import pack_aligned
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
@@ -32,19 +32,25 @@ VIEWS = ("reshape", "identity")
 LEAST = 1 << 18  # bytes of an array for which kernels are compiled: NumPy packs fewer in 0.1 ms
 
 
+# Takes the contents of parameters and gives what kernels read of them, where the backend's kernels find it.
+Pack = Callable[[Sequence[Any]], Sequence[Any]]
+
+
 @dataclass(frozen=True)
 class PrologueKernels:
     """A compiled part of a prologue.
 
     Attributes:
+        text: of the graph that it computes.
         inputs: names of the parameters that it reads, in order.
-        numbers: of the arrays of the table that it writes, in order.
-        run: takes the contents of both.
+        numbers: of the arrays of the table that it makes, in order.
+        pack: makes them.
     """
 
+    text: str
     inputs: tuple[str, ...]
     numbers: tuple[int, ...]
-    run: Callable[[Sequence[Array], Sequence[Array]], None]
+    pack: Pack
 
 
 @dataclass(frozen=True)
@@ -67,18 +73,21 @@ class Prologue:
         """The parameters whose contents are needed to make the table without these numbers."""
         return {v.name for v in _cone(self.graph, [v for k, v in enumerate(self.graph.outputs) if k not in there])[0]}
 
-    def kernel_graph(self) -> tuple[Graph, tuple[int, ...]] | None:
-        """The graph that kernels are to be compiled of, which gives the contents of buffers, and the numbers of these in
-        the table; None where NumPy does as well.
-        """
+    def compiled(self, compile: Callable[[Graph], Pack], known: dict[str, Pack]) -> Prologue:
+        """The prologue with kernels for what is worth them. `known`: what `compile` made before, by the graph's text."""
         given = self.as_they_lie({v.name: None for v in self.graph.inputs})
         numbers = tuple(k for k in range(len(self.types)) if k not in given and self._is_worth_kernels(k))
         part = self._only(numbers)
         b = Builder(part)
         packed = [self.types[k].encoding.pack_nodes(b, v) for k, v in zip(numbers, part.outputs)]
         part.outputs = [buffers[0] for buffers in packed if buffers is not None and len(buffers) == 1]
+        if not numbers or len(part.outputs) < len(numbers):
+            return self
         part.inputs = [v for v in part.inputs if v.uses or part.is_output(v)]
-        return (part, numbers) if numbers and len(part.outputs) == len(numbers) else None
+        text, inputs = part.text(), tuple(v.name for v in part.inputs)
+        if text not in known:
+            known[text] = compile(part)
+        return replace(self, kernels=PrologueKernels(text, inputs, numbers, known[text]))
 
     def _is_worth_kernels(self, k: int) -> bool:
         nodes = _cone(self.graph, [self.graph.outputs[k]])[1]
@@ -99,28 +108,23 @@ class Prologue:
         numbers = tuple(k for k in range(len(self.types)) if k not in done)
         return self._only(numbers), numbers
 
-    def run(self, parameters: Mapping[str, Array | None]) -> list[Array]:
-        """The arrays of the table, contiguous.
+    def run(self, parameters: Mapping[str, Array]) -> list[Array]:
+        """The arrays of the table, contiguous, of contiguous arrays of the right types by the names of the inputs."""
+        k, table = self.kernels, self.by_numpy(parameters)
+        if k is not None:
+            table.update(zip(k.numbers, k.pack([parameters[n] for n in k.inputs])))
+        return [table[n] for n in range(len(self.types))]
 
-        Args:
-            parameters: contiguous arrays of the right types, by the names of the graph's inputs; None for one whose
-                contents do not matter.
-        """
-        given = {
-            v.name: np.empty([int(str(d)) for d in v.type.shape], v.type.dtype.numpy) if a is None else a
-            for v in self.graph.inputs
-            for a in (parameters[v.name],)
-        }
-        table: dict[int, Array] = {}
-        if self.kernels is not None:
-            table = {k: _empty(self.types[k].buffer) for k in self.kernels.numbers}
-            self.kernels.run([given[n] for n in self.kernels.inputs], list(table.values()))
+    def by_numpy(self, parameters: Mapping[str, Array | None]) -> dict[int, Array]:
+        """What kernels do not compute, by its number in the table. None: of a parameter whose contents do not matter."""
         rest, numbers = self._rest
-        own = {v: given[v.name] for v in rest.inputs}
-        computed = run(rest, list(own.values()))
-        for k, v, a in zip(numbers, rest.outputs, computed):
-            table[k] = _laid(own.get(v, a), self.types[k], list(own.values()))
-        return [table[k] for k in range(len(self.types))]
+        arrays = ((v, parameters[v.name]) for v in rest.inputs)
+        given = {
+            v: np.empty([int(str(d)) for d in v.type.shape], v.type.dtype.numpy) if a is None else a for v, a in arrays
+        }
+        own = list(given.values())
+        values = zip(numbers, rest.outputs, run(rest, own))
+        return {k: _laid(given.get(v, a), self.types[k], own) for k, v, a in values}
 
 
 def _cone(graph: Graph, values: Sequence[Value]) -> tuple[list[Value], list[Any]]:
@@ -131,14 +135,6 @@ def _cone(graph: Graph, values: Sequence[Value]) -> tuple[list[Value], list[Any]
             needed.update(v for v in n.inputs if v is not None)
             nodes.append(n)
     return [v for v in graph.inputs if v in needed], nodes
-
-
-def _empty(t: TensorType) -> Array:
-    """Memory for a buffer."""
-    shape = [int(str(d)) for d in t.shape]
-    size = int(str(t.nbytes))
-    a: Array = aligned_empty(max(size, 1))[:size].view(t.dtype.numpy).reshape(shape)
-    return a
 
 
 def _seen(v: Value) -> Value:
