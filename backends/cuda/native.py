@@ -180,6 +180,14 @@ class Constants:
     block: Array
     references: tuple[Reference, ...]
 
+    @property
+    def own(self) -> Array:
+        """The bytes that lie in no other array."""
+        if not self.references:
+            return self.block
+        ends = [*(r.start for r in self.references), self.block.nbytes]
+        return np.concatenate([self.block[a:b] for a, b in zip([0, *(r.end for r in self.references)], ends)])
+
 
 Check = Callable[
     ["Device", Any, "Launch"], None
@@ -257,12 +265,15 @@ class CudaNative:
         host = {n: a if isinstance(a, np.ndarray) else fetch(a) if n in read else None for n, a in arrays.items()}
         packed = self.prologue.by_numpy(host)
         sizes = [-(-int(str(t.nbytes)) // CACHE_LINE) * CACHE_LINE for t in self.prologue.types]
-        block, at, references = self.constants.copy(), self.constants.nbytes - sum(sizes), []
+        at, references = self.constants.nbytes - sum(sizes), []
+        block = np.empty_like(self.constants)  # what lies elsewhere is never touched
+        block[:at] = self.constants[:at]
         for k, n in enumerate(sizes):
             if k in there:
                 references.append(Reference(at, at + n, there[k]))
             else:
                 block[at : at + packed[k].nbytes] = packed[k].reshape(-1).view(np.uint8)
+                block[at + packed[k].nbytes : at + n] = 0
             at += n
         self.constants = block
         self.bound = Constants(block, tuple(references))

@@ -79,15 +79,17 @@ class Prologue:
         numbers = tuple(k for k in range(len(self.types)) if k not in given and self._is_worth_kernels(k))
         part = self._only(numbers)
         b = Builder(part)
-        packed = [self.types[k].encoding.pack_nodes(b, v) for k, v in zip(numbers, part.outputs)]
-        part.outputs = [buffers[0] for buffers in packed if buffers is not None and len(buffers) == 1]
-        if not numbers or len(part.outputs) < len(numbers):
+        packed = {k: self.types[k].encoding.pack_nodes(b, v) for k, v in zip(numbers, part.outputs)}
+        buffers = {k: several[0] for k, several in packed.items() if several is not None and len(several) == 1}
+        if not buffers:
             return self
+        part.outputs = list(buffers.values())
+        dce(part, pass_context())
         part.inputs = [v for v in part.inputs if v.uses or part.is_output(v)]
         text, inputs = part.text(), tuple(v.name for v in part.inputs)
         if text not in known:
             known[text] = compile(part)
-        return replace(self, kernels=PrologueKernels(text, inputs, numbers, known[text]))
+        return replace(self, kernels=PrologueKernels(text, inputs, tuple(buffers), known[text]))
 
     def _is_worth_kernels(self, k: int) -> bool:
         nodes = _cone(self.graph, [self.graph.outputs[k]])[1]
