@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dnnc.backends.cuda.library import Convolution, Image, LibraryCall, Matrix, Product
 from dnnc.ir.graph import Node, Value
-from dnnc.ir.types import TensorType
+from dnnc.ir.types import Dense, TensorType
 from dnnc.passes.schedule.problem import Problem
 
 FLOATS = ("f16", "bf16", "f32")
@@ -134,7 +134,7 @@ def _sizes(t: TensorType) -> tuple[int, ...] | None:
 def steps_of(t: TensorType) -> tuple[int, ...] | None:
     """Elements between neighbours along each axis; None where a layout divides an axis into blocks."""
     sizes = _sizes(t)
-    if sizes is None:
+    if sizes is None or not isinstance(t.encoding, Dense):
         return None
     order = list(range(len(sizes)))
     if t.layout is not None:
