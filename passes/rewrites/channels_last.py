@@ -61,12 +61,8 @@ class _ChannelsLast(Layouts):
     def matmul(self, n: Node) -> None:
         b = n.inputs[1]
         assert b is not None
-        turned = (
-            self.graph.variance(b).call_invariant
-            and b.type.rank == 2
-            and b.type.dtype.is_float
-            and b.type.dtype.bytes == 2
-        )
+        half = b.type.dtype.is_float and b.type.dtype.bytes == 2
+        turned = half and b.type.rank == 2 and self.graph.variance(b).call_invariant
         self.set_input(n, 0, ROW_MAJOR)
         self.set_input(n, 1, dense(Part(1), Part(0)) if turned else ROW_MAJOR)
 

@@ -262,11 +262,8 @@ class _Blocked(Layouts):
         take_blocks = group != 1 or whole
         w = n.inputs[1]
         self.set_input(n, 0, lay if take_blocks else ROW_MAJOR)
-        tile = (
-            winograd_tile(n, self.lanes, self.rates)
-            if not self.strict and whole and self.graph.variance(w).call_invariant
-            else 0
-        )
+        transforms = whole and not self.strict and self.graph.variance(w).call_invariant
+        tile = winograd_tile(n, self.lanes, self.rates) if transforms else 0
         self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
