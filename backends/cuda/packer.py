@@ -9,7 +9,8 @@ import numpy as np
 
 from dnnc.backends.cuda.graph import Frame
 from dnnc.backends.cuda.instance import CudaInstance
-from dnnc.backends.cuda.native import DEFAULT_STREAM, PARAMETER_ALIGN, CudaNative, Device, DeviceArray, Memory
+from dnnc.backends.runtime.device import DEFAULT_STREAM, PARAMETER_ALIGN, Device, DeviceArray, Memory
+from dnnc.backends.runtime.program import Program
 
 Array = np.ndarray[Any, Any]
 
@@ -17,8 +18,8 @@ Array = np.ndarray[Any, Any]
 class Packer:
     """Takes the contents of parameters, on the host or the device, and gives what kernels read, on the device."""
 
-    def __init__(self, native: CudaNative, device: Device) -> None:
-        self.device, self.instance = device, CudaInstance(native, lambda: device, tuple)
+    def __init__(self, program: Program, device: Device) -> None:
+        self.device, self.instance = device, CudaInstance(program, lambda: device, tuple)
 
     def __call__(self, arrays: Sequence[Array | DeviceArray]) -> list[DeviceArray]:
         frame = Frame(self.instance.loaded())  # for this time alone: its memory is needed for calls
