@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dnnc.backends.cuda.library import Convolution, Image, LibraryCall, Matrix, Product
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.op import ContractionForm, Trait
-from dnnc.ir.types import TensorType
+from dnnc.ir.types import Dense, TensorType
 from dnnc.passes.schedule.problem import Problem
 
 FLOATS = ("f16", "bf16", "f32")
@@ -106,7 +106,7 @@ def _is_bias(bias: Value, anchor: Node) -> bool:
     """Is it one number for each column, or channel, of the contraction?"""
     t, y = bias.type, anchor.outputs[0].type
     sizes = _sizes(t)
-    if sizes is None or t.layout is not None:
+    if sizes is None or not t.row_major:
         return False
     n, rank = (
         (y.shape[-1], 1) if anchor.op.contraction is ContractionForm.PRODUCT else (y.shape[1], len(y.shape) - 1)
@@ -138,11 +138,11 @@ def _sizes(t: TensorType) -> tuple[int, ...] | None:
 def steps_of(t: TensorType) -> tuple[int, ...] | None:
     """Elements between neighbours along each axis; None where a layout divides an axis into blocks."""
     sizes = _sizes(t)
-    if sizes is None:
+    if sizes is None or not isinstance(t.encoding, Dense):
         return None
     order = list(range(len(sizes)))
     if t.layout is not None:
-        if t.layout.winograd or any(p.div != 1 or p.mod for p in t.layout.parts) or len(t.layout.parts) != len(sizes):
+        if any(p.div != 1 or p.mod for p in t.layout.parts) or len(t.layout.parts) != len(sizes):
             return None
         order = [p.axis for p in t.layout.parts]
     out, step = [0] * len(sizes), 1

@@ -152,7 +152,7 @@ class _Reader:
         if not isinstance(steps, int) or steps < 1 or not carried or any(v is None for v in operands):
             raise NoForm("its length or its states are not known")
         t = outs[0].type
-        if any(v.type != t for v in outs) or t.rank != 2 or t.dtype not in FLOATS or t.layout is not None:
+        if any(v.type != t for v in outs) or t.rank != 2 or t.dtype not in FLOATS or not t.row_major:
             raise NoForm("its states are not all of one type [batch, hidden] of floats")
         if not all(isinstance(d, int) and d > 0 for d in t.shape):
             raise NoForm("the sizes of its states are not known")
@@ -176,7 +176,7 @@ class _Reader:
 
     def inputs(self, operands: list[Value | None]) -> None:
         for k, v in enumerate(self.body.inputs):
-            if v.type.layout is not None or not all(isinstance(d, int) for d in v.type.shape):
+            if not v.type.row_major or not all(isinstance(d, int) for d in v.type.shape):
                 raise NoForm(f"{v.name} has a layout, or a size that is not known")
             t = self.tensors[v] = te.placeholder(f"x{k}", v.type.dtype, v.type.shape)
             if k:
@@ -187,18 +187,18 @@ class _Reader:
             number = scalar_constant(self.body, v)
             if number is not None:
                 self.numbers[t] = number
-            elif v.type.layout is not None:
+            elif not v.type.row_major:
                 raise NoForm(f"{v.name} has a layout")
             else:
                 self.constants[t] = v
         for v in self.body.parameters:
-            if v.type.layout is not None:
+            if not v.type.row_major:
                 raise NoForm(f"{v.name} has a layout")
             t = self.tensors[v] = te.placeholder(v.name, v.type.dtype, v.type.shape)
             self.constants[t] = v
 
     def visit(self, m: Node) -> None:
-        if len(m.outputs) != 1 or m.output.type.layout is not None:
+        if len(m.outputs) != 1 or not m.output.type.row_major:
             raise NoForm(f"its body has {m.op.name}")
         if m.op.contraction is ContractionForm.PRODUCT:
             self.tensors[m.output] = self.product(m)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te, winograd
+from dnnc.ir import te
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import InternalError
@@ -44,7 +44,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.text import attrs_key
 from dnnc.ir.loops.intrinsics import COSTLY
 from dnnc.ir.loops.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
-from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.ir.types import Dense, Layout, Part, TensorType
 from dnnc.passes.lower.scatter import Scattered, combine, write
 
 WORD = 4  # bytes: the least that hardware copies from memory to memory
@@ -94,7 +94,7 @@ def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value 
     """
     outside = group_inputs(nodes)
     number: dict[Value | None, int] = {v: k for k, v in enumerate((*outside, *(v for n in nodes for v in n.outputs)))}
-    given = tuple((v.type, scalar_constant(graph, v), graph.settled(v)) for v in outside)
+    given = tuple((v.type, scalar_constant(graph, v), graph.variance(v).call_invariant) for v in outside)
     made = tuple(
         (n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes
     )
@@ -222,17 +222,16 @@ class _Lowering:
         clamped.
         """
         buf, type_ = self.buffers[t]
-        lay = type_.layout
-        if lay is not None and lay.winograd:
-            o, c, *taps = idx
-            return winograd.tap(lambda row, column: load(buf, lay.index((o, c, row, column))), lay.winograd, *taps)
-        at = idx if lay is None else lay.index(idx)
-        if self.pad_loops:
-            at = tuple(
-                i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1)
-                for i, d in zip(at, buf.shape)
-            )
-        return load(buf, at or (0,))
+
+        def element(*at: Expr) -> Expr:
+            if self.pad_loops:
+                at = tuple(
+                    i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1)
+                    for i, d in zip(at, buf.shape)
+                )
+            return load(buf, at or (0,))
+
+        return type_.encoding.load((element,), idx)
 
     # --- what is kept in local memory ---------------------------------------------------------------------------------
 
@@ -310,7 +309,7 @@ class _Lowering:
         stage = result.stage
         if stage is None or stage.updates is None:
             return None
-        if self.output.type.layout is not None:
+        if not self.output.type.row_major:
             raise InternalError(f"{self.nodes[-1].op.name} writes {self.output.type}: updates go to row-major memory")
         put, initial = stage.updates, self.resolve(stage.value)
         there = self.inplace is not None and initial is cast(load(out, stage.axes or (0,)), result.dtype.computed)
@@ -494,7 +493,7 @@ class _Lowering:
         if not isinstance(e, Load) or not isinstance(e.buf, te.Tensor) or e.buf not in self.buffers:
             return {}
         t = self.buffers[e.buf][1]
-        parts = t.layout.parts[-2:] if t.layout is not None and not t.layout.winograd else ()
+        parts = t.layout.parts[-2:] if isinstance(t.encoding, Dense) and t.layout is not None else ()
         if len(parts) < 2 or parts[1] != Part(parts[0].axis, 1, parts[0].div) or parts[0].mod:
             return {}
         n, i = t.shape[parts[0].axis], e.idx[parts[0].axis]
@@ -513,7 +512,7 @@ class _Lowering:
 
 def _buffer(name: str, t: TensorType) -> Buffer:
     """The memory of a value; that of a scalar has one axis, for an index to be written."""
-    return Buffer(name, t.dtype, tuple(map(const, t.physical)) or (const(1),))
+    return Buffer(name, t.buffer.dtype, tuple(map(const, t.physical)) or (const(1),))
 
 
 def var_ahead(layout: Layout, k: int, t: TensorType) -> Var:

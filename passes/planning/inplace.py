@@ -33,7 +33,10 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
         if g.kind not in ("map", "scatter") or (g.output in graph.outputs and given is None):
             continue
         wanted = [
-            v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and not graph.settled(v)
+            v
+            for n in g.nodes
+            for v in n.inputs
+            if v is not None and v.type == g.output.type and not graph.variance(v).call_invariant
         ]
         if given is None:
             wanted = [v for v in wanted if v not in graph.inputs]

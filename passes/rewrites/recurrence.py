@@ -75,7 +75,7 @@ def _hoisted(body: Graph, v: Value, g: Graph, sum_last: bool) -> Value:
         sum_last
         and v.type.rank == 2
         and all(u.op.contraction is ContractionForm.PRODUCT and k == 1 for u, k in v.uses)
-        and v.type.layout is None
+        and v.type.row_major
     )
     if v in body.parameters:
         held = body.parameters[v]

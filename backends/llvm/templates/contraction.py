@@ -23,6 +23,7 @@ from dnnc.backends.llvm.templates import dots
 from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
+from dnnc.ir.encodings import Winograd
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, free, substitute, unwrap, value
 from dnnc.ir.loops.stmt import For, Kernel, accesses, walk_stmts
@@ -147,14 +148,14 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
     spatial = loops[loops.index(panel) + 1 : -1]
     group, by_panels = anchor.attrs["group"], bool(anchor.attrs["panel"])
     depthwise = group != 1 and not by_panels
-    if not spatial or (depthwise and anchor.inputs[1].type.layout is None):
+    if not spatial or (depthwise and anchor.inputs[1].type.row_major):
         return None
     if problem.lowered.reductions[0][0] not in (
         x.var.name for x in walk_stmts(s.loop(loops[-1]).body) if isinstance(x, For)
     ):
         return None  # a single channel: its sum is the same for all lanes
-    lay = anchor.inputs[1].type.layout
-    if (lay is not None and lay.winograd) or (by_panels and s.extent(loops[-1]) != anchor.attrs["panel"]):
+    transformed = isinstance(anchor.inputs[1].type.encoding, Winograd)
+    if transformed or (by_panels and s.extent(loops[-1]) != anchor.attrs["panel"]):
         return None
     kernel = anchor.inputs[1].type.shape[2:]
     win = window(len(kernel), kernel, anchor.attrs["strides"], anchor.attrs["pads"], anchor.attrs["dilations"])
@@ -165,8 +166,8 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
     if flat and len(spatial) == 2 and at == 1 and nonneg(const(s.extent(pixel)) - 1):
         s.apply(fuse, outer.pop(), pixel, "p")  # a 1x1 convolution of stride 1 sees its image as one row of pixels
         pixel = "p"
-    layout = anchor.inputs[0].type.layout
-    block = layout.block(1) if layout is not None and not depthwise else 0
+    images = anchor.inputs[0].type
+    block = 0 if images.row_major or depthwise else images.encoding.block(1)
     together = shuffled = 0
     if group != 1:
         sizes = anchor.inputs[0].type.shape[1], anchor.output.type.shape[1]
@@ -513,7 +514,7 @@ def _prefetch_next_panel(
     """
     weights = problem.anchor.inputs[1] if problem.anchor is not None else None
     k = problem.lowered.params.index(weights) if weights in problem.lowered.params else -1
-    if k < 0 or weights is None or weights.type.layout is None:
+    if k < 0 or weights is None or weights.type.row_major:
         return
     buf, nv, ku = s.kernel.entry.buffers[k], int(knobs["nv"]), int(knobs["ku"])
     jo = outer.index("jo")

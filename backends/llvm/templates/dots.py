@@ -21,6 +21,7 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.window import window
+from dnnc.ir.types import Dense
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, reorder, single, split
 from dnnc.passes.schedule.memory import distribute
 from dnnc.passes.schedule.problem import Knobs, Problem
@@ -38,11 +39,11 @@ def applies(problem: Problem) -> bool:
         conv is None
         or conv.op.contraction is not ContractionForm.CONVOLUTION
         or conv.inputs[1] is None
-        or conv.output.type.layout is not None
+        or not conv.output.type.row_major
     ):
         return False
-    lay = conv.inputs[1].type.layout
-    if lay is None or lay.winograd or lay.block(1) == 1 or lay.block(0) > 1:
+    weights = conv.inputs[1].type.encoding
+    if not isinstance(weights, Dense) or weights.block(1) == 1 or weights.block(0) > 1:
         return False
     s, pixel = _rows(problem)
     return any(
@@ -97,7 +98,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     image, output = problem.lowered.out_loops[:2]
     rows = [n for n in problem.lowered.out_loops[2:] if s.has(n) and n != pixel]
     channels, *taps = problem.lowered.reductions[0]
-    lanes = problem.anchor.inputs[1].type.layout.block(1)  # type: ignore[union-attr]
+    lanes = problem.anchor.inputs[1].type.encoding.block(1)  # type: ignore[union-attr]
     fixed = isinstance(s.extent(pixel), int)
     s.apply(round_up, channels, lanes).apply(split, channels, lanes, ("rb", "rl")).apply(
         reorder, "rb", *taps, "rl"

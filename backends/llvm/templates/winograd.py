@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.contraction import step_cycles
+from dnnc.ir import encodings
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, fma, load, maximum, minimum, select, substitute, value, var
@@ -92,7 +93,7 @@ def winograd_of(problem: Problem) -> Winograd | None:
     """The convolution of a group whose weights are stored for this; None for all others."""
     conv = problem.anchor
     weights = conv.inputs[1] if conv is not None and conv.op.contraction is ContractionForm.CONVOLUTION else None
-    if conv is None or weights is None or weights.type.layout is None or not weights.type.layout.winograd:
+    if conv is None or weights is None or not isinstance(weights.type.encoding, encodings.Winograd):
         return None
     low = problem.lowered
     buffers = dict(zip(low.params, low.kernel.entry.buffers))
@@ -106,14 +107,14 @@ def winograd_of(problem: Problem) -> Winograd | None:
     assert isinstance(last, Store)
     total = var("sum", f32)
     env: dict[Expr, Expr] = {load(acc, (0,)): total}
-    lanes = weights.type.layout.block(0)
+    lanes = weights.type.encoding.block(0)
     wide = Vectorizer(place[-1], const(0), lanes)
     wide.lets[total] = whole = var("sum", f32, lanes=lanes)
     store = wide.store(Store(last.buf, last.idx, substitute(last.value, env)))
     return Winograd(
         buffers[conv.inputs[0]],
         buffers[weights],
-        weights.type.layout.winograd,
+        weights.type.encoding.m,
         (pads[0], pads[1]),
         (size[0], size[1]),
         store,

@@ -51,7 +51,7 @@ def takes(norm: Node, product: Node) -> bool:
     if (
         product.op.contraction is not ContractionForm.PRODUCT
         or x is None
-        or any(v.type.layout is not None for v in (x, product.output, norm.output, *norm.inputs[:1]) if v)
+        or any(not v.type.row_major for v in (x, product.output, norm.output, *norm.inputs[:1]) if v)
     ):
         return False
     sizes = [d for t in (norm.output.type, x.type, out) for d in t.shape]

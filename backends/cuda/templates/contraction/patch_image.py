@@ -194,15 +194,11 @@ def _image_of(problem: Problem) -> Image | None:
     if c.red.size % each or c.rows.size != n * math.prod(sizes):
         return None
     channels, row, planes = c.red.size // each, _row(x.type, depthwise or group == 1), 0
-    if (
-        depthwise
-        and row == c.cols.size
-        and w.type.layout == taps_first(w.type.rank, x.type.layout.block(1) if x.type.layout else 1)
-    ):
+    if depthwise and row == c.cols.size and w.type.encoding == taps_first(w.type.rank, x.type.encoding.block(1)):
         filters: tuple[int, ...] = (each, row)
     elif not depthwise and row is not None and _row(w.type, group == 1) is not None and row >= group * channels:
         filters = (group * c.cols.size, c.red.size)
-    elif group == 1 and x.type.layout is None and w.type.layout is None and channels <= PLANES:
+    elif group == 1 and x.type.row_major and w.type.row_major and channels <= PLANES:
         row, planes, filters = 0, channels, (c.cols.size, channels, each)
     else:
         return None
@@ -227,8 +223,8 @@ def _ints(dims: Sequence[object]) -> tuple[int, ...]:
 
 def _row(t: TensorType, padded: bool) -> int | None:
     """Elements of a row of channels in memory; None where these do not lie last, or are `padded` and must not be."""
-    n, block = int(value(const(t.shape[1])) or 0), t.layout.block(1) if t.layout is not None else 1
-    if t.layout != last(t.rank, 0, block) or (block > 1 and not padded):
+    n, block = int(value(const(t.shape[1])) or 0), t.encoding.block(1)
+    if t.encoding != last(t.rank, 0, block) or (block > 1 and not padded):
         return None
     return -(-n // block) * block
 

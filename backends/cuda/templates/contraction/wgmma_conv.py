@@ -91,8 +91,8 @@ def _number(d: object) -> int | None:
 
 def _row(t: TensorType) -> int | None:
     """Elements of a row of channels in memory; None where these do not lie last."""
-    n, block = _number(t.shape[1]), t.layout.block(1) if t.layout is not None else 1
-    return None if n is None or t.layout != last(t.rank, 0, block) else -(-n // block) * block
+    n, block = _number(t.shape[1]), t.encoding.block(1)
+    return None if n is None or t.encoding != last(t.rank, 0, block) else -(-n // block) * block
 
 
 def _axes(node: Node, x: TensorType, w: TensorType, y: TensorType) -> list[Axis] | None:
