@@ -31,7 +31,7 @@ class Chain:
 def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | Convolution | None:
     """The work of a problem if a library can do all of it. `rounded`: float32 operands may be rounded to TF32."""
     anchor, low = problem.anchor, problem.lowered
-    if anchor is None or problem.kind != "contraction" or problem.inplace or low.dims or low.elements == 0:
+    if anchor is None or problem.kind != "contraction" or problem.inplace or low.dims or problem.form.elements == 0:
         return None
     if anchor.op.name != {"cublaslt": "matmul", "cudnn": "conv"}[library] or anchor.attrs.get("out_dtype") is not None:
         return None

@@ -30,6 +30,7 @@ from dnnc.ir.expr import (
     Var,
     cast,
     const,
+    extent,
     load,
     op,
     rebuild,
@@ -210,7 +211,7 @@ class _Raiser:
         outer = scope.loops[: len(scope.loops) - len(reduce)]
         dtype = s.buf.dtype
         stage = Stage(outer, const(term, dtype), tuple(reduce), combine, cond)
-        t = Tensor(s.buf.name, dtype, tuple(_extent(v) for v in outer), stage=stage)
+        t = Tensor(s.buf.name, dtype, tuple(extent(v) for v in outer), stage=stage)
         total = load(t, outer)
         if isinstance(start, Const) and start.value == identity(combine, dtype):
             return total
@@ -247,7 +248,7 @@ class _Raiser:
             not fits
             or len(set(plain)) < len(plain)
             or set(plain) != set(scope.loops)
-            or any(_extent(i) is not d for i, d in zip(idx, shape) if i in plain)
+            or any(extent(i) is not d for i, d in zip(idx, shape) if isinstance(i, Var))
         ):
             self.fail(s, f"every element of {s.buf.name} is stored once, at the variables of the loops around it")
         axes = tuple(i if isinstance(i, Var) else var(f"o{k}", lo=0, hi=0) for k, i in enumerate(idx))
@@ -277,11 +278,6 @@ class _Raiser:
             return rebuild(x, go)
 
         return go(e)
-
-
-def _extent(v: Expr) -> Expr:
-    assert isinstance(v, Var) and v.hi is not None
-    return const(v.hi) + 1
 
 
 def _size(shape: Sequence[Expr]) -> Dim:

@@ -42,8 +42,9 @@ from dnnc.ir.expr import (
 )
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.text import attrs_key
-from dnnc.ir.loops.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
+from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, Param, Store, call, exprs, walk_stmts
 from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.passes.lower.form import Form, Map, Reduction, Rows, Scan, Weighted, contraction
 from dnnc.passes.lower.scatter import Scattered, combine, write
 
 COSTLY = frozenset(
@@ -58,29 +59,24 @@ LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the share
 class Lowered:
     """A naive kernel and what a recipe needs to know of it.
 
-    `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place);
-    `out_loops` are the loops over the output's physical axes; `reductions` the loops of each reduction, in order;
-    `scattered` what schedules of a scatter build on.
+    `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place).
     """
 
     kernel: Kernel
     params: tuple[Value, ...]
     dims: tuple[Var, ...]
-    out_loops: tuple[str, ...]
-    reductions: tuple[tuple[str, ...], ...]
+    form: Form
     inplace: bool = False
-    scattered: Scattered | None = None
 
     @property
-    def elements(self) -> int | Expr:
-        """Iterations of the innermost statements, a measure of the work: output elements times reduced ones."""
-        if self.scattered is not None:
-            return self.scattered.elements
-        total: Expr = const(1)
-        for s in walk_stmts(self.kernel.entry.body):
-            if isinstance(s, For) and s.var.name in (*self.out_loops, *(self.reductions[0] if self.reductions else ())):
-                total = total * s.extent
-        return unwrap(total)  # type: ignore[no-any-return]
+    def out_loops(self) -> tuple[str, ...]:
+        """The names of the loops over the output's physical axes."""
+        return tuple(v.name for v in self.form.outer)
+
+    @property
+    def reductions(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the loops of each reduction, in order."""
+        return tuple(tuple(v.name for v in r.loops) for r in self.form.reductions)
 
 
 def group_inputs(nodes: Sequence[Node]) -> list[Value]:
@@ -131,7 +127,9 @@ class _Lowering:
         self.kept: dict[
             te.Tensor, int
         ] = {}  # tensors held in local memory -> number of leading axes that are fixed there
-        self.reductions: list[tuple[str, ...]] = []
+        self.reductions: list[tuple[te.Tensor, Reduction]] = []
+        self.outer: list[Var] = []  # the loops over the output
+        self.products: list[te.Tensor] = []  # the reductions of an op that is a contraction
         self.memo: dict[Expr, Expr] = {}
         self.pad_loops: set[str] = set()  # loops over an axis that has padding lanes
         t = output.type
@@ -146,7 +144,10 @@ class _Lowering:
             self.buffers[result.stage.own] = (out, self.output.type)
         self.choose_kept(result)
         scattered = self.scattered(result, out)
-        loops = self.nest(result, out) if scattered is None else write(self.b, scattered)
+        if scattered is None:
+            self.nest(result, out)
+        else:
+            write(self.b, scattered)
         dims = sorted(
             {v for p in self.all_buffers(out) for d in p.shape for v in free(d)} | self.other_dims(),
             key=lambda v: v.name,
@@ -156,7 +157,20 @@ class _Lowering:
         locs = tuple(dict.fromkeys(loc for n in self.nodes for loc in n.locs))
         kernel = Kernel((Func(name, tuple(params), self.b.block()),), locs)
         values = tuple(self.params) if self.inplace is not None else (*self.params, self.output)
-        return Lowered(kernel, values, tuple(dims), loops, tuple(self.reductions), self.inplace is not None, scattered)
+        form = self.form(result, kernel) if scattered is None else scattered
+        return Lowered(kernel, values, tuple(dims), form, self.inplace is not None)
+
+    def form(self, result: te.Tensor, kernel: Kernel) -> Form:
+        """What the kernel computes."""
+        outer, reductions = tuple(self.outer), tuple(r for _, r in self.reductions)
+        anchors = [r for t, r in self.reductions if t in self.products]
+        found = contraction(kernel, outer, reductions, anchors[0], self.store) if len(anchors) == 1 else None
+        if found is not None:
+            return found
+        if result.stage is not None and result.stage.own is not None:
+            return Scan(outer=outer, reductions=reductions, along=outer[-1:])
+        form = Weighted if len(self.products) > 1 else Rows if reductions else Map
+        return form(outer=outer, reductions=reductions)
 
     def all_buffers(self, out: Buffer) -> list[Buffer]:
         ins = [buf for buf, _ in self.buffers.values()]
@@ -184,8 +198,13 @@ class _Lowering:
             if n.op.compute is None:
                 raise InternalError(f"{n.op.name} reached lowering without a tensor expression")
             made = n.op.compute(*(tensors[v] if v is not None else None for v in n.inputs), **n.attrs)
-            for v, t in zip(n.outputs, made if isinstance(made, tuple) else (made,)):
-                tensors[v] = t
+            results = made if isinstance(made, tuple) else (made,)
+            if "contraction" in n.op.traits:
+                before = set(te.stages([tensors[v] for v in n.inputs if v is not None]))
+                self.products += [
+                    t for t in te.stages(results) if t not in before and t.stage is not None and t.stage.reduce
+                ]
+            tensors.update(zip(n.outputs, results))
         return tensors[self.output]
 
     def out_buffer(self) -> Buffer:
@@ -323,11 +342,9 @@ class _Lowering:
 
     # --- loops --------------------------------------------------------------------------------------------------------
 
-    def nest(self, result: te.Tensor, out: Buffer) -> tuple[str, ...]:
+    def nest(self, result: te.Tensor, out: Buffer) -> None:
         t = self.output.type
         layout = t.layout or Layout(tuple(Part(k) for k in range(t.rank)))
-        names: list[str] = []
-
         at: list[Var] = [var_ahead(layout, k, t) for k in range(len(layout.parts))]
         order = self.order(result, layout.logical(tuple(at)), at, out.shape)
 
@@ -341,12 +358,11 @@ class _Lowering:
                 return
             k = order[depth]
             with self.b.loop(_loop_name(layout, k), out.shape[k]) as v:
-                names.append(v.name)
+                self.outer.append(v)
                 at[k] = v
                 open_loops(depth + 1)
 
         open_loops(0)
-        return tuple(names)
 
     def order(
         self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]
@@ -431,7 +447,7 @@ class _Lowering:
         self.b.store(buf, tuple(idx), self.settle(substitute(e, dict(zip(own, idx)))))
         for loop in reversed(loops):
             loop.__exit__(None, None, None)
-        self.reductions.append(tuple(v.name for v in idx))
+        self.reductions.append((t, Reduction(buf, "", tuple(idx), e, around=bound)))
 
     def accumulate(self, t: te.Tensor, x: Load, bound: frozenset[Var]) -> None:
         stage = t.stage
@@ -459,14 +475,16 @@ class _Lowering:
             self.place(cond, bound)  # reductions for each step of this one
             if len(rs) < len(loops):
                 self.place(term, bound)
-        guards = [self.b.when(c) for c in _conjuncts(self.settle(cond))]
+        conds = tuple(_conjuncts(self.settle(cond)))
+        guards = [self.b.when(c) for c in conds]
         for guard in guards:
             guard.__enter__()
         self.place(term, bound)
-        self.b.store(acc, (0,), combine(stage.combine, acc[0], self.settle(term)))
+        term = self.settle(term)
+        self.b.store(acc, (0,), combine(stage.combine, acc[0], term))
         for scope in [*reversed(guards), *reversed(loops)]:
             scope.__exit__(None, None, None)
-        self.reductions.append(tuple(v.name for v in rs))
+        self.reductions.append((t, Reduction(acc, stage.combine, tuple(rs), term, conds, bound - set(rs))))
 
     def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
         """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows
@@ -510,7 +528,8 @@ class _Lowering:
             for k in {p.axis for p in t.layout.parts if p.div > 1}:  # type: ignore[union-attr]
                 if value(const(t.shape[k]) - 1 - logical[k]) is None and not nonneg(const(t.shape[k]) - 1 - logical[k]):
                     v = select(logical[k] < const(t.shape[k]), v, const(0, t.dtype))
-        self.b.store(out, at or (0,), v)
+        self.store = Store(out, at or (const(0),), v)
+        self.b.emit(self.store)
 
 
 def _buffer(name: str, t: TensorType) -> Buffer:

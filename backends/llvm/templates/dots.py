@@ -111,5 +111,5 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     with suppress(ScheduleError):  # pixels of which some are the last one again are asked one by one
         s.apply(version, tap, "im" + sums)
     s.apply(annotate, "unroll", *(n for n in (f"im{sums}_b", f"jn{sums}_b") if s.has(n))).apply(narrow)
-    parallel_outer(s, [image, "jo", *rows, "po"], worth(knobs, problem.lowered.elements))
+    parallel_outer(s, [image, "jo", *rows, "po"], worth(knobs, problem.form.elements))
     return s.done()

@@ -100,7 +100,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         _rows_together(s, problem, int(knobs.get("rows", ROWS)))
         if knobs.get("pf"):
             _ask_for_next_row(s, problem)
-    parallel_outer(s, _outer(s, problem), worth(knobs, problem.lowered.elements))
+    parallel_outer(s, _outer(s, problem), worth(knobs, problem.form.elements))
     s.apply(hoist_numbers)
     return s.done()
 

@@ -17,7 +17,7 @@ from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import templates
 from dnnc.backends.cuda.templates.contraction import gemv, mma, simt, tf32
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, contraction_of
+from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import plan_tile
 from dnnc.backends.cuda.templates.reduction import reduce
 from dnnc.ir.errors import ScheduleError, VerifyError
@@ -30,6 +30,7 @@ from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.ops import OPS
 from dnnc.passes.base import PassContext
+from dnnc.passes.lower.form import Contraction
 from dnnc.passes.lower.nests import Lowered, lower
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.rewrites.decompose import decompose

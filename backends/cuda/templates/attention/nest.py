@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dnnc.backends.cuda.templates.contraction.nest import Axis, Contraction, Operand
 from dnnc.ir.dtype import DType, f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, free, load, op, substitute, value, walk
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, For, Kernel, Stmt, Store, call, walk_stmts
+from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.loops import split
 from dnnc.passes.schedule.problem import Problem
 from dnnc.passes.schedule.state import Schedule
@@ -59,12 +59,16 @@ class Attention:
     @property
     def products(self) -> Contraction:
         """Queries times keys, as the staging of tiles wants it."""
-        return Contraction(self.kernel, self.batch, self.depth, self.q, self.k, self.dots, self.store, False)
+        return self._contraction(self.depth, self.k, self.dots)
 
     @property
     def mean(self) -> Contraction:
         """Weights times values. The weights are in registers: only their side counts."""
-        return Contraction(self.kernel, self.batch, self.keys, self.q, self.v, self.mixed, self.store, False)
+        return self._contraction(self.keys, self.v, self.mixed)
+
+    def _contraction(self, red: Axis, b: Operand, acc: Buffer) -> Contraction:
+        outer = (*self.batch.loops, *self.rows.loops, *b.axis.loops)
+        return Contraction(outer=outer, kernel=self.kernel, red=red, a=self.q, b=b, acc=acc, store=self.store)
 
     def stored_as(self, t: DType) -> Attention:
         """The same with operands in the type in which tiles of them are kept."""
@@ -231,14 +235,14 @@ def _sorted(
 ) -> Attention | None:
     """Give every loop its side."""
     q, k, v = (free(e) for e in values)
-    rows = tuple(o for o in outer if o.var in q and o.var not in k | v)
-    cols = tuple(o for o in outer if o.var in v and o.var not in q | k)
-    batch = tuple(o for o in outer if o not in rows and o not in cols)
-    if {o.var for o in cols} & free(score) or depth.var in free(score) or any(x is keys.var for x in q):
+    rows = tuple(o.var for o in outer if o.var in q and o.var not in k | v)
+    cols = tuple(o.var for o in outer if o.var in v and o.var not in q | k)
+    batch = tuple(o.var for o in outer if o.var not in rows and o.var not in cols)
+    if {*cols, depth.var} & free(score) or any(x is keys.var for x in q):
         return None
     operands = (
         Operand(values[0], (), Axis(rows)),
-        Operand(values[1], (), Axis((keys,))),
+        Operand(values[1], (), Axis((keys.var,))),
         Operand(values[2], (), Axis(cols)),
     )
-    return Attention(kernel, Axis(batch), Axis((keys,)), Axis((depth,)), *operands, score, *buffers, store)
+    return Attention(kernel, Axis(batch), Axis((keys.var,)), Axis((depth.var,)), *operands, score, *buffers, store)

@@ -17,12 +17,13 @@ from typing import Protocol
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import mma
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, Operand, contraction_of
+from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import readable, vector_of
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, cast, const, minimum, substitute, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
+from dnnc.passes.lower.form import Contraction, Operand
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 
 SHORT = 8  # elements of the short side at most: each has its own sums

@@ -23,13 +23,14 @@ from typing import NamedTuple
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import mma
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, contraction_of
+from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import L2_RATE, LATENCY, Mover, Ring, Tile, plan_tile, resident
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.reduction.partial import LANES, PAD, SHARE, Parts, busiest, cluster, meeting, splits
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel
+from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 WARP_ROWS, WARP_COLS = 4, 8  # thread tiles of a warp

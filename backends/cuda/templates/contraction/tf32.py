@@ -23,12 +23,13 @@ from dnnc.backends.cuda.templates.contraction.mma import (
     ranked,
     varied_shapes,
 )
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, contraction_of
+from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import Tile
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
+from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("slices", "split", "bk")

@@ -27,7 +27,7 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import E, Expr, Load, Op, cast, const, fma, load, minimum, substitute, value
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, call
 from dnnc.passes.analysis.recurrent_form import Form, Phase, known, loads
-from dnnc.passes.lower.recurrence import LoweredRecurrence, Recurrent
+from dnnc.passes.lower.recurrence import Recurrent
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 if TYPE_CHECKING:
@@ -144,23 +144,20 @@ def takes(form: Form, target: GpuTarget) -> bool:
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    low = problem.lowered
-    return [_knobs(p) for p in plans(low.recurrent.form, target)] if isinstance(low, LoweredRecurrence) else []
+    r = problem.form
+    return [_knobs(p) for p in plans(r.form, target)] if isinstance(r, Recurrent) else []
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """Every plan that fits."""
-    low = problem.lowered
-    return (
-        [_knobs(p) for p in plans(low.recurrent.form, target, SEARCHED)] if isinstance(low, LoweredRecurrence) else []
-    )
+    r = problem.form
+    return [_knobs(p) for p in plans(r.form, target, SEARCHED)] if isinstance(r, Recurrent) else []
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
-    low = problem.lowered
-    if not isinstance(low, LoweredRecurrence):
+    if not isinstance(problem.form, Recurrent):
         raise ScheduleError("the kernel is no recurrence")
-    return Persistent(problem, low.recurrent, Plan(**{k: int(v) for k, v in knobs.items()}), target.has_tma).build()
+    return Persistent(problem, problem.form, Plan(**{k: int(v) for k, v in knobs.items()}), target.has_tma).build()
 
 
 def _knobs(p: Plan) -> Knobs:
