@@ -246,7 +246,7 @@ def _sizes(problem: Problem, w: _Walk) -> tuple[tuple[int, int, int, int, int], 
         m = known(q[-2])
         return (prod(known(d) for d in q[:-2]), m, known(v[-2]), known(q[-1]) + known(v[-1]), m), ()
     if anchor is not None and isinstance(form, Contraction):
-        sums = (contraction(form.kernel, form.outer, form.reductions, r, form.store) for r in form.reductions)
+        sums = (contraction(form, form.kernel, r, form.store) for r in form.reductions)
         products = [c for c in sums if c is not None and c.dtype is not i64 and not c.empty]
         if products:
             longest = max(products, key=lambda c: _product((*c.around & {*c.outer}, *c.red.loops)))

@@ -13,8 +13,8 @@ their variables, which know their bounds, and expressions read the kernel's para
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -67,10 +67,13 @@ class Reduction:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Form:
-    """`outer` are the loops over the output's memory, outermost first; `reductions` come in the order of their ends."""
+    """`outer` are the loops over the output's memory, outermost first; `reductions` come in the order of their ends.
+    `panels`: for each loop over a block of memory, the loop that counts the blocks.
+    """
 
     kind: ClassVar[str]
     outer: tuple[Var, ...] = ()
+    panels: Mapping[Var, Var] = field(default_factory=dict)
     reductions: tuple[Reduction, ...] = ()
 
     @property
@@ -100,10 +103,13 @@ class Scan(Form):
     along: tuple[Var, ...] = ()
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Weighted(Form):
-    """An op of products that has several reductions."""
+    """An op of products that has several reductions; `store` writes an element of the output."""
 
     kind = "attention"
+    kernel: Kernel
+    store: Store
 
 
 @dataclass(frozen=True)
@@ -287,20 +293,18 @@ class Normed(Contraction):
     kind = "normed"
 
 
-def contraction(
-    kernel: Kernel, outer: Sequence[Var], reductions: Sequence[Reduction], r: Reduction, store: Store
-) -> Contraction | None:
+def contraction(form: Form, kernel: Kernel, r: Reduction, store: Store) -> Contraction | None:
     """A kernel as the contraction that one of its reductions is; None where that is no sum of products."""
     term = r.term
     factors = term.args if isinstance(term, Op) and term.name == "*" else ()
     factors = term.factors if isinstance(term, Product) else factors  # of indices
     if r.combine != "sum" or len(factors) != 2:
         return None
-    made = Contraction if len(reductions) == 1 else Normed
+    made = Contraction if len(form.reductions) == 1 else Normed
     a, b = map(Operand, factors, (r.conds, ()))
     return _sided(
         made(
-            outer=tuple(outer), reductions=tuple(reductions), kernel=kernel, red=Axis(r.loops), a=a, b=b, acc=r.acc,
+            outer=form.outer, panels=form.panels, reductions=form.reductions, kernel=kernel, red=Axis(r.loops), a=a, b=b, acc=r.acc,
             store=store, around=r.around,
         )
     )  # fmt: skip
@@ -329,10 +333,8 @@ def _joined(c: Contraction) -> Contraction | None:
         x.buf.name for x in c.loads if not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape))
     }
     c = _collapsed(c.without_single, guarded)
-    for v, n in _groups(c):
-        g, k = (loop_var(v.name + end, const(0), const(m)) for end, m in (("g", extent(v) // n), ("c", n)))
-        c = _moved(c, {v: g * n + k}, {v: (g, k)})
-    c = c.without_single
+    apart, at = groups(c.outer, (c.update(c.acc[0], c.a.value, c.b.value), c.store.value))
+    c = _moved(c, at, apart).without_single
     if not c.outer or not c.red.loops:
         return None
     sides = [c.batch.vars, c.rows.vars, c.cols.vars]
@@ -374,17 +376,21 @@ def _fused(c: Contraction, loops: Sequence[Var], sides: Sequence[int]) -> Contra
 
 
 def _collapsed(c: Contraction, keep: Collection[str]) -> Contraction:
-    """Axes of buffers joined whose indices have become one; parameters keep their places."""
-    made, index = joined_axes(
-        c.kernel.entry.buffers, [*((x.buf, x.idx) for x in c.loads), (c.store.buf, c.store.idx)], keep
-    )
-    go = rereading(made, index)
-    params = tuple(made.get(p, p) if isinstance(p, Buffer) else p for p in c.kernel.entry.params)
-    out, at = c.store.buf, c.store.idx
-    a, b = (replace(o, value=go(o.value)) for o in (c.a, c.b))
-    store = replace(c.store, buf=made.get(out, out), idx=index(out, at) if out in made else at, value=go(c.store.value))
-    kernel = replace(c.kernel, funcs=(*c.kernel.funcs[:-1], replace(c.kernel.entry, params=params)))
-    return replace(c, kernel=kernel, a=a, b=b, store=store)
+    kernel, (x, y), store = collapsed(c.kernel, (c.a.value, c.b.value), c.store, keep)
+    return replace(c, kernel=kernel, a=replace(c.a, value=x), b=replace(c.b, value=y), store=store)
+
+
+def collapsed(
+    kernel: Kernel, exprs: Sequence[Expr], store: Store, keep: Collection[str] = ()
+) -> tuple[Kernel, list[Expr], Store]:
+    """Join axes of buffers whose indices have become one, in expressions and a store; parameters keep their places."""
+    reads = [(x.buf, x.idx) for e in (*exprs, *store.idx, store.value) for x in walk(e) if isinstance(x, Load)]
+    made, index = joined_axes(kernel.entry.buffers, [*reads, (store.buf, store.idx)], keep)
+    go, to = rereading(made, index), store.buf
+    at = index(to, store.idx) if to in made else store.idx
+    params = tuple(made.get(p, p) if isinstance(p, Buffer) else p for p in kernel.entry.params)
+    kernel = replace(kernel, funcs=(*kernel.funcs[:-1], replace(kernel.entry, params=params)))
+    return kernel, [go(e) for e in exprs], replace(store, buf=made.get(to, to), idx=at, value=go(store.value))
 
 
 def _neighbours(c: Contraction, v: Var) -> int:
@@ -393,12 +399,18 @@ def _neighbours(c: Contraction, v: Var) -> int:
     return sum(value(substitute(at, {v: const(1)}) - substitute(at, {v: const(0)})) == 1 for at in loads)
 
 
-def _groups(c: Contraction) -> list[tuple[Var, int]]:
-    """Output loops of which an index takes the group, `i // n`, and n."""
-    found: dict[Var, int] = {}
-    for x in (x for e in (c.update(c.acc[0], c.a.value, c.b.value), c.store.value) for x in walk(e)):
-        if isinstance(x, Op) and x.name == "//" and isinstance(v := x.args[0], Var) and v in c.outer:
+def groups(outer: Sequence[Var], exprs: Iterable[Expr]) -> tuple[dict[Var, tuple[Var, Var]], dict[Expr, Expr]]:
+    """Loops of which an index takes the group, `i // n`: a loop over groups and one within a group for each, and what
+    its variable is in terms of these.
+    """
+    sizes: dict[Var, int] = {}
+    for x in (x for e in exprs for x in walk(e)):
+        if isinstance(x, Op) and x.name == "//" and isinstance(v := x.args[0], Var) and v in outer:
             n = value(x.args[1])
             if n is not None and (value(extent(v)) or 0) % n == 0:
-                found[v] = n
-    return list(found.items())
+                sizes[v] = n
+    made = {
+        v: (loop_var(v.name + "g", const(0), extent(v) // n), loop_var(v.name + "c", const(0), const(n)))
+        for v, n in sizes.items()
+    }
+    return made, {v: g * sizes[v] + k for v, (g, k) in made.items()}

@@ -163,14 +163,14 @@ class _Lowering:
     def form(self, result: te.Tensor, kernel: Kernel) -> Form:
         """What the kernel computes."""
         outer, reductions = tuple(self.outer), tuple(r for _, r in self.reductions)
-        anchors = [r for t, r in self.reductions if t in self.products]
-        found = contraction(kernel, outer, reductions, anchors[0], self.store) if len(anchors) == 1 else None
-        if found is not None:
-            return found
         if result.stage is not None and result.stage.own is not None:
-            return Scan(outer=outer, reductions=reductions, along=outer[-1:])
-        form = Weighted if len(self.products) > 1 else Rows if reductions else Map
-        return form(outer=outer, reductions=reductions)
+            return Scan(outer=outer, panels=self.panels, reductions=reductions, along=outer[-1:])
+        if len(self.products) > 1:
+            return Weighted(outer=outer, panels=self.panels, reductions=reductions, kernel=kernel, store=self.store)
+        made = Rows if reductions else Map
+        form = made(outer=outer, panels=self.panels, reductions=reductions)
+        anchors = [r for t, r in self.reductions if t in self.products]
+        return (len(anchors) == 1 and contraction(form, kernel, anchors[0], self.store)) or form
 
     def all_buffers(self, out: Buffer) -> list[Buffer]:
         ins = [buf for buf, _ in self.buffers.values()]
@@ -363,6 +363,8 @@ class _Lowering:
                 open_loops(depth + 1)
 
         open_loops(0)
+        parts = list(zip(layout.parts, at))
+        self.panels = {v: w for p, v in parts for q, w in parts if p.axis == q.axis and p.div < q.div}
 
     def order(
         self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]

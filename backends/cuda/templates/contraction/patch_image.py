@@ -17,7 +17,7 @@ from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.expr import Load, const, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, Kernel
-from dnnc.ir.ops.window import window
+from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import TensorType
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.rewrites.channels_last import last, taps_first
@@ -183,7 +183,7 @@ def _image_of(problem: Problem) -> Image | None:
         c = replace(c, b=replace(c.b, axis=c.batch))
     elif c.batch.size != group or c.cols.size < 2 or c.cols.size * group != w.type.shape[0]:
         return None
-    win = window(x.type.rank - 2, w.type.shape[2:], node.attrs["strides"], node.attrs["pads"], node.attrs["dilations"])
+    win = node_window(w.type.shape[2:], node.attrs)
     n, inside, sizes, taps = (
         _ints(x.type.shape[:1])[0],
         _ints(x.type.shape[2:]),
