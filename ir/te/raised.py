@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from dnnc.ir.dtype import DType, boolean, i64
+from dnnc.ir.dtype import i64
 from dnnc.ir.errors import ParseError, ShapeError
 from dnnc.ir.expr import (
     Const,
@@ -42,7 +42,7 @@ from dnnc.ir.expr import (
     walk,
 )
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, For, If, Kernel, Let, Stmt, Store, walk_stmts
-from dnnc.ir.te import Stage, Tensor
+from dnnc.ir.te import Stage, Tensor, identity
 from dnnc.ir.types import Dim, product
 
 
@@ -287,13 +287,3 @@ def _size(shape: Sequence[Expr]) -> Dim:
 def _joined(combine: str, a: Expr, b: Expr) -> Expr:
     name = {"sum": "+", "prod": "*"}.get(combine, combine)
     return op(name, a, b)
-
-
-def identity(combine: str, dtype: DType) -> int | float | bool:
-    """What a reduction starts from where nothing else is said."""
-    if combine in ("sum", "prod"):
-        return int(combine == "prod")
-    low = combine in ("max", "fmax")
-    if dtype.is_float:
-        return float("-inf") if low else float("inf")
-    return not low if dtype is boolean else dtype.range[0 if low else 1]

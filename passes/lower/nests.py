@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,7 +44,7 @@ from dnnc.ir.expr import (
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.text import attrs_key
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, Param, Store, call, exprs, walk_stmts
-from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.ir.types import Layout, Part, TensorType, product
 from dnnc.passes.lower.form import Form, Map, Reduction, Rows, Scan, Weighted, contraction
 from dnnc.passes.lower.scatter import Scattered, combine, write
 
@@ -274,7 +275,7 @@ class _Lowering:
             if stage.reduce or len(readers) < 2 or not any(r.stage is not None and r.stage.reduce for r in readers):
                 continue
             fixed = self.fixed_axes(t, readers)
-            size = value(unwrap(_product(t.shape[fixed:])))
+            size = value(const(product([unwrap(d) for d in t.shape[fixed:]])))
             if size is None or not 1 < size <= LOCAL_LIMIT or (used + size) * t.dtype.computed.bytes > LOCAL_BYTES:
                 continue
             if self.is_costly(stage, fixed) and self.is_row(t, fixed, readers):
@@ -345,7 +346,7 @@ class _Lowering:
     def nest(self, result: te.Tensor, out: Buffer) -> None:
         t = self.output.type
         layout = t.layout or Layout(tuple(Part(k) for k in range(t.rank)))
-        at: list[Var] = [var_ahead(layout, k, t) for k in range(len(layout.parts))]
+        at = [te.placeholder_axis(f"ahead{k}") for k in range(len(layout.parts))]  # loops that are not open yet
         order = self.order(result, layout.logical(tuple(at)), at, out.shape)
 
         def open_loops(depth: int) -> None:
@@ -442,14 +443,11 @@ class _Lowering:
         self.place(e, bound)
         buf = self.b.alloc("row", t.dtype.computed, *t.shape[fixed:], space="local")
         self.placed[key] = load(buf, [0] * len(own))
-        idx: list[Var] = []
-        loops = [self.b.loop(f"k{j}", t.shape[fixed + j]) for j in range(len(own))]
-        for loop in loops:
-            idx.append(loop.__enter__())
-        self.b.store(buf, tuple(idx), self.settle(substitute(e, dict(zip(own, idx)))))
-        for loop in reversed(loops):
-            loop.__exit__(None, None, None)
-        self.reductions.append((t, Reduction(buf, "", tuple(idx), e, around=bound)))
+        with ExitStack() as loops:
+            idx = tuple(loops.enter_context(self.b.loop(f"k{j}", d)) for j, d in enumerate(t.shape[fixed:]))
+            e = self.settle(substitute(e, dict(zip(own, idx))))
+            self.b.store(buf, idx, e)
+        self.reductions.append((t, Reduction(buf, "", idx, e, around=bound)))
 
     def accumulate(self, t: te.Tensor, x: Load, bound: frozenset[Var]) -> None:
         stage = t.stage
@@ -466,27 +464,23 @@ class _Lowering:
         counts, term = _counts(stage, term, cond)
         acc = self.b.alloc("acc", t.dtype.computed, 1)
         self.placed[x] = acc[0]
-        self.b.store(acc, (0,), identity(stage.combine, t.dtype.computed))
+        self.b.store(acc, (0,), te.identity(stage.combine, t.dtype.computed))
         ends = [1 if v in counts else longer.get(v, v.hi + 1 if v.hi is not None else 0) for v in stage.reduce]
-        loops = [self.b.loop(f"r{j}", end) for j, end in enumerate(ends)]
         rs: list[Var] = []
-        for loop, v in zip(loops, stage.reduce):
-            rs.append(loop.__enter__())
-            cond, term = (self.resolve(substitute(e, {v: rs[-1]})) for e in (cond, term))
-            bound |= {rs[-1]}
-            self.place(cond, bound)  # reductions for each step of this one
-            if len(rs) < len(loops):
-                self.place(term, bound)
-        conds = tuple(_conjuncts(self.settle(cond)))
-        guards = [self.b.when(c) for c in conds]
-        for guard in guards:
-            guard.__enter__()
-        self.place(term, bound)
-        term = self.settle(term)
-        self.b.store(acc, (0,), combine(stage.combine, acc[0], term))
-        for scope in [*reversed(guards), *reversed(loops)]:
-            scope.__exit__(None, None, None)
-        self.reductions.append((t, Reduction(acc, stage.combine, tuple(rs), term, conds, bound - set(rs))))
+        with ExitStack() as scopes:
+            for v, end in zip(stage.reduce, ends):
+                rs.append(scopes.enter_context(self.b.loop(f"r{len(rs)}", end)))
+                cond, term = (self.resolve(substitute(e, {v: rs[-1]})) for e in (cond, term))
+                self.place(cond, bound | {*rs})  # reductions for each step of this one
+                if len(rs) < len(ends):
+                    self.place(term, bound | {*rs})
+            conds = tuple(_conjuncts(self.settle(cond)))
+            for c in conds:
+                scopes.enter_context(self.b.when(c))
+            self.place(term, bound | {*rs})
+            term = self.settle(term)
+            self.b.store(acc, (0,), combine(stage.combine, acc[0], term))
+        self.reductions.append((t, Reduction(acc, stage.combine, tuple(rs), term, conds, bound)))
 
     def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
         """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows
@@ -494,15 +488,15 @@ class _Lowering:
         index is divided by an odd number of channels. Elements of 4 bytes and more need no vectors to be copied, and
         their sums end with the channels.
         """
-        product = (
+        pair = (
             stage.value.args
             if stage.combine == "sum" and isinstance(stage.value, Op) and stage.value.name == "*"
             else ()
         )
         guarded = free(stage.where) if stage.where is not None else set()
-        ends = [self.row_end(_uncast(e)) for e in product]
+        ends = [self.row_end(_uncast(e)) for e in pair]
         same = dict(set(ends[0].items()) & set(ends[1].items())) if len(ends) == 2 else {}
-        used = [[v for i in _uncast(e).idx for v in free(i)] for e in product] if same else []  # type: ignore[attr-defined]
+        used = [[v for i in _uncast(e).idx for v in free(i)] for e in pair] if same else []  # type: ignore[attr-defined]
         return {
             v: n
             for v, n in same.items()
@@ -539,11 +533,6 @@ def _buffer(name: str, t: TensorType) -> Buffer:
     return Buffer(name, t.dtype, tuple(map(const, t.physical)) or (const(1),))
 
 
-def var_ahead(layout: Layout, k: int, t: TensorType) -> Var:
-    """A stand-in for a loop that is not open yet: never among the bound variables."""
-    return te.placeholder_axis(f"ahead{k}")
-
-
 def _renamed(axes: Sequence[Var]) -> tuple[Var, ...]:
     """Axes of a stage under names that no loop has. Variables are interned: a loop may be the axis of another stage by
     its name and bounds.
@@ -555,13 +544,6 @@ def _loop_name(layout: Layout, k: int) -> str:
     """`i1` for an axis that is not blocked and for its outermost part, `i1b` for its block."""
     p = layout.parts[k]
     return f"i{p.axis}" + ("b" * sum(1 for q in layout.parts if q.axis == p.axis and q.div > p.div))
-
-
-def _product(shape: Sequence[Expr]) -> Expr:
-    r: Expr = const(1)
-    for d in shape:
-        r = r * d
-    return r
 
 
 def _known(i: Expr) -> Expr:
@@ -615,13 +597,3 @@ def _conjuncts(c: Expr) -> list[Expr]:
     if isinstance(c, Op) and c.name == "&":
         return [*_conjuncts(c.args[0]), *_conjuncts(c.args[1])]
     return [] if isinstance(c, Const) and c.value else [c]
-
-
-def identity(combine_: str, t: DType) -> Expr:
-    """What a reduction starts from."""
-    if combine_ in ("sum", "prod"):
-        return const((0.0 if combine_ == "sum" else 1.0) if t.is_float else int(combine_ == "prod"), t)
-    low = combine_ in ("max", "fmax")
-    if t.is_float:
-        return const(float("-inf") if low else float("inf"), t)
-    return const(t.range[0 if low else 1], t)

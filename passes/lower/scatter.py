@@ -10,6 +10,7 @@ of the result, each of which sees all updates in their order: the bits do not de
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dnnc.ir.expr import Expr, Load, Op, Var, cast, const, extent, fma, load, op, substitute, unwrap, walk
@@ -96,17 +97,8 @@ def combine(how: str, acc: Expr, term: Expr) -> Expr:
 def write(b: Builder, s: Scattered) -> None:
     """Write the naive nest. No loop of it is one over all of the result."""
     if s.initial is not None:
-        at: list[Expr] = []
-        loops = [b.loop(f"i{k}", d) for k, d in enumerate(s.out.shape[: len(s.axes)])]
-        for loop in loops:
-            at.append(loop.__enter__())
-        s.start(b, at)
-        for loop in reversed(loops):
-            loop.__exit__(None, None, None)
-    u: list[Expr] = []
-    loops = [b.loop(f"u{k}", d) for k, d in enumerate(s.extents)]
-    for loop in loops:
-        u.append(loop.__enter__())
-    s.update(b, u, [b.let("at", i) for i in s.at(u)])
-    for loop in reversed(loops):
-        loop.__exit__(None, None, None)
+        with ExitStack() as loops:
+            s.start(b, [loops.enter_context(b.loop(f"i{k}", d)) for k, d in enumerate(s.out.shape[: len(s.axes)])])
+    with ExitStack() as loops:
+        u = [loops.enter_context(b.loop(f"u{k}", d)) for k, d in enumerate(s.extents)]
+        s.update(b, u, [b.let("at", i) for i in s.at(u)])
