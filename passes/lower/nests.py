@@ -224,7 +224,7 @@ class _Lowering:
 
     def _resolve(self, e: Expr) -> Expr:
         if isinstance(e, Load) and isinstance(e.buf, te.Tensor):
-            idx = tuple(_known(self.resolve(i)) for i in e.idx)
+            idx = tuple(known(self.resolve(i)) for i in e.idx)
             t = e.buf
             if t in self.numbers:
                 return self.numbers[t]
@@ -546,7 +546,7 @@ def _loop_name(layout: Layout, k: int) -> str:
     return f"i{p.axis}" + ("b" * sum(1 for q in layout.parts if q.axis == p.axis and q.div > p.div))
 
 
-def _known(i: Expr) -> Expr:
+def known(i: Expr) -> Expr:
     """An index that can have one value only is that value (axes of size 1)."""
     lo, hi = bounds(i)
     return const(lo) if lo is not None and lo == hi else i

@@ -13,18 +13,18 @@ from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import E, Expr, Var, cast, const, fma, load
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
-from dnnc.passes.analysis.recurrent_form import Form, NoForm, form_of
-from dnnc.passes.analysis.recurrent_form import bind as bind_form
-from dnnc.passes.lower.form import Form as KernelForm
+from dnnc.passes.lower.form import Form
 from dnnc.passes.lower.nests import Lowered, scalar_constant
+from dnnc.passes.lower.recurrent_form import NoForm, ScanForm, form_of
+from dnnc.passes.lower.recurrent_form import bind as bind_form
 
 
 @dataclass(frozen=True, eq=False)
-class Recurrent(KernelForm):
+class Recurrent(Form):
     """A loop's form with the memory of its operands: `places[t]` is a buffer, or the number that an operand is."""
 
     kind = "recurrence"
-    form: Form
+    form: ScanForm
     places: Mapping[te.Tensor, Buffer | Expr]
     out: Buffer
     params: tuple[Value, ...]

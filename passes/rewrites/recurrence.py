@@ -14,8 +14,8 @@ import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
-from dnnc.passes.analysis.recurrent_form import NoForm, form_of
 from dnnc.passes.base import PassContext, graphs
+from dnnc.passes.lower.recurrent_form import NoForm, form_of
 
 
 def recurrence(graph: Graph, ctx: PassContext) -> bool:

@@ -26,8 +26,8 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, const, fma, load
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
-from dnnc.passes.analysis.recurrent_form import Form, Phase, bind, loads
 from dnnc.passes.lower.recurrence import Recurrent
+from dnnc.passes.lower.recurrent_form import Phase, ScanForm, bind, loads
 from dnnc.passes.schedule.memory import vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
@@ -39,7 +39,7 @@ MEETING = 600  # cycles of a barrier between two kernels, and of what they begin
 SPARE = 6  # vector registers that are no sums
 
 
-def takes(form: Form, target: CpuTarget) -> bool:
+def takes(form: ScanForm, target: CpuTarget) -> bool:
     """Is one kernel of all steps faster than kernels for each step?"""
     weights = sum(len(p.columns) for p in form.phases) * form.hidden**2 * 4
     tensors = {t for p in form.phases for c in p.columns for t, _ in loads(c.matrix)} | {
