@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dnnc.backends.cuda.library import Convolution, Image, LibraryCall, Matrix, Product
-from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.ir.expr import Expr, terms
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.types import TensorType
@@ -33,7 +32,7 @@ class Chain:
 
 def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | Convolution | None:
     """The work of a problem if a library can do all of it. `rounded`: float32 operands may be rounded to TF32."""
-    anchor, low, c = problem.anchor, problem.lowered, contraction_of(problem)
+    anchor, low, c = problem.anchor, problem.lowered, problem.contraction
     if anchor is None or c is None or problem.inplace:
         return None
     if anchor.op.name != {"cublaslt": "matmul", "cudnn": "conv"}[library] or anchor.attrs.get("out_dtype") is not None:

@@ -300,10 +300,10 @@ def contraction(form: Form, kernel: Kernel, r: Reduction, store: Store) -> Contr
     factors = term.factors if isinstance(term, Product) else factors  # of indices
     if r.combine != "sum" or len(factors) != 2:
         return None
-    made = Contraction if len(form.reductions) == 1 else Normed
+    cls = Contraction if len(form.reductions) == 1 else Normed
     a, b = map(Operand, factors, (r.conds, ()))
     return _sided(
-        made(
+        cls(
             outer=form.outer, panels=form.panels, reductions=form.reductions, kernel=kernel, red=Axis(r.loops), a=a, b=b, acc=r.acc,
             store=store, around=r.around,
         )
@@ -317,7 +317,7 @@ def _sided(c: Contraction) -> Contraction:
     conds: tuple[list[Expr], list[Expr]] = [], []
     for e in (*c.a.conds, *c.b.conds):
         conds[bool(free(e) & other.vars)].append(e)
-    a, b = (Operand(f, tuple(found), axis) for f, found, axis in zip(c.factors, conds, (mine, other)))
+    a, b = (Operand(f, tuple(held), axis) for f, held, axis in zip(c.factors, conds, (mine, other)))
     swapped = bool(c.outer) and c.outer[-1] in mine.vars
     return replace(c, a=b, b=a, swapped=True) if swapped else replace(c, a=a, b=b, swapped=False)
 
@@ -385,12 +385,12 @@ def collapsed(
 ) -> tuple[Kernel, list[Expr], Store]:
     """Join axes of buffers whose indices have become one, in expressions and a store; parameters keep their places."""
     reads = [(x.buf, x.idx) for e in (*exprs, *store.idx, store.value) for x in walk(e) if isinstance(x, Load)]
-    made, index = joined_axes(kernel.entry.buffers, [*reads, (store.buf, store.idx)], keep)
-    go, to = rereading(made, index), store.buf
-    at = index(to, store.idx) if to in made else store.idx
-    params = tuple(made.get(p, p) if isinstance(p, Buffer) else p for p in kernel.entry.params)
+    now, index = joined_axes(kernel.entry.buffers, [*reads, (store.buf, store.idx)], keep)
+    go, to = rereading(now, index), store.buf
+    at = index(to, store.idx) if to in now else store.idx
+    params = tuple(now.get(p, p) if isinstance(p, Buffer) else p for p in kernel.entry.params)
     kernel = replace(kernel, funcs=(*kernel.funcs[:-1], replace(kernel.entry, params=params)))
-    return kernel, [go(e) for e in exprs], replace(store, buf=made.get(to, to), idx=at, value=go(store.value))
+    return kernel, [go(e) for e in exprs], replace(store, buf=now.get(to, to), idx=at, value=go(store.value))
 
 
 def _neighbours(c: Contraction, v: Var) -> int:
@@ -409,8 +409,8 @@ def groups(outer: Sequence[Var], exprs: Iterable[Expr]) -> tuple[dict[Var, tuple
             n = value(x.args[1])
             if n is not None and (value(extent(v)) or 0) % n == 0:
                 sizes[v] = n
-    made = {
+    loops = {
         v: (loop_var(v.name + "g", const(0), extent(v) // n), loop_var(v.name + "c", const(0), const(n)))
         for v, n in sizes.items()
     }
-    return made, {v: g * sizes[v] + k for v, (g, k) in made.items()}
+    return loops, {v: g * sizes[v] + k for v, (g, k) in loops.items()}

@@ -168,8 +168,8 @@ class _Lowering:
             return Scan(outer=outer, panels=self.panels, reductions=reductions, along=outer[-1:])
         if len(self.products) > 1:
             return Weighted(outer=outer, panels=self.panels, reductions=reductions, kernel=kernel, store=self.store)
-        made = Rows if reductions else Map
-        form = made(outer=outer, panels=self.panels, reductions=reductions)
+        cls = Rows if reductions else Map
+        form = cls(outer=outer, panels=self.panels, reductions=reductions)
         anchors = [r for t, r in self.reductions if t in self.products]
         return (len(anchors) == 1 and contraction(form, kernel, anchors[0], self.store)) or form
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.loops.stmt import Kernel
-from dnnc.passes.lower.form import Contraction, Form, Weighted
+from dnnc.passes.lower.form import Contraction, Form, Normed, Weighted
 from dnnc.passes.lower.nests import Lowered
 from dnnc.passes.lower.recurrence import Recurrent
 
@@ -39,6 +39,14 @@ class Problem:
     def kind(self) -> str:
         """contraction, normed, attention, recurrence, sequence, scatter, reduce or map."""
         return self.form.kind
+
+    @property
+    def contraction(self) -> Contraction | None:
+        """The contraction of a kernel that is nothing else, of constant sizes and with as few loops as can be."""
+        form = self.form
+        if not isinstance(form, Contraction) or isinstance(form, Normed) or self.lowered.dims:
+            return None
+        return form.joined
 
     @property
     def kernel(self) -> Kernel:

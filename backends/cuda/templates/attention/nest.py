@@ -82,8 +82,8 @@ def _stored(o: Operand, t: DType) -> Operand:
 def attention_of(problem: Problem) -> Attention | None:
     """The attention of a problem of constant sizes, with scores in f32; None when its nest has another form."""
     form = problem.form
-    found = _read(form) if isinstance(form, Weighted) and not problem.lowered.dims else None
-    return found if found is not None and min(found.sizes) > 0 else None
+    attention = _read(form) if isinstance(form, Weighted) and not problem.lowered.dims else None
+    return attention if attention is not None and min(attention.sizes) > 0 else None
 
 
 def _read(form: Weighted) -> Attention | None:

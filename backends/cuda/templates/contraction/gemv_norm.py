@@ -141,12 +141,12 @@ def split(problem: Problem) -> tuple[Norm, Contraction] | None:
     own = frozenset().union(*(free(e) for e in (*(e for _, e in statistics), *normed)))
     rows, n = Axis(tuple(v for v in c.outer if v in own)), value(extent(k)) or 0
     row = Buffer("row", normed[0].dtype, (const(rows.size * n),), "shared")
-    found = c.of(*(load(row, (_number(rows) * n + k,)) if e is normed[0] else e for e in c.factors)).joined
-    if found is None or not gemv.applies(found) or found.batch.size != 1:
+    product = c.of(*(load(row, (_number(rows) * n + k,)) if e is normed[0] else e for e in c.factors)).joined
+    if product is None or not gemv.applies(product) or product.batch.size != 1:
         return None
-    if [x.buf for x in gemv.sides(found)[1].loads] != [row]:
+    if [x.buf for x in gemv.sides(product)[1].loads] != [row]:
         return None
-    return _relocated(Norm(rows, k, statistics, normed[0], row), found.kernel), found
+    return _relocated(Norm(rows, k, statistics, normed[0], row), product.kernel), product
 
 
 def _sum(r: Reduction, k: Var, outer: Sequence[Var]) -> tuple[Buffer, Expr] | None:

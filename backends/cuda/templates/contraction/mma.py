@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import L2_RATE, LATENCY, Mover, Ring, Tile, plan_tile, resident
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.reduction.partial import LANES, SHARE, Parts, busiest, cluster, meeting, splits
@@ -119,7 +118,7 @@ def raw_operand(o: Operand) -> Operand | None:
 
 def half_contraction(problem: Problem) -> Contraction | None:
     """A contraction of two operands of one half type that is summed in f32."""
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None or c.dtype is not f32:
         return None
     a, b = raw_operand(c.a), raw_operand(c.b)

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction.mma import half_contraction
-from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.expr import Load, const, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, Kernel
@@ -159,7 +158,7 @@ def image_of(problem: Problem, target: GpuTarget) -> Image | None:
 
 
 def _image_of(problem: Problem) -> Image | None:
-    node, c = problem.anchor, half_contraction(problem) or contraction_of(problem)
+    node, c = problem.anchor, half_contraction(problem) or problem.contraction
     if node is None or node.op.name != "conv" or c is None or c.dtype is not f32:
         return None
     x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]

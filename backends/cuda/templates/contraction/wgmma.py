@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.backends.cuda.templates.contraction.wgmma_conv import window_of
 from dnnc.backends.cuda.templates.contraction.wgmma_kernel import ROW, Finish, Product, Tiling, Window, build, steps_of
 from dnnc.backends.cuda.templates.reduction.partial import PEER_BYTES, SHARE, SPLITS
@@ -249,7 +248,7 @@ class Steps:
 
 def product_of(problem: Problem) -> Product | None:
     """The product that a contraction is, with its parameters seen as matrices; None where it is none."""
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None or c.dtype is not f32 or not c.cols.loops:
         return None
     views = [Steps(c, c.batch, c.rows)]
