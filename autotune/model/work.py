@@ -246,6 +246,7 @@ def _sizes(problem: Problem, w: _Walk) -> tuple[tuple[int, int, int, int, int], 
         m = known(q[-2])
         return (prod(known(d) for d in q[:-2]), m, known(v[-2]), known(q[-1]) + known(v[-1]), m), ()
     if anchor is not None and isinstance(form, Contraction):
+        # a norm's sum of squares may come first: the cost model that ships has learned from these numbers
         sums = (contraction(form, form.kernel, r, form.store) for r in form.reductions)
         products = [c for c in sums if c is not None and c.dtype is not i64 and not c.empty]
         if products:
