@@ -64,6 +64,6 @@ def test_in_place_results_are_right() -> None:
     x, z = (rng.standard_normal((7, 33)).astype(np.float32) for _ in range(2))
     want = run(g, [x, z], "float64")[0]
     assert np.abs(f(x, z) - want).max() < 1e-6
-    kernels = [s.kernel for s in f.programs[0].program.steps]
-    assert f.programs[0].program.memory.inplace
+    kernels = [s.kernel for s in f.programs[0].scheduled.steps]
+    assert f.programs[0].scheduled.memory.inplace
     assert any(k.name == "add_relu" and len(k.entry.buffers) == 2 for k in kernels)
