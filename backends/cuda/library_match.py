@@ -32,8 +32,8 @@ class Chain:
 
 def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | Convolution | None:
     """The work of a problem if a library can do all of it. `rounded`: float32 operands may be rounded to TF32."""
-    anchor, low, c = problem.anchor, problem.lowered, problem.contraction
-    if anchor is None or c is None or problem.inplace:
+    anchor, low, form = problem.anchor, problem.lowered, problem.form
+    if anchor is None or not isinstance(form, Contraction) or problem.inplace or low.dims or form.elements == 0:
         return None
     if anchor.op.name != {"cublaslt": "matmul", "cudnn": "conv"}[library] or anchor.attrs.get("out_dtype") is not None:
         return None
@@ -49,7 +49,7 @@ def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | 
         return None
     math = "tf32" if rounded and types[0] == "f32" else "f32"
     return (
-        _product(c, low.params, x, w, chain, types, math)
+        _product(form, low.params, x, w, chain, types, math)
         if library == "cublaslt"
         else _convolution(low.params, anchor, chain, types, math)
     )
@@ -161,9 +161,10 @@ def _matrix(arg: int, offset: Expr, batch: Axis, rows: Axis, cols: Axis) -> Matr
 
 
 def _product(
-    c: Contraction, params: Sequence[Value], x: Value, w: Value, chain: Chain, types: tuple[str, str], math: str
+    form: Contraction, params: Sequence[Value], x: Value, w: Value, chain: Chain, types: tuple[str, str], math: str
 ) -> Product | None:
-    if min(x.type.rank, w.type.rank) < 2 or (w.type.rank > 2 and w.type.shape[:-2] != x.type.shape[:-2]):
+    c, shared = form.joined, w.type.rank == 2
+    if c is None or min(x.type.rank, w.type.rank) < 2 or not (shared or w.type.shape[:-2] == x.type.shape[:-2]):
         return None
     left, right = (c.b, c.a) if c.swapped else (c.a, c.b)
     batch, m, n, k = c.batch, left.axis, right.axis, c.red

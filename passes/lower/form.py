@@ -335,8 +335,6 @@ def _joined(c: Contraction) -> Contraction | None:
     c = _collapsed(c.without_single, guarded)
     apart, at = groups(c.outer, (c.update(c.acc[0], c.a.value, c.b.value), c.store.value))
     c = _moved(c, at, apart).without_single
-    if not c.outer or not c.red.loops:
-        return None
     sides = [c.batch.vars, c.rows.vars, c.cols.vars]
     # the loop along which operands lie in memory is the innermost
     red = sorted(c.red.loops, key=lambda v: _neighbours(c, v))
@@ -366,12 +364,13 @@ def _fused(c: Contraction, loops: Sequence[Var], sides: Sequence[int]) -> Contra
     """Fuse neighbours of one side, outer pairs first: `(k // d) % m` and `k % d`, which that gives, join again to one
     index.
     """
-    last = loops[0]
-    for v, side, before in zip(loops[1:], sides[1:], sides):
-        if side == before:
-            both, n = loop_var(last.name, const(0), extent(last) * extent(v)), extent(v)
-            c, v = _moved(c, {last: both // n, v: both % n}, {last: (both,), v: ()}), both
-        last = v
+    last: tuple[Var, int] | None = None
+    for v, side in zip(loops, sides):
+        if last is not None and side == last[1]:
+            u, n = last[0], extent(v)
+            both = loop_var(u.name, const(0), extent(u) * n)
+            c, v = _moved(c, {u: both // n, v: both % n}, {u: (both,), v: ()}), both
+        last = v, side
     return c
 
 

@@ -42,11 +42,14 @@ class Problem:
 
     @property
     def contraction(self) -> Contraction | None:
-        """The contraction of a kernel that is nothing else, of constant sizes and with as few loops as can be."""
+        """The contraction of a kernel that is nothing else, of constant sizes and with as few loops as can be; None
+        where a sum of one product, or a single result, leaves no loops.
+        """
         form = self.form
         if not isinstance(form, Contraction) or isinstance(form, Normed) or self.lowered.dims:
             return None
-        return form.joined
+        c = form.joined
+        return c if c is not None and c.outer and c.red.loops else None
 
     @property
     def kernel(self) -> Kernel:
