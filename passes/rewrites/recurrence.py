@@ -15,8 +15,8 @@ import numpy as np
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import ContractionForm
-from dnnc.passes.analysis.recurrent_form import NoForm, form_of
 from dnnc.passes.base import PassContext, graphs
+from dnnc.passes.lower.recurrent_form import NoForm, form_of
 from dnnc.passes.rewrite import nodes_of
 
 

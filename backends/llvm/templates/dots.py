@@ -20,7 +20,7 @@ from dnnc.backends.llvm.templates.common import parallel_outer, worth
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
 from dnnc.ir.op import ContractionForm
-from dnnc.ir.ops.window import window
+from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import Dense
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, reorder, single, split
 from dnnc.passes.schedule.memory import distribute
@@ -78,15 +78,9 @@ def _rows(problem: Problem) -> tuple[Schedule, str]:
     conv, s = problem.anchor, Schedule(problem.kernel)
     assert conv is not None and conv.inputs[1] is not None
     spatial = problem.lowered.out_loops[2:]
-    kernel = conv.inputs[1].type.shape[2:]
-    win = window(len(kernel), kernel, conv.attrs["strides"], conv.attrs["pads"], conv.attrs["dilations"])
+    flat = node_window(conv.inputs[1].type.shape[2:], conv.attrs).flat
     pixel = next((n for n in reversed(spatial) if s.extent(n) != 1), spatial[-1])
-    if (
-        all(k == 1 for k in kernel)
-        and all(k == 1 for k in win.strides)
-        and not any((*win.begin, *win.end))
-        and pixel == spatial[-1] != spatial[0]
-    ):
+    if flat and pixel == spatial[-1] != spatial[0]:
         with suppress(ScheduleError):
             s.apply(fuse, spatial[-2], pixel, "p")
             pixel = "p"
@@ -118,5 +112,5 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     with suppress(ScheduleError):  # pixels of which some are the last one again are asked one by one
         s.apply(version, tap, "im" + sums)
     s.apply(annotate, "unroll", *(n for n in (f"im{sums}_b", f"jn{sums}_b") if s.has(n))).apply(narrow)
-    parallel_outer(s, [image, "jo", *rows, "po"], worth(knobs, problem.lowered.elements))
+    parallel_outer(s, [image, "jo", *rows, "po"], worth(knobs, problem.form.elements))
     return s.done()
