@@ -98,7 +98,7 @@ def model_row(path: Path, target: str) -> Row:
 
 
 def interpreted() -> str:
-    """The target whose kernels run in the operator interpreter: a backend, a stand-in for the device in older states."""
+    """The target whose kernels run in the operator interpreter: a backend, or in older states a stand-in."""
     from importlib.util import find_spec
 
     if find_spec("dnnc.backends.registry") is not None:
