@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from importlib import import_module
 from typing import Any
 
 from dnnc.ir.errors import ShapeError
@@ -207,3 +208,9 @@ def require(ok: bool, message: str, *args: Any) -> None:
     """Raise ShapeError with the formatted message unless ok."""
     if not ok:
         raise ShapeError(message.format(*args))
+
+
+def known_ops() -> Mapping[str, OpDef]:
+    """dnnc's own ops by name. Their records decompose by graphs, so nothing that graphs need can import them."""
+    found: Mapping[str, OpDef] = import_module("dnnc.ir.ops").OPS
+    return found

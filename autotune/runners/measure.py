@@ -5,7 +5,7 @@ In: requests. Out: a trial for each, as they come. Where compiling disturbs what
 built and measured in turn; for GPUs building goes on meanwhile, and devices go on with the tasks that they have begun
 (`ready`). Equal code is measured once.
 
-`python -m dnnc.autotune.runners.measure graph.txt --target cuda` measures schedules of the kernels of a graph and
+`python -m dnnc.autotune.search.inspect graph.txt --target cuda` measures schedules of the kernels of a graph and
 prints them: a look at a device.
 """
 
@@ -351,14 +351,3 @@ def _measure_all(station: Station, device: int, ready: Ready, events: queue.Simp
         events.put(_Gone(device, left, e))
     except BaseException as e:  # to the thread that waits for it
         events.put(e)
-
-
-def main() -> None:
-    """Measure schedules of a graph's kernels."""
-    from dnnc.autotune.search.inspect import look
-
-    look()
-
-
-if __name__ == "__main__":
-    main()

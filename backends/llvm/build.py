@@ -13,9 +13,8 @@ from pathlib import Path
 from dnnc.backends.base import BuildJob
 from dnnc.backends.llvm import compile as compile_
 from dnnc.backends.llvm import emit, gathers, spelling, statements, streams, values
-from dnnc.backends.llvm.backend import FORMAT
 from dnnc.backends.llvm.check import check_kernel
-from dnnc.backends.llvm.code import load_code
+from dnnc.backends.llvm.code import FORMAT, load_code
 from dnnc.backends.llvm.compile import compile_text, llvm_version, load_objects
 from dnnc.backends.llvm.control import control_text
 from dnnc.backends.llvm.emit import emit_kernel

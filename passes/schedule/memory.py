@@ -27,8 +27,9 @@ from dnnc.ir.loops.stmt import (
     substitute_block,
     walk_stmts,
 )
+from dnnc.passes.schedule.buffers import swap_buffers
 from dnnc.passes.schedule.loops import is_reduction
-from dnnc.passes.schedule.state import edit, find, loops, only, swap_buffers
+from dnnc.passes.schedule.state import edit, find, loops, only
 
 
 def distribute(b: Block, name: str, depth: int) -> Block:
