@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from dnnc.autotune.search.task import Setting
 from dnnc.backends.registry import open_backend
 from dnnc.ir.errors import TargetError, TuneError
 from dnnc.options import CompileOptions
@@ -18,7 +19,6 @@ from dnnc.passes.planning.program import Program
 from dnnc.passes.schedule.step import Choose, first_choice
 
 if TYPE_CHECKING:
-    from dnnc.autotune.search.task import Setting
     from dnnc.backends.base import Backend
     from dnnc.backends.runtime.kernel_cache import KernelCache
     from dnnc.passes.planning.program import Revise
@@ -63,7 +63,6 @@ def setting_of(opts: CompileOptions, backend: Backend | None = None) -> Setting:
     Raises:
         TargetError: the target has no kernels to tune.
     """
-    from dnnc.autotune.search.task import Setting
 
     backend = backend or open_backend(opts.target, opts.threads)
     if not backend.compiles:

@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from typing import Any, Union
 
 from dnnc.autotune.log.record import plain_choice
@@ -202,7 +203,6 @@ class ProcessRunner:
 
 @cache
 def dnnc_version() -> str:
-    from importlib.metadata import version
 
     return version("dnnc")
 

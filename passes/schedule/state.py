@@ -16,6 +16,7 @@ from dnnc.ir.loops.stmt import (
     Kernel,
     Let,
     Stmt,
+    let_var,
     loop_var,
     map_stmt,
     substitute_block,
@@ -111,7 +112,6 @@ def renamed(b: Block, suffix: str) -> Block:
 
 def rename_lets(b: Block, suffix: str) -> Block:
     """Let variables of a copied block under new names."""
-    from dnnc.ir.loops.stmt import let_var
 
     def go(block: Block, env: dict[Expr, Expr]) -> Block:
         out: list[Stmt] = []
