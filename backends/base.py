@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dnnc.backends.runtime.operands import Workload
     from dnnc.ir.graph import Graph, Value
     from dnnc.ir.loops.stmt import Kernel
+    from dnnc.passes.base import Pass
     from dnnc.passes.planning.program import Program as ScheduledGraph
     from dnnc.passes.planning.program import Step
     from dnnc.passes.schedule.problem import Choice, Problem, Template
@@ -270,6 +271,9 @@ class Backend(ABC):
         target: facts of the machine that code is made for; equal targets have equal `repr`.
         threads: of a call.
         present: True if programs can run here, so that kernels are checked while compiling.
+
+    A backend that compiles has `build`, `runner` and `kernel_text`; one that interprets has `interpret` and `runner`.
+    Everything else has a default.
     """
 
     name: ClassVar[str]
@@ -282,42 +286,53 @@ class Backend(ABC):
     rounds_products: ClassVar[bool] = False
     exclusive: ClassVar[bool] = True
     numbered: ClassVar[bool] = False
-    target: Any
+    target: Any = None
     threads: int = 1
     present: bool = True
 
     @property
-    @abstractmethod
     def text(self) -> str:
         """Canonical text of the target: the same for equal machines; a tuning log knows a machine by it."""
+        return self.name
 
     # --- compilation --------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def facts(self, numerics: str) -> TargetFacts:
         """What graph passes may ask."""
+        return TargetFacts()
 
-    @abstractmethod
+    def passes(self, opt_level: int) -> Sequence[Pass]:
+        """The graph passes of a level, in order."""
+        from dnnc.passes.pipelines import LEVELS  # a saved model does without the passes
+
+        return LEVELS[opt_level]
+
     def templates(self, numerics: str, rounded: bool = False) -> Sequence[Template]:
-        """Schedules of kernels, in the order in which a problem tries them. `rounded`: TF32 products are allowed."""
+        """Schedules of kernels, in the order in which a problem tries them. By default kernels stay as lowered.
+
+        `rounded`: TF32 products are allowed.
+        """
+        from dnnc.passes.schedule.step import AS_LOWERED
+
+        return (AS_LOWERED,)
 
     def library_templates(self, numerics: str) -> Sequence[Template]:
         """Calls of vendors' libraries, which a tuner may choose."""
         return ()
 
     @property
-    @abstractmethod
     def code_version(self) -> str:
         """Changes with everything that machine code depends on besides a kernel's text and the target."""
+        return ""
 
-    @abstractmethod
     def build(self, scheduled: ScheduledGraph, job: BuildJob) -> Program:
-        """Compile, check and link.
+        """Compile, check and link. `dnnc.backends.build.build_kernels` does it for code that runs in this process.
 
         Raises:
             KernelsFailed: kernels failed, and the schedule can step down.
             DnncError: what the first one failed with, where it cannot.
         """
+        raise UnsupportedError(f"target {self.name} has no kernels")
 
     def interpret(self, graph: Graph, precision: str | None, outputs: Sequence[str]) -> Any:
         """A program that interprets a graph, for backends that compile nothing. `outputs`: users' names."""

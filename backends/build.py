@@ -1,0 +1,89 @@
+"""Builds the kernels of a scheduled graph whose code runs in this process: found or printed, compiled, checked, kept.
+
+A backend gives what differs: how it prints a kernel, compiles texts, and checks a kernel. A kernel that fails in any
+of these is a `Failure`, for which the ladder takes the next schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dnnc.backends.base import BuildJob
+from dnnc.ir.errors import DnncError
+from dnnc.ir.graph import Graph
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.passes.planning.ladder import Failure, fail
+from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.passes.planning.program import Step
+
+Emit = Callable[[Kernel, str], str]  # kernel, symbol -> text
+# texts by symbol, where to note errors by symbol -> code by symbol
+Compile = Callable[[Mapping[str, str], dict[str, Exception]], Mapping[str, bytes]]
+Check = Callable[[Graph, Step, str], None]  # graph, step, symbol; AccuracyError: the kernel is wrong
+
+
+@dataclass(frozen=True)
+class BuiltKernels:
+    """Kernels by symbol.
+
+    Attributes:
+        code: of all of them.
+        texts: of those that were printed here.
+        compiled: how many the cache did not have.
+    """
+
+    code: dict[str, bytes]
+    texts: dict[str, str]
+    compiled: int
+
+
+def build_kernels(
+    scheduled: ScheduledGraph,
+    symbols: Mapping[str, str],
+    job: BuildJob,
+    emit: Emit,
+    compile: Compile,
+    checker: Callable[[Mapping[str, bytes]], Check],
+) -> BuiltKernels:
+    """Build the kernels of a program.
+
+    Args:
+        scheduled: the program.
+        symbols: names of kernels by their operator IR.
+        job: where code is looked for and kept, and whether it is checked.
+        emit: prints a kernel.
+        compile: compiles texts.
+        checker: loads new code, and gives what checks a kernel of it.
+
+    Raises:
+        KernelsFailed: kernels failed, and the schedule can step down.
+        DnncError: what the first one failed with, where it cannot.
+    """
+    steps = {symbols[s.text]: (s, graph) for s, graph in scheduled.walk() if isinstance(s, Step)}
+    objects = {name: code for name in steps if (code := job.find(name)) is not None}
+    missing = {name: v for name, v in steps.items() if name not in objects}
+    texts: dict[str, str] = {}
+    failures: list[Failure] = []
+    for name, (step, _) in missing.items():
+        try:
+            texts[name] = emit(step.kernel, name)
+        except Exception as e:
+            failures.append(Failure(step, "emission", e))
+    failed: dict[str, Exception] = {}
+    compiled = compile(texts, failed)
+    failures += [Failure(missing[name][0], "compilation", e) for name, e in failed.items()]
+    if job.check and compiled:
+        check, tell = checker(compiled), job.tell("check")
+        for k, name in enumerate(compiled):
+            step, graph = missing[name]
+            try:
+                check(graph, step, name)
+            except DnncError as e:
+                failures.append(Failure(step, "kernel check", e))
+            if tell is not None:
+                tell(k + 1, len(compiled))
+    wrong = {id(f.step) for f in failures}
+    job.keep({name: code for name, code in compiled.items() if id(missing[name][0]) not in wrong})
+    fail(scheduled, failures)
+    return BuiltKernels({**objects, **compiled}, texts, len(missing))
