@@ -425,9 +425,11 @@ class Backend(ABC):
     # --- tuning -------------------------------------------------------------------------------------------------------
 
     @property
-    def limits(self) -> Limits:
-        """Nominal figures for cost models, the same for equal targets on every machine."""
-        raise TargetError(f"target {self.name} cannot be tuned")
+    def limits(self) -> Limits | None:
+        """Nominal figures for cost models, the same for equal targets on every machine. None: the target cannot be
+        tuned, and kernels take their templates' first choice.
+        """
+        return None
 
     @property
     def machine_name(self) -> str:
