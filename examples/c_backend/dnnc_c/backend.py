@@ -80,9 +80,7 @@ class CBackend(Backend):
     def symbols(self, scheduled: ScheduledGraph) -> dict[str, str]:
         """Names of kernels by their operator IR: hashes of all that their code depends on."""
         version = self.code_version
-        return {
-            s.text: "k_" + hashlib.sha256(f"{version}\0{s.text}".encode()).hexdigest() for s in scheduled.kernels
-        }
+        return {s.text: "k_" + hashlib.sha256(f"{version}\0{s.text}".encode()).hexdigest() for s in scheduled.kernels}
 
     def describe(self, scheduled: ScheduledGraph) -> Program:
         return link(scheduled, self.symbols(scheduled))

@@ -251,5 +251,3 @@ class _Function:
             inside = f"{v} < {literal(float(low), t)} ? {literal(low, to)} : ({type_of(to)}){v}"
             return f"{v} != {v} ? 0 : {v} >= {literal(float(high + 1), t)} ? {literal(high, to)} : {inside}"
         return f"({type_of(to)}){v}"
-
-

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.base import ParameterTables
-from dnnc.backends.runtime.frames import aligned_empty
+from dnnc.backends.runtime.host import aligned_empty
 from dnnc.backends.runtime.program import Branch, Call, Loop, MemoryRef, Program, Row
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Var
@@ -116,5 +116,3 @@ def _holds(address: int) -> bool:
 
 def _number(address: int) -> int:
     return ctypes.c_int64.from_address(address).value
-
-
