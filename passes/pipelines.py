@@ -44,9 +44,9 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
     """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as
-    they are. Without vectors (one lane) values stay row-major.
+    they are. Without vectors (one lane) images lie with their channels last, or all values stay row-major.
     """
-    if ctx.facts.lanes == 1:
+    if ctx.facts.lanes == 1 and not ctx.facts.channels_last:
         return False
     bodies = {s for g in graphs(graph) for n in g.nodes() if n.op.name == "recurrence" for s in n.subgraphs()}
     others = [g for g in graphs(graph) if g not in bodies]
