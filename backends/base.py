@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -24,6 +23,7 @@ from dnnc.ir.expr import Var
 from dnnc.ir.target import Limits, Target, TargetFacts
 
 if TYPE_CHECKING:
+    from dnnc.backends.runtime.host_runner import Function
     from dnnc.backends.runtime.operands import Workload
     from dnnc.ir.graph import Graph, Value
     from dnnc.ir.loops.stmt import Kernel
@@ -254,7 +254,7 @@ class Bench(Protocol):
     def load(self, task: Workload, built: Built) -> BoundKernel: ...
 
 
-class Backend(ABC):
+class Backend:
     """One target.
 
     Attributes:
@@ -272,8 +272,11 @@ class Backend(ABC):
         threads: of a call.
         present: True if programs can run here, so that kernels are checked while compiling.
 
-    A backend that compiles has `build`, `runner` and `kernel_text`; one that interprets has `interpret` and `runner`.
-    Everything else has a default.
+    A backend has one of these, everything else has a default:
+
+    - `emit`, `compile`, `functions`: kernels are functions of this process, which get addresses.
+    - `build` and `runner`: it makes and runs programs in its own way.
+    - `interpret` and `runner`: it compiles nothing.
     """
 
     name: ClassVar[str]
@@ -326,24 +329,51 @@ class Backend(ABC):
         return ""
 
     def build(self, scheduled: ScheduledGraph, job: BuildJob) -> Program:
-        """Compile, check and link. `dnnc.backends.build.build_kernels` does it for code that runs in this process.
+        """Compile, check and link.
 
         Raises:
             KernelsFailed: kernels failed, and the schedule can step down.
             DnncError: what the first one failed with, where it cannot.
         """
+        from dnnc.backends.build import build_program  # a saved model does without it
+
+        return build_program(scheduled, self, job)
+
+    def emit(self, kernel: Kernel, symbol: str) -> str:
+        """Print a kernel in the backend's language. Whatever it raises, the next schedule is taken."""
+        raise UnsupportedError(f"target {self.name} has no kernels")
+
+    def compile(
+        self, texts: Mapping[str, str], failed: dict[str, Exception], tell: Callable[[int, int], None] | None
+    ) -> Mapping[str, bytes]:
+        """Compile kernels.
+
+        Args:
+            texts: by symbol.
+            failed: takes the errors of those that do not compile.
+            tell: called with (done, of).
+
+        Returns:
+            Machine code of the others by symbol.
+        """
+        raise UnsupportedError(f"target {self.name} has no kernels")
+
+    def functions(self, code: Mapping[str, bytes]) -> Mapping[str, Function]:
+        """Load kernels into this process."""
         raise UnsupportedError(f"target {self.name} has no kernels")
 
     def interpret(self, graph: Graph, precision: str | None, outputs: Sequence[str]) -> Any:
         """A program that interprets a graph, for backends that compile nothing. `outputs`: users' names."""
         raise UnsupportedError(f"target {self.name} interprets no graphs")
 
-    def check(self, program: Program, job: BuildJob) -> None:  # noqa: B027
+    def check(self, program: Program, job: BuildJob) -> None:
         """Check the kernels of a program that waited for a device, if it is here. Raises as `build` does."""
 
     def describe(self, scheduled: ScheduledGraph) -> Program:
         """The program without machine code, to show its texts."""
-        raise UnsupportedError(f"target {self.name} has no texts of kernels")
+        from dnnc.backends.build import link, symbols_of
+
+        return link(scheduled, symbols_of(scheduled, self))
 
     def notes(self, scheduled: ScheduledGraph) -> Mapping[str, Sequence[str]]:
         """Remarks for the report by title."""
@@ -355,15 +385,17 @@ class Backend(ABC):
 
     # --- execution ----------------------------------------------------------------------------------------------------
 
-    def start(self, cache: KernelCache) -> None:  # noqa: B027
+    def start(self, cache: KernelCache) -> None:
         """Prepare this process for calls."""
 
-    def load(self, program: Program) -> None:  # noqa: B027
+    def load(self, program: Program) -> None:
         """Make the code of a saved program callable."""
 
-    @abstractmethod
     def runner(self, parameters: Any | None) -> Runner:
         """What runs the programs of one model. `parameters`: see `dnnc.parameters`."""
+        from dnnc.backends.runtime.host_runner import HostRunner
+
+        return HostRunner(parameters)
 
     def expressions(self, cache: KernelCache, check: bool) -> ExpressionLoader | None:
         """What runs programs of array expressions; None if they go the way of models."""
@@ -398,7 +430,9 @@ class Backend(ABC):
 
     def kernel_text(self, kernel: CompiledKernel, stage: str) -> str:
         """A kernel in one of the backend's languages."""
-        raise UnsupportedError(f"target {self.name} has no stage {stage!r}")
+        from dnnc.ir.loops.text import parse_kernel
+
+        return kernel.text if kernel.control else self.emit(parse_kernel(kernel.text), kernel.symbol)
 
     def program_text(self, program: Program, stage: str) -> str:
         """What a program has in this language beside its kernels; empty for nothing."""

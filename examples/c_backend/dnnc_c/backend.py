@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dnnc.backends.base import Backend, BuildJob, ParameterTables
-from dnnc.backends.build import Check, build_kernels
-from dnnc.backends.check import check_run, run_bytes
-from dnnc.backends.runtime.link import link
-from dnnc.backends.runtime.program import CompiledKernel, Program
-from dnnc.backends.runtime.prologue import prologue_of
+from dnnc.backends.base import Backend
+from dnnc.backends.runtime.host_runner import Function
 from dnnc.ir.errors import TargetError
-from dnnc.ir.graph import Graph, Value
-from dnnc.ir.loops.text import parse_kernel
+from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.target import Target, TargetFacts
-from dnnc.passes.planning.program import Program as ScheduledGraph
-from dnnc.passes.planning.program import Step
 from dnnc_c import compile as compile_
 from dnnc_c import emit
 from dnnc_c.compile import compile_many, identity, load
 from dnnc_c.emit import MATH, emit_kernel
-from dnnc_c.run import CRunner
-
-Array = np.ndarray[Any, Any]
 
 
 @cache
@@ -56,42 +42,19 @@ class CBackend(Backend):
     def code_version(self) -> str:
         return f"{identity(self.cc)} {printer_version()}"
 
-    # --- compilation --------------------------------------------------------------------------------------------------
-
     def facts(self, numerics: str) -> TargetFacts:
         return TargetFacts(lanes=1, native_intrinsics=MATH)
 
-    def build(self, scheduled: ScheduledGraph, job: BuildJob) -> Program:
-        symbols = self.symbols(scheduled)
+    def emit(self, kernel: Kernel, symbol: str) -> str:
+        return emit_kernel(kernel, symbol)
 
-        def compile(texts: Mapping[str, str], failed: dict[str, Exception]) -> dict[str, bytes]:
-            return compile_many(self.cc, texts, failed, job.tell("compile"))
+    def compile(
+        self, texts: Mapping[str, str], failed: dict[str, Exception], tell: Callable[[int, int], None] | None
+    ) -> Mapping[str, bytes]:
+        return compile_many(self.cc, texts, failed, tell)
 
-        built = build_kernels(scheduled, symbols, job, emit_kernel, compile, checker)
-        return replace(
-            link(scheduled, symbols),
-            code=built.code,
-            texts=built.texts,
-            compiled=built.compiled,
-            prologue=prologue_of(scheduled),
-            loaded=load(built.code),
-        )
-
-    def symbols(self, scheduled: ScheduledGraph) -> dict[str, str]:
-        """Names of kernels by their operator IR: hashes of all that their code depends on."""
-        version = self.code_version
-        return {s.text: "k_" + hashlib.sha256(f"{version}\0{s.text}".encode()).hexdigest() for s in scheduled.kernels}
-
-    def describe(self, scheduled: ScheduledGraph) -> Program:
-        return link(scheduled, self.symbols(scheduled))
-
-    # --- execution, texts ---------------------------------------------------------------------------------------------
-
-    def runner(self, parameters: ParameterTables | None) -> CRunner:
-        return CRunner(parameters)
-
-    def kernel_text(self, kernel: CompiledKernel, stage: str) -> str:
-        return kernel.text if kernel.control else emit_kernel(parse_kernel(kernel.text), kernel.symbol)
+    def functions(self, code: Mapping[str, bytes]) -> Mapping[str, Function]:
+        return load(code)
 
     @classmethod
     def availability(cls) -> dict[str, Any]:
@@ -99,18 +62,3 @@ class CBackend(Backend):
             return {"name": cls.name, "available": True, "reason": "", "compiler": identity("cc")}
         except TargetError as e:
             return {"name": cls.name, "available": False, "reason": str(e)}
-
-
-def checker(code: Mapping[str, bytes]) -> Check:
-    """What checks kernels of new code against float64."""
-    functions = load(code)
-
-    def check(graph: Graph, step: Step, symbol: str) -> None:
-        def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
-            status = ctypes.c_int64(0)
-            functions[symbol](*(ctypes.c_void_p(buffers[v].ctypes.data) for v in step.params), ctypes.byref(status))
-            return status.value, 0, 0
-
-        check_run(graph, step, lambda inputs, dims, env: run_bytes(step, inputs, env, execute))
-
-    return check

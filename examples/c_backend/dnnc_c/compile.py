@@ -8,12 +8,12 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from dnnc.backends.runtime.host_runner import Function
 from dnnc.ir.errors import InternalError, TargetError
 
 OPTIONS = ("-std=c99", "-O2", "-shared", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w")
@@ -61,13 +61,24 @@ def compile_many(
     return code
 
 
-def load(code: Mapping[str, bytes]) -> dict[str, Any]:
+def load(code: Mapping[str, bytes]) -> dict[str, Function]:
     """Kernels by symbol, as functions of addresses."""
     with tempfile.TemporaryDirectory() as folder:
         functions = {}
         for symbol, library in code.items():
             path = Path(folder, f"{hashlib.sha256(library).hexdigest()}.so")
             path.write_bytes(library)
-            functions[symbol] = getattr(ctypes.CDLL(str(path)), symbol)  # the library stays mapped without its file
-            functions[symbol].restype = None
+            functions[symbol] = _function(ctypes.CDLL(str(path)), symbol)  # it stays mapped without its file
         return functions
+
+
+def _function(library: ctypes.CDLL, symbol: str) -> Function:
+    f = library[symbol]
+    f.restype = None
+
+    def call(addresses: Sequence[int]) -> int:
+        status = ctypes.c_int64(0)
+        f(*map(ctypes.c_void_p, addresses), ctypes.byref(status))
+        return status.value
+
+    return call

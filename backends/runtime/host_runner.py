@@ -1,38 +1,45 @@
-"""Runs programs: addresses of all values, then one call for each kernel; loops and branches are Python."""
+"""Runs programs whose kernels are functions of addresses in this process: one call for each kernel, in order.
+
+Loops and branches are Python. This is the way of backends that bring no runner of their own.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.base import ParameterTables
 from dnnc.backends.runtime.host import aligned_empty
 from dnnc.backends.runtime.program import Branch, Call, Loop, MemoryRef, Program, Row
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Var
 from dnnc.ir.shapes import concrete_shape
 
+if TYPE_CHECKING:
+    from dnnc.backends.base import ParameterTables
+
+# A kernel: addresses of its buffers, in order -> 0; or another number where an index lies outside of its axis.
+Function = Callable[[Sequence[int]], int]
 Array = np.ndarray[Any, Any]
 
 
-class CRunner:
-    """Runs the programs of one model; see Runner."""
+class HostRunner:
+    """Runs the programs of one model; see Runner. `Program.loaded` holds its kernels: Function by symbol."""
 
     def __init__(self, parameters: ParameterTables | None) -> None:
         self.parameters = parameters
 
-    def instance(self, program: Program, dims: Mapping[Var, int], in_place: frozenset[int]) -> CInstance:
-        return CInstance(program, self.parameters if program.prologue is not None else None, in_place)
+    def instance(self, program: Program, dims: Mapping[Var, int], in_place: frozenset[int]) -> HostInstance:
+        return HostInstance(program, self.parameters if program.prologue is not None else None, in_place)
 
     def refitted(self, instances: Sequence[Any]) -> None:
         """Every call asks for the tables."""
 
 
-class CInstance:
+class HostInstance:
     """A program at fixed sizes; see Instance."""
 
     def __init__(self, program: Program, parameters: ParameterTables | None, in_place: frozenset[int]) -> None:
@@ -48,7 +55,7 @@ class CInstance:
     def into(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         run = _Run(self.program, self.arena_bytes, self.parameters)
         run.calls(self.program.calls, [a.ctypes.data for a in (*arrays, *results)])
-        if run.status.value:
+        if run.status:
             where = "; ".join(f"{k.name}{k.where}" for k in self.program.kernels if k.guarded)
             raise InputError(f"an index read at run time lies outside of its axis, in {where}: check integer inputs")
 
@@ -60,7 +67,7 @@ class _Run:
         self.program = program
         self.memory = aligned_empty(arena_bytes)
         self.table = None if parameters is None else parameters.table(program)
-        self.status = ctypes.c_int64(0)
+        self.status = 0
         self.spaces = {"arena": self.memory.ctypes.data, "constant": program.constants.ctypes.data}
 
     def address(self, ref: MemoryRef, buffers: Sequence[int]) -> int:
@@ -76,7 +83,7 @@ class _Run:
             args = [self.address(a, buffers) for a in c.args]
             control = self.program.controls.get(c.symbol)
             if control is None:
-                self.program.loaded[c.symbol](*map(ctypes.c_void_p, args), ctypes.byref(self.status))
+                self.status |= self.program.loaded[c.symbol](args)
             elif isinstance(control, Branch):
                 chosen = control.then if _holds(args[control.condition]) else control.other
                 self.calls(chosen, [args[k] for k in (*control.captured, *control.made)])
