@@ -83,7 +83,7 @@ def test_an_op(rng: np.random.Generator) -> None:
 
 
 def test_names_of_ops_are_identifiers() -> None:
-    with pytest.raises(TypeError, match="'my.lerp': a name is an identifier"):
+    with pytest.raises(TypeError, match=r"'my\.lerp': a name is an identifier"):
         replace(LERP, name="my.lerp")
 
 
