@@ -71,8 +71,8 @@ class Instance(Protocol):
 class Runner(Protocol):
     """Runs the programs of one model."""
 
-    def instance(self, program: Program, dims: Mapping[Var, int], in_place: frozenset[int]) -> Instance:
-        """The program at these dims."""
+    def instance(self, program: Any, dims: Mapping[Var, int], in_place: frozenset[int]) -> Instance:
+        """The program at these dims. `program`: what `Backend.build` or `Backend.interpret` returned."""
         ...
 
     def refitted(self, instances: Sequence[Any]) -> None:
@@ -371,7 +371,8 @@ class Backend:
 
     def describe(self, scheduled: ScheduledGraph) -> Program:
         """The program without machine code, to show its texts."""
-        from dnnc.backends.build import link, symbols_of
+        from dnnc.backends.build import symbols_of
+        from dnnc.backends.runtime.link import link
 
         return link(scheduled, symbols_of(scheduled, self))
 
