@@ -81,7 +81,6 @@ MISTAKES = [
     ("run {m} -O 7", "'7': expected 0, 1, 2 or 3"),
     ("run {m} --numerics quick", "'quick': expected strict, standard or fast"),
     ("bench {m} --duration -1", "'-1': expected a number of at least 0"),
-    ("inspect {m} --stage ptxas", "'ptxas': expected graph, operator, llvm, asm, cuda or ptx; did you mean ptx?"),
 ]
 
 
@@ -89,6 +88,11 @@ MISTAKES = [
 def test_values_of_options(line: str, message: str) -> None:
     text = said(*line.format(m=MODEL).split(), code=2)
     assert message in text and "Value error" not in text and "Input should" not in text
+
+
+def test_stages_are_those_of_the_target() -> None:
+    text = said("inspect", MODEL, "--stage", "ptx", code=1)
+    assert "there is no stage 'ptx' for target llvm; there are graph, operator, llvm, asm" in text
 
 
 def test_level_2_is_the_usual_one() -> None:
