@@ -18,7 +18,7 @@ import numpy as np
 
 from dnnc.backends.check_cost import MAX_STEPS, sampled, unchecked
 from dnnc.backends.reachable import POOL, Sample, bounds, errors, judge, reference
-from dnnc.backends.runtime.host import aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
 from dnnc.backends.runtime.link import pack
 from dnnc.ir.errors import AccuracyError, InputError, locations
 from dnnc.ir.expr import Expr, Var, const, free

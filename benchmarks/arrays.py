@@ -171,7 +171,7 @@ def fastest_copy(nbytes: int, threads: int) -> Call:
     """Our own, between the halves of one array."""
     from dnnc.backends.llvm.ceilings import copy_probe
     from dnnc.backends.llvm.features import parse_target
-    from dnnc.backends.runtime.host import aligned_empty
+    from dnnc.backends.runtime.frames import aligned_empty
 
     data = aligned_empty(nbytes)
     data[:] = 1

@@ -13,8 +13,7 @@ import numpy as np
 
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.llvm.frames import FRAME_BARRIER, Frame, runtime
-from dnnc.backends.runtime.host import cpu_count
+from dnnc.backends.runtime.frames import FRAME_BARRIER, Frame, cpu_count, runtime
 
 ENTRIES = f"""
 define i64 @nothing(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %n) nounwind {{

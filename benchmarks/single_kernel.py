@@ -19,7 +19,7 @@ import numpy as np
 from dnnc.backends.llvm.ceilings import Probe, bind
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import templates
-from dnnc.backends.runtime.host import aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
 from dnnc.backends.runtime.link import pack
 from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME

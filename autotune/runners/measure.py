@@ -29,7 +29,7 @@ from dnnc.autotune.search.task import Task
 from dnnc.autotune.search.trial import OK, Request, Trial
 from dnnc.backends.base import Built
 from dnnc.backends.registry import backend_class
-from dnnc.backends.runtime.host import cpu_count
+from dnnc.backends.runtime.frames import cpu_count
 from dnnc.ir.errors import TuneError
 from dnnc.ir.target import parse_target as parse_words
 

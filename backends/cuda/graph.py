@@ -17,7 +17,7 @@ import numpy as np
 from dnnc.backends.cuda.library import CallFunction, workspace_bytes
 from dnnc.backends.cuda.loading import Constants, Reference, check_loaded, load_kernel, stepwise
 from dnnc.backends.runtime.device import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, Device, Memory, Recorded
-from dnnc.backends.runtime.host import ALIGN as CONDITION_STRIDE
+from dnnc.backends.runtime.frames import ALIGN as CONDITION_STRIDE
 from dnnc.backends.runtime.program import Branch, Call, Control, Loop, MemoryRef, Program, Row, written_in_place
 from dnnc.ir.errors import InternalError
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.runtime.device import PARAMETER_ALIGN, Device, DeviceArray
-from dnnc.backends.runtime.host import ALIGN as CACHE_LINE
+from dnnc.backends.runtime.frames import ALIGN as CACHE_LINE
 from dnnc.backends.runtime.program import Control, Loop, Program
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.check import check_run, run_bytes
-from dnnc.backends.llvm.frames import Frame
+from dnnc.backends.runtime.frames import Frame
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Value
 from dnnc.passes.planning.program import Step

@@ -10,8 +10,7 @@ barrier, and kept in two places in turn, so that nobody overwrites what a slower
 from __future__ import annotations
 
 from dnnc.backends.llvm.entry import body_lines, declarations
-from dnnc.backends.llvm.frames import FRAME_BARRIER
-from dnnc.backends.runtime.host import ALIGN
+from dnnc.backends.runtime.frames import ALIGN, FRAME_BARRIER
 from dnnc.backends.runtime.program import Branch, Control, Loop, Row
 
 

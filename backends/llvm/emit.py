@@ -16,8 +16,8 @@ from math import prod
 from typing import Any
 
 from dnnc.backends.llvm import gathers, streams, values
-from dnnc.backends.llvm.frames import FRAME_BARRIER, FRAME_STATUS
 from dnnc.backends.llvm.spelling import literal, memory_mangle, scalar, stored, vector
+from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_STATUS
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, f16, f32, i64, u8
 from dnnc.ir.errors import InternalError

@@ -17,7 +17,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 
-from dnnc.backends.llvm.frames import (
+from dnnc.backends.runtime.frames import (
     FRAME_ARENA,
     FRAME_BARRIER,
     FRAME_BOUND,

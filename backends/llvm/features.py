@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dnnc.backends.llvm.compile import binding
-from dnnc.backends.runtime.host import cpu_count
+from dnnc.backends.runtime.frames import cpu_count
 from dnnc.ir.errors import TargetError
 from dnnc.ir.target import CoreRates
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from dnnc.backends.base import ParameterTables
 from dnnc.backends.llvm.code import Code
-from dnnc.backends.llvm.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
 from dnnc.backends.llvm.pool import (
     CALL_API,
     CALL_BUFFERS,
@@ -23,6 +22,7 @@ from dnnc.backends.llvm.pool import (
     CALL_WORDS,
     PYTHON_API,
 )
+from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
 from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.results import maker
 from dnnc.ir.errors import InputError

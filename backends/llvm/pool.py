@@ -1,6 +1,6 @@
 """The thread pool as LLVM text: a few hundred instructions that run an entry function on several threads at once.
 
-In: nothing but the frame layout of `dnnc.backends.llvm.frames`. Out: the text of a module that exports
+In: nothing but the frame layout of `dnnc.backends.runtime.frames`. Out: the text of a module that exports
     ptr  dnnc_pool_state()                                             the pool of this object file, zero at first
     i64  dnnc_pool_run(pool, entry, frame, buffers, dims, nthreads)    runs i64 entry(frame, buffers, dims, tid, nthreads); Frame.status
     void dnnc_barrier(frame)                                           also reached through Frame[FRAME_BARRIER]
@@ -24,7 +24,7 @@ stays pinned.
 
 from __future__ import annotations
 
-from dnnc.backends.llvm.frames import FRAME_BARRIER, FRAME_DIMS, FRAME_NTHREADS, FRAME_POOL, FRAME_STATUS
+from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_DIMS, FRAME_NTHREADS, FRAME_POOL, FRAME_STATUS
 
 MAX_THREADS = 256  # the caller among them
 # pauses before sleeping, 0.1 to 0.2 ms: what a caller does in Python between two runs. Sleeping and waking costs 10 to

@@ -29,7 +29,7 @@ import numpy as np
 
 from dnnc.backends.llvm.compile import Loaded, cached_object, load_objects
 from dnnc.backends.llvm.entry import barriers
-from dnnc.backends.llvm.frames import FRAME_BARRIER, FRAME_STATUS, has_threads
+from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_STATUS, has_threads
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import Call, MemoryRef
 

@@ -14,9 +14,8 @@ import numpy as np
 from dnnc.backends.base import LEAST, MOST, SECONDS, WARM, Samples, numbered
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.entry import barriers, stamp_places, timed_entry_text
-from dnnc.backends.llvm.frames import FRAME_NTHREADS
 from dnnc.backends.llvm.instance import HEAD, CpuInstance
-from dnnc.backends.runtime.host import aligned_empty
+from dnnc.backends.runtime.frames import FRAME_NTHREADS, aligned_empty
 from dnnc.backends.runtime.program import Call
 from dnnc.ir.errors import UnsupportedError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dnnc.backends.runtime.device import Launch
-from dnnc.backends.runtime.host import aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
 from dnnc.backends.runtime.program import Call, CompiledKernel, Program
 from dnnc.ir.arena import Arena
 from dnnc.ir.dtype import from_numpy, u8

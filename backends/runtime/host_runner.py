@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.runtime.host import aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
 from dnnc.backends.runtime.program import Branch, Call, Loop, MemoryRef, Program, Row
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Var

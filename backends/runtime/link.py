@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.runtime.host import ALIGN, aligned_empty
+from dnnc.backends.runtime.frames import ALIGN, aligned_empty
 from dnnc.backends.runtime.program import (
     CONTROL,
     Branch,

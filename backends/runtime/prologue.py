@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dnnc.backends.runtime.host import ALIGN
+from dnnc.backends.runtime.frames import ALIGN
 from dnnc.backends.runtime.link import pack_aligned
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.interp import run

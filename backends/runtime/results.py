@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.runtime.host import aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
 from dnnc.ir.errors import InputError, a_type, count
 
 Array = np.ndarray[Any, Any]

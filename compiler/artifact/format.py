@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dnnc.backends.runtime.host import cpu_count
+from dnnc.backends.runtime.frames import cpu_count
 from dnnc.ir.errors import ArtifactError, a_type
 from dnnc.ir.files import replacing
 

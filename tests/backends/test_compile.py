@@ -24,9 +24,8 @@ from dnnc.backends.llvm.compile import (
     undefined_symbols,
 )
 from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, cache_sizes, enabled, parse_target, vector_bits
-from dnnc.backends.llvm.frames import load_pool
 from dnnc.backends.llvm.worker_pool import CompileService
-from dnnc.backends.runtime.host import cpu_count
+from dnnc.backends.runtime.frames import cpu_count, load_pool
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.ir.errors import InternalError, TargetError
 
@@ -169,7 +168,7 @@ def test_the_pool_comes_from_the_cache(tmp_path: Path) -> None:
 
 
 def test_llvmlite_loads_at_first_use() -> None:
-    code = "import sys; import dnnc.backends.llvm.worker_pool, dnnc.backends.llvm.features, dnnc.backends.llvm.frames, dnnc.backends.runtime.kernel_cache"
+    code = "import sys; import dnnc.backends.llvm.worker_pool, dnnc.backends.llvm.features, dnnc.backends.runtime.frames, dnnc.backends.runtime.kernel_cache"
     ended = subprocess.run(
         [sys.executable, "-c", f"{code}; print('llvmlite' in sys.modules)"], capture_output=True, text=True, check=True
     )

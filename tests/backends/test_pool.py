@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects, undefined_symbols
-from dnnc.backends.llvm.frames import FRAME_BARRIER, FRAME_NTHREADS, Frame, NativePool, has_threads, load_pool, runtime
 from dnnc.backends.llvm.instance import python_api
 from dnnc.backends.llvm.pool import (
     CALL_API,
@@ -27,7 +26,17 @@ from dnnc.backends.llvm.pool import (
     MAX_THREADS,
     pool_text,
 )
-from dnnc.backends.runtime.host import aligned_empty, cpu_count
+from dnnc.backends.runtime.frames import (
+    FRAME_BARRIER,
+    FRAME_NTHREADS,
+    Frame,
+    NativePool,
+    aligned_empty,
+    cpu_count,
+    has_threads,
+    load_pool,
+    runtime,
+)
 from support.times import in_a_quiet_round, quiet
 
 ENTRIES = f"""
@@ -226,7 +235,7 @@ FORK = """
 import os, sys
 import numpy as np
 from dnnc.backends.llvm.compile import compile_text, load_objects
-from dnnc.backends.llvm.frames import Frame, runtime
+from dnnc.backends.runtime.frames import Frame, runtime
 entries = load_objects([compile_text({text!r}, {cpu!r}, "")])
 launch = runtime().launch
 def right(threads):

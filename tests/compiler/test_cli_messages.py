@@ -90,11 +90,6 @@ def test_values_of_options(line: str, message: str) -> None:
     assert message in text and "Value error" not in text and "Input should" not in text
 
 
-def test_stages_are_those_of_the_target() -> None:
-    text = said("inspect", MODEL, "--stage", "ptx", code=1)
-    assert "there is no stage 'ptx' for target llvm; there are graph, operator, llvm, asm" in text
-
-
 def test_level_2_is_the_usual_one() -> None:
     assert CompileOptions(opt_level=2) == CompileOptions()
     assert dnnc_json("run", MODEL, "--dims", "N=1", "-O", "2")["outputs"]

@@ -16,7 +16,7 @@ from dnnc.backends.check import _unpacked
 from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.registry import open_backend
-from dnnc.backends.runtime.host import ALIGN
+from dnnc.backends.runtime.frames import ALIGN
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.link import Linker, pack, place_constants
 from dnnc.backends.runtime.program import MemoryRef

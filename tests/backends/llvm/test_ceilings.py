@@ -17,7 +17,7 @@ from dnnc.backends.llvm.ceilings import (
     shortest,
 )
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.runtime.host import aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
 
 TARGET = parse_target("llvm")
 

@@ -11,7 +11,7 @@ from dnnc.backends.llvm import streams
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.runtime.host import aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
 from dnnc.ir.loops.text import parse_kernel
 from dnnc.ir.loops.verify import verify_kernel
 

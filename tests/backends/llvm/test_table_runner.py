@@ -9,7 +9,6 @@ import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.llvm.frames import Frame, runtime
 from dnnc.backends.llvm.table_runner import (
     BARRIER,
     CLAIMED,
@@ -26,6 +25,7 @@ from dnnc.backends.llvm.table_runner import (
     runner,
     table_of,
 )  # fmt: skip
+from dnnc.backends.runtime.frames import Frame, runtime
 from dnnc.backends.runtime.program import Call, MemoryRef
 
 

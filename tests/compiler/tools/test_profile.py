@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import dnnc
 from dnnc.backends.base import Ceilings, Level, Samples, numbered
 from dnnc.backends.llvm.timing import Layout
-from dnnc.backends.runtime.host import cpu_count
+from dnnc.backends.runtime.frames import cpu_count
 from dnnc.backends.runtime.program import Call, MemoryRef
 from dnnc.ir.graph.text import parse
 from dnnc.report import KernelReport, MemoryReport, ProgramReport

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.runtime.host import aligned_empty
-
 if TYPE_CHECKING:
     from dnnc.backends.llvm.compile import Loaded
     from dnnc.backends.runtime.kernel_cache import KernelCache
@@ -37,9 +35,22 @@ FRAME_POOL = 8  # address of the pool that runs this frame
 FRAME_NTHREADS = 9  # threads of this run
 FRAME_BOUND = 10  # address of the table of what kernels read of parameters: an address each
 FRAME_SLOTS = 16
+ALIGN = 64  # bytes: a cache line, and the widest vector
 
 # (entry, frame, buffers, dims, nthreads) -> status, addresses as ints
 Launch = Callable[[int, int, int, int, int], int]
+
+
+def aligned_empty(nbytes: int, align: int = ALIGN) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Uninitialised bytes, uint8[nbytes], whose address is a multiple of `align` (a power of two)."""
+    raw = np.empty(nbytes + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start:][:nbytes]  # in two steps: an empty slice forgets its start
+
+
+def cpu_count() -> int:
+    """The CPUs on which this process may run."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_threads() -> bool:
@@ -155,7 +166,7 @@ def load_pool(cache: KernelCache | None = None) -> NativePool:
     """A pool of its own, compiled or from the cache, and loaded. Stop it before the last reference to it goes: its
     threads run its code.
     """
-    # Imported here: the pool's text needs the frame layout above, and a process with a cached pool needs no LLVM.
+    # Imported here: they serve the LLVM backend alone, and the pool's text needs the frame layout above.
     from dnnc.backends.llvm.compile import cached_object, load_objects
     from dnnc.backends.llvm.pool import POOL_BYTES, pool_text
 
