@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, Union
@@ -261,6 +261,11 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def for_prologue(options: CompileOptions) -> CompileOptions:
+    """The options under which a prologue is compiled: its values keep their types, and its graph has other names."""
+    return replace(options, dims={}, outputs=(), donate={}, precision=None, tune=None)
+
+
 def thread_count(threads: int | None = None) -> int:
     """Threads of a call: what is asked for, else DNNC_THREADS, else all; never more than the process may use."""
     asked: object = threads if threads is not None else os.environ.get("DNNC_THREADS") or available_cpus()
@@ -297,8 +302,10 @@ def _default(f: Field[Any]) -> str:
 
 OPTIONS_PAGE = """# Options
 
-`dnnc.compile(model, **options)`, `dnnc.jit(**options)`, `dnnc.tune(model, **options)` and `torch.compile(model, backend="dnnc", options={...})` take
-these options. `dnnc.CompileOptions` is their record; commands have those of a command line, such as `--opt-level`. This page is written by
+`dnnc.compile(model, **options)`, `dnnc.jit(**options)`, `dnnc.tune(model, **options)` and `torch.compile(model, \
+backend="dnnc", options={...})` take
+these options. `dnnc.CompileOptions` is their record; commands have those of a command line, such as `--opt-level`. \
+This page is written by
 `python -m dnnc.options > docs/options.md`.
 
 | option | default | meaning |

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from dnnc.ir.errors import DnncError, InputError, InternalError, VerifyError
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.verify import verify
+from dnnc.ir.op import Trait
 from dnnc.ir.target import TargetFacts
 
 NO_FACTS = TargetFacts()
@@ -95,7 +96,10 @@ class PassRecord:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.seconds * 1e3:.1f} ms, {self.nodes_before} -> {self.nodes_after} nodes{'' if self.changed else ', unchanged'}"
+        head = (
+            f"{self.name}: {self.seconds * 1e3:.1f} ms, {self.nodes_before} -> {self.nodes_after} "
+            f"nodes{'' if self.changed else ', unchanged'}"
+        )
         return "\n    ".join([head, *self.notes])
 
 
@@ -195,7 +199,7 @@ def is_pure(n: Node) -> bool:
     """May the node be dropped, moved or merged? Its op and all nodes of its subgraphs have no effect and draw no random
     numbers.
     """
-    if "pure" not in n.op.traits or "random" in n.op.traits:
+    if Trait.PURE not in n.op.traits or Trait.RANDOM in n.op.traits:
         return False
     return all(is_pure(m) for s in n.subgraphs() for m in s.nodes())
 

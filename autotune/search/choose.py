@@ -70,7 +70,7 @@ def pretrained(
         return margin_of(model, candidates[0].template) if given is None else given
 
     def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
-        if least(candidates) == NEVER or problem.lowered.dims or problem.lowered.elements == 0:
+        if least(candidates) == NEVER or problem.lowered.dims or problem.form.elements == 0:
             return candidates[0]
         if kept is None or model is not shipped(limits.kind):
             return rank(problem, candidates)
@@ -114,9 +114,7 @@ def margin_of(model: CostModel, template: str) -> float:
 
 @cache
 def shipped(kind: str) -> Forest | None:
-    """The model that ships for machines of a kind ("cpu", "gpu"); None where there is none for the features of this
-    version.
-    """
+    """The model that ships for a kind of machine ("cpu", "gpu"); None without one for these features."""
     file = files("dnnc.autotune") / "pretrained" / f"{kind}.npz"
     if not file.is_file():
         return None

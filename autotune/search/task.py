@@ -79,9 +79,7 @@ class Task:
         return found
 
     def renewed(self) -> Task:
-        """The same graph under the key of the kernel that it is lowered to today: another one where lowering has
-        changed since.
-        """
+        """The same graph under the key of the kernel that it is lowered to today, by changed lowering."""
         return replace(self, key=workload_key(self._read()[2], self.setting))
 
     def _read(self) -> tuple[Graph, Group, Problem]:

@@ -24,7 +24,8 @@ from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.entry import FLUSH, can_flush, tick_counter
 from dnnc.backends.llvm.features import CpuTarget, last_level_cache
-from dnnc.backends.runtime.frames import ALIGN, FRAME_BARRIER, FRAME_STATUS, Frame, aligned_empty, runtime
+from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.runtime.frames import ALIGN, FRAME_BARRIER, FRAME_STATUS, Frame, aligned_empty
 from dnnc.backends.runtime.operands import COLD, WARM, Noise, Operands, Rotation, Workload
 from dnnc.ir.errors import AccuracyError
 from dnnc.ir.loops.stmt import stored
@@ -159,9 +160,7 @@ class CpuKernel:
         return float(self.run(calls).min())
 
     def check(self, text: str, choice: Choice) -> bool:
-        """Compare with float64, as the gate does. False where it is too long for that; AccuracyError where it
-        differs.
-        """
+        """Compare with float64, as the gate does. False if it is too long for that; AccuracyError if it differs."""
         graph, operands = self.data.operands.task.rebuilt[0], self.data.operands
         step = operands.step(parse_kernel(text), choice)
         check_kernel(graph, step, self.loaded.address(self.symbol))

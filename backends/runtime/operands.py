@@ -1,13 +1,12 @@
 """What a kernel is measured on: its operands as a model's call finds them, activations just written, weights not seen
 since the last call.
 
-In: a workload. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn from
-[-1, 1): zeros would let a GPU run faster than it does on numbers. Indices lie within their axes.
+In: a workload. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn
+from [-1, 1): zeros would let a GPU run faster than it does on numbers. Indices lie within their axes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,7 +94,7 @@ def _role(v: Value, written: bool, constant: bool) -> str:
 
 
 def _nbytes(v: Value) -> int:
-    return math.prod(int(str(d)) for d in v.type.physical) * v.type.dtype.bytes
+    return int(str(v.type.nbytes))
 
 
 def noise(dtype: DType, nbytes: int, seed: int = 0) -> Array:

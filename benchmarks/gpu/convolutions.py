@@ -1,8 +1,10 @@
 """Convolutions by class on one GPU: grouped, depthwise, with a channel multiplier, first layers, long 1-D, 3-D,
 dilated, transposed; beside PyTorch.
 
-    python benchmarks/gpu/convolutions.py [--only WORD,WORD] [--minutes 5.5] [--others N] [--compile] [--json OUT] [--emit-only]
-    PYTHONPATH=.types python3 benchmarks/gpu/convolutions.py     where dnnc is not installed; `make .types` makes that folder
+    python benchmarks/gpu/convolutions.py [--only WORD,WORD] [--minutes 5.5] [--others N] [--compile] [--json OUT]
+        [--emit-only]
+    PYTHONPATH=.types python3 benchmarks/gpu/convolutions.py     where dnnc is not installed; `make .types` makes that
+                                                                 folder
 
 A case is relu(conv(x, w) + b) as a model has it: it goes through all passes, which choose layouts, and its kernels are
 timed without those that only change the order of the input and the output. Every kernel is checked against float64 at
@@ -43,6 +45,7 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import Eval, Kernel, walk_stmts
 from dnnc.ir.loops.verify import verify_kernel
+from dnnc.ir.op import Trait
 from dnnc.options import CompileOptions
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.planning.program import Scheduled, Step, lower_group
@@ -234,7 +237,7 @@ class Maker:
         """What a model would run, then others."""
         program = schedule(case.graph(), self.backend, self.options)
         steps = tuple(s for s in program.kernels if not {n.op.name for n in s.group.nodes} <= MOVES)
-        main = next((k for k, s in enumerate(steps) if any("contraction" in n.op.traits for n in s.group.nodes)), 0)
+        main = next((k for k, s in enumerate(steps) if any(Trait.CONTRACTION in n.op.traits for n in s.group.nodes)), 0)
         first = Made(case, program.graph, steps, main)
         return [
             first,
@@ -466,7 +469,10 @@ def usage(m: Made, codes: dict[str, Compiled], symbols: dict[str, str]) -> str:
     s = m.steps[m.main]
     c, launch = codes[symbols[s.text]], launch_of(s.kernel)
     spills = f", {c.spills} bytes spilled" if c.spills else ""
-    return f"  [{c.registers} registers{spills}, {c.shared_bytes + launch.shared_bytes} shared, grid {math.prod(launch.grid)} x {launch.block[0]}]"
+    return (
+        f"  [{c.registers} registers{spills}, {c.shared_bytes + launch.shared_bytes} shared, grid "
+        f"{math.prod(launch.grid)} x {launch.block[0]}]"
+    )
 
 
 def _torch() -> bool:

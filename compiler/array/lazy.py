@@ -16,7 +16,6 @@ import itertools
 import math
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -31,7 +30,8 @@ from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import complete, infer
-from dnnc.ir.op import OpDef
+from dnnc.ir.lru import LRU
+from dnnc.ir.op import Cost, OpDef, Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 
@@ -42,16 +42,8 @@ PROGRAMS = 512  # programs kept in a process
 # calls on top of each other: chains that nobody looks at are computed piece by piece, and pieces of a loop are one
 # program
 DEEPEST = 64
-HEAVY = ("contraction", "reduction", "loops", "host", "sized")  # traits of ops that are not computed twice
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
 RULES = 4096  # applications of ops of which the types are kept
-HEAVY_OPS = frozenset(("sort", "cumsum", "cumprod", "dft", "det", "inverse", "scatter_nd", "scatter_elements"))
-
-
-@lru_cache(RULES)
-def is_heavy(op: OpDef) -> bool:
-    """Is it not to be computed twice?"""
-    return op.name in HEAVY_OPS or any(t in op.traits for t in HEAVY)
 
 
 @cache
@@ -59,7 +51,7 @@ def is_flat(op: OpDef) -> bool:
     """Does it compute each element of the others, however many axes there are? An op of the user's may know how
     many.
     """
-    return "elementwise" in op.traits and OPS.get(op.name) is op
+    return Trait.ELEMENTWISE in op.traits and Trait.CUSTOM not in op.traits
 
 
 class Call:
@@ -81,7 +73,7 @@ class Call:
         self.key = (op.name, *attrs.values())
         self.number = 0
         self.locs: tuple[Loc, ...] = ()
-        depth, traced, heavy, apart = 0, False, is_heavy(op), False
+        depth, traced, heavy, apart = 0, False, op.cost is Cost.HEAVY, False
         device: str | None = None
         for x in inputs:
             if x is None:
@@ -377,7 +369,7 @@ class Programs:
     """The programs of this process by their structure, the last PROGRAMS used."""
 
     def __init__(self) -> None:
-        self.made: OrderedDict[Any, Any] = OrderedDict()  # None: there is no flat one
+        self.made: LRU[Any, Any] = LRU(PROGRAMS)  # None: there is no flat one
         self.lock = threading.RLock()
         self.compiled = 0  # programs made so far
         self.last: Any = None
@@ -385,21 +377,17 @@ class Programs:
     def get(self, reached: Reached, outputs: Sequence[Lazy], device: str = HOST) -> Program:
         key = device, reached.structure(outputs)
         with self.lock:
-            found = self.made.get(key)
+            found = self.made.find(key)
             if found is None:
                 found = self._enter(
                     key, compiler(device).compile(lambda: graph_of(outputs, list(reached.leaves))[0], repr(key[1]))
                 )
-            else:
-                self.made.move_to_end(key)
             self.last = found
             return found  # type: ignore[no-any-return]
 
     def _enter(self, key: Any, program: Any) -> Any:
         self.made[key] = program
         self.compiled += program is not None
-        if len(self.made) > PROGRAMS:
-            self.made.popitem(last=False)
         return program
 
     def run(self, reached: Reached, outputs: Sequence[Lazy], device: str = HOST) -> list[Any]:

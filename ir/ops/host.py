@@ -4,12 +4,14 @@ A *fresh dim* is a symbolic dim that no input has: `size = dim("n", 0, bound)`. 
 the attribute `size` (`dnnc.frontends.onnx.unbacked_dims.fresh_dim` makes one in a converter; several nodes may name the
 same one, all must then agree):
 
-    y: f32[n, 4] = truncate(x, count, size=n)      the first `count` elements of x: f32[100, 4] along `axis`; n in [0, 100]
-    _: u8[n, 0]  = measure(count, size=n)          nothing but the size: from here on n is known, for `iota(shape=(n,))` and the like
+    y: f32[n, 4] = truncate(x, count, size=n)      the first `count` elements of x: f32[100, 4] along `axis`; n in [0,
+                                                   100]
+    _: u8[n, 0]  = measure(count, size=n)          nothing but the size: from here on n is known, for `iota(shape=(n,))`
+                                                   and the like
 
 So an operator of unknown output size is native code for the upper bound, then `truncate`, which only slices: along axis
 0 it copies nothing. `bound` may be symbolic itself (`x.shape[axis]`). What follows is compiled once for all n (0 has a
-program of its own). An op whose *decomposition* contains host ops has the trait "host", which tells the driver to
+program of its own). An op whose *decomposition* contains host ops has Trait.HOST, which tells the driver to
 expand it before it divides the graph.
 """
 
@@ -22,14 +24,14 @@ import numpy as np
 from dnnc.ir.dtype import u8
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import dim as symbol
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import Array, require_kind, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import Dim, TensorType
 
-HOST = frozenset(("host",))  # for ops elsewhere whose decompositions have these
-CUT = frozenset(("pure", "bits", "sized"))
-SIZE = frozenset(("sized",))
+HOST = frozenset((Trait.HOST,))  # for ops elsewhere whose decompositions have these
+CUT = frozenset((Trait.PURE, Trait.BITS, Trait.SIZED))
+SIZE = frozenset((Trait.SIZED,))
 
 
 def _require_count(count: TensorType) -> None:

@@ -1,6 +1,7 @@
 """Concatenations that cost nothing: their operands are written where the result has them.
 
-    d = concat(a, b, c)           ->  d = concat(ab, c)                where ab = concat(a, b) is there already: one buffer grows (dense nets)
+    d = concat(a, b, c)           ->  d = concat(ab, c)                where ab = concat(a, b) is there already: one
+                                                                       buffer grows (dense nets)
     c = concat(x, y), x an input  ->  c = concat(copy(x), y)           only what lies elsewhere is copied
 
 What lies where follows from `alias.find_aliases`; here the graph is brought into a form in which it finds the most.
@@ -12,6 +13,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.passes.analysis.alias import find_aliases
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import nodes_of
 
 
 def place_concats(graph: Graph, ctx: PassContext) -> bool:
@@ -36,11 +38,9 @@ def share_prefixes(graph: Graph) -> bool:
     """Use an earlier concatenation of the first operands as one operand."""
     changed = False
     known: dict[tuple[object, ...], Node] = {}
-    for n in graph.nodes():
-        if n.op.name != "concat":
-            continue
+    for n in nodes_of(graph, "concat"):
         operands = tuple(v for v in n.inputs if v is not None)
-        key = (n.attrs["axis"] % n.output.type.rank, n.output.type.layout)
+        key = (n.attrs["axis"] % n.output.type.rank, n.output.type.encoding)
         for length in range(len(operands) - 1, 1, -1):
             earlier = known.get((key, operands[:length]))
             if earlier is not None:

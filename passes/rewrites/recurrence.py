@@ -1,7 +1,8 @@
 """Loops of known length that a target can run as one kernel become the op `recurrence`; what reads their results reads
 parts of its one result.
 
-    (h, c, y) = loop(None, None, h0, c0, x, body=f, length=5)    ->    r = recurrence(h0, c0, x, w, body=f', length=5); y = r[0:5]; h = r[5]; c = r[6]
+    (h, c, y) = loop(None, None, h0, c0, x, body=f, length=5)    ->    r = recurrence(h0, c0, x, w, body=f', length=5);
+                                                                       y = r[0:5]; h = r[5]; c = r[6]
 
 Recurrent matrices and other constants of the body become operands. Targets without vectors get matrices with the axis
 that is summed over last; where units are lanes, theirs stays last. For targets that have a kernel for it
@@ -14,8 +15,10 @@ import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
-from dnnc.passes.analysis.recurrent_form import NoForm, form_of
+from dnnc.ir.op import ContractionForm
 from dnnc.passes.base import PassContext, graphs
+from dnnc.passes.lower.recurrent_form import NoForm, form_of
+from dnnc.passes.rewrite import nodes_of
 
 
 def recurrence(graph: Graph, ctx: PassContext) -> bool:
@@ -24,8 +27,8 @@ def recurrence(graph: Graph, ctx: PassContext) -> bool:
         return False
     changed = False
     for g in list(graphs(graph)):
-        for n in list(g.nodes()):
-            if n.op.name == "loop" and _taken(n, ctx):
+        for n in nodes_of(g, "loop"):
+            if _taken(n, ctx):
                 _replace(g, n, sum_last=ctx.facts.lanes == 1)
                 changed = True
     return changed
@@ -72,8 +75,8 @@ def _hoisted(body: Graph, v: Value, g: Graph, sum_last: bool) -> Value:
     matrix = (
         sum_last
         and v.type.rank == 2
-        and all(u.op.name == "matmul" and k == 1 for u, k in v.uses)
-        and v.type.layout is None
+        and all(u.op.contraction is ContractionForm.PRODUCT and k == 1 for u, k in v.uses)
+        and v.type.row_major
     )
     if v in body.parameters:
         held = body.parameters[v]

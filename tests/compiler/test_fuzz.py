@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dnnc.ir.encodings import Winograd
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -37,13 +38,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, PARTS))])
+@pytest.mark.slow
+@pytest.mark.family("random")
+@pytest.mark.parametrize("part", range(PARTS))
 def test_random_graphs(part: int, cache: Any) -> None:
     for seed in range(part, SEEDS, PARTS):
         failure = check_seed(seed, 12, settings(seed=seed), cache)
         assert failure is None, f"seed {seed}: {failure}"
 
 
+@pytest.mark.slow
 def test_graphs_are_valid_equal_for_equal_seeds_and_of_many_ops() -> None:
     ops: Counter[str] = Counter()
     dtypes: Counter[str] = Counter()
@@ -82,7 +86,7 @@ def test_patterns_reach_their_passes(pattern: Any) -> None:
         manager = PassManager()
         manager.run(g.graph, PASSES, PassContext(TargetFacts(fuses_attention=True)))
         reached.update(r.name for r in manager.records if r.changed)
-        reached["winograd"] += any(v.type.layout is not None and v.type.layout.winograd > 0 for v in g.graph.constants)
+        reached["winograd"] += any(isinstance(v.type.encoding, Winograd) for v in g.graph.constants)
     assert reached[REACHED[pattern.__name__]] >= 2, reached
 
 

@@ -86,7 +86,7 @@ class _Noting(Builder):
             return super().node(op, inputs, attrs, names)
         except ShapeError as e:
             types = [None if v is None else v.type for v in inputs]
-            for a, b in must_match(op.name, types, attrs):
+            for a, b in must_match(op, types, attrs):
                 if self.tentative and (isinstance(a, Expr) or isinstance(b, Expr)):
                     raise NeedsValues(str(e)) from e
                 if any(self.facts.equate(x, y) for x, y in [(a, b), *of_factors(a, b)]):
@@ -96,9 +96,7 @@ class _Noting(Builder):
 
 @dataclass(frozen=True)
 class Scope:
-    """Where names are looked up: the items by ONNX name, the opsets, and for a function body the attributes of its
-    call.
-    """
+    """Where names are looked up: items by ONNX name, opsets, and the attributes of a function's call."""
 
     items: dict[str, Entry]
     opsets: Mapping[str, int]

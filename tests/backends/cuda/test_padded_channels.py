@@ -10,7 +10,6 @@ import pytest
 import dnnc
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
-from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.backends.runtime.link import pack
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -33,6 +32,8 @@ def conv(t: str, n: int, c: int, o: int, k: int, s: int = 1) -> str:
     return CONV.format(t=t, n=n, c=c, o=o, k=k, s=s, p=p, oh=sizes[0], ow=sizes[1], rows=f"0 2 3 1/{block} 1%{block}")
 
 
+@pytest.mark.slow
+@pytest.mark.family("choices")
 @pytest.mark.parametrize(
     "text, offered",
     [
@@ -49,7 +50,7 @@ def test_every_template_gives_what_the_graph_means(text: str, offered: set[str])
     nodes = list(g.nodes())
     low = lower(g, nodes, g.outputs[0])
     problem = classify(nodes, low)
-    c = contraction_of(problem)
+    c = problem.contraction
     assert c is not None and (c.red.size % 8 == 0) == ("f16" in text)  # whole vectors; elements of 4 bytes need none
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal([int(d) for d in v.type.shape]).astype(v.type.dtype.numpy) for v in g.inputs]  # type: ignore[call-overload]
@@ -80,7 +81,8 @@ def test_every_template_gives_what_the_graph_means(text: str, offered: set[str])
 
 
 NET = """
-def net(x: f32[2, 3, 21, 19], *, a: f32[35, 3, 3, 3], b: f32[77, 35, 3, 3], c: f32[77, 77, 1, 1], d: f32[16, 77, 3, 3], s: f32[35]):
+def net(x: f32[2, 3, 21, 19], *, a: f32[35, 3, 3, 3], b: f32[77, 35, 3, 3], c: f32[77, 77, 1, 1],
+    d: f32[16, 77, 3, 3], s: f32[35]):
     h = relu(conv(x, a, s, pads=(1, 1, 1, 1)))
     i = relu(conv(h, b, None, strides=(2, 2), pads=(1, 1, 1, 1)))
     j = add(conv(i, c), i)

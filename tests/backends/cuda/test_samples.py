@@ -12,7 +12,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.text import show_kernel
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import FAMILIES
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.nests import lower
@@ -20,8 +20,10 @@ from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.rewrites.decompose import decompose
 
+pytestmark = pytest.mark.family("samples")
+
 ON_DEVICE = {
-    f: [op for op in ops if op.host is None and "host" not in op.traits]
+    f: [op for op in ops if op.host is None and Trait.HOST not in op.traits]
     for f, ops in FAMILIES.items()
     if f != "control"
 }
@@ -44,9 +46,7 @@ def lowered(op: OpDef, s: Sample) -> list[Kernel]:
     ]
 
 
-@pytest.mark.parametrize(
-    "family", [f if k % 6 == 1 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(WITH_KERNELS)]
-)
+@pytest.mark.parametrize("family", WITH_KERNELS)
 def test_lowered_kernels_print(family: str) -> None:
     for op in ON_DEVICE[family]:
         for s in op.samples:

@@ -10,7 +10,8 @@ import pytest
 
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.entry import barriers, entry_text, stamp_places, timed_entry_text
-from dnnc.backends.runtime.frames import Frame, aligned_empty, runtime
+from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.runtime.frames import Frame, aligned_empty
 from dnnc.backends.runtime.program import Call, MemoryRef
 
 IN, OUT, W = MemoryRef("buffer", 0), MemoryRef("buffer", 1), MemoryRef("constant", 128)
@@ -127,9 +128,7 @@ define void @k_count(ptr %y, ptr %frame, i64 %tid, i64 %nthreads) {
 
 
 def test_run() -> None:
-    """A constant goes through the arena at a symbolic offset to the output; a serial kernel is run by thread 0
-    alone.
-    """
+    """A constant goes through the arena at a symbolic offset to the output; thread 0 runs a serial kernel."""
     count, out = MemoryRef("buffer", 0), MemoryRef("buffer", 1)
     calls = [
         call([W], [SA], False, "k_store", (0,)),

@@ -15,9 +15,9 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.target import TargetFacts
-from dnnc.passes.analysis.recurrent_form import form_of
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.lower.recurrence import lower_recurrence
+from dnnc.passes.lower.recurrent_form import form_of
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.schedule.problem import classify
 from dnnc.tools.sample_graphs import graph_of
@@ -76,6 +76,7 @@ def inputs_of(g: Graph) -> list[Array]:
     ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(("batch", "hidden"), [(1, 32), (1, 5), (2, 1), (8, 24), (3, 17)])
 def test_compiled(name: str, batch: int, hidden: int) -> None:
@@ -90,6 +91,7 @@ def test_compiled(name: str, batch: int, hidden: int) -> None:
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("cpu", [WIDE, NARROW])
 @pytest.mark.parametrize("name", NETS)
 def test_every_schedule_by_the_interpreter(name: str, cpu: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.runtime import runtime
 from dnnc.backends.llvm.table_runner import (
     BARRIER,
     CLAIMED,
@@ -25,7 +26,7 @@ from dnnc.backends.llvm.table_runner import (
     runner,
     table_of,
 )  # fmt: skip
-from dnnc.backends.runtime.frames import Frame, runtime
+from dnnc.backends.runtime.frames import Frame
 from dnnc.backends.runtime.program import Call, MemoryRef
 
 
@@ -101,6 +102,7 @@ def test_large_kernels_are_claimed_in_shares_unless_their_threads_meet() -> None
     assert counters(records) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_share_is_computed_once_by_whoever_claims_it(threads: int) -> None:
     """The kernel counts for each thread number that it is told; the counter is 0 again for the next call."""

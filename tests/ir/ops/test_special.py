@@ -1,6 +1,4 @@
-"""Numbers that are none: with NaN and infinities among the operands, an op's reference and its tensor expression say
-the same.
-"""
+"""NaN and infinities among the operands: an op's reference and its tensor expression say the same."""
 
 from __future__ import annotations
 
@@ -17,9 +15,11 @@ from dnnc.ir.errors import DnncError
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder, complete
 from dnnc.ir.graph.interp import run
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
+
+pytestmark = pytest.mark.family("samples")
 
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0)
 PADDED = frozenset(("conv", "conv_transpose"))  # 0 * inf in the padding: a product, or a shorter sum
@@ -70,7 +70,7 @@ def test_the_tensor_expression_says_the_same(op: OpDef, s: Sample) -> None:
         arrays = spoiled(op, s, seed)
         wide = (
             arrays
-            if "bits" in op.traits
+            if Trait.BITS in op.traits
             else [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)]
         )
         with np.errstate(all="ignore"):

@@ -10,6 +10,7 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.interp import run
 from dnnc.ir.loops.text import show_kernel
+from dnnc.ir.op import Trait
 from dnnc.ir.tolerances import bound
 from dnnc.passes.analysis.alias import root
 from dnnc.passes.analysis.kinds import kind_of
@@ -191,6 +192,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(("text", "expected"), [p[1:] for p in PLANS], ids=[p[0] for p in PLANS])
 def test_plan_and_numbers(text: str, expected: list[str]) -> None:
     g = graph_of(text)
@@ -204,6 +206,7 @@ def test_plan_and_numbers(text: str, expected: list[str]) -> None:
             assert np.abs(a - b).max() <= bound(g.outputs[0].type.dtype, 600, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "kernels"), [("cubic", 4), ("linear", 3), ("nearest", 3)])
 def test_a_convolution_keeps_its_schedule_before_a_resize(mode: str, kernels: int) -> None:
     """Cubic interpolation of whole vectors is not repeated for each lane that is unpacked; a convolution is never taken
@@ -234,7 +237,7 @@ def test_every_node_is_in_one_group_and_no_group_has_two_anchors() -> None:
     plan = plan_fusion(g)
     nodes = [n for grp in plan.groups for n in grp.nodes]
     assert len(nodes) == len(set(nodes)) == len(g)
-    assert all(sum("contraction" in n.op.traits for n in grp.nodes) <= 1 for grp in plan.groups)
+    assert all(sum(Trait.CONTRACTION in n.op.traits for n in grp.nodes) <= 1 for grp in plan.groups)
 
 
 def test_fusion_off() -> None:
@@ -288,6 +291,7 @@ def test_long_chains_are_cut() -> None:
     assert [len(grp.nodes) for grp in plan_fusion(g).groups] == [12, MAX_NODES, MAX_NODES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fuse", [True, False])
 def test_plans_of_random_graphs(fuse: bool) -> None:
     for seed in range(60):

@@ -56,6 +56,7 @@ def test_a_window_over_channels_reads_rows_between_blocks() -> None:
     assert [" blocked" in x for x in made] == [True, True, True, False, False, True, True, False]
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("shape,window,made", [
     ((1, 8, 9, 9), "kernel=(3, 3), pads=(1, 1, 1, 1)", ["pack", "max_pool", "pack"]),
     ((1, 2, 9, 9), "kernel=(3, 3), pads=(1, 1, 1, 1)", ["max_pool"]),
@@ -98,6 +99,7 @@ def test_matrices_of_panels() -> None:
     assert 'f32[8, 40] @ "1/16 0 1%16"' in str(g)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("x", "y", "packed"),
     [
@@ -148,6 +150,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", NUMBERS)
 def test_numbers(text: str) -> None:
     g = graph_of(text)
@@ -159,6 +162,7 @@ def test_numbers(text: str) -> None:
     assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 1000, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -173,7 +177,7 @@ def test_integers_lie_in_blocks_and_stay_exact(text: str) -> None:
     arrays = [rng.integers(-200, 200, [int(d) for d in v.type.shape]).astype(np.int32) for v in g.inputs]  # type: ignore[arg-type]
     assert np.array_equal(dnnc.compile(g, cache=False)(*arrays), run(g, arrays)[0])
     assert assign_layouts(g, 16)
-    assert all(n.inputs[1].type.layout is not None for n in g.nodes() if n.op.name != "pack")  # type: ignore[union-attr]
+    assert all(not n.inputs[1].type.row_major for n in g.nodes() if n.op.name != "pack")  # type: ignore[union-attr]
 
 
 def statements(text: str, strict: bool = True) -> list[str]:
@@ -219,9 +223,7 @@ GROUPS = "def g(x: f32[1, 36, 6, 6], *, w: f32[72, 12, 1, 1]):\n    return conv(
 
 
 def test_groups_that_share_a_block() -> None:
-    """Three groups of 24 outputs: the second panel of 16 has outputs of two groups, whose filters stand behind each
-    other.
-    """
+    """Three groups of 24 outputs: the second panel of 16 has outputs of two groups."""
     g = graph_of(GROUPS)
     w = next(iter(g.constants.values()))
     assign_layouts(g, 16)
@@ -234,6 +236,7 @@ def test_groups_that_share_a_block() -> None:
     assert np.array_equal(spread[16:32], np.block([[kernel[16:24], zero], [zero, kernel[24:32]]]))
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     ("sizes", "lanes", "strict", "way"),
     [
@@ -257,11 +260,14 @@ def test_groups_that_share_a_block() -> None:
 )
 def test_groups_narrower_than_a_vector(sizes: tuple[int, int, int, int], lanes: int, strict: bool, way: str) -> None:
     channels, made, k, group = sizes
-    text = f"def g(x: f32[1, {channels}, 6, 21], *, w: f32[{made}, {channels // group}, {k}, {k}]):\n    return conv(x, w, group={group})"
+    text = (
+        f"def g(x: f32[1, {channels}, 6, 21], *, w: f32[{made}, {channels // group}, {k}, {k}]):\n"
+        f"    return conv(x, w, group={group})"
+    )
     g = graph_of(text)
     assign_layouts(g, lanes, strict)
     (conv,) = (n for n in g.nodes() if n.op.name == "conv")
-    assert conv.attrs["panel"] == (lanes if way == "panel" else 0) and conv.output.type.layout is not None
+    assert conv.attrs["panel"] == (lanes if way == "panel" else 0) and not conv.output.type.row_major
     x = np.random.default_rng(4).standard_normal((1, channels, 6, 21)).astype(np.float32)
     want = run(graph_of(text), [x], "float64")[0]
     for target in ("llvm", "llvm -mcpu=haswell"):
@@ -279,6 +285,7 @@ def test_strict_numerics_keep_the_groups_apart() -> None:
     assert np.isfinite(got[:, :24]).all() and np.isfinite(got[:, 48:]).all() and not np.isfinite(got[:, 24:48]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parameter", "input"])
 def test_groups_with_weights_that_change(kind: str) -> None:
     text = GROUPS if kind == "parameter" else GROUPS.replace(" *,", "")
@@ -297,7 +304,7 @@ def test_weights_are_relabelled_not_copied_by_nodes() -> None:
         "group=40)"
     )
     assign_layouts(g, 16)
-    layouts = {str(v.type.layout) for n in g.nodes() if n.op.name == "conv" for v in n.inputs[1:2] if v is not None}
+    layouts = {str(v.type.encoding) for n in g.nodes() if n.op.name == "conv" for v in n.inputs[1:2] if v is not None}
     assert layouts == {"0/16 1/16 2 3 1%16 0%16", "0/16 1 2 3 0%16"}
     assert sum(n.op.name == "pack" for n in g.nodes()) == 2  # of the input and the output
 
@@ -324,6 +331,7 @@ def test_packs_that_meet_cancel() -> None:
     assert ops == ["pack", "conv", "pack", "softmax", "pack", "conv", "conv", "pack"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_random_graphs_keep_their_meaning(lanes: int) -> None:
     blocked = 0
@@ -335,8 +343,8 @@ def test_random_graphs_keep_their_meaning(lanes: int) -> None:
         verify(g)
         compare(want, run(g, inputs))
         assert not assign_layouts(g, lanes), f"seed {seed}"
-        assert all(v.type.layout is None for v in (*g.inputs, *g.outputs))
-        blocked += sum(v.type.layout is not None for n in g.nodes() for v in n.outputs)
+        assert all(v.type.row_major for v in (*g.inputs, *g.outputs))
+        blocked += sum(not v.type.row_major for n in g.nodes() for v in n.outputs)
     assert blocked > 40
 
 

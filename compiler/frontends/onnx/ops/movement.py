@@ -11,7 +11,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ModelError
 from dnnc.ir.expr import Expr, const, terms, unwrap, value
 from dnnc.ir.graph import Value
-from dnnc.ir.ops.movement import normalize_slice
+from dnnc.ir.ops.slices import normalize_slice
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import Dim, product
 
@@ -146,9 +146,7 @@ def slice_(c: Call) -> Any:
 
 
 def split(c: Call) -> Any:
-    """Sizes are an attribute, or input 1 since opset 13 (and in opset 1); without them parts are equal, the last may be
-    smaller.
-    """
+    """Sizes are an attribute, or input 1 since opset 13; without them parts are equal, the last the smallest."""
     x = c.x()
     axis = normalize_axis(c.integer("axis", 0), x.type.rank)
     sizes: Sequence[Dim] | None = c.dims(1, "split") if c.has(1) else c.integers("split")

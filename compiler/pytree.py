@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import NUMBERS, Array
 from dnnc.ir.errors import InputError, a_type
 
-FIXED = (*NUMBERS, str, bytes, type(None), np.dtype, enum.Enum, type)
+FIXED = (bool, int, float, complex, str, bytes, type(None), np.dtype, enum.Enum, type)
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A value that is no array. `key` tells apart what is equal to Python but not the same: 1, 1.0 and True, 0.0 and
-    -0.0.
-    """
+    """A value that is no array. `key` tells apart equal values: 1, 1.0 and True, 0.0 and -0.0."""
 
     key: Any
     value: Any = field(compare=False)
@@ -48,11 +45,7 @@ Tree = Leaf | Fixed | Branch
 
 
 def is_array(x: Any) -> bool:
-    return (
-        isinstance(x, (Array, np.ndarray, np.generic))
-        or hasattr(x, "__dlpack__")
-        or hasattr(x, "__cuda_array_interface__")
-    )
+    return isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")
 
 
 def key_of(value: Any, where: str) -> Any:
@@ -70,9 +63,7 @@ def key_of(value: Any, where: str) -> Any:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is a leaf and what may stand in a tree: `leaves` are further types of leaves, `any` allows values of all
-    types.
-    """
+    """What is a leaf of a tree: `leaves` are further types of leaves, `any` allows values of all types."""
 
     leaves: tuple[type, ...] = ()
     any: bool = False
