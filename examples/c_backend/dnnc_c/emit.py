@@ -19,8 +19,8 @@ from dnnc.passes.lower.conversions import is_small, narrow, to_odd, widen
 
 # Functions of C's math library; float32 ones end in f.
 MATH = frozenset(
-    "exp exp2 expm1 log log1p pow sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf floor ceil trunc "
-    "rint fma".split()
+    "exp exp2 expm1 log log1p pow sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf floor ceil "
+    "trunc rint fma".split()
 )
 # Every operand is a name or a number, so it may occur twice.
 FLOAT = {
