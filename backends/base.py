@@ -510,7 +510,7 @@ class Backend:
 
     @classmethod
     def availability(cls) -> dict[str, Any]:
-        """For `dnnc targets`: "name", "available", "reason", and facts by name."""
+        """For `dnnc targets`: "name", "available", "reason", and facts by name. TargetError: it is not available."""
         return {"name": cls.name, "available": True, "reason": ""}
 
 

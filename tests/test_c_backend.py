@@ -14,9 +14,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from typer.testing import CliRunner
 
 import dnnc
 from dnnc.backends import registry
+from dnnc.cli.app import app
 from dnnc.ir.errors import AccuracyError, InputError, InternalError, TargetError
 from dnnc.ir.graph.text import parse
 from dnnc.onnx_backend import run_node
@@ -89,7 +91,15 @@ def rng() -> np.random.Generator:
 
 def test_the_entry_point_is_found() -> None:
     assert "c" in registry.names()
-    assert registry.backend_class("c").availability()["available"]
+    shown = CliRunner().invoke(app, ["targets"]).output
+    assert "c: available" in shown and "compiler" in shown
+
+
+def test_a_package_that_cannot_be_imported_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.BACKENDS, "broken", "no_such_package:Backend")
+    assert "broken: not available" in CliRunner().invoke(app, ["targets"]).output
+    with pytest.raises(TargetError, match="its backend no_such_package:Backend cannot be loaded: No module named"):
+        dnnc.compile(parse("def g(x: f32[2]):\n    return exp(x)\n"), target="broken")
 
 
 def test_a_compiler_that_is_missing_is_an_error(mlp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +111,7 @@ def test_a_compiler_that_is_missing_is_an_error(mlp: Any, monkeypatch: pytest.Mo
 
     identity.cache_clear()
     monkeypatch.setenv("PATH", "")
-    found = registry.backend_class("c").availability()
+    found = registry.availability("c")
     identity.cache_clear()
     assert not found["available"] and "install gcc" in found["reason"]
 

@@ -58,7 +58,4 @@ class CBackend(Backend):
 
     @classmethod
     def availability(cls) -> dict[str, Any]:
-        try:
-            return {"name": cls.name, "available": True, "reason": "", "compiler": identity("cc")}
-        except TargetError as e:
-            return {"name": cls.name, "available": False, "reason": str(e)}
+        return {**super().availability(), "compiler": identity("cc")}
