@@ -75,7 +75,7 @@ class _Run:
             return buffers[ref.number] + ref.inside
         if ref.space == "parameter":
             assert self.table is not None, "programs that read parameters are run with them"
-            return int(self.table.pointers[ref.number]) + ref.inside
+            return int(self.table.pointers[ref.number] or 0) + ref.inside
         return self.spaces[ref.space] + (ref.offset if ref.space == "arena" else ref.number + ref.inside)
 
     def calls(self, calls: Sequence[Call], buffers: Sequence[int]) -> None:
