@@ -95,7 +95,7 @@ def revise_of(choose: Choose) -> Revise | None:
 
 def unmeasured(opts: CompileOptions, backend: Backend, kept: KernelCache | None = None) -> Choose:
     """What the cost model that ships takes for fastest; without optimization the templates' own first choice."""
-    if opts.opt_level < 3:
+    if opts.opt_level < 3 or backend.limits is None:
         return first_choice
 
     @cache

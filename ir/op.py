@@ -186,6 +186,8 @@ class OpDef:
     quantization: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise TypeError(f"op {self.name!r}: a name is an identifier, since texts of graphs and kernels hold it")
         given = [n for n in ("compute", "decompose", "host") if getattr(self, n) is not None]
         if len(given) != (Trait.CONTROL not in self.traits):
             raise TypeError(f"op {self.name} needs exactly one of compute, decompose, host; it has {given}")

@@ -43,7 +43,10 @@ def tasks_of(text: str, setting: Setting, precision: str | None = None) -> list[
     """
     machine = machine_of(setting.target)
     program = compile_program(
-        parse(text, _constants(text)), machine.context(setting, precision), machine.templates(setting)
+        parse(text, _constants(text)),
+        machine.context(setting, precision),
+        machine.templates(setting),
+        passes=machine.backend.passes(3),
     )
     return extract(program, setting)
 

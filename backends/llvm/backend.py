@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ class LlvmBackend(Backend):
     saves_programs = True
 
     def __init__(self, target: Target, threads: int | None = None) -> None:
-        self.target: CpuTarget = parse_target(str(target), threads)
+        self.target: CpuTarget = parse_target(str(replace(target, kind=LlvmBackend.name)), threads)
         self.threads = self.target.threads
 
     @cached_property
