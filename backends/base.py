@@ -316,7 +316,7 @@ class Backend:
 
         `rounded`: TF32 products are allowed.
         """
-        from dnnc.passes.schedule.step import AS_LOWERED
+        from dnnc.passes.schedule.step import AS_LOWERED  # a saved model does without it
 
         return (AS_LOWERED,)
 
@@ -372,8 +372,8 @@ class Backend:
 
     def describe(self, scheduled: ScheduledGraph) -> Program:
         """The program without machine code, to show its texts."""
-        from dnnc.backends.build import symbols_of
-        from dnnc.backends.runtime.link import link
+        from dnnc.backends.build import symbols_of  # a saved model does without it
+        from dnnc.backends.runtime.link import link  # a saved model does without it
 
         return link(scheduled, symbols_of(scheduled, self))
 
@@ -395,7 +395,7 @@ class Backend:
 
     def runner(self, parameters: Any | None) -> Runner:
         """What runs the programs of one model. `parameters`: see `dnnc.parameters`."""
-        from dnnc.backends.runtime.host_runner import HostRunner
+        from dnnc.backends.runtime.host_runner import HostRunner  # most backends have a runner of their own
 
         return HostRunner(parameters)
 
@@ -436,7 +436,7 @@ class Backend:
 
     def kernel_text(self, kernel: CompiledKernel, stage: str) -> str:
         """A kernel in one of the backend's languages."""
-        from dnnc.ir.loops.text import parse_kernel
+        from dnnc.ir.loops.text import parse_kernel  # a saved model does without it
 
         return kernel.text if kernel.control else self.emit(parse_kernel(kernel.text), kernel.symbol)
 
