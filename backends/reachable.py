@@ -88,9 +88,7 @@ def errors(got: Array, want: Array) -> Array:
 
 
 def bounds(dtype: DType, k: int, want: Array, operands: str) -> Array:
-    """The plain bound of each output; those far below the largest, as scores beside masks of -3e38, are measured by the
-    largest of them.
-    """
+    """Return each output's plain bound; outputs far below the largest (as scores by -3e38 masks) scale with it."""
     limit = np.full(want.shape, bound(dtype, k, want, operands))
     if dtype.is_float:
         size = np.abs(want)
@@ -170,9 +168,7 @@ class _Reach:
 
 
 def _perturbed(loose: Graph, arrays: list[Array], points: Array, k: int, rng: np.random.Generator) -> Iterator[Array]:
-    """The reference at the points, whose inputs are off by up to C rounding errors, and its values by those of their
-    own ops.
-    """
+    """Return the reference at the points for inputs off by up to C rounding errors, and its ops' own values."""
     extra = loose.inputs[len(arrays) :]
     sizes = [
         (C if v.name.startswith("gelu") else ON_THE_WAY * math.sqrt(k)) * EPS[v.type.dtype.computed.name] for v in extra

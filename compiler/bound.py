@@ -83,9 +83,7 @@ def _same_memory(a: Array, b: Array) -> bool:
 
 
 def of_graph(graph: Graph, parameters: Mapping[str, Any] | Sequence[str]) -> tuple[Graph, Bound]:
-    """A copy of a graph in which constants of these names are inputs. Of names without arrays the constants' contents
-    are taken.
-    """
+    """Copy a graph with these constants as inputs. Names without arrays take the constants' contents."""
     made = graph.copy()
     given = parameters if isinstance(parameters, Mapping) else dict.fromkeys(parameters)
     constants, inputs = {v.name: v for v in made.constants}, {v.name for v in made.inputs}

@@ -132,18 +132,14 @@ def is_torch(model: Any) -> bool:
 
 
 def open_dims(opts: CompileOptions, graph: Graph) -> CompileOptions:
-    """Options for a traced graph: sizes that are names are for one program to serve, unless the options say more of
-    them.
-    """
+    """Return the options for a traced graph: one program serves all sizes that are names, unless they say more."""
     return replace(opts, dims={**dict.fromkeys(graph.dims, (1, LARGEST)), **opts.dims}) if graph.dims else opts
 
 
 def traced_graph(
     fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, parameters: Any = None
 ) -> tuple[Graph, Mapping[str, Any]]:
-    """The graph of a function of array code, and its parameters. InputError where it is none, or nothing says what it
-    takes.
-    """
+    """Trace a function of array code: its graph and parameters. InputError where it cannot be traced."""
 
     if not callable(fn):
         raise InputError(f"inputs: only a function takes them, not {a_type(fn)}; sizes of a model are given by dims")
@@ -232,9 +228,7 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
 def compile_bound(
     model: Any, parameters: Mapping[str, Any] | Sequence[str] | bool, opts: CompileOptions, progress: Progress | None
 ) -> Executable:
-    """Compile an ONNX model some of whose weights are parameters. UnsupportedError where sizes depend on what they
-    hold, or on other contents.
-    """
+    """Compile an ONNX model with parameters. UnsupportedError where sizes depend on their contents."""
     from dnnc.frontends.onnx import NeedsValues, read_model
     from dnnc.frontends.onnx.parameters import bound_weights
     from dnnc.frontends.onnx.reader import load
@@ -276,9 +270,7 @@ def needs(error: Exception) -> tuple[str, ...]:
 def reader(
     model: Any, opts: CompileOptions, progress: Progress | None
 ) -> Callable[[ImportInputs], Variant | Condition]:
-    """A function that reads and compiles an ONNX model for what a call gives, or the condition that must be known
-    first.
-    """
+    """Return a function that compiles an ONNX model for a call, or the condition that must be known first."""
     from dnnc.frontends.onnx import NeedsValues, read_model
 
     def read(given: ImportInputs) -> Variant | Condition:

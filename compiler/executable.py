@@ -70,9 +70,7 @@ class Executable:
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """Names, dtypes and shapes. Sizes that only the data tells are symbolic; where even types depend on a call,
-        they are told after it.
-        """
+        """Names, dtypes and shapes. Data-dependent sizes are symbolic; call-dependent types are known after it."""
         return self._signature.outputs if self._imports is None else self._imports.outputs
 
     @property
@@ -88,16 +86,12 @@ class Executable:
 
     @property
     def variants(self) -> list[Executable]:
-        """Of a model that is read for the inputs of a call: what was compiled for each kind of them, the one used last
-        at the end.
-        """
+        """A model read for the inputs of a call: its variants by kind of input, the last one used at the end."""
         return [] if self._imports is None else self._imports.variants
 
     @property
     def resolved(self) -> Executable:
-        """What ran the last call: itself, or of a model that is read for the inputs of a call the variant. InputError
-        before the first call.
-        """
+        """Return what ran the last call: this, or its variant for the inputs. InputError before the first call."""
         return self if self._imports is None else self._imports.last
 
     @property
@@ -154,9 +148,7 @@ class Executable:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the model. InputError names the input, what was expected and what was given; TargetError: there is no
-        such device.
-        """
+        """Run the model. InputError names the input, expected and got; TargetError: no such device."""
         if not self._plain:
             return self._run(args, named)
         arrays = self._collect(args, named)
@@ -249,9 +241,7 @@ class Executable:
         return call
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
-        """Where the time of a call on these inputs goes, kernel by kernel; print it. `repeats`: calls to measure, about
-        a second's by default.
-        """
+        """Profile a call on these inputs by kernel, as a printable table. `repeats`: default about a second."""
         if self._imports is not None:
             return self._imports.profile(args, named, repeats)
         return self._compiler.profile(self, lambda: self._arrays(self._signature.in_order(args, named)), repeats)

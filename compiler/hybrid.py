@@ -170,9 +170,7 @@ def _bound(limits: Limits, shape: tuple[int, ...], bound: Bindings) -> bool:
 
 
 def _is_direct(n: Node) -> bool:
-    """Can the host function be called as it is? It then sees arrays as they are stored, and attributes that are numbers
-    but for new dims.
-    """
+    """True if the host function is callable as it is, on stored arrays and attributes fixed but for new dims."""
     values = [v for v in (*n.inputs, *n.outputs) if v is not None]
     stored = "bits" in n.op.traits or all(v.type.dtype.computed is v.type.dtype for v in values)
     new = {d for o in n.outputs for d in o.type.shape if isinstance(d, Var)} - {
@@ -250,9 +248,7 @@ class HybridProgram:
         copy_results(self.call(arrays), results, self._names)
 
     def text(self, stage: str, kernel: str | None) -> str:
-        """The texts of the segments, one behind the other; with stage "graph" the host nodes between them too.
-        InputError: no such kernel.
-        """
+        """Join the segments' texts; stage "graph" shows host nodes too. InputError: no such kernel."""
         texts, errors = [], []
         for k, s in enumerate(self.steps):
             if isinstance(s, HostStep):
@@ -268,9 +264,7 @@ class HybridProgram:
 
 
 def _own(a: Array, others: Sequence[Array]) -> Array:
-    """The array, or a copy where it is another's memory, is not contiguous, or would keep much more alive than it
-    has.
-    """
+    """Return the array, copied where it is shared, not contiguous, or a small part of a larger memory."""
     base = a.base
     wasteful = isinstance(base, np.ndarray) and base.nbytes > 2 * a.nbytes
     if wasteful or not a.flags.c_contiguous or not a.flags.writeable or any(np.may_share_memory(a, b) for b in others):
@@ -359,9 +353,7 @@ class HybridCompiler(ModelCompiler):
         return program
 
     def _check(self, program: HybridProgram, dims: Mapping[Var, int]) -> None:
-        """Compare a program with the interpreter on random numbers; there are no random texts that would mean anything.
-        AccuracyError where it is off.
-        """
+        """Compare a program with the interpreter on random numbers (strings are skipped). AccuracyError if off."""
         if any(v.type.dtype.kind == "s" for v in (*self.graph.inputs, *self.graph.outputs)):
             return
         whole = Donation({}, self.inputs)
@@ -426,9 +418,7 @@ def staged(compiler: HybridCompiler) -> Executable:
 
 
 class HybridCalls:
-    """Arrays on a device go over the host, where some of the steps are; results are arrays of the first input's
-    library.
-    """
+    """Device arrays pass through the host for host steps; results are arrays of the first input's library."""
 
     def __init__(self, device: Callable[[], Device], signature: Signature, cache: ProgramCache) -> None:
         self._device, self._signature, self._cache = device, signature, cache

@@ -41,9 +41,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ImportInputs:
-    """What a model is read for: the forms of inputs, and by the names of their tensors (`x`, `xs[0]`) shapes, and
-    contents where needed.
-    """
+    """What a model is read for: forms of inputs, and shapes and contents by tensor name (`x`, `xs[0]`)."""
 
     forms: Mapping[str, Form]
     shapes: Mapping[str, tuple[int, ...]]
@@ -293,9 +291,7 @@ class ImportCompiler(ModelCompiler):
         return self._last.source(stage, kernel)
 
     def save(self, path: Any, programs: Mapping[tuple[int, ...], Any], small: bool, archs: Sequence[str]) -> None:
-        """Variants are compiled anew for the first calls after loading. ModelError if the model's file is not there any
-        more.
-        """
+        """Recompile variants at the first calls after loading. ModelError if the model's file is gone."""
         from dnnc.artifact.writer import save_onnx  # loads what writes, which a call does without
 
         assert self.onnx is not None

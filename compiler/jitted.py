@@ -1,6 +1,4 @@
-"""`@dnnc.jit`: a function of array code that is compiled when it is called, once for each structure, dtype and shape of
-its arguments.
-"""
+"""`@dnnc.jit`: array code compiled at its call, once per structure, dtype and shape of its arguments."""
 
 from __future__ import annotations
 
@@ -86,9 +84,7 @@ class Jitted:
         )
 
     def __reduce__(self) -> Any:
-        """By name, as functions are pickled: the one that the module holds. Programs are compiled where it is
-        called.
-        """
+        """Pickle by name, as functions are: the module's function. Programs are compiled where it is called."""
         found: Any = sys.modules.get(self._fn.__module__)
         for name in self._fn.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -185,9 +181,7 @@ class Jitted:
         return bound.arguments
 
     def refit(self) -> None:
-        """Bind the arrays of parameters anew at the next call, as their owner has written into them. Nothing is
-        compiled.
-        """
+        """Bind parameter arrays anew at the next call, since their owner wrote into them. Compiles nothing."""
         with self._lock:
             for program, _ in self._programs.values():
                 if isinstance(program, BoundProgram):
@@ -207,9 +201,7 @@ class Jitted:
         return leaves, Branch(dict, tuple(arguments), tuple(trees))
 
     def _open(self, paths: Sequence[str], arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The shapes with names for the sizes that stay open. Where one of these is 0 it is a number: programs for all
-        sizes need elements.
-        """
+        """Return shapes with names for open sizes. Sizes of 0 stay numbers: such programs need elements."""
         for p in self._dynamic:
             if p not in paths:
                 raise InputError(

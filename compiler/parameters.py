@@ -96,9 +96,7 @@ class Parameters:
             return made
 
     def refit(self, changed: Mapping[str, Any]) -> None:
-        """Bind other arrays, and make anew what was made of parameters. InputError names one that does not fit; then
-        all stays as it was.
-        """
+        """Bind other arrays and refit. InputError names one that does not fit and leaves everything as it was."""
         if not set(changed) <= set(self._values):
             changed = flat(changed)
         for name in changed:
@@ -203,9 +201,7 @@ def with_parameters(
 
 
 def frozen(graph: Graph, contents: Callable[[str], Array]) -> Graph:
-    """A graph whose parameters are constants with these contents, by the names of the prologue's inputs. It must not
-    have been compiled yet.
-    """
+    """Make the parameters of an uncompiled graph constants with these contents, by prologue input name."""
     made = graph.copy()
     assert made.prologue is not None and not len(made.prologue), "passes have been at work"
     for v, held in list(made.parameters.items()):

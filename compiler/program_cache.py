@@ -1,6 +1,4 @@
-"""The programs of one model, and their instances for the shapes of calls: compiled when first met, the ones used last
-kept.
-"""
+"""A model's programs and instances by shapes: compiled at first use, least recently used ones dropped."""
 
 from __future__ import annotations
 
@@ -89,9 +87,7 @@ class ModelCompiler(ABC):
         """The text of a program at a stage; of one kernel by number, name or symbol. InputError names what there is."""
 
     def profile(self, f: Executable, collect: Callable[[], list[Array]], repeats: int | None) -> Profile:
-        """Where the time of a call goes; `collect` gives its arrays. UnsupportedError: nothing is compiled for this
-        target.
-        """
+        """Profile a call; `collect` gives its arrays. UnsupportedError: nothing is compiled for this target."""
         raise UnsupportedError(f"a profile is of compiled code; the target {self.options.target} has none")
 
     def prepare(self, instance: Any, shapes: Shapes) -> None:  # noqa: B027
@@ -178,9 +174,7 @@ class ProgramCache:
             self.instances.move_to_end(shapes)
 
     def _drop_program(self) -> None:
-        """Forget the oldest program that was not used again since one was last dropped, with its instances; the newest
-        one stays.
-        """
+        """Drop the oldest program unused since the last drop, and its instances; the newest one stays."""
         *old, _ = self.programs
         recent = {id(i.program) for i in self.instances.values() if i.used}
         dropped = self.programs.pop(next((s for s in old if id(self.programs[s]) not in recent), old[0]))

@@ -78,9 +78,7 @@ def schedules_for(opts: CompileOptions, backend: Backend, store: KernelCache | N
 
 @cache
 def sources_version() -> str:
-    """Changes with what decides a schedule: dnnc's version, and names, sizes and times of the files, which takes a
-    millisecond to read.
-    """
+    """A key of what decides a schedule: dnnc's version, and names, sizes and times of files (1 ms to read)."""
     h = hashlib.sha256(dnnc.__version__.encode())
     top = Path(str(dnnc.ir.__file__)).parents[1]
     for package in ("ir", "passes", "autotune", "backends"):

@@ -63,9 +63,7 @@ class Signature:
         )
 
     def buffers(self, outputs: Any) -> list[Any]:
-        """Buffers for outputs as a list: one for each, or the array of a single output. InputError for anything
-        else.
-        """
+        """Return the output buffers as a list, from a sequence or a single array. InputError for anything else."""
         if isinstance(outputs, (list, tuple)):
             return list(outputs)
         if len(self.output_names) == 1 and is_array(outputs):
@@ -75,9 +73,7 @@ class Signature:
         )
 
     def in_order(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments of a call as they are given, in the order of the inputs. InputError where one is missing or
-        unknown.
-        """
+        """Return a call's arguments in the order of the inputs. InputError where one is missing or unknown."""
         if len(args) == 1 and not named and type(by_name := args[0]) is dict:
             args, named = (), by_name
         if named:
@@ -167,9 +163,7 @@ def is_array(x: Any) -> bool:
 
 
 def converted(a: Any, name: str, dtype: Any, rank: int | None, what: str = "input") -> Array:
-    """Lists, scalars, strided arrays and NumPy's strings; another dtype of an array is an error that names the cast.
-    rank None: any.
-    """
+    """Convert lists, scalars, strided arrays and NumPy strings; another dtype is an error that names the cast."""
     if hasattr(a, "__array__") or hasattr(a, "__dlpack__"):
         x = np.asarray(a) if hasattr(a, "__array__") else np.from_dlpack(a)
         if dtype.kind == "O" and x.dtype.kind in "US":

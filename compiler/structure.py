@@ -1,6 +1,4 @@
-"""Takes a call's values apart into the arrays that compiled code knows, and puts results together; see
-`dnnc.ir.form`.
-"""
+"""Takes a call's values apart into the arrays of compiled code, and assembles results; see `dnnc.ir.form`."""
 
 from __future__ import annotations
 

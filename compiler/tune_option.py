@@ -87,9 +87,7 @@ def choose_of(opts: CompileOptions, backend: Backend, kept: KernelCache | None =
 
 
 def revise_of(choose: Choose) -> Revise | None:
-    """How the plan of a program is changed before its kernels are chosen: as the log decided on fusion. None where it
-    decided nothing.
-    """
+    """Return the log's decision on fusion as a change of the plan before kernels are chosen; None without one."""
     revise: Revise | None = getattr(choose, "revise", None)
     return revise
 

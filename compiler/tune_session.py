@@ -75,9 +75,7 @@ class Tuned:
         return f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; .compile() takes the winners>"
 
     def compile(self, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> Any:
-        """Compile the model with the winners. Other options than those it was tuned for may lead to other kernels,
-        which stay untuned.
-        """
+        """Compile the model with the winners. Options that differ from the tuning run may give untuned kernels."""
         from dnnc.autotune.log.replay import Winners
         from dnnc.driver import compile
 
@@ -310,9 +308,7 @@ def selected(tasks: Sequence[tuple[Task, int]], only: str | Sequence[str] | None
 def space_of(
     machine: Machine, opts: CompileOptions, own: Space | None, calls: Callable[[Task], list[Choice]] | None = None
 ) -> Callable[[Task], list[Choice]]:
-    """The choices of a task: what an untuned compilation takes, `calls` of libraries, then dnnc's space, or one's
-    own.
-    """
+    """The choices of a task: the untuned default, `calls` of libraries, then dnnc's space or a custom one."""
     usual = choose_of(replace(opts, tune=None, dims=dict(opts.dims)), machine.backend)
 
     def choices(task: Task) -> list[Choice]:

@@ -42,9 +42,7 @@ class Arena:
         return self._places.least(self._numbers(dims))
 
     def held(self, slot: int) -> Life | None:
-        """The steps during which all bytes of a slot are its own, whatever the sizes; None where pieces of it come one
-        after another.
-        """
+        """Return the steps in which all bytes of a slot are live at any size; None where pieces follow one another."""
         return None if self.pieces[slot] else self.lives[slot]
 
     @cached_property

@@ -124,9 +124,7 @@ class Const(Expr):
 
 
 class Var(Expr):
-    """A dim, loop variable, scalar parameter or let-bound value. Bounds are inclusive, may be symbolic, and are part of
-    it.
-    """
+    """A dim, loop variable, scalar parameter or let. Bounds are inclusive, may be symbolic, and part of it."""
 
     __slots__ = ("name", "lo", "hi", "div")
     name: str
@@ -453,9 +451,7 @@ def free(e: Expr) -> frozenset[Var]:
 
 
 def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
-    """Apply f to the children and make the node anew, which simplifies it; the node itself where they stay as they
-    are.
-    """
+    """Rebuild and simplify the node with f applied to its children; the same node if they do not change."""
     if isinstance(e, Linear):
         new = [f(t) for t, _ in e.terms]
         if all(x is t for x, (t, _) in zip(new, e.terms)):

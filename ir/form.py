@@ -43,9 +43,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Form:
-    """The structure of one value: "array", "nothing", "list" of `items`, "dict" (an array [len(keys)]) or "dicts" (an
-    array [n, len(keys)]).
-    """
+    """Structure of a value: "array", "nothing", "list" of `items`, "dict" (array [keys]), "dicts" ([n, keys])."""
 
     kind: str
     items: tuple[Form, ...] = ()

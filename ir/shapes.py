@@ -1,6 +1,4 @@
-"""Shapes with symbolic dims: broadcasting, binding dims to the sizes of real arrays, and fixing dims of a whole
-graph.
-"""
+"""Shapes with symbolic dims: broadcasting, binding to sizes of arrays, fixing dims of a whole graph."""
 
 from __future__ import annotations
 
@@ -115,9 +113,7 @@ def bind_variables(bound: Bindings, v: Value, shape: Sequence[int]) -> None:
 
 
 def bind_shape(bound: Bindings, v: Value, shape: Sequence[int]) -> None:
-    """Bind what the shape of `v` tells, and check the rest. InputError names the value, the axis and the expected
-    relation.
-    """
+    """Bind what the shape of `v` tells, check the rest. InputError names value, axis and expected relation."""
     bind_variables(bound, v, shape)
     for k, (d, n) in enumerate(zip(v.type.shape, shape)):
         if d is n or d == n:
@@ -137,9 +133,7 @@ def _sorted(d: Expr) -> list[Var]:
 
 
 def _solve(bound: Bindings, v: Value, d: Expr, n: int) -> int:
-    """The value of d; where one variable of it is unbound and d is linear in it, that is bound so that d == n if
-    possible.
-    """
+    """Return d's value; one unbound variable in which d is linear is bound so that d == n if possible."""
     rest = substitute(d, as_env({x: bound[x] for x in free(d) if x in bound}))
     if isinstance(rest, Expr) and len(free(rest)) == 1:
         (x,) = free(rest)

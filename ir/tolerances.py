@@ -69,9 +69,7 @@ def bound(dtype: DType, k: int, reference: Any, operands: str = "") -> float:
 
 
 def reduced(form: str, depth: int, reference: Any) -> float:
-    """The largest error of a model's output where values are rounded to `form` (a key of EPS) and up to `depth` nodes
-    follow one another.
-    """
+    """Error bound of a model whose values are rounded to `form` (a key of EPS) along up to `depth` nodes."""
     return float(REDUCED * EPS[form] * np.sqrt(max(depth, 1)) * max(_scale(reference), TINY.get(form, 1e-30)))
 
 

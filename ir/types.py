@@ -99,9 +99,7 @@ def parse_layout(text: str) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """`f32[N, 64, 56, 56]`, with `@ "0 1/16 2 3 1%16"` when the layout is not row-major. Dims are ints or symbolic
-    expressions.
-    """
+    """`f32[N, 64, 56, 56]`, with `@ "0 1/16 2 3 1%16"` if not row-major. Dims are ints or expressions."""
 
     dtype: DType
     shape: tuple[Dim, ...]

@@ -83,9 +83,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """What a pass did: wall-clock seconds (without checks and dumps), the number of nodes before and after, and
-    notes.
-    """
+    """A pass's record: wall-clock seconds (without checks, dumps), node counts before and after, notes."""
 
     name: str
     seconds: float
@@ -141,9 +139,7 @@ class PassManager:
 
 
 def _blamed(p: Pass, e: Exception) -> Exception:
-    """The error with the pass's name. What a user's model causes keeps its class, any other failure is the pass's
-    fault.
-    """
+    """Return the error with the pass's name. A user's error keeps its class, others are the pass's fault."""
     if isinstance(e, VerifyError):
         return VerifyError(f"pass {p.name} broke the graph: {e}")
     if isinstance(e, DnncError):
@@ -192,9 +188,7 @@ def count_nodes(graph: Graph) -> int:
 
 
 def is_pure(n: Node) -> bool:
-    """May the node be dropped, moved or merged? Its op and all nodes of its subgraphs have no effect and draw no random
-    numbers.
-    """
+    """True if the node may be dropped, moved or merged: it and its subgraphs are pure and deterministic."""
     if "pure" not in n.op.traits or "random" in n.op.traits:
         return False
     return all(is_pure(m) for s in n.subgraphs() for m in s.nodes())

@@ -43,9 +43,7 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
-    """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as
-    they are.
-    """
+    """Assign layouts in a graph and its subgraphs, but for recurrence bodies, whose kernels read row-major."""
     bodies = {s for g in graphs(graph) for n in g.nodes() if n.op.name == "recurrence" for s in n.subgraphs()}
     others = [g for g in graphs(graph) if g not in bodies]
     return any(
@@ -59,9 +57,7 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
 
 
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
-    """Outputs that are inputs, constants, parameters, views of those, or given twice get memory of their own through a
-    copy.
-    """
+    """Copy outputs that are inputs, constants, parameters, their views or duplicates to memory of their own."""
     changed = False
     seen: set[Value] = set()
     for k, v in enumerate(graph.outputs):

@@ -128,9 +128,7 @@ class Match:
 
     @property
     def b(self) -> Builder:
-        """Makes nodes in front of the root, with the locations of all nodes matched so far. Ask all questions
-        before.
-        """
+        """Makes nodes in front of the root with locations of all matched nodes. Ask all questions before."""
         self.built = True
         locs = self.root.locs
         for n in self.matched[1:]:
@@ -171,9 +169,7 @@ class Match:
 
 
 def uniform(a: Array) -> Any:
-    """The number that all elements are (the same bits: 0.0 is not -0.0), as a Python number; None if they differ or are
-    no numbers.
-    """
+    """Return the number that all elements equal bit for bit (0.0 is not -0.0); None if they differ."""
     if a.size == 0 or a.dtype.kind in "OUSTc":
         return None
     flat = a.reshape(-1) if a.flags.c_contiguous else a.ravel()
@@ -214,9 +210,7 @@ class _Driver:
         self.budget = 100 * len(graph) + 1000  # far more than any graph needs; a cycle of rules ends here
 
     def run(self) -> bool:
-        """Rounds over all nodes until one changes nothing: a pattern may reach further than to the readers that were
-        offered again.
-        """
+        """Rewrite until a round changes nothing: patterns may reach further than the readers revisited."""
         changed = False
         while self.round():
             changed = True

@@ -263,9 +263,7 @@ class _Writer:
 
 @contextmanager
 def locked(fd: int) -> Iterator[None]:
-    """Holds the lock that all writers of a log take. Systems without such locks are served without: one process at a
-    time, then.
-    """
+    """Hold the lock of a log's writers. Systems without such locks allow only one process at a time."""
     try:
         import fcntl
     except ImportError:
@@ -295,9 +293,7 @@ def _cut_torn(fd: int) -> int:
 
 
 def write_whole(path: Path, lines: Iterable[bytes]) -> None:
-    """Put a log in the place of whatever is there: all of it or, where that fails, nothing. TuneError where it cannot
-    be written.
-    """
+    """Replace a log completely or, on failure, not at all. TuneError where it cannot be written."""
     try:
         with replacing(path) as f:
             f.writelines(lines)

@@ -87,9 +87,7 @@ class Replay:
         return choice
 
     def refused(self, program: Program) -> list[tuple[str, Refusal]]:
-        """The winners that did not apply, with the names of the kernels: another version made them, or they are those
-        of other templates.
-        """
+        """Return winners that did not apply, with kernel names: of another version or other templates."""
         given = {id(c) for c in self._given}
         steps = [
             (s.kernel.name, s.refusal)

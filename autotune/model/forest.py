@@ -51,15 +51,11 @@ class Forest:
         return int(self.member.max(initial=-1)) + 1
 
     def predict(self, x: Array) -> Array:
-        """Features float32 [n, F] -> scores float64 [n]: logarithms of speed, of which differences within a task mean
-        something.
-        """
+        """Features float32 [n, F] -> scores float64 [n]: log speed, comparable within a task."""
         return self.votes(x).mean(1)  # type: ignore[no-any-return]
 
     def spread(self, x: Array) -> Array:
-        """Standard deviation of the members' scores, [n]: how unsure a score is. Each member's scores are taken
-        relative to their mean over x.
-        """
+        """Return the members' standard deviation [n], a score's uncertainty; scores relative to their mean over x."""
         return self.judge(x)[1]
 
     def judge(self, x: Array) -> tuple[Array, Array]:

@@ -36,9 +36,7 @@ Knobs = Mapping[str, "int | str"]
 
 
 def clock(limits: Limits) -> float:
-    """Cycles a second: of a core that begins two multiply-adds of vectors in one, of a multiprocessor that begins
-    128.
-    """
+    """Cycles a second: of a core that starts two vector FMAs a cycle, of an SM that starts 128."""
     return limits.flops / limits.cores / (2 * SM_CORES if limits.kind == "gpu" else 4 * limits.lanes)
 
 
@@ -122,9 +120,7 @@ def _balance(pieces: float, units: float) -> float:
 
 
 def _memory(w: Work, limits: Limits) -> float:
-    """Seconds in which everything is read and written once: constants out of memory, the rest out of the cache that
-    holds all of it.
-    """
+    """Seconds to read and write everything once: constants from memory, the rest from the cache that holds it."""
     cold = sum(b.nbytes for b in w.buffers if b.constant)
     warm = w.nbytes - cold
     l2 = limits.l2 * (limits.cores if limits.kind == "cpu" else 0.7)

@@ -198,9 +198,7 @@ def grain(at: Expr, around: Sequence[For], most: int, merged: bool) -> int:
 
 
 def _counted(t: Expr, extents: Mapping[Any, int]) -> int:
-    """The values 0, 1, 2, ... that a term takes one after the other: a loop's, or its remainders (blocks of channels).
-    0: it is another term.
-    """
+    """Return a term's successive values: a loop's, or remainders (channel blocks). 0: it is another term."""
     if isinstance(t, Op) and t.name == "%":
         return gcd(extents.get(t.args[0], 0), value(t.args[1]) or 1) if t.args[0] in extents else 0
     return extents.get(t, 0)

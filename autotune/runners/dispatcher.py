@@ -85,9 +85,7 @@ class Deal:
         return Parcel(numbers)
 
     def answered(self, parcel: Parcel, trials: Iterable[Trial]) -> list[Trial]:
-        """The trials of a parcel that are those of its requests. What the worker left out is handed out again, as if
-        the worker had gone.
-        """
+        """Return a parcel's trials that match its requests. Missing ones are retried, as for a lost worker."""
         wanted: dict[object, list[int]] = defaultdict(list)
         for k in parcel.numbers:
             r = self._held[k].request
@@ -101,9 +99,7 @@ class Deal:
         return mine + self.lost(parcel, "a worker gave no answer for it")
 
     def lost(self, parcel: Parcel, why: str) -> list[Trial]:
-        """A worker has gone with a parcel: others get it, one request at a time. The trials of those requests that are
-        given up.
-        """
+        """A worker is lost: retry its parcel's requests one by one. Return the trials given up."""
         given_up = []
         for k in reversed(parcel.numbers):  # back to where it was taken from, in the same order
             h = self._held[k]
@@ -121,9 +117,7 @@ class Deal:
         return given_up
 
     def unserved(self, served: Collection[str], why: str) -> list[Trial]:
-        """Give up what waits for targets that no worker has; `why`: what is known of workers that went or never
-        came.
-        """
+        """Give up requests for targets without a worker; `why`: what is known of lost or missing workers."""
         given_up = []
         there = f"workers there are: {', '.join(sorted(set(served)))}" if served else "no worker is left at all"
         for target in sorted(self.waiting() - set(served)):

@@ -292,9 +292,7 @@ class RayRunner:
         self._ray.kill(start.actor)
 
     def _note_late(self) -> None:
-        """Actors that Ray has no resources for stay in its queue, and are used once it has; who waits for them learns
-        why.
-        """
+        """Actors without resources stay in Ray's queue until it has them; who waits learns why."""
         for s in self._starting.values():
             if not s.late and time.monotonic() >= s.until:
                 s.late = True
@@ -306,9 +304,7 @@ class RayRunner:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _hand_out(self, deal: Deal) -> None:
-        """A parcel for every worker that has none. One that still works for a `measure` that was left early gets its
-        next one after that.
-        """
+        """Send every idle worker a parcel. Those still at an abandoned `measure` get theirs after it."""
         busy = {job.worker.place for job in self._jobs.values()}
         for w in self.workers:
             if w.place in busy:
@@ -415,9 +411,7 @@ def _load() -> Any:
 
 
 def _join(ray: Any, address: str | None) -> Callable[[], None]:
-    """Connect to the cluster; what undoes it. Nothing of Ray's goes to the terminal, no dashboard runs, and `ray.init`
-    sends no usage statistics.
-    """
+    """Connect to Ray; return the undo. Quiet terminal, no dashboard; `ray.init` sends no usage statistics."""
     if ray.is_initialized():
         return lambda: None
     _reach(address)
@@ -447,9 +441,7 @@ def _join(ray: Any, address: str | None) -> Callable[[], None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Nothing goes to the terminal's standard error, whoever writes it: Ray's C++ part repeats there for 20 s that a
-    token is wrong.
-    """
+    """Keep the terminal's stderr quiet, whoever writes: Ray's C++ part repeats a wrong token for 20 s."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -101,9 +101,7 @@ class Child:
             raise TuneError(f"cannot {self.arguments[0]} for {self.arguments[1]}: {self.hello['error']}")
 
     def ask(self, header: dict[str, Any], body: bytes, timeout: float) -> Answer:
-        """Its answer. Ended or Late where there is none; it then starts anew with the next question. Closed where it
-        was ended on purpose.
-        """
+        """Return the answer. Ended or Late without one (restarts at the next question). Closed: ended on purpose."""
         self.start()
         assert self._process is not None and self._process.stdin is not None
         try:

@@ -157,9 +157,7 @@ class Measurer:
 
 
 def serve(role: Callable[[], Builder | Measurer], requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more requests. What is no error of a kernel (a device that failed) is told, and ends
-    the process.
-    """
+    """Answer until requests end. Errors of the device, not of kernels, are reported and end the process."""
     try:
         one = role()
     except DnncError as e:

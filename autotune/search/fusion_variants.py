@@ -119,9 +119,7 @@ class Rivals:
         self.trials = 0
 
     def ask(self, entries: Sequence[Entry], enter: Callable[[Task, int], Entry | None]) -> None:
-        """Once the model's tasks have been measured, find out how else those with a share could be made. `enter`: an
-        entry for a part.
-        """
+        """Once tasks are measured, find alternatives for those with a share. `enter`: an entry for a part."""
         if self.asked or self.source is None or any(not e.search.tried for e in entries):
             return
         self.asked = True
@@ -170,9 +168,7 @@ class Rivals:
         return self.unknown[:room] or self.open
 
     def hope(self, believed: Callable[[Entry], float]) -> float:
-        """Seconds of a call of the model that measuring more parts may save. `believed`: seconds of a call of a
-        part.
-        """
+        """Seconds of a model call that measuring more parts may save. `believed`: seconds of a part's call."""
         groups: dict[str, float] = {}
         for r in self.all:
             if r.known and any(not e.reason for e in r.parts):

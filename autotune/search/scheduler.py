@@ -67,9 +67,7 @@ def order(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def share(entries: Sequence[Entry], batch: int, least: int) -> list[tuple[Entry, int]]:
-    """How many requests of a batch each task gets: `least` to one after the other of the most rewarding, one to tasks
-    not measured yet.
-    """
+    """Allot a batch's requests: `least` each to tasks by reward, one to each task not measured yet."""
     out: list[tuple[Entry, int]] = []
     left = batch
     for e in order(entries):

@@ -96,9 +96,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Event:
-    """What a callback is told: `kind` is "begin", "trial", "winner" or "end"; a trial comes with its task, the best and
-    the default's seconds.
-    """
+    """A callback's event: `kind` "begin", "trial", "winner" or "end"; trials add task, best, default seconds."""
 
     kind: str
     progress: Progress
@@ -110,9 +108,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Point:
-    """One trial of a search, for reports. `at`: seconds since it began; `predicted`: seconds expected before the
-    choice's first trial.
-    """
+    """A search's trial, for reports. `at`: seconds since its begin; `predicted`: seconds expected before."""
 
     at: float
     choice: Choice

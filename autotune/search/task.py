@@ -68,9 +68,7 @@ class Task:
 
     @cached_property
     def rebuilt(self) -> tuple[Graph, Group, Problem]:
-        """The graph, its one group, and the problem to schedule. InternalError where the text does not give the
-        workload of the key.
-        """
+        """Return graph, group and problem. InternalError unless the text gives the key's workload."""
         found = self._read()
         if workload_key(found[2], self.setting) != self.key:
             raise InternalError(
@@ -79,9 +77,7 @@ class Task:
         return found
 
     def renewed(self) -> Task:
-        """The same graph under the key of the kernel that it is lowered to today: another one where lowering has
-        changed since.
-        """
+        """Return the graph under today's key of its kernel: another where lowering has changed."""
         return replace(self, key=workload_key(self._read()[2], self.setting))
 
     def _read(self) -> tuple[Graph, Group, Problem]:
@@ -147,9 +143,7 @@ def task_of(graph: Graph, group: Group, inplace: Value | None, setting: Setting)
 
 
 def _alone(graph: Graph, nodes: Sequence[Node], output: Value) -> tuple[Graph, list[Value]]:
-    """A group as a graph of its own, and the values that its inputs were. Constants that are numbers in the kernel go
-    along, others become inputs.
-    """
+    """A group as a graph, and its inputs' values. Constants that are kernel literals stay, others become inputs."""
     g = Graph("task")
     made: dict[Value, Value] = {}
     inputs: list[Value] = []

@@ -1,6 +1,4 @@
-"""One measurement of one schedule, and what makes such: the data and the interface between search, runners and the
-log.
-"""
+"""A measurement of a schedule: the data, and the interface of search, runners and log."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ class Trial:
 
 
 def ahead(seconds: Sequence[float], default: Sequence[float]) -> bool:
-    """Is a schedule faster than the default beyond a tie? Repeats are of the same rounds where there are as many of
-    both.
-    """
+    """True if a schedule beats the default beyond a tie; equal numbers of repeats are paired rounds."""
     if statistics.median(seconds) > (1 - TIE) * statistics.median(default):
         return False
     pairs = (
@@ -112,9 +108,7 @@ class Runner(Protocol):
     """Measures schedules: in processes of this machine, on several GPUs, over a Ray cluster."""
 
     def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:
-        """One Trial for each request, in any order, as they come. Never raises for what a schedule does: that is a
-        status.
-        """
+        """Yield one Trial per request, in any order. A schedule's failure is a status, never an exception."""
         ...
 
     def close(self) -> None:

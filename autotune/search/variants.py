@@ -173,9 +173,7 @@ class Decisions:
         self.taken = 0
 
     def revise(self, region: Region, memory: MemoryPlan) -> tuple[Region, MemoryPlan]:
-        """The plan with the groups that were faster in another way made so. A decision whose parts are not those that
-        were measured is left out.
-        """
+        """Apply to the plan the groups that were faster otherwise, if their parts are those measured."""
         if not self.choices:
             return region, memory
         wanted = self._wanted(region, memory)

@@ -42,9 +42,7 @@ FORMAT = "cuda-1"  # of kernels and their calling convention; part of every cach
 
 
 class Compiler(Protocol):
-    """Makes machine code. `version` says all of it that code depends on besides the kernel's text and the
-    architecture.
-    """
+    """Makes machine code. `version`: all that code depends on besides kernel text and architecture."""
 
     version: str
 
@@ -73,9 +71,7 @@ class NvrtcCompiler:
 
 @cache
 def printer_version() -> str:
-    """A hash of the modules of this package that turn kernel text into code, so that a change of theirs never meets
-    code of before.
-    """
+    """A hash of this package's modules that turn kernel text into code, so that stale code is never used."""
     h = hashlib.sha256()
     for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
         if path.stem not in (
@@ -101,9 +97,7 @@ def symbol_of(text: str, arch: str, version: str) -> str:
 
 
 def symbols_of(program: ScheduledGraph, arch: str, version: str) -> dict[str, str]:
-    """The names of a program's kernels by their texts. Those of calls depend on the version of the library, which
-    decides what is computed how.
-    """
+    """Return kernel names by text. A library call's text depends on the library's version."""
     known = {name: version_of(name) for name in installed()} if any(map(step_call, program.kernels)) else {}
     out = {}
     for s in program.kernels:

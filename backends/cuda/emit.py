@@ -196,9 +196,7 @@ class FuncEmitter:
         self.lines.append(self.pad + text)
 
     def use(self, helper: str) -> str:
-        """Ask for a helper. The text's own words are found anyway: only forms for vectors and operators have to be
-        asked for.
-        """
+        """Ask for a helper. Words of the text are found anyway: only vectors and operators need asking."""
         self.unit.used.add(helper)
         return helper
 

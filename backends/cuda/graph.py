@@ -384,9 +384,7 @@ class Frame:
         return not loaded.recordable or START * loaded.kernels + own < START + COPY * len(buffers) + 2 * moved / COPIED
 
     def _through_slots(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, again: bool) -> None:
-        """`again`: donated inputs are where they were in the run before, so a graph that works there is worth
-        recording.
-        """
+        """`again`: donated inputs lie where they did in the last run, so a graph of it is worth recording."""
         n, donated, places = len(inputs), self.loaded.native.donated, list(self.slots)
         graph: Hashable = "device"
         if again and donated:
@@ -418,9 +416,7 @@ class Frame:
         return run if not self.loaded.recordable else self.device.capture(self.stream, lambda: run(self.stream)).launch
 
     def on_memory(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
-        """A function that starts all kernels on the memory at these addresses, and then copies what does not lie where
-        it is to end.
-        """
+        """Return a function that runs all kernels at these addresses and copies results to their final places."""
         buffers, copies = [*inputs, *outputs], []
         for k, j in self.loaded.native.donated.items():
             own, wanted = inputs[j], outputs[k]

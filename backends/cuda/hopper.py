@@ -30,9 +30,7 @@ ROW_BYTES = 128  # of a swizzled buffer
 
 
 def map_of(s: Eval) -> TensorMap:
-    """The map that a copy between global and shared memory needs. InternalError where its buffers do not suit the copy
-    engine.
-    """
+    """Return the tensor map of a global-shared copy. InternalError where its buffers do not suit TMA."""
     inside, outside = _ends(s) if s.name != "tma_fetch" else (None, s.args[0])
     assert isinstance(outside, Ref)
     b, rows, lanes = (

@@ -152,9 +152,7 @@ def infix(em: FuncEmitter, e: Op) -> Text:
 
 
 def _divide(em: FuncEmitter, e: Op) -> Text:
-    """Floor division by a positive number: a shift, an unsigned division where the dividend is not negative, or a
-    correction.
-    """
+    """Floor division by a positive number: a shift, unsigned for a non-negative dividend, else corrected."""
     a, b = e.args
     d = value(b)
     if d is not None and d & (d - 1) == 0:

@@ -93,9 +93,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Image:
-    """An operand of a convolution: its number among the arguments, and sizes and steps in elements in the order N, C,
-    H, W.
-    """
+    """A convolution's operand: its argument number, sizes and steps (elements) in the order N, C, H, W."""
 
     arg: int
     sizes: tuple[int, int, int, int]
@@ -104,9 +102,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Convolution:
-    """y = after(conv(x, w) + bias), `w` in the order K, C, R, S. Pads are (before, after) for each of H and W; the rest
-    as of Product.
-    """
+    """y = after(conv(x, w) + bias), `w` as K, C, R, S. Pads (before, after) for H and W; the rest as of Product."""
 
     x: Image
     w: Image
@@ -122,9 +118,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """What is called. `plan`: number of the library's suggestion, in its own order, which is that of the times that it
-    expects.
-    """
+    """A library call. `plan`: number of its suggestion in the library's own order of expected times."""
 
     library: str
     plan: int
@@ -274,9 +268,7 @@ class CallFunction:
     workspace_bytes: int
 
     def start(self, launch: Launch, args: Any, stream: int) -> None:
-        """Put the call into a stream, also while that is captured. `args`: addresses of the operands, then of the
-        workspace.
-        """
+        """Put the call into a stream, also in capture. `args`: operand addresses, then the workspace."""
         raise InternalError(f"{type(self).__name__} cannot be started")
 
 

@@ -42,9 +42,7 @@ class Suggestion(ctypes.Structure):
 
 
 def layouts(p: Product) -> list[tuple[int, int, int, int, int, int]]:
-    """Of w', x' and y' the type, rows, columns, elements between columns, and elements between matrices of a batch of
-    so many.
-    """
+    """Type, rows, columns, leading dimension and batch stride (elements) of w', x' and y' for such batches."""
 
     def one(of: Matrix, kind: str, rows: int, cols: int) -> tuple[int, int, int, int, int, int]:
         """A matrix [rows, cols] as it lies in memory, counted by columns."""

@@ -42,9 +42,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Compiled:
-    """A cubin. Of its kernels: most registers per thread, and bytes per thread of spills and of local memory, bytes of
-    declared shared memory.
-    """
+    """A cubin, and its kernels' maximum: registers, spill and local bytes per thread, shared bytes."""
 
     cubin: bytes
     registers: int

@@ -1,6 +1,4 @@
-"""CUDA C++ of the operations on values: arithmetic, conversions, vectors. What C++ leaves undefined is a call of a
-helper of the prelude.
-"""
+"""CUDA C++ of operations on values: arithmetic, conversions, vectors. Prelude helpers cover C++'s undefined cases."""
 
 from __future__ import annotations
 

@@ -103,9 +103,7 @@ def fma_probe(target: CpuTarget, threads: int = 1) -> Probe:
 
 
 def read_probe(target: CpuTarget, data: Array, threads: int = 1, repeat: int = 1) -> Probe:
-    """The bytes of an aligned buffer read from its beginning to its end, a part by each thread, and added up in
-    independent sums.
-    """
+    """Read the bytes of an aligned buffer once, a part by each thread, in independent sums."""
     lanes = target.lanes
     step = READ_CHAINS * lanes
     count = max(data.nbytes // (4 * step * threads), 1)
@@ -157,9 +155,7 @@ def empty_probe(target: CpuTarget) -> Probe:
 
 
 def bind(kernel: Kernel, target: CpuTarget, buffers: Sequence[Array], threads: int = 1) -> Callable[[], None]:
-    """A kernel with its buffers as a function without arguments; it keeps them alive. Its parallel loop is divided
-    among the threads.
-    """
+    """Bind a kernel to its buffers, which stay alive, as a function; its parallel loop uses the threads."""
     places = tuple(MemoryRef("buffer", k) for k in range(len(buffers)))
     texts = emit_kernel(kernel, "k_bound", target.feature_set), entry_text([Call("k_bound", places, places, (), True)])
     loaded = load_objects([compile_text(t, target.cpu, target.features) for t in texts])

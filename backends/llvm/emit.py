@@ -154,9 +154,7 @@ class FuncEmitter:
         return [*own, "ptr %frame.", "i64 %tid.", "i64 %nthreads."]
 
     def lacks(self, feature: str) -> bool:
-        """Is an x86 instruction set missing? Other architectures have their own names, and all that is asked for
-        here.
-        """
+        """True if an x86 instruction set is missing. Other architectures have other names, none needed here."""
         return self.features is not None and feature not in self.features and "neon" not in self.features
 
     def has(self, feature: str) -> bool:
@@ -178,9 +176,7 @@ class FuncEmitter:
         return self.count
 
     def pure(self, text: str, *operands: str, here: bool = False) -> str:
-        """Emit, or reuse, an instruction without effect, as far out as its operands allow (`here`: in the current
-        region).
-        """
+        """Emit or reuse a pure instruction as far out as its operands allow (`here`: in the current region)."""
         d = len(self.regions) - 1 if here else self.depth_of(operands)
         for r in self.regions[: d + 1]:
             v = r.memo.get(text)
@@ -215,9 +211,7 @@ class FuncEmitter:
     # --- addresses ----------------------------------------------------------------------------------------------------
 
     def address(self, buf: Buffer, idx: tuple[Expr, ...]) -> str:
-        """Base plus terms, outermost loop first and the constant last, where it folds into the instruction's
-        displacement.
-        """
+        """Base plus terms, outermost loop first, constant last, where it folds into the displacement."""
         terms, k = self.folded(buf.offset(idx))
         size, p = buf.dtype.bytes, self.values[buf]
         groups: dict[int, list[str]] = {}

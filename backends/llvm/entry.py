@@ -166,9 +166,7 @@ def timed_entry_text(
 
 
 def tick_counter() -> str:
-    """The intrinsic of a counter that all cores share and that user code may read: on x86 the time stamp counter, on
-    ARM the virtual timer.
-    """
+    """The intrinsic of a user-readable counter common to all cores: x86's time stamp, ARM's virtual timer."""
     return "readsteadycounter" if platform.machine().lower() in ("aarch64", "arm64") else "readcyclecounter"
 
 
@@ -180,9 +178,7 @@ FLUSH = 0x8040  # of MXCSR: results that are denormal are 0, and so are operands
 
 
 def can_flush() -> bool:
-    """Is there a register here that makes denormals zero? Only that of x86 is known; elsewhere `flush` changes
-    nothing.
-    """
+    """True if a register here makes denormals zero, as on x86; elsewhere `flush` changes nothing."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 

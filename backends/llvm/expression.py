@@ -1,6 +1,4 @@
-"""Programs of array expressions on the CPU: the table runner calls the kernels, so that a new program compiles nothing
-but its new kernels.
-"""
+"""Array expressions on the CPU: the table runner calls kernels, so a program compiles only new kernels."""
 
 from __future__ import annotations
 

@@ -187,9 +187,7 @@ def host_cpu() -> tuple[str, str]:
 
 
 def enabled(features: str) -> frozenset[str]:
-    """The features that are on after all flags: a later flag wins, and switching one off takes with it those that build
-    on it.
-    """
+    """Return the features after all flags: later flags win, and removing one removes its dependents."""
     state = {flag[1:]: flag[0] == "+" for flag in features.split(",") if flag}
     gone = tuple(p for base, on_top in _BUILT_ON.items() if not state.get(base, True) for p in on_top)
     return frozenset(name for name, on in state.items() if on and not name.startswith(gone))
@@ -225,9 +223,7 @@ def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
 
 
 def cache_sizes(folder: Path = _CPU_FOLDER) -> tuple[int, int]:
-    """(L1 data, L2) of the first CPU on which the process may run, bytes; the fallbacks where the system does not
-    tell.
-    """
+    """Return the first CPU's (L1 data, L2) in bytes; fallbacks where the system does not tell."""
     sizes = _caches(folder)
     return sizes.get("1") or L1_FALLBACK, sizes.get("2") or L2_FALLBACK
 
@@ -239,9 +235,7 @@ def _caches_of(cpu: str) -> tuple[int, int]:
 
 
 def last_level_cache(folder: Path = _CPU_FOLDER) -> int:
-    """Bytes of the largest cache that the first CPU reaches; that of its second level where the system does not
-    tell.
-    """
+    """Return the bytes of the first CPU's last-level cache, or of its L2 where the system does not tell."""
     return max(_caches(folder).values(), default=L2_FALLBACK)
 
 
@@ -301,9 +295,7 @@ def canonical_text(t: CpuTarget) -> str:
 
 @cache
 def _unusual(t: CpuTarget) -> tuple[str, ...]:
-    """`-mattr=` with the features that count and that differ from those that CPUs of this name have; nothing where none
-    does.
-    """
+    """Return `-mattr=` with features that count and differ from the CPU name's defaults; empty if none."""
     usual = frozenset(X86_CPUS.get(t.cpu, ()))
     counted = frozenset(f for names in X86_CPUS.values() for f in names)
     on = t.feature_set & counted

@@ -40,9 +40,7 @@ def picked(em: FuncEmitter, e: Load) -> str:
 
 
 def _span(offsets: tuple[int, ...], start: Expr, row: int, lanes: int) -> tuple[Expr, int]:
-    """Where the vector begins and its lanes, 0 of them where there is none: the whole row where that is one, which all
-    offsets share.
-    """
+    """Return a vector's start and lanes, 0 if none: the whole row if it is a vector, for all offsets."""
     low, high = min(offsets), max(offsets)
     if row == lanes and nonneg(start + low) and nonneg(row - 1 - start - high) and value(start) is not None:
         return const(0), lanes

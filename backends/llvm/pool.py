@@ -587,9 +587,7 @@ error:
 
 
 def pool_text(threads: bool = True) -> str:
-    """The LLVM text of the pool. `threads=False`: the same functions without any thread, for systems other than Linux
-    on x86-64.
-    """
+    """The pool's LLVM text. `threads=False`: the same functions on one thread, for other systems than Linux x86-64."""
     if not threads:
         return _STATE + _ALONE + _SINGLE + _CALL
     return _DECLARATIONS + _STATE + _ALONE + _WAIT + _BARRIER + _PLACEMENT + _WORKER + _START + _RUN + _STOP + _CALL

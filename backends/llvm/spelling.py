@@ -43,9 +43,7 @@ LIBRARY = frozenset(
 
 
 def spelled(numerics: str, features: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Intrinsics for which kernels get cheaper forms, by the rules for rounding, "strict", "standard" or "fast", and
-    what the CPU has.
-    """
+    """Intrinsics with cheaper forms, by rounding rules ("strict", "standard", "fast") and CPU features."""
     if numerics == "strict":
         return frozenset()
     own = {"recip", "estimate"}

@@ -22,9 +22,7 @@ FENCE = "llvm.x86.sse.sfence"  # other threads may read what a kernel wrote when
 
 
 def streamed(func: Func, features: frozenset[str] | None) -> frozenset[Buffer]:
-    """The large results that a kernel's entry writes in whole vectors and never reads; none where the CPU is no x86
-    with AVX.
-    """
+    """Return large results that a kernel writes in whole vectors and never reads; none without x86 AVX."""
     if features is None or "avx" not in features:
         return frozenset()
     large = {b for b in func.buffers if b.space == "global" and _bytes(b) >= LEAST}
@@ -55,9 +53,7 @@ def read_ahead(e: Load) -> bool:
 
 
 def dispatch(symbol: str, params: Sequence[str], buffers: Collection[str], past: str, through: str) -> str:
-    """The function that calls `past` where these buffers start at multiples of a line, else `through`; of the same
-    parameters.
-    """
+    """Return a function that calls `past` if the buffers are line-aligned, else `through`."""
     names = [p.rsplit(" ", 1)[1] for p in params]
     types = [p.rsplit(" ", 1)[0] for p in params]
     lines, bits = [], "0"

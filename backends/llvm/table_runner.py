@@ -185,9 +185,7 @@ def runner(kernels: KernelCache | None = None) -> Runner:
 
 @dataclass(frozen=True)
 class Record:
-    """One call: which kernel, its flags, and base and bytes of each argument in turn. Plain data, which a cache
-    keeps.
-    """
+    """A call: its kernel, flags, and base and bytes of each argument. Plain data, which a cache keeps."""
 
     symbol: str
     flags: int

@@ -72,9 +72,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Ticks:
-    """One run: ticks of the entry function; by call, of the kernel, of waiting behind it, and how evenly its threads
-    were busy.
-    """
+    """One run: ticks of the entry; per call the kernel's, the wait's, and how evenly its threads were busy."""
 
     threads: int
     inside: int

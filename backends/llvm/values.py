@@ -1,6 +1,4 @@
-"""LLVM text of the operations on values (what is no index, address or statement); undefined cases are guarded as
-spelling.py's table says.
-"""
+"""LLVM text of operations on values; undefined cases are guarded as in spelling.py's table."""
 
 from __future__ import annotations
 
@@ -107,9 +105,7 @@ def compare(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int) ->
 
 
 def extremum(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int, number: bool) -> str:
-    """min/max propagate NaN; fmin/fmax give the second operand where one is NaN, which is one x86 instruction.
-    `number`: b is no NaN.
-    """
+    """min/max propagate NaN; fmin/fmax take the second for NaN, as one x86 instruction. `number`: b is no NaN."""
     ty = vector(t, lanes)
     if not t.is_float:
         kind = ("s" if t.kind == "i" else "u") + name.removeprefix("f")
@@ -158,9 +154,7 @@ def integral(em: FuncEmitter, e: Op, vs: list[str]) -> str:
 
 
 def _floor_index(em: FuncEmitter, e: Op, vs: list[str]) -> str:
-    """Floor division of an index that may be negative: by a power of two it is a shift, else round toward zero and
-    correct.
-    """
+    """Floor division of an index that may be negative: a shift for powers of two, else corrected."""
     d, lanes, here = value(e.args[1]), e.lanes, e.lanes > 1
     ty = vector(i64, lanes)
 
@@ -181,9 +175,7 @@ def _floor_index(em: FuncEmitter, e: Op, vs: list[str]) -> str:
 
 
 def _divide(em: FuncEmitter, name: str, t: DType, vs: list[str], lanes: int) -> str:
-    """x / 0 is 0 and INT_MIN / -1 wraps (as truncmod it is 0): the divisor is replaced where the instruction would
-    trap.
-    """
+    """x / 0 is 0, INT_MIN / -1 wraps (truncmod: 0): the divisor is replaced where the instruction traps."""
     ty, (a, b) = vector(t, lanes), vs
     b1 = vector(boolean, lanes)
     zero, one = literal(0, t, lanes), literal(1, t, lanes)

@@ -204,9 +204,7 @@ def _keep(item: Item) -> str:
 
 
 class _Worker:
-    """One compiler process, started when it is first asked for, and again after its end. Used by one thread at a time;
-    `kill` by any.
-    """
+    """A compiler process, started on demand, restarted after its end; one thread uses, any may `kill`."""
 
     def __init__(self) -> None:
         self.reason = ""  # why it cannot be started

@@ -44,9 +44,7 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Launch:
-    """grid and block as CUDA takes them (a grid with a 0 is not launched), and bytes of shared memory to ask for at the
-    launch.
-    """
+    """grid and block as CUDA takes them (an empty grid is not launched), and bytes of dynamic shared memory."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -107,9 +105,7 @@ class Device(Protocol):
         ...
 
     def launch(self, function: Any, launch: Launch, args: Sequence[int], stream: int) -> None:
-        """`args`: the addresses of its parameters in order, then that of the status; of a library's call, of its
-        workspace.
-        """
+        """`args`: parameter addresses in order, then the status; of a library call, then the workspace."""
         ...
 
     def new_stream(self) -> Stream: ...

@@ -54,9 +54,7 @@ def cpu_count() -> int:
 
 
 def has_threads() -> bool:
-    """Is there a pool on this system? It is written for futexes and the pause instruction; elsewhere every run has one
-    thread.
-    """
+    """True if a pool exists here: it needs futexes and the pause instruction; elsewhere runs have one thread."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and sys.maxsize > 2**32
 
 
@@ -101,9 +99,7 @@ class Runtime:
         self._pool: NativePool | None = None
 
     def start(self, cache: KernelCache | None = None) -> NativePool:
-        """The pool, built at the first call, with its object taken from `cache` or put there. Its threads start with
-        the first run of more than one.
-        """
+        """The pool, built at the first call with `cache` for its object. Threads start with the first parallel run."""
         if self._pool is None:
             with self._lock:
                 if self._pool is None:
@@ -163,9 +159,7 @@ class NativePool:
 
 
 def load_pool(cache: KernelCache | None = None) -> NativePool:
-    """A pool of its own, compiled or from the cache, and loaded. Stop it before the last reference to it goes: its
-    threads run its code.
-    """
+    """A loaded pool, compiled or cached. Stop it before its last reference goes: its threads run its code."""
     # Imported here: they serve the LLVM backend alone, and the pool's text needs the frame layout above.
     from dnnc.backends.llvm.compile import cached_object, load_objects
     from dnnc.backends.llvm.pool import POOL_BYTES, pool_text

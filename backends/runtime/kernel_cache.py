@@ -95,9 +95,7 @@ class KernelCache:
         return payload
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep `payload` under `key`. Does nothing when the cache is disabled, or disables it when the folder cannot be
-        written.
-        """
+        """Keep `payload` under `key`, unless the cache is disabled or its folder is not writable (disables it)."""
         file = self._file(key)
         if file is None or self.reason:
             return

@@ -138,9 +138,7 @@ def _short(loc: Loc) -> str:
 
 @dataclass(frozen=True)
 class ConstantBlock:
-    """Where the constants that kernels read lie in one block of `nbytes`, each 64-byte aligned: the byte of each value,
-    and of each array.
-    """
+    """Return the 64-byte aligned places of kernels' constants in a block of `nbytes`: of each value and array."""
 
     nbytes: int
     offsets: Mapping[Value, int]

@@ -40,9 +40,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class Operand:
-    """A parameter of a kernel. `role`: WARM ones stay where they are, COLD ones come from another place in each call,
-    the OUTPUT is written.
-    """
+    """A kernel's parameter. `role`: WARM ones stay in place, COLD ones move at each call, the OUTPUT is written."""
 
     value: Value
     role: str

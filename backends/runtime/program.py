@@ -64,9 +64,7 @@ class MemoryRef:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel: `writes` are among `args`, those of a loop also the memory that its body uses; `dims` are positions
-    in the dims array.
-    """
+    """A kernel: `writes` are among `args` (of a loop also its body's memory); `dims` index the dims array."""
 
     symbol: str
     args: tuple[MemoryRef, ...]
@@ -115,9 +113,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch as a function of `args` pointers: the body that the condition chooses reads `captured` and writes
-    `made`.
-    """
+    """A branch as a function of `args` pointers: the chosen body reads `captured` and writes `made`."""
 
     symbol: str
     args: int
@@ -132,9 +128,7 @@ Control = Union[Loop, Branch]
 
 
 def written_in_place(donated: Mapping[int, int], calls: Sequence[Call], inputs: int) -> frozenset[int]:
-    """The outputs that a program of so many inputs writes into the memory of the input that was donated for them: it
-    knows no other place.
-    """
+    """Return the outputs that a program of so many inputs writes only into their donated inputs' memory."""
     used = {p.number for c in calls for p in c.args if p.space == "buffer"}
     return frozenset(k for k in donated if inputs + k not in used)
 

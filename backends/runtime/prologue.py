@@ -29,9 +29,7 @@ VIEWS = ("reshape", "identity")
 
 @dataclass(frozen=True)
 class Prologue:
-    """`graph` takes the parameters and gives what kernels read, in the order of the table; `types` say how each lies in
-    memory.
-    """
+    """`graph` maps parameters to what kernels read, in table order; `types` say how each lies in memory."""
 
     graph: Graph
     types: tuple[TensorType, ...]

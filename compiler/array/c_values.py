@@ -27,9 +27,7 @@ BOOL, INT, DOUBLE = np.dtype(np.bool_), np.dtype(np.int32), np.dtype(np.float64)
 
 
 class Value:
-    """A lazy value. `weak`: a float64 made of unsuffixed literals alone, which takes the type beside it. `number`: what
-    a literal says.
-    """
+    """A lazy value. `weak`: a float64 of unsuffixed literals, which takes its neighbour's type. `number`: a literal."""
 
     __slots__ = ("_lazy", "dtype", "number", "weak")
 

@@ -74,9 +74,7 @@ def _bare(e: Expr) -> Expr:
 
 
 def multiplied(p: Product, x: Lazy, y: Lazy) -> Lazy:
-    """The product by the op: [batch..., rows, terms] times [batch..., terms, columns], in the order of the stage's
-    axes.
-    """
+    """Return the op's product [batch..., rows, terms] @ [batch..., terms, columns] in the stage's axis order."""
     batch, rows, columns = ([k for k, c in enumerate(p.kinds) if c == kind] for kind in "bmn")
     a = _ordered(x, p.first, [*batch, *rows, -1])
     b = _ordered(y, p.second, [*batch, -1, *columns])

@@ -73,16 +73,12 @@ def neutral() -> Iterator[None]:
 
 
 def in_trace() -> bool:
-    """Is a function being traced? Then arrays from around it stay what they are, so that others can be put in their
-    place.
-    """
+    """True while a function is traced: arrays from outside stay as they are, so that others can replace them."""
     return _NEUTRAL.get()
 
 
 def home(device: Any) -> str | None:
-    """Where a new array lives: on the device asked for, by default on the host; while a function is traced nowhere in
-    particular.
-    """
+    """Return where a new array lives: the device asked for, else the host; nowhere in particular in a trace."""
     name = device_name(device)
     return None if in_trace() else name
 
@@ -104,9 +100,7 @@ def mixed(what: str, one: str, other: str) -> ValueInputError:
 
 
 class DeviceData:
-    """Elements in order on a CUDA device. `keep` owns their memory, `stream` is the one in whose order they are
-    made.
-    """
+    """Elements in order on a CUDA device. `keep` owns their memory, `stream` orders the work that makes them."""
 
     __slots__ = ("address", "dtype", "keep", "place", "shape", "stream")
 
@@ -193,9 +187,7 @@ class Place:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> DeviceData:
-        """Elements that nobody has written. TargetError says what to do where there is no room. `stream`: the current
-        one.
-        """
+        """Allocate elements without contents in the current stream. TargetError says what to do without room."""
         n = dtype.itemsize
         for d in shape:
             n *= d
@@ -203,9 +195,7 @@ class Place:
         return DeviceData(self, address, shape, dtype, keep, stream)
 
     def upload(self, a: Array) -> DeviceData:
-        """A NumPy array, brought here. It may be written to when this returns: CUDA takes pageable memory along at
-        once.
-        """
+        """Upload a NumPy array, which may be written to on return: CUDA copies pageable memory at once."""
         a = np.ascontiguousarray(a).reshape(a.shape)
         stream = self.device.current_stream()
         made = self.empty(a.shape, a.dtype, stream)
@@ -214,9 +204,7 @@ class Place:
         return made
 
     def fetch(self, data: DeviceData) -> Array:
-        """The elements as a NumPy array; waits for them. InputError where work of before has found an index outside of
-        its axis.
-        """
+        """Wait for the elements and return a NumPy array. InputError where earlier work found a bad index."""
         stream = self.device.current_stream()
         self.order(data, stream)
         made = np.empty(data.shape, data.dtype)
@@ -227,9 +215,7 @@ class Place:
         return made
 
     def copied(self, data: DeviceData, stream: int | None = None) -> DeviceData:
-        """A copy, here, of elements that lie here or on another device. `stream`: what it comes after, besides the
-        elements.
-        """
+        """Copy elements of this or another device to this one, after the work of `stream`."""
         current = self.device.current_stream()
         made = self.empty(data.shape, data.dtype, current)
         at = current if stream is None else stream
@@ -331,9 +317,7 @@ def place(name: str) -> Place:
 
 
 def imported(a: Any) -> DeviceData:
-    """The elements of a device array of another library, shared; copied where they are not in order, or do not begin
-    where kernels count on.
-    """
+    """Share the elements of another library's device array; copy them where strides or alignment do not fit."""
     if isinstance(a, DeviceData):
         return a
     where = place(f"cuda:{device_number(a)}")

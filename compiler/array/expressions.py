@@ -200,9 +200,7 @@ class OnDevice:
 
 
 def started_directly(f: Any, place: Place) -> Callable[..., list[DeviceData]] | None:
-    """What a model of a few kernels computes, of DeviceData and without the care for arrays of all libraries; None for
-    other models.
-    """
+    """Return what a model of a few kernels computes, directly on DeviceData; None for other models."""
     program = f.programs[0] if isinstance(f, Executable) and f.programs and not f.graph.dims else None
     if not isinstance(program, Program) or len(program.calls) > FEW or program.constant_bytes > KEPT_CONSTANTS:
         return None

@@ -56,9 +56,7 @@ def is_heavy(op: OpDef) -> bool:
 
 @cache
 def is_flat(op: OpDef) -> bool:
-    """Does it compute each element of the others, however many axes there are? An op of the user's may know how
-    many.
-    """
+    """True if it computes each element of the others, whatever their rank. Custom ops may know their rank."""
     return "elementwise" in op.traits and OPS.get(op.name) is op
 
 
@@ -103,9 +101,7 @@ class Call:
 
 
 class Lazy:
-    """One value; see above. `owner` is a weak reference to the array that shows it to the user; `device` is where it
-    lives, None for a neutral one.
-    """
+    """One value; see above. `owner`: weak reference to the user's array. `device`: None for a neutral value."""
 
     __slots__ = ("call", "data", "depth", "device", "index", "owner", "seen", "traced", "type")
 
@@ -147,9 +143,7 @@ class Lazy:
 
 
 def leaf(data: Any, device: str | None = HOST) -> Lazy:
-    """A buffer as a value. It is kept, not copied, if it is contiguous. `device`: of a NumPy array; None for one that
-    is neutral.
-    """
+    """A buffer as a value, copied only if it is not contiguous. `device`: of a NumPy array; None if neutral."""
     if isinstance(data, DeviceData):
         return Lazy(TensorType(from_numpy(data.dtype), data.shape), data=data, device=data.place.name)
     a = np.ascontiguousarray(data) if np.ndim(data) else np.asarray(data)
@@ -308,9 +302,7 @@ class Reached:
 def _flat_shape(
     calls: Iterable[Call], leaves: Iterable[Lazy], outputs: Sequence[Lazy], most: int = FLAT_SIZE
 ) -> tuple[int, ...] | None:
-    """The shape of all arrays in an element-wise expression, where a program that sees vectors of any size serves: the
-    same for all shapes.
-    """
+    """Return one shape for all arrays of an element-wise expression where a program for vectors of any size serves."""
     shape = outputs[0].type.shape
     if not shape or not 0 < math.prod(shape) <= most:
         return None
@@ -462,9 +454,7 @@ def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
 
 
 def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...]) -> list[Lazy]:
-    """What else is worth keeping: values of these devices that the user still holds and that would be computed
-    again.
-    """
+    """Return other values of these devices to keep: the user holds them, and they would be computed again."""
     out = []
     for x in met:
         if x.owner is None or x.owner() is None or x.device not in devices or any(x is w for w in wanted):

@@ -18,9 +18,7 @@ from dnnc.ir.errors import DnncError, ParseError, UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal. `type` is that of C, or empty: a decimal number without a suffix, which takes the floating-point type
-    beside it.
-    """
+    """A literal. `type` is C's, or empty for a decimal without a suffix, which takes the float type beside it."""
 
     at: int
     value: int | float | bool
@@ -35,9 +33,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operator or a function: `op` is `+`, `!`, `?:` or a name. Operators of one operand are told from those of two
-    by their operands.
-    """
+    """An operator or a function: `op` is `+`, `!`, `?:` or a name. The operands tell unary from binary."""
 
     at: int
     op: str

@@ -33,9 +33,7 @@ from dnnc.ir.errors import DnncError
 
 @dataclass(slots=True)
 class Parser:
-    """Reads one text. `readable` are the names that have a value at this place, `writable` those that may be assigned,
-    with their types.
-    """
+    """Parser of one text. `readable` are names with a value here, `writable` assignable ones and their types."""
 
     source: Source
     readable: set[str]

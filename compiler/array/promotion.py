@@ -42,9 +42,7 @@ KNOWN = {d: d for d in map(np.dtype, NAMES)}  # one object each: arrays of one t
 
 
 def dtype_of(d: Any) -> DType:
-    """A dtype as dnnc.array keeps it: one of NAMES, given as a NumPy dtype, a scalar type, a name or a Python type.
-    InputError otherwise.
-    """
+    """Return one of NAMES for a NumPy dtype, scalar type, name or Python type. InputError for others."""
     try:
         found = np.dtype(d)
     except TypeError:

@@ -58,9 +58,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Artifact:
-    """An open file. What sections give stays valid as long as somebody holds it: it is the file, mapped read-only, not
-    a copy.
-    """
+    """An open file. Sections stay valid while referenced: they are the file, mapped read-only, not copies."""
 
     path: str
     manifest: Mapping[str, Any]
@@ -111,9 +109,7 @@ def write_artifact(
 
 
 def _check_replaceable(target: Path) -> None:
-    """ArtifactError where another kind of file would be lost: one that is not named .dnnc and does not hold a saved
-    model.
-    """
+    """Raise ArtifactError where saving would overwrite a file that is no saved model, or is not named .dnnc."""
     if target.is_dir():
         raise ArtifactError(f"cannot write {target}: it is a folder; give the path of a file, such as model.dnnc")
     if target.suffix != SUFFIX and target.exists() and target.stat().st_size and not is_artifact(target):

@@ -181,9 +181,7 @@ def _plain_options(options: CompileOptions) -> dict[str, Any]:
 
 
 def types_text(name: str, typed: Sequence[tuple[str, TensorType]]) -> str:
-    """Names and types as the text of a graph without nodes, which `dnnc.ir.graph.text.parse` reads with all that is
-    known of their dims.
-    """
+    """Names and types as text of a graph without nodes; `dnnc.ir.graph.text.parse` reads all dim facts."""
     g = Graph(name)
     for n, t in typed:
         g.add_input(n, t)

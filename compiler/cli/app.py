@@ -1,6 +1,4 @@
-"""The commands and their options. Each loads its own implementation when it runs, so that `--help` loads neither NumPy
-nor LLVM.
-"""
+"""Commands and options. Each loads its implementation when run, so `--help` loads no NumPy or LLVM."""
 
 from __future__ import annotations
 
@@ -632,9 +630,7 @@ def export(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write graph text or a model as an ONNX model, as for other runtimes: what `dnnc opt -o g.py` gives, with fixed
-    sizes, or in another opset.
-    """
+    """Write graph text or a model as an ONNX model, with fixed sizes or in another opset where asked."""
     from dnnc.cli.export import export_command
 
     export_command(graph, output, tuple(dims or ()), opset, as_json)

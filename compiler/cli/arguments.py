@@ -44,9 +44,7 @@ def parse_cache(text: str) -> Any:
 
 
 def load_model(path: str) -> Any:
-    """What `dnnc.compile` takes: graph text in a .py file is parsed, with constants from the .npz beside it; anything
-    else stays a path.
-    """
+    """Return what `dnnc.compile` takes: graph text is parsed with its .npz constants; others stay a path."""
     return load_graph(path) if path.endswith(".py") else path
 
 

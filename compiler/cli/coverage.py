@@ -66,9 +66,7 @@ class Operator:
 
 
 def coverage() -> list[Operator]:
-    """All operators of ONNX's domains, old ones included, and those of ONNX Runtime's domain that are read; by domain
-    and name.
-    """
+    """All operators of ONNX's domains, old ones included, and the ONNX Runtime ones read; by domain and name."""
     known: dict[tuple[str, str], list[Any]] = {key: [] for key in WITHOUT_SCHEMA}
     for s in schemas.history():
         if s.since_version <= LATEST.get(s.domain, s.since_version) and "test" not in s.domain:

@@ -1,6 +1,4 @@
-"""`dnnc tune`: a search with its progress on the terminal, a table of what won, and the report of the search as a
-page.
-"""
+"""`dnnc tune`: a search with its progress on the terminal, a table of the winners, and an HTML report."""
 
 from __future__ import annotations
 

@@ -208,9 +208,7 @@ def eye(c: Call) -> str:
 
 
 def resize(c: Call) -> str:
-    """Along each axis: for nearest a gather, else a product with the matrix of weights. Sizes must be numbers, as the
-    matrices are constants.
-    """
+    """Resize each axis: nearest by a gather, else by a product with constant weights, so sizes are numbers."""
     sizes = [
         (k, n, m)
         for k, (n, m, at) in enumerate(zip(c.type().shape, c.out.shape, c.attrs["coords"]))

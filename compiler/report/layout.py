@@ -1,6 +1,4 @@
-"""Tables and lines within the width of a terminal: a number never wraps, texts are cut with an ellipsis, no line is too
-long.
-"""
+"""Tables and lines within the terminal's width: numbers never wrap, texts are cut with an ellipsis."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ def cut(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
-    """Lines of at most `width` characters, broken between words, but not between a number and its unit. A longer word
-    has a line of its own.
-    """
+    """Wrap to `width`, not between a number and its unit. A longer word gets a line of its own."""
     pad = " " * indent
     lines = []
     for line in text.split("\n"):

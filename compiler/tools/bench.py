@@ -56,17 +56,13 @@ class EngineTimes:
 
     @property
     def agrees(self) -> bool | None:
-        """Are its outputs those of dnnc, but for rounding? A NaN or another shape on one side makes the error
-        infinite.
-        """
+        """True if its outputs are dnnc's but for rounding. NaN or a shape on one side: infinite error."""
         return None if self.error is None else self.error <= WRONG
 
 
 @dataclass(frozen=True, repr=False)
 class Bench:
-    """What was measured. `overhead`: seconds of a call of dnnc outside of its kernels; `failures`: peers that do not
-    run the model, and why.
-    """
+    """What was measured. `overhead`: seconds of a call outside kernels; `failures`: peers that failed, and why."""
 
     model: str
     threads: int

@@ -101,9 +101,7 @@ def bisect(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> Fi
 
 
 def in_segments(f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
-    """The first finding in the native segments of a model that runs on the host in part; those whose sizes only a call
-    tells are passed over.
-    """
+    """Return the first finding in native segments of a partly hosted model; skips data-dependent shapes."""
     call(f, inputs, f.graph)
     plan: HybridProgram = f.programs[-1]
     segments = [
@@ -238,9 +236,7 @@ Runner = Callable[[Step], "Callable[[Mapping[Value, Array]], Array] | None"]  # 
 
 
 def find_kernel(f: Executable, inputs: Sequence[Array], options: CompileOptions, backend: Backend) -> Finding | None:
-    """The first kernel whose result is off when it runs alone on the numbers that it gets in the model, in a loop those
-    of the first iteration.
-    """
+    """Return the first kernel that is wrong alone on the model's numbers; in loops, the first iteration's."""
     program, scheduled = program_of(f)
     runner: Runner = lambda step: backend.kernel_runner(program, step)  # noqa: E731
     return _first_wrong(runner, scheduled.graph, scheduled.steps, inputs, options)
@@ -324,9 +320,7 @@ def _inputs_text(failure: Failure) -> str:
 def find_call(
     graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions, backend: Backend
 ) -> Finding:
-    """The first call after which the memory of a program does not hold what it should, though each kernel is right
-    alone.
-    """
+    """Return the first call after which program memory is wrong though each kernel is right alone."""
     program, scheduled = program_of(f)
     outputs = [s.group.output for s in scheduled.steps]
     known = values_of(scheduled.graph, inputs, outputs)

@@ -1,6 +1,4 @@
-"""Where the time of a call goes in a model with host steps: the profiles of its segments, and the host nodes beside
-them.
-"""
+"""Profile of a model with host steps: those of its segments, and the host nodes beside them."""
 
 from __future__ import annotations
 

@@ -170,9 +170,7 @@ def find_report(programs: Sequence[ProgramReport], program: Program) -> ProgramR
 
 
 def resized(report: ProgramReport, program: Program, sizes: Mapping[Var, int]) -> ProgramReport:
-    """The report of a program for all sizes, with the work of its kernels at these. A loaded program does not know it:
-    that is left empty.
-    """
+    """Report of a dynamic program with its kernels' work at these sizes, unknown for a loaded program."""
     if program.scheduled is None:
         unknown = tuple(dataclasses.replace(k, flops="", bytes="") for k in report.kernels)
         return dataclasses.replace(report, kernels=unknown)

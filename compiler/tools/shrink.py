@@ -1,6 +1,4 @@
-"""Makes a graph that fails smaller: drops outputs, then replaces nodes by inputs, while it still fails in the same
-way.
-"""
+"""Shrinks a failing graph: drops outputs, replaces nodes by inputs, while it fails in the same way."""
 
 from __future__ import annotations
 

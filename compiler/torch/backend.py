@@ -92,9 +92,7 @@ def eager(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Taken:
-    """One argument that a program takes: its position, and the order of its axes in memory where that is not
-    row-major.
-    """
+    """An argument of a program: its position, and the order of its axes in memory if not row-major."""
 
     position: int
     perm: tuple[int, ...] | None
@@ -127,9 +125,7 @@ class Ready:
 
 
 class Piece:
-    """One graph of torch's. Programs are made at the first call, which brings the weights; what has no form in graphs
-    is said at once.
-    """
+    """A torch graph, compiled at the first call, which has the weights; unsupported parts fail at once."""
 
     def __init__(self, module: fx.GraphModule, options: CompileOptions) -> None:
         self.module = module

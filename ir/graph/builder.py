@@ -1,6 +1,4 @@
-"""Makes nodes: runs the type rule, inserts, and carries the source locations. What goes in are values, what comes out
-are values.
-"""
+"""Makes nodes from values: runs the type rule, inserts the node with its location, returns values."""
 
 from __future__ import annotations
 
@@ -145,9 +143,7 @@ def normal(a: Any) -> Any:
 
 
 def infer(op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, locs: tuple[Loc, ...] = ()) -> list[TensorType]:
-    """The output types by the type rule, which sees logical shapes only. ShapeError says op, operand types, attributes
-    and source.
-    """
+    """Run the type rule on logical shapes. ShapeError says op, operand types, attributes and source."""
     types = [
         None if v is None else v.type if v.type.layout is None else TensorType(v.type.dtype, v.type.shape)
         for v in inputs

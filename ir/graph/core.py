@@ -139,9 +139,7 @@ class Graph:
     # --- names and dims ---
 
     def fresh_name(self, stem: str = "") -> str:
-        """A name that no value has: the stem made an identifier, with `_0`, `_1`, ... if taken; v0, v1, ... without a
-        stem.
-        """
+        """Return a free name: the stem as an identifier, with `_0`, `_1`, ... if taken; v0, v1, ... without a stem."""
         if stem:
             stem = identifier(stem)
             if stem not in self._names:
@@ -172,9 +170,7 @@ class Graph:
         return name
 
     def declare(self, *dims: Any) -> None:
-        """Enter the variables of dims (also of tuples, types and subgraphs) into `self.dims`. ShapeError if a name
-        stands for two different dims.
-        """
+        """Enter the variables of dims, tuples, types, subgraphs into `self.dims`. ShapeError for a clash of names."""
         for d in dims:
             if isinstance(d, Expr):
                 for v in sorted(free(d), key=lambda v: v.name):
@@ -368,9 +364,7 @@ class Graph:
         return self._copied({})[0]
 
     def copy_parameters(self, new: Graph, env: dict[Value | None, Value], known: Copies) -> None:
-        """Give another graph this one's parameters, with a copy of the prologue, `known` if there is one already;
-        enters them into `env`.
-        """
+        """Copy parameters and prologue to another graph (`known`: an existing copy) and enter them into `env`."""
         if self.prologue is None:
             return
         if self.prologue not in known:
@@ -381,9 +375,7 @@ class Graph:
             new.parameters[p] = held[source]
 
     def _copied(self, known: Copies) -> tuple[Graph, dict[Value | None, Value]]:
-        """A copy, and the values in it by those here. `known`: prologues that are copied, which a graph and the bodies
-        in it share.
-        """
+        """Return a copy and its values by this graph's. `known`: prologue copies, shared by graph and bodies."""
         new = Graph(self.name)
         new.dims = dict(self.dims)
         env: dict[Value | None, Value] = {}
@@ -421,9 +413,7 @@ class Graph:
             other._digests[same] = (other.constants[same], known[1])
 
     def structural_hash(self) -> str:
-        """sha256 of everything but names and locations: equal for graphs that compute the same by the same nodes in the
-        same order.
-        """
+        """sha256 of all but names and locations: equal for graphs with the same nodes in the same order."""
         from dnnc.ir.graph.text import structure
 
         h = hashlib.sha256()
@@ -432,9 +422,7 @@ class Graph:
         return h.hexdigest()
 
     def text(self, locs: bool = False) -> str:
-        """The graph as text, which `dnnc.ir.graph.text.parse` reads back; `locs` adds comments that say where nodes
-        come from.
-        """
+        """Return the text that `dnnc.ir.graph.text.parse` reads back; `locs` adds comments with origins."""
         from dnnc.ir.graph.text import show_graph
 
         return show_graph(self, locs)

@@ -86,9 +86,7 @@ def _given(v: Value, x: Any, precision: Precision) -> Array:
 
 
 def _told(n: Node, attrs: Mapping[str, Any]) -> None:
-    """Raises InputError where an attribute holds a dim that no input's shape has told (a size of the data is named by
-    one, but not read).
-    """
+    """Raise InputError for an attribute dim that no input shape has bound, unless it is data-dependent."""
     for k, a in attrs.items():
         for d in a if isinstance(a, tuple) else (a,):
             if isinstance(d, Expr):

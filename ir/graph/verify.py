@@ -1,6 +1,4 @@
-"""The invariants of the graph IR, one function each. A graph goes in; nothing comes out, or a VerifyError that quotes
-the node.
-"""
+"""Invariants of the graph IR, one function each: they return nothing, or raise VerifyError with the node."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ def _is_name(name: str) -> bool:
 
 
 def _check_constants(g: Graph) -> None:
-    """A constant's array has the dtype and shape that its type says, and so has what a parameter holds; inputs,
-    constants, parameters have no node.
-    """
+    """Constants and parameters have arrays of their type; inputs, constants and parameters have no node."""
     for v, a in g.constants.items():
         if a.shape != v.type.shape or a.dtype != v.type.dtype.numpy:
             raise VerifyError(f"graph {g.name}: the constant {v!r} holds {a.dtype} {list(a.shape)}")

@@ -57,9 +57,7 @@ SWIZZLE_ROWS = 8  # the pattern of a swizzle repeats after so many rows of 128 b
 def wgmma_positions(
     n: int,
 ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
-    """(row, column) of every accumulator of every thread of a warp group, each [128, n / 2]: register 4*j + 2*h + e of
-    a 64 x n tile.
-    """
+    """(row, column) of a warp group's accumulators, each [128, n / 2]: register 4*j + 2*h + e of a 64 x n tile."""
     t, r = np.arange(GROUP)[:, None], np.arange(n // 2)[None, :]
     row = 16 * (t // 32) + t % 32 // 4 + 8 * (r // 2 % 2)
     column = 8 * (r // 4) + 2 * (t % 4) + r % 2

@@ -275,9 +275,7 @@ class Interpreter(Evaluator):
         self.forget(leave)
 
     def members(self, s: For, lo: int, hi: int) -> Iterator[None]:
-        """cluster, thread.x, warp and lane loops: rows of a team, whose clocks go on from the last such loop of the
-        block.
-        """
+        """Run cluster, thread.x, warp and lane loops: rows of a team, clocks going on from the block's last one."""
         outer, n, inner = self.state, hi - lo, self.team_size(s.body)
         if outer.parallel or n < 1:
             raise KernelError(
@@ -317,9 +315,7 @@ class Interpreter(Evaluator):
         return max(sizes)
 
     def private_outside(self, b: Block) -> list[Buffer]:
-        """Private buffers from outside of a thread loop that it writes: each thread has its own, undefined before and
-        after the loop.
-        """
+        """Give each thread its own copy of outer private buffers that it writes, undefined before and after."""
         return [x for x in writes(b, self.funcs) if x in self.state.views and self.state.views[x].memory.private]
 
     def own_copies(self, st: State, bufs: list[Buffer]) -> None:

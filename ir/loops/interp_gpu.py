@@ -47,9 +47,7 @@ class Reading:
 
 @dataclass(slots=True, eq=False)
 class Product:
-    """Accumulators under way: registers off[k] of the copies[k] of a private memory, in a group of products of the warp
-    group of who[0].
-    """
+    """Accumulators in flight: registers off[k] of copies[k] of a private memory, in a group of who[0]'s products."""
 
     memory: Memory
     off: Array

@@ -73,9 +73,7 @@ class _Body:
 
 
 def independent(loop: For) -> tuple[frozenset[Buffer], frozenset[Buffer]] | None:
-    """If iterations cannot meet as long as no two buffers share memory: the buffers (touched, written) by them. Else
-    None.
-    """
+    """Return buffers (touched, written) by independent iterations, if no two buffers alias; else None."""
     body = _Body()
     if not body.scan(loop.body, {}) or loop.var in body.inner:
         return None

@@ -1,6 +1,4 @@
-"""Races are detected, not provoked: the interpreter steps threads in one order, these tables know what other orders
-could do.
-"""
+"""Race detection: the interpreter steps threads in one order; these tables tell what others could do."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ class Iterations:
         self._cells.clear()
 
     def access(self, view: View, who: Array, off: Array, write: bool, value: Array | None = None) -> str | None:
-        """`who` and `off` have one entry per touched element, so has `value` where it may be written twice. -> what is
-        wrong, or None.
-        """
+        """Report a race or None. `who`, `off` (and `value`, where writes repeat) have an entry per touched element."""
         mem = view.memory
         if mem not in self._cells:
             self._cells[mem] = (np.zeros(mem.size, np.int64), np.zeros(mem.size, np.int64))

@@ -112,9 +112,7 @@ def _scale(x: Array, n: Array) -> Array:
 
 
 def cast_numpy(x: Array, to: DType) -> Array:
-    """Value conversion as the IR defines it: float to integer truncates, saturates, NaN -> 0; integers wrap; != 0 for
-    bool.
-    """
+    """Convert as the IR defines: float to integer truncates, saturates, NaN -> 0; integers wrap; != 0 for bool."""
     x = np.asarray(x)
     if to.kind == "b":
         return x != 0

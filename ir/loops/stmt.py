@@ -209,9 +209,7 @@ def map_stmt(s: Stmt, fe: Callable[[Expr], Expr], fb: Callable[[Block], Block]) 
 
 
 def substitute_block(b: Block, env: dict[Expr, Expr]) -> Block:
-    """Replace variables in a block. Loops and lets whose bounds change get variables with the new bounds; decided
-    branches vanish.
-    """
+    """Replace variables in a block. Changed bounds make new loop and let variables; decided branches vanish."""
 
     def go(block: Block, env: dict[Expr, Expr]) -> Block:
         out: list[Stmt] = []
@@ -312,9 +310,7 @@ def count_stmts(k: Kernel) -> int:
 
 
 class Builder:
-    """Writes a block in order; `with b.loop("i", n) as i:` nests. The one way in which templates and lowering make
-    code.
-    """
+    """Writes a block in order; `with b.loop("i", n) as i:` nests. Templates and lowering make code with it."""
 
     def __init__(self) -> None:
         self._stack: list[list[Stmt]] = [[]]

@@ -1,6 +1,4 @@
-"""Ops on the bits of a number: its stored form read as a number of another type of as many bits, and its exponent
-alone.
-"""
+"""Ops on the bits of a number: its stored form as another type of the same width, and its exponent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Helpers of the op records: type rules that many share, broadcasting inside `compute`, samples and the drawing of
-their inputs.
-"""
+"""Helpers of op records: common type rules, broadcasting in `compute`, samples and their random inputs."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ def sample(*inputs: str, domain: tuple[float, float] = (-2.0, 2.0), **attrs: Any
 
 
 def draw(s: Sample, seed: int) -> list[Array]:
-    """Inputs for a sample: floats uniform in its domain, integers uniform in the integers of the domain, both ends
-    included, strings of WORDS.
-    """
+    """Draw a sample's inputs: floats and integers uniform in its domain, ends included; strings from WORDS."""
     rng = np.random.default_rng(seed)
     lo, hi = s.domain
     out = []

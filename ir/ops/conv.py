@@ -62,9 +62,7 @@ class Panels:
 
     @property
     def of_a_block(self) -> int:
-        """Panels side by side that read one block of `width` inputs, each of their lanes an element of its own group; 0
-        where a panel reads more.
-        """
+        """Panels that share a block of `width` inputs, each lane one group's element; 0 if a panel reads more."""
         if self.outputs % self.inputs or self.width % self.inputs or self.inputs == self.width:
             return 0  # groups of a block have as many outputs as whole panels hold
         panels = self.outputs // self.inputs
@@ -223,9 +221,7 @@ def _reference_at(
     out_dtype: DType | None = None,
     **attrs: Any,
 ) -> Array:
-    """Pixels times channels as one matrix product where the points are (nearly) such a grid, else a window for each
-    point.
-    """
+    """Compute pixels times channels as a matrix product where the points form a (near) grid, else by windows."""
     x, w, b = (widened(a, out_dtype) if a is not None else None for a in (*inputs, None)[:3])
     assert x is not None and w is not None
     win = window(x.ndim - 2, w.shape[2:], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
@@ -264,9 +260,7 @@ def _reference_at(
 
 
 def _windows(x: Array, win: Window, kernel: Sequence[int], images: Array, first: Array, at: Array) -> Array:
-    """What windows read, [windows, elements of a window]: of one image and `kernel[1]` channels from `first` on
-    each.
-    """
+    """Return windows [windows, elements of a window] of one image and `kernel[1]` channels from `first` on."""
     grids = np.meshgrid(*(np.arange(k) for k in kernel[1:]), indexing="ij")
     col = (slice(None),) + (None,) * len(grids)
     channels = first[col] + grids[0]

@@ -1,6 +1,4 @@
-"""Tensors from nothing: a fill value, an index, the identity matrix. Where their shape is known, folding makes
-constants of them.
-"""
+"""Tensors from nothing: fill, index, identity matrix. Folding makes constants where the shape is known."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a deformable convolution multiplies with its weights: the operand read, by linear interpolation, at places that
-are data.
-"""
+"""Columns of a deformable convolution: the operand at computed places, by linear interpolation."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ def _digits_type(x: TensorType, *, keep: int, low: int = 32, high: int = 64) -> 
 
 
 def _digits(x: Tensor, *, keep: int, low: int, high: int) -> Tensor:
-    """What the walks of `passes/lower/digits.py` come to: an element stands behind those of smaller bits, and of equal
-    ones before it.
-    """
+    """Stable order of `passes/lower/digits.py`: an element follows those of smaller bits and earlier equal ones."""
     n = x.dims[-1]
 
     def bits(*v: Expr) -> Expr:
@@ -91,9 +89,7 @@ def _order(x: Tensor, i: tuple[Expr, ...], descending: bool) -> Expr:
 
 
 def _groups(x: Tensor, *, group: int, descending: bool) -> Tensor:
-    """The order of the first element of each group of neighbours, as numbers that rise. The last group repeats its last
-    element.
-    """
+    """Rising positions of each neighbour group's first element. The last group repeats its last element."""
     shape = (*x.dims[:-1], -(-int(x.dims[-1]) // group))  # type: ignore[arg-type]
     return te.reduce(shape, [group], u32, "min", lambda *v: _order(x, (*v[:-2], v[-2] * group + v[-1]), descending))
 

@@ -171,9 +171,7 @@ def _positions_numpy(running: Array) -> Array:
 
 
 def kept(b: Any, flags: Any) -> tuple[Any, Any]:
-    """Where the true ones of bool[n] stand, in order (i64[n], what comes after them is some index), and how many there
-    are (i64[]).
-    """
+    """Return the positions of true in bool[n], in order (i64[n], arbitrary behind them), and their count (i64[])."""
     n = flags.type.shape[0]
     if isinstance(n, int) and n == 0:
         return b.full(shape=(0,), value=0, dtype=i64), b.full(shape=(), value=0, dtype=i64)
@@ -251,9 +249,7 @@ def _unique_type(x: TensorType, *, size: Dim, axis: int | None = None, sorted: b
 
 
 def _unique(b: Any, x: Any, *, size: Dim, axis: int | None, sorted: bool) -> tuple[Any, ...]:
-    """Sort; a group begins where an element differs from the one before. What a group is called comes back through the
-    inverse of the sort.
-    """
+    """Sort and start a group where neighbours differ; the inverse of the sort brings the numbers back."""
     if axis is None:
         x = b.reshape(x, shape=(x.type.size,))
     a = normalize_axis(axis or 0, x.type.rank)
@@ -279,9 +275,7 @@ def _inverse(b: Any, permutation: Any) -> Any:
 
 
 def _order(b: Any, x: Any, axis: int) -> Any:
-    """The stable order of the slices along an axis: by their first element, then the second, ... (sorted by the last
-    one first).
-    """
+    """Return the stable lexicographic order of the slices along an axis, sorting by the last element first."""
     rows = _rows(b, x, axis)
     if rows.type.rank == 1:
         return b.sort(rows, axis=0, descending=False)[1]

@@ -56,9 +56,7 @@ def _pass_type(x: TensorType, waves: TensorType, roots: TensorType) -> TensorTyp
 
 
 def _pass(x: Tensor, waves: Tensor, roots: Tensor) -> Tensor:
-    """`waves[k, j - 1]` is the cosine and sine of angle 2 pi j k / r, `roots[p, k]` what the k-th result of column p is
-    multiplied with.
-    """
+    """`waves[k, j - 1]`: cosine and sine of 2 pi j k / r; `roots[p, k]`: factor of result k of column p."""
     _, r, m, s = x.dims
     assert isinstance(r, int)
 

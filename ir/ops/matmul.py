@@ -68,9 +68,7 @@ def _reference(a: Array, b: Array, *, out_dtype: DType | None = None) -> Array:
 
 
 def _reference_at(inputs: list[Array], points: Array, *, out_dtype: DType | None = None) -> Array:
-    """Rows times columns as one product where the points are (nearly) such a grid, else a dot product for each
-    point.
-    """
+    """Compute rows times columns as one product where the points form a (near) grid, else a dot for each point."""
     a, b = (widened(x, out_dtype) for x in inputs)
     m, n = int(a.ndim > 1), int(b.ndim > 1)
     at, columns = points[:, : points.shape[1] - m - n], np.moveaxis(b, -2, -1) if n else b

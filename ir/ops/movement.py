@@ -1,6 +1,4 @@
-"""Ops whose output elements are input elements at other places: reshape, transpose, concat, slice, pad, tile and their
-kin.
-"""
+"""Ops that move elements: reshape, transpose, concat, slice, pad, tile and their kin."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ MAX_FOLDS = 4  # reflections of an index that cost less than a remainder
 
 
 def reshaped(old: Sequence[Dim], shape: Sequence[Dim]) -> Dims:
-    """The target shape of a reshape with its one -1 worked out. ShapeError where the sizes are not known to be
-    equal.
-    """
+    """Return a reshape's target shape with its -1 resolved. ShapeError where sizes are not known to be equal."""
     unknown = [k for k, d in enumerate(shape) if isinstance(d, int) and d == -1]
     require(len(unknown) <= 1, "reshape to {} leaves {} dims open; one is possible", shape, len(unknown))
     total = const(product(tuple(old)))
@@ -241,9 +237,7 @@ def normalize_slice(
     axes: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
 ) -> dict[str, tuple[Any, ...]]:
-    """ONNX's or Python's slice as the attributes of `slice`: start, step and size of every dim; out-of-range ends are
-    clamped.
-    """
+    """Convert an ONNX or Python slice to attributes of `slice`: start, step, size per dim; ends are clamped."""
     rank = len(shape)
     axes = tuple(range(len(starts))) if axes is None else normalize_axes(axes, rank)
     start: list[Dim] = [0] * rank

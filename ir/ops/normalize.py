@@ -1,6 +1,4 @@
-"""Normalisation: each is one or two row reductions and an element-wise tail. Half types keep their intermediate rows in
-f32.
-"""
+"""Normalisation: one or two row reductions and an element-wise tail. Half types keep rows in f32."""
 
 from __future__ import annotations
 
@@ -92,9 +90,7 @@ def _rounded_softmax(x: Tensor, *, dtype: DType) -> Tensor:
 
 
 def _running_sum(e: Tensor, rounded: Callable[[Expr], Expr]) -> Tensor:
-    """The sums of rows, rounded after each addition: spelled out, in reductions of one step, which are numbers of the
-    row and computed once.
-    """
+    """Row sums rounded after each addition, as one-step reductions, which are computed once for a row."""
     *front, n = e.dims
     assert isinstance(n, int)
 
@@ -291,9 +287,7 @@ def _batch_type(
 
 
 def _batch_norm(b: Any, x: Any, scale: Any, bias: Any, mean: Any, var: Any, *, epsilon: float) -> Any:
-    """(x - mean) * (scale / sqrt(var + epsilon)) + bias, in f32 for half types; the factor is a constant where the
-    parameters are.
-    """
+    """(x - mean) * (scale / sqrt(var + epsilon)) + bias, in f32 for half types; constant parameters fold."""
     dtype, rank = x.type.dtype, x.type.rank
     wide = dtype.computed
     x, scale, bias, mean, var = (v if v.type.dtype is wide else b.cast(v, to=wide) for v in (x, scale, bias, mean, var))

@@ -293,9 +293,7 @@ def _cum_type(x: TensorType, *, axis: int = 0, exclusive: bool = False, reverse:
 
 
 def running(name: str, combine: str, f: Callable[..., Array], identity: int) -> OpDef:
-    """`out[i] = combine of x[r] over r <= i` (r < i when exclusive; from the other end when reverse): n^2 work as it
-    stands here.
-    """
+    """`out[i] = combine of x[r] over r <= i`: r < i if exclusive, from the end if reverse; n^2 work here."""
 
     def compute(x: Tensor, *, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         a = normalize_axis(axis, len(x.dims))

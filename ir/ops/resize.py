@@ -1,6 +1,4 @@
-"""Resampling by nearest, linear or cubic interpolation. Source coordinates are exact: (mul * i + add) / div in
-integers, per dim.
-"""
+"""Resampling: nearest, linear or cubic. Source coordinates are exact integers, (mul * i + add) / div per dim."""
 
 from __future__ import annotations
 

@@ -39,9 +39,7 @@ def _suppress_type(boxes: TensorType, counts: TensorType, most: TensorType, thre
 
 
 def _overlap(a: list[Expr], b: list[Expr], threshold: Expr) -> Expr:
-    """Is the intersection of two boxes (low and high corners) more than this part of their union? Empty boxes overlap
-    nothing.
-    """
+    """True if two boxes (low and high corners) overlap by more than this part of their union; never if empty."""
     zero = const(0.0, f32)
     sides = [maximum(minimum(a[k + 2], b[k + 2]) - maximum(a[k], b[k]), zero) for k in (0, 1)]
     inside = sides[0] * sides[1]

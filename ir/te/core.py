@@ -226,9 +226,7 @@ def _once(s: Stage, x: Load) -> bool:
 
 
 def operands(outputs: Sequence[Tensor]) -> set[Tensor]:
-    """The tensors without stages that expressions read, those left out that stand for what is before in the same
-    one.
-    """
+    """Return the tensors without stages that expressions read, without those that stand for earlier ones."""
     every = [t.stage for t in stages(outputs) if t.stage is not None]
     own = {s.own for s in every}
     read = {

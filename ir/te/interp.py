@@ -56,9 +56,7 @@ def held(v: Any, dtype: DType) -> Array:
 
 
 def put_in_order(out: Array, at: tuple[Array, ...], new: Array, combine: str) -> None:
-    """`out[at] = combine(out[at], new)` for each update in order; `at` is an index for each axis of `out`. Works in
-    place.
-    """
+    """Apply `out[at] = combine(out[at], new)` in order and in place; `at` has an index for each axis of `out`."""
     if combine != "last":
         _JOIN[combine].at(out, at, new)
         return

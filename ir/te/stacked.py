@@ -116,9 +116,7 @@ def _new_axis(outputs: Sequence[Tensor]) -> str:
 
 
 class _Stacker:
-    """Rewrites stages: `known` are the stacks by the placeholders that stand for one row of them, `axis` names the axis
-    of rows.
-    """
+    """Rewrites stages: `known` maps placeholders of a row to their stacks, `axis` names the axis of rows."""
 
     def __init__(self, rows: Dim, known: dict[Tensor, Tensor], axis: str) -> None:
         self.rows, self.known = rows, known

@@ -232,9 +232,7 @@ class _Definition:
         return tuple(t for t in out if t is not None)
 
     def bound(self, operands: Sequence[Tensor], said: Mapping[str, Any]) -> dict[Expr, Expr]:
-        """The sizes that operands give to the symbolic ones. ShapeError where they are none of those that the
-        definition is for.
-        """
+        """Return the symbolic sizes that operands give. ShapeError where the definition is for other sizes."""
         env: dict[Expr, Expr] = {
             v: const(said[v.name]) for v in self.dims.values() if isinstance(said.get(v.name), (int, Expr))
         }

@@ -96,9 +96,7 @@ def slice_offset(n: Node) -> int | None:
 
 
 def _stretch(t: TensorType, axis: int) -> int | None:
-    """Bytes of one step (a block, where it is blocked) along an axis that is outermost in memory but for axes of one
-    element.
-    """
+    """Return the bytes of a step (or block) along an axis that is outermost but for axes of size 1."""
     parts = [p.axis for p in t.layout.parts] if t.layout is not None else list(range(t.rank))
     for at, (k, extent) in enumerate(zip(parts, t.physical)):
         if k == axis:

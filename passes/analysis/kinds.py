@@ -29,14 +29,10 @@ def is_view(n: Node) -> bool:
 
 
 def is_pointwise(n: Node) -> bool:
-    """Does an element of the result depend on nothing but the operands' elements at its own place, broadcast, and
-    perhaps on the place?
-    """
+    """True if a result element depends only on operand elements at its place, broadcast, and on the place."""
     return not n.op.traits.isdisjoint(("elementwise", "placed"))
 
 
 def reduces_axes(n: Node) -> bool:
-    """Is the node one of dnnc's `reduce_*`, whose attribute `axes` lists what it reduces? A custom operator may have
-    any name and attributes.
-    """
+    """True for dnnc's own `reduce_*`, whose `axes` lists what is reduced; custom operators may use any name."""
     return n.op.name.startswith("reduce_") and "own" not in n.op.traits

@@ -287,9 +287,7 @@ class _Reader:
         return int(rest.value) if isinstance(rest, Const) else None
 
     def phases(self, made: tuple[Expr, ...]) -> tuple[Phase, ...]:
-        """The products by the vector that they multiply, in the order of their phases, and the columns that are
-        read.
-        """
+        """Return the products by their vector, in the order of their phases, and the columns that are read."""
         count = 1 + max((p.phase for p in self.products), default=-1)
         if not count:
             raise NoForm("its body has no product")

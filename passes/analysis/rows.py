@@ -79,9 +79,7 @@ class Rows:
 
 
 def rows_of(n: Node) -> Rows | None:
-    """The rows that a node reduces, be its result the numbers (reduce_sum) or elements again (softmax); None where it
-    does no such thing.
-    """
+    """Return the rows that a node reduces to numbers (reduce_sum) or elements (softmax); None otherwise."""
     x = n.inputs[0] if n.inputs else None
     if (
         x is None

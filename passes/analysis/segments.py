@@ -93,9 +93,7 @@ def split(g: Graph) -> tuple[Step, ...]:
 
 
 def _dependencies(g: Graph, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """The nodes that make what a node reads: its operands, and the dims of its types and attributes that only the data
-    tells.
-    """
+    """Return the nodes behind a node's operands and the data-dependent dims of its types and attributes."""
     known = {x for v in g.inputs for x in _dims(v.type)}
     maker: dict[Var, Node] = {}
     out: dict[Node, list[Node]] = {}

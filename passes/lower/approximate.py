@@ -40,9 +40,7 @@ Rule = Callable[[Op], Expr]
 
 
 def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
-    """What to do, in order, with each float32 operation before its operands; a rule gives back what it does not
-    change.
-    """
+    """Rules, in order, for each float32 operation before its operands; a rule may return it unchanged."""
     found: list[Rule] = (
         [exponential, gelu] if POWER in spelled and RECIPROCAL in spelled and stores_halves(kernel) else []
     )
@@ -52,9 +50,7 @@ def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
 
 
 def stores_halves(kernel: Kernel, integers: bool = True) -> bool:
-    """Is every float that the kernel leaves in memory one of 16 bits, and, without `integers`, nothing else left
-    there?
-    """
+    """True if the kernel leaves only 16-bit floats in memory (with `integers`: integers too)."""
     types: set[DType] = set()
     for s in (s for f in kernel.funcs for s in walk_stmts(f.body)):
         if isinstance(s, Store) and s.buf.space == "global":
@@ -126,9 +122,7 @@ def _divided(e: Expr, c: float) -> Expr | None:
 
 
 def quotient(e: Op, terms: Container[Buffer] = (), hidden: bool = False) -> Expr:
-    """a / b -> a * (1 / b), see above. `terms`: memory that holds terms of a softmax; `hidden`: a store of 16 bits
-    hides an error of an ulp.
-    """
+    """a / b -> a * (1 / b). `terms`: memory of softmax terms; `hidden`: a 16-bit store hides an ulp."""
     if e.name != "/":
         return e
     a, b = e.args

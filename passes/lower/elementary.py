@@ -102,9 +102,7 @@ def scaled_exp(x: Expr) -> Expr:
 
 
 def _below(x: Expr, limit: float) -> Expr:
-    """x < limit, and of a negated number without the negation, which multiplications take for free: 0 - y < c -> -c <
-    y.
-    """
+    """x < limit, for negated x without the negation, which products take for free: 0 - y < c -> -c < y."""
     if isinstance(x, Op) and x.name == "-" and isinstance(x.args[0], Const) and x.args[0].value == 0:
         return const(-limit, f32) < x.args[1]
     return x < limit
@@ -146,9 +144,7 @@ def expand_log(x: Expr) -> Expr:
 
 
 def expand_log1p(x: Expr) -> Expr:
-    """log(1 + x) = e * ln 2 + log1p(f): 1 + f is 1 + x over 2^e, f made of the rounded sum and of what its rounding
-    lost; at most 1.5 ulp.
-    """
+    """log(1 + x) = e * ln 2 + log1p(f), 1 + f = (1 + x) / 2^e with the sum's rounding error; at most 1.5 ulp."""
     u = x + 1.0
     lost = select(call("abs", x) < 1.0, x - (u - 1.0), 1.0 - (u - x))
     e, m = exponent_and_mantissa(u)
@@ -159,9 +155,7 @@ def expand_log1p(x: Expr) -> Expr:
 
 
 def exponent_and_mantissa(x: Expr) -> tuple[Expr, Expr]:
-    """x = m * 2^e, m in [sqrt(1/2), sqrt(2)), e an i32, for positive finite x; of zero, infinities and NaN they mean
-    nothing.
-    """
+    """x = m * 2^e, m in [sqrt(1/2), sqrt(2)), e an i32, for positive finite x; meaningless otherwise."""
     tiny = x < 1.17549435e-38
     scaled = select(tiny, x * 8388608.0, x)  # denormals: 2^23 more
     bits = op("bits_i32", scaled, dtype=i32)
@@ -241,9 +235,7 @@ def expand_pow(x: Expr, y: Expr) -> Expr:
 
 
 def _two_sum(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """a + b rounded, and what the rounding loses; exact where a is 0 or not smaller than b in magnitude (Dekker
-    1971).
-    """
+    """a + b rounded, and the rounding error; exact if a is 0 or |a| >= |b| (Dekker 1971)."""
     s = a + b
     return s, b - (s - a)
 
@@ -299,9 +291,7 @@ def expand_tanh(x: Expr, estimate: Callable[[Expr], Expr] = lambda d: 1.0 / d) -
 
 
 def tanh_by_pieces(x: Expr) -> Expr:
-    """A polynomial of degree 5 about the nearest of 32 points, of which 0 is one, with the sign of x; at most 1.8
-    ulp.
-    """
+    """Polynomial of degree 5 about the nearest of 32 points, one of them 0, with the sign of x; at most 1.8 ulp."""
     a = minimum(call("abs", x), pieces.LIMIT)
     t = fma(a, 1 / pieces.WIDTH, ROUNDING_MAGIC)
     r = fma(t - ROUNDING_MAGIC, -pieces.WIDTH, a)

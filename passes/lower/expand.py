@@ -70,9 +70,7 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
 
 
 def joined(spelled: Collection[str]) -> tuple[Rule, ...]:
-    """Rules for functions that are cheaper with what stands around them, where cheaper forms are allowed and they are
-    expanded at all.
-    """
+    """Rules for functions that are cheaper in context, where cheaper forms are allowed and expanded."""
     if RECIPROCAL not in spelled or "exp" in spelled or "erf" in spelled:
         return ()
     own: tuple[Rule, ...] = () if SCALE in spelled else (fused_exp,)

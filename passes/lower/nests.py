@@ -104,9 +104,7 @@ def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value 
 
 
 def lower(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Lowered:
-    """Lower a group with one output. `inplace`: the input whose memory the output takes; the kernel then has one
-    parameter for both.
-    """
+    """Lower a group with one output. `inplace`: the input that shares the output's memory and parameter."""
     low = _Lowering(graph, nodes, output, inplace)
     return low.run()
 
@@ -194,9 +192,7 @@ class _Lowering:
         return _buffer("y", self.output.type)
 
     def resolve(self, e: Expr) -> Expr:
-        """Inline element-wise stages and turn loads of inputs into loads of their memory; reductions and kept tensors
-        stay.
-        """
+        """Inline element-wise stages and lower input loads to memory; reductions and kept tensors stay."""
         r = self.memo.get(e)
         if r is None:
             r = self.memo[e] = self._resolve(e)
@@ -220,9 +216,7 @@ class _Lowering:
         return r
 
     def read(self, t: te.Tensor, idx: tuple[Expr, ...]) -> Expr:
-        """An element of an input's memory. Lanes that pad the output may ask for elements that do not exist: those are
-        clamped.
-        """
+        """Load an input element. Padding lanes may ask for elements that do not exist: those are clamped."""
         buf, type_ = self.buffers[t]
         lay = type_.layout
         if lay is not None and lay.winograd:
@@ -263,9 +257,7 @@ class _Lowering:
                 used += size
 
     def is_costly(self, stage: te.Stage, fixed: int) -> bool:
-        """Does an element take more than simple arithmetic, by itself or through what is inlined in it? Numbers of the
-        row are computed once.
-        """
+        """True if an element takes more than simple arithmetic, inlined stages included. Row numbers count once."""
         own = set(stage.axes[fixed:])
         return any(
             isinstance(x, Op) and x.name in COSTLY and not own.isdisjoint(free(x))
@@ -490,9 +482,7 @@ class _Lowering:
         }
 
     def row_end(self, e: Expr) -> dict[Var, int]:
-        """Of an element of an input, the axis variable that walks a padded row `.. a/d a%d` of its memory from the
-        start, and the row's length.
-        """
+        """Return the axis variable that walks a padded row `.. a/d a%d` from its start, and the row's length."""
         if not isinstance(e, Load) or not isinstance(e.buf, te.Tensor) or e.buf not in self.buffers:
             return {}
         t = self.buffers[e.buf][1]
@@ -524,9 +514,7 @@ def var_ahead(layout: Layout, k: int, t: TensorType) -> Var:
 
 
 def _renamed(axes: Sequence[Var]) -> tuple[Var, ...]:
-    """Axes of a stage under names that no loop has. Variables are interned: a loop may be the axis of another stage by
-    its name and bounds.
-    """
+    """Return a stage's axes under unused names: variables are interned, so a loop may be another stage's axis."""
     return tuple(var(f"{v.name}~", v.dtype, v.lo, v.hi, v.div) for v in axes)
 
 
@@ -550,9 +538,7 @@ def _known(i: Expr) -> Expr:
 
 
 def narrowed(e: Expr, t: DType) -> Expr:
-    """A number in the type in which `t` computes, as a value of `t` reads it: integers of 2 and 4 bits wrap. Floats are
-    not rounded in between.
-    """
+    """Return a number in `t`'s compute type as its readers see it: 2- and 4-bit integers wrap, floats stay."""
     if not t.is_int or t.computed is t:
         return e
     if isinstance(e, Const) or (isinstance(e, Op) and e.name.startswith("cast_") and e.args[0].dtype is t):

@@ -60,9 +60,7 @@ def variants(graph: Graph, group: Group, strict: bool = False, rates: CoreRates 
 
 
 def cut(group: Group, cuts: tuple[int, ...]) -> tuple[Group, ...]:
-    """The kernels of a group that keeps some results in memory, in order; none where another part would have to be kept
-    as well.
-    """
+    """Return the kernels of a group that keeps some results in memory; none if other parts must be kept too."""
     if any(not 0 <= k < len(group.nodes) - 1 for k in cuts):
         return ()
     ends = {group.nodes[k] for k in cuts} | {group.nodes[-1]}
@@ -82,9 +80,7 @@ def cut(group: Group, cuts: tuple[int, ...]) -> tuple[Group, ...]:
 
 
 def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
-    """The region with some groups made in another way, those of nested regions too. Weights of other tiles are new
-    constants of the graph.
-    """
+    """Return the region with some groups remade, nested ones too. Repacked weights are new constants."""
     groups: list[Group] = []
     fresh: list[Group] = []
     for g in region.fusion.groups:

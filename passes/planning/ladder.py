@@ -106,9 +106,7 @@ class Ladder:
 
 
 def _middle(g: Group) -> Node:
-    """Behind which node a group is split: its contraction or reduction where something follows that, else the node in
-    the middle.
-    """
+    """Return the split node of a group: its contraction or reduction before the end, else the middle."""
     inner = [n for n in g.nodes[:-1] if len(n.outputs) == 1]
     anchors = [n for n in inner if kind_of(n) != "map"]
     return anchors[-1] if anchors else inner[len(inner) // 2]

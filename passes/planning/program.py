@@ -73,9 +73,7 @@ class Step:
 
     @cached_property
     def kernel(self) -> Kernel:
-        """The scheduled kernel. Where its text is known from before it is made now: who finds its code by the text
-        needs no kernel.
-        """
+        """Return the scheduled kernel, made only now if its text was known: code is found by the text alone."""
         return self.make()
 
     @property
@@ -125,9 +123,7 @@ TURNS = 8  # schedules of a nest that are tried, beside the first of each templa
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of one model (for fixed or symbolic dims) with the plan of its memory. `region`: what both were made
-    from.
-    """
+    """The steps of a model (fixed or symbolic dims) with its memory plan. `region`: the source of both."""
 
     graph: Graph
     fusion: FusionPlan
@@ -142,9 +138,7 @@ class Program:
         return self.planner is not None and self.planner.ladder.down
 
     def stepped_down(self, failures: Sequence[Failure]) -> Program:
-        """The program without the schedules that failed. Raises what one failed with where nothing else is left for its
-        node.
-        """
+        """Return the program without failed schedules. Raise a failure where its node has no other schedule."""
         assert self.planner is not None
         return self.planner.without(self, failures)
 
@@ -250,9 +244,7 @@ def _candidates(problem: Problem, templates: Sequence[Template], ladder: Ladder)
 def _turns(
     problem: Problem, templates: Sequence[Template], offered: Sequence[Choice], choose: Choose, ladder: Ladder
 ) -> Iterator[Choice]:
-    """The schedules to try, in order: what is chosen, the templates' own first choice, and the first of each
-    template.
-    """
+    """Schedules to try, in order: the chosen one, the templates' first choice, each template's first."""
     if not offered:
         return
     try:
@@ -345,9 +337,7 @@ class _Made:
 
 
 class KnownGroups:
-    """What groups became, by their likeness; the last `most` that were new, where programs come one after another. Each
-    keeps its graph.
-    """
+    """Groups' kernels by likeness; the last `most` new ones, for successive programs. Each keeps its graph."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most = most

@@ -80,9 +80,7 @@ def constant_second(m: Match) -> Value:
 
 
 def constant_to_scalar(m: Match) -> Value:
-    """add(x, [[2, 2], [2, 2]]) -> add(x, 2): equal elements; expanded where the other operands do not give the result
-    its shape
-    """
+    """add(x, [[2, 2], [2, 2]]) -> add(x, 2): equal elements, expanded where the result needs the shape"""
     for k, v in enumerate(m.root.inputs):
         array = m.graph.constants.get(v) if v is not None else None
         if v is None or array is None or v.type.rank == 0 or uniform(array) is None:
@@ -196,9 +194,7 @@ def not_negative(m: Match, v: Value, depth: int = 6) -> bool:
 
 
 def merge_casts(m: Match) -> Value:
-    """cast(cast(x: f16, to=f32), to=i32) -> cast(x, to=i32) where the first cast keeps every number and the second sees
-    the same kind
-    """
+    """cast(cast(x: f16, to=f32), to=i32) -> cast(x, to=i32) where the first cast is exact and keeps the kind"""
     inner = m.node(m.operand(m.root, 0), "cast")
     x = m.operand(inner, 0)
     a, b, c = x.type.dtype, inner.output.type.dtype, m.root.output.type.dtype

@@ -11,9 +11,7 @@ from dnnc.passes.base import PassContext, graphs
 
 
 def sink_constants(graph: Graph, ctx: PassContext) -> bool:
-    """Move captured constants and parameters into the bodies that read them. Outer bodies first, so that a constant
-    goes all the way in.
-    """
+    """Move captured constants and parameters into bodies, outer bodies first, so that they go all the way in."""
     changed = False
     for g in reversed(list(graphs(graph))):
         for n in g.nodes():

@@ -95,8 +95,6 @@ class _ChannelsLast(Layouts):
 
 
 def _block(t: TensorType, channels: int) -> int:
-    """How many channels stand together so that each row of them has a multiple of 16 bytes: 1 where that is so
-    anyway.
-    """
+    """Return how many channels form a row of a multiple of 16 bytes: 1 if one does."""
     block = max(ACCESS // t.dtype.bytes, 1)
     return 1 if channels % block == 0 else block

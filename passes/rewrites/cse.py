@@ -61,9 +61,7 @@ def _merge_constants(g: Graph) -> bool:
 
 
 def _glance(a: np.ndarray[Any, Any]) -> object:
-    """A few elements spread over the array: equal for equal arrays, and mostly different for others, without a look at
-    all the data.
-    """
+    """Sample a few elements of an array: equal for equal arrays, and cheap to compare for different ones."""
     if a.dtype.kind in "OUST":
         return tuple(a.ravel()[:SAMPLES])
     step = max(1, a.size // SAMPLES)

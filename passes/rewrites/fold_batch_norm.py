@@ -62,9 +62,7 @@ def _float(m: Match, n: Node) -> Node:
 
 
 def _scale_or_inverse(m: Match, z_ops: tuple[str, ...]) -> tuple[Node, Value, bool]:
-    """The root as a product of a node of these ops, read here alone, and a constant: (node, constant, is it a
-    division).
-    """
+    """Match a product of a node of these ops, read here alone, and a constant: (node, constant, is division)."""
     if m.root.op.name == "div":
         z, c = m.operand(m.root, 0), m.operand(m.root, 1)
         m.constant(c)
@@ -79,9 +77,7 @@ def _scale_or_inverse(m: Match, z_ops: tuple[str, ...]) -> tuple[Node, Value, bo
 
 
 def batch_norm_to_scale(m: Match) -> Value:
-    """batch_norm(z, g, h, mu, var) -> add(mul(z, s), t), s = g / sqrt(var + epsilon), t = h - mu * s, where all but z
-    are constants
-    """
+    """batch_norm(z, g, h, mu, var) -> add(mul(z, s), t), s = g / sqrt(var + epsilon), t = h - mu * s; z varies"""
     z = m.operand(m.root, 0)
     g, h, mu, var = (m.constant(m.operand(m.root, k)).astype(np.float64) for k in range(1, 5))
     if z.type.dtype.computed is not z.type.dtype:  # between two nodes the product would be rounded to the half type
@@ -106,9 +102,7 @@ def _absorbs(m: Match, z: Value) -> bool:
 
 
 def scale_into_conv(m: Match) -> Value:
-    """mul(conv(x, w, b), c) -> conv(x, w * c, b * c) for one c per output channel; div likewise; conv_transpose
-    likewise
-    """
+    """mul(conv(x, w, b), c) -> conv(x, w * c, b * c), one c per output channel; div and conv_transpose likewise"""
     n, c, inverse = _scale_or_inverse(m, CONVOLUTIONS)
     x, w = m.operand(n, 0), m.operand(n, 1)
     factor = _inverted(_channels(m, c, n.output, 1), inverse)
@@ -183,9 +177,7 @@ def scale_into_matmul(m: Match) -> Value:
 
 
 def scale_past_shift(m: Match) -> Value:
-    """mul(add(matmul(x, w), b), c) -> add(mul(matmul(x, w), c), b * c) for constants w, b, c of which c varies by
-    column alone
-    """
+    """mul(add(matmul(x, w), b), c) -> add(mul(matmul(x, w), c), b * c) for constants w, b and per-column c"""
     n, c, inverse = _scale_or_inverse(m, ("add",))
     z, shift = m.either(n)
     product = m.sole(_float(m, m.node(z, "matmul")))

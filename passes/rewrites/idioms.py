@@ -28,9 +28,7 @@ Axes = tuple[int, ...]
 
 
 def idioms(graph: Graph, ctx: PassContext) -> bool:
-    """Replace the idioms above, whatever the order of their commutative operands. Nothing happens with strict
-    numerics.
-    """
+    """Replace the idioms above, for any order of commutative operands, unless numerics are strict."""
     return rewrite(graph, IDIOM_RULES, ctx)
 
 
@@ -46,9 +44,7 @@ def _rows(m: Match, v: Value, op: str) -> tuple[Value, Axes]:
 
 
 def _inverse_root(m: Match) -> tuple[Value, Value]:
-    """The root as y / sqrt(v): `div(y, sqrt(v))`, `mul(y, reciprocal(sqrt(v)))`, `mul(y, div(1, sqrt(v)))` or `mul(y,
-    pow(v, -0.5))`.
-    """
+    """Match y / sqrt(v) as `div(y, sqrt(v))`, or `mul(y, r)`, r = reciprocal(sqrt(v)), 1 / sqrt(v), v ** -0.5."""
     n = m.root
     if n.op.name == "div":
         return m.operand(n, 0), m.operand(m.sole(m.node(m.operand(n, 1), "sqrt")), 0)
@@ -79,9 +75,7 @@ def _mean_square(m: Match, v: Value, y: Value) -> tuple[float, Axes]:
 
 
 def standardize(m: Match) -> Value:
-    """div(d, sqrt(add(reduce_mean(mul(d, d)), e))) -> mean_variance_norm(x, epsilon=e), where d = sub(x,
-    reduce_mean(x)) over the same axes
-    """
+    """div(d, sqrt(add(reduce_mean(mul(d, d)), e))) -> mean_variance_norm(x, epsilon=e), d = sub(x, reduce_mean(x))"""
     d, v = _inverse_root(m)
     n = m.node(d, "sub")
     x = m.operand(n, 0)
@@ -100,9 +94,7 @@ def standardize(m: Match) -> Value:
 
 
 def root_mean_square(m: Match) -> Value:
-    """div(x, sqrt(add(reduce_mean(mul(x, x)), e))) -> rms_norm(x, 1.0, epsilon=e), where the mean is over the last
-    axes
-    """
+    """div(x, sqrt(add(reduce_mean(mul(x, x)), e))) -> rms_norm(x, 1.0, epsilon=e) for a mean over the last axes"""
     x, v = _inverse_root(m)
     epsilon, axes = _mean_square(m, v, x)
     m.require(axes == tuple(range(axes[0], x.type.rank)) if axes else False, "the axes {} are not the last ones", axes)
@@ -131,9 +123,7 @@ def bias_of_norm(m: Match) -> Value:
 
 
 def _norm_and_other(m: Match, *ops: str) -> tuple[Node, Value]:
-    """A normalisation that is read here alone, and the parameter beside it: a constant or an input that broadcasts to
-    it.
-    """
+    """Match a normalisation with one reader, and its parameter: a constant or input that broadcasts to it."""
     for k in (0, 1):
         v, other = m.operand(m.root, k), m.operand(m.root, 1 - k)
         if v.node is None or v.node.op.name not in ops:
@@ -247,9 +237,7 @@ def _polynomial(m: Match, v: Value, x: Value, depth: int = 6) -> dict[int, float
 
 
 def gelu_chain(m: Match) -> Value:
-    """mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1)) -> gelu(x); tanh(0.7979 * (x + 0.0447 * x^3)) instead of erf ->
-    gelu(x, approximate="tanh")
-    """
+    """mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1)) -> gelu(x); tanh(0.7979 * (x + 0.0447 * x^3)) -> "tanh" form"""
     factors, c = _factors(m, m.root.output)
     m.require(len(factors) == 2, "the product has {} factors besides numbers; gelu has 2", len(factors))
     near = 4 * _epsilon(m.root.output)

@@ -59,9 +59,7 @@ def filters(rank: int, lanes: int, block_inputs: bool) -> Layout:
 
 
 def winograd_filters(lanes: int, tile: int) -> Layout:
-    """`winograd4 2 3 0/16 1/16 1%16 0%16`: for each point panels of output channels, in each all input channels one
-    after the other.
-    """
+    """`winograd4 2 3 0/16 1/16 1%16 0%16`: per point, panels of output channels with all input channels."""
     return Layout((Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes)), tile)
 
 
@@ -166,9 +164,7 @@ class Layouts(ABC):
         self.set_output(n, lay)
 
     def across(self, n: Node) -> None:
-        """A window over channels crosses blocks: it is computed in rows between two `pack` nodes, and what follows it
-        keeps its blocks.
-        """
+        """A window over channels crosses blocks: compute it unpacked, between two `pack` nodes."""
         x = n.inputs[0]
         assert x is not None
         uses, lay = list(n.output.uses), x.type.layout
@@ -281,9 +277,7 @@ class _Blocked(Layouts):
         self.set_output(n, None)
 
     def shuffles(self, n: Node) -> bool:
-        """Do lanes of several groups better take their inputs out of one block, by a shuffle for each input of a group,
-        than by products with zeros?
-        """
+        """True if lanes of several groups better shuffle inputs out of one block than multiply by zeros."""
         x, w = n.inputs[0], n.inputs[1]
         assert x is not None and w is not None
         panels = panels_of(x.type.shape[1], w.type.shape[0], n.attrs["group"], self.lanes)  # type: ignore[arg-type]
@@ -321,9 +315,7 @@ class _Blocked(Layouts):
         return y.node
 
     def spread(self, w: Value, panels: Panels, n: Node) -> Value:
-        """The filters of a grouped convolution for panels: each behind zeros for the inputs of groups that come before
-        its own.
-        """
+        """Return a grouped convolution's filters for panels, each behind zeros for inputs of earlier groups."""
         rank, copies = w.type.rank, panels.most // panels.inputs
         of = np.arange(panels.made)
         ahead = of // panels.outputs - of // panels.width * panels.width // panels.outputs  # groups
@@ -393,9 +385,7 @@ class _Blocked(Layouts):
         return True
 
     def joins(self, n: Node) -> bool:
-        """A concatenation of channels that are whole blocks each, or of images that all lie in blocks already: then two
-        vectors make one.
-        """
+        """A concatenation of whole channel blocks, or of images all in blocks: two vectors become one."""
         if n.op.name != "concat" or n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
             return False
         operands = [v for v in n.inputs if v is not None]

@@ -64,9 +64,7 @@ class Chain:
 
 
 def siblings(graph: Graph, ctx: PassContext) -> bool:
-    """Merge products wherever two or more chains of one form read one value; then let equal parts of a product's
-    columns be places.
-    """
+    """Merge products that share an operand wherever chains match; then reorder equal column parts."""
     changed = not ctx.strict and _merge_products(
         graph
     )  # sums that were apart are in one kernel, which may add in another order
@@ -105,9 +103,7 @@ def _only_reader(graph: Graph, v: Value, op: str) -> Node | None:
 
 
 def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
-    """What follows a value of known size, if that is a reshape that does not mix the dims from `axis` on with those in
-    front of them.
-    """
+    """Return the reshape after a value of known size if it does not mix dims from `axis` on with earlier ones."""
     reshape = _only_reader(graph, v, "reshape")
     if reshape is None or not reshape.output.type.static:
         return None
@@ -203,9 +199,7 @@ def _joined(graph: Graph, parts: Sequence[Value | None], axis: int) -> Value:
 
 
 def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
-    """Let the parts into which a product's columns are cut lie one behind the other. `cuts`: the slices of y, in order
-    of the graph.
-    """
+    """Make the parts into which a product's columns are cut contiguous. `cuts`: the slices of y, in order."""
     if (
         not _is_product(graph, y)
         or {u for u, _ in y.uses} != set(cuts)

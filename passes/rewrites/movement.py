@@ -76,9 +76,7 @@ def merge_transposes(m: Match) -> Value:
 
 
 def cancel_transposes(m: Match) -> Value:
-    """transpose(mul(transpose(x, perm=(0, 2, 1)), s), perm=(0, 2, 1)) -> mul(x, transpose(s)): between them
-    element-wise ops of constants
-    """
+    """transpose(mul(transpose(x, perm=(0, 2, 1)), s), perm=(0, 2, 1)) -> mul(x, transpose(s)) for constant s"""
     perm, rank = m.root.attrs["perm"], m.root.output.type.rank
     chain: list[
         tuple[Node, int]
@@ -117,9 +115,7 @@ def cancel_transposes(m: Match) -> Value:
 
 
 def transpose_to_reshape(m: Match) -> Value:
-    """transpose(x: f32[1, 4, 1, 5], perm=(1, 0, 3, 2)) -> reshape(x, shape=(4, 1, 5, 1)): only dims of size 1 change
-    places
-    """
+    """transpose(x: f32[1, 4, 1, 5], perm=(1, 0, 3, 2)) -> reshape(x, shape=(4, 1, 5, 1)): only size-1 dims move"""
     x = m.operand(m.root, 0)
     wide = [k for k in m.root.attrs["perm"] if not same_dim(x.type.shape[k], 1)]
     m.require(wide == sorted(wide), "axes {} with more than one element change places", tuple(wide))
@@ -155,9 +151,7 @@ def drop_expand(m: Match) -> Value:
 
 
 def sink_expand(m: Match) -> Value:
-    """where(expand(c), 0.0, 1.0) -> expand(where(c, 0.0, 1.0)) where nothing else gives the result its shape: computed,
-    then repeated
-    """
+    """where(expand(c), 0.0, 1.0) -> expand(where(c, 0.0, 1.0)) where only expand gives the shape"""
     inputs = [
         m.node(v, "expand").inputs[0] if v is not None and v.node is not None and v.node.op.name == "expand" else v
         for v in m.root.inputs
@@ -191,9 +185,7 @@ def drop_empty(m: Match) -> Value:
 
 
 def gather_to_slice(m: Match) -> Value:
-    """gather(x, 3, axis=1) -> reshape(slice(x)) where the indices are constants at equal steps: no index is looked up
-    at run time
-    """
+    """gather(x, 3, axis=1) -> reshape(slice(x)) for constant indices at equal steps: no run-time lookup"""
     x, indices = m.operand(m.root, 0), m.constant(m.operand(m.root, 1)).astype(np.int64).reshape(-1)
     axis = normalize_axis(m.root.attrs["axis"], x.type.rank)
     n = x.type.shape[axis]
@@ -240,9 +232,7 @@ def sum_of_units(m: Match) -> Value:
 
 
 def pad_into_conv(m: Match) -> Value:
-    """conv(pad(x, pads=(0, 0, 1, 1, 0, 0, 1, 1)), w, pads=(0, 0, 0, 0)) -> conv(x, w, pads=(1, 1, 1, 1)): zeros around
-    spatial dims
-    """
+    """conv(pad(x, pads=(0, 0, 1, 1, 0, 0, 1, 1)), w, pads=(0, 0, 0, 0)) -> conv(x, w, pads=(1, 1, 1, 1))"""
     pad = m.node(m.operand(m.root, 0), "pad")
     rank = pad.output.type.rank
     m.require(pad.attrs["mode"] == "constant", "the pad mode is {}", pad.attrs["mode"])

@@ -172,9 +172,7 @@ class _Storage:
             self.changed = True
 
     def as_type(self, v: Value, t: DType) -> Value:
-        """A value in another float type: the operand of the cast that made it, a constant of its own, or a cast, once
-        for all readers.
-        """
+        """Return a value in another float type: its cast's operand, a new constant, or one cast for all readers."""
         source = v.node.inputs[0] if v.node is not None and v.node.op.name == "cast" else None
         if source is not None and source.type.dtype is t and t is self.store and v.type.dtype is f32:
             return source

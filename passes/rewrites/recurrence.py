@@ -66,9 +66,7 @@ def _replace(g: Graph, n: Node, sum_last: bool) -> None:
 
 
 def _hoisted(body: Graph, v: Value, g: Graph, sum_last: bool) -> Value:
-    """A constant or parameter of a body as an operand of its node. `sum_last`: a matrix of products alone is transposed
-    outside and back inside.
-    """
+    """A body's constant as an operand of its node. `sum_last`: transpose a sole matrix outside and inside."""
     matrix = (
         sum_last
         and v.type.rank == 2

@@ -78,9 +78,7 @@ def split_reductions(graph: Graph, ctx: PassContext) -> bool:
 
 
 def _norms_apart(graph: Graph, machine: ReductionSplit) -> bool:
-    """mean_variance_norm of few long rows -> its definition, whose means are split then. Returns whether there was
-    any.
-    """
+    """mean_variance_norm of few long rows -> its definition, to split its means. Return whether there was any."""
     found = [
         n
         for n in graph.nodes()
@@ -182,9 +180,7 @@ def _axis_by_axis(graph: Graph, n: Node) -> Value:
 
 
 def _lies_in_memory(x: Value, machine: ReductionSplit, depth: int = 0) -> bool:
-    """Is what is read in parts in memory as it is? What is only moved on its way would be written there first:
-    repeated, it may have any size.
-    """
+    """True if a part's source is in memory already. Moved values would be written first, repeated to any size."""
     n = x.node
     if n is None or depth >= DEEPEST:
         return True
@@ -199,9 +195,7 @@ def _lies_in_memory(x: Value, machine: ReductionSplit, depth: int = 0) -> bool:
 
 @dataclass(frozen=True)
 class Parts:
-    """A value as [outer, count, size, inner], `count` parts of what is reduced; `rest` elements behind the last part
-    are none (outer is 1 then).
-    """
+    """Return [outer, count, size, inner]: `count` parts of a reduction; `rest` elements are left (then outer is 1)."""
 
     outer: int
     count: int

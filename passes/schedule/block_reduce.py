@@ -99,9 +99,7 @@ def teams(b: Block, name: str, team: Team) -> Block:
 
 
 def _placed(loop: For, n: int, team: Team) -> Block:
-    """The grid around a row's body. Rows past the last are left out by whole warps, else the last row is computed again
-    and not stored.
-    """
+    """Wrap a row's body in the grid. Warps past the last row exit, else it is recomputed but not stored."""
     width = team.size * team.rows
     b, t = loop_var("b", const(0), const(-(-n // team.rows))), loop_var("t", const(0), const(width))
     member, place = (t // team.rows, t % team.rows) if team.across else (t % team.size, t // team.size)
@@ -169,9 +167,7 @@ class _Row:
     # --- what may be shared -------------------------------------------------------------------------------------------
 
     def may_share(self, s: For, run: Run) -> bool:
-        """Does a loop nothing but reduce into scalars, fill rows at places of their own, and store results at places of
-        their own?
-        """
+        """True if a loop only reduces into scalars, fills rows at their places, and stores results at theirs."""
         inner = {x.var for x in loops((s,))}
         kept: list[Stmt] = []
         for st in walk_stmts((s,)):
@@ -296,9 +292,7 @@ class _Row:
         return (Alloc(tile), *self.each(run, 0, self.chunks(run), lambda k, c: load_chunks(run, [x], tiles, k, c)))
 
     def chunked(self, run: Run, tiles: dict[Expr, Buffer], loads: Sequence[Load], fixed: bool) -> Block:
-        """All chunks of a thread: its loads some chunks ahead of what is computed with them. `fixed`: places in
-        registers must be constant.
-        """
+        """Run a thread's chunks, loads some chunks ahead of use. `fixed`: register places must be constant."""
         n = self.chunks(run)
         ahead = min(max(self.team.ahead // (run.width * (sum(x.buf.dtype.bytes for x in loads) or 4)), 1), MOST_AHEAD)
         group = n if ahead >= n else 1 if fixed else ahead
@@ -319,9 +313,7 @@ class _Row:
     def computed(
         self, run: Run, tiles: dict[Expr, Buffer], own: dict[Expr, Buffer], first: Expr | int, k: Expr, c: Expr
     ) -> Block:
-        """A chunk; what lasts for several loops has its place among all of the thread's chunks, what was loaded for
-        this one in its group.
-        """
+        """Run a chunk; lasting values are placed among all of the thread's chunks, others in the chunk's group."""
         lane = const(0) if run.v is None else run.v
         lasting: dict[Expr, Expr] = {x: t[k + first, lane] for x, t in tiles.items()}
         return compute_chunk(

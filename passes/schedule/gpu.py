@@ -40,9 +40,7 @@ def wrap(b: Block, name: str) -> Block:
 
 
 def spread(b: Block, name: str, threads: int) -> Block:
-    """`for i in range(n): s`  ->  `for b in block.x(ceil(n / T)): for t in thread.x(T): if T*b + t < n: s`, an
-    iteration a thread.
-    """
+    """`for i in range(n): s` -> `for b in block.x(ceil(n / T)): for t in thread.x(T): if T*b + t < n: s`."""
 
     def go(s: For) -> Block:
         n = _count(s)
@@ -171,9 +169,7 @@ def share_rows(b: Block) -> Block:
 
 
 def sink(b: Block, *names: str) -> Block:
-    """`for i: for j: {s; y[i, j] = e}`  ->  `for i: {s; for j: y[i, j] = e}` for loops on which nothing but the last
-    store depends.
-    """
+    """`for i: for j: {s; y[i, j] = e}` -> `for i: {s; for j: y[i, j] = e}` where only the last store reads j."""
     nest: list[For] = []
     body = b
     while len(body) == 1 and isinstance(body[0], For):

@@ -141,9 +141,7 @@ def _fresh(names: set[str]) -> str:
 
 
 def _numbers(e: Expr, changing: set[Var], written: Container[Buffer], always: bool) -> list[Expr]:
-    """The largest parts of an expression that are such numbers. `always`: is the expression computed whenever the loop
-    is reached?
-    """
+    """Return the largest invariant parts of an expression. `always`: it is computed whenever the loop runs."""
     out: list[Expr] = []
     stack, seen = [e], {e}
     while stack:
@@ -159,9 +157,7 @@ def _numbers(e: Expr, changing: set[Var], written: Container[Buffer], always: bo
 
 
 def _fixed(e: Op, changing: set[Var], written: Container[Buffer], always: bool) -> bool:
-    """Is it the same in all iterations, and made of numbers that the thread has computed before, or worth computing
-    ahead?
-    """
+    """True if it is loop-invariant, and made of numbers that are in registers or worth computing ahead."""
     if not changing.isdisjoint(free(e)):
         return False
     parts = list(walk(e))

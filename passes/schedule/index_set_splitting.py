@@ -86,9 +86,7 @@ def _conditions(b: Block, least: int) -> list[Op]:
 
 
 def crossings(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
-    """The iterations at which a sum that offsets divide by n passes a multiple of n: in between, the variable stays
-    within one block.
-    """
+    """Return the iterations at which a sum divided by n in offsets passes a multiple of n, a block's end."""
     end = value(loop.extent)
     found: set[int] = set()
     for e in offsets:
@@ -104,9 +102,7 @@ def crossings(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
 
 
 def digits(loop: For, offsets: Sequence[Expr]) -> int | None:
-    """The one number n by which offsets divide v, the loop's variable: where n divides the extent, a split by n leaves
-    no division.
-    """
+    """Return the one n by which offsets divide loop variable v, where n divides the extent: split by it."""
     found: set[int | None] = set()
     for e in offsets:
         for x in walk(e):

@@ -1,6 +1,4 @@
-"""Schedule primitives on loops: split, fuse, join, reorder, peel, annotate, hoist_guards. Each is a small rewrite with
-its legality check.
-"""
+"""Loop primitives: split, fuse, join, reorder, peel, annotate, hoist_guards; each checks its legality."""
 
 from __future__ import annotations
 
@@ -141,9 +139,7 @@ def join(b: Block, first: str, second: str) -> Block:
 
 
 def reorder(b: Block, *names: str) -> Block:
-    """Permute a perfect nest. Legal when every element is updated by the same operations whatever the order of
-    iterations.
-    """
+    """Permute a perfect nest. Legal if each element's updates are the same in any order of iterations."""
     outer = next((s.var.name for s in walk_stmts(b) if isinstance(s, For) and s.var.name in names), None)
     if outer is None:
         raise ScheduleError(f"no loop is called {names[0]}")
@@ -175,9 +171,7 @@ def reorder(b: Block, *names: str) -> Block:
 
 
 def _check_order_free(nest: list[For]) -> None:
-    """Each store either is indexed by all loops it varies with, or is a reduction `x = f(.., x)` over the others;
-    nothing else meets.
-    """
+    """Check that each store is indexed by its loops or is a reduction `x = f(.., x)`, and none else meets."""
     body = nest[-1].body
     private = {a.buf for a in walk_stmts(body) if isinstance(a, Alloc)}
     for st in walk_stmts(body):
@@ -219,9 +213,7 @@ def is_index_sum(st: Store) -> bool:
 
 
 def peel(b: Block, name: str, first: int = 1, last: int = 1) -> Block:
-    """Take the first and last iterations out of a loop, where guards then fold: `s[0]; for i in range(1, n-1): s;
-    s[n-1]`.
-    """
+    """Peel the first and last iterations, where guards fold: `s[0]; for i in range(1, n-1): s; s[n-1]`."""
 
     def go(s: For) -> Block:
         n, lo = value(s.extent), value(s.lo)
@@ -256,9 +248,7 @@ def single(b: Block, *names: str) -> Block:
 
 
 def annotate(b: Block, kind: str, *names: str) -> Block:
-    """Set the kind of loops: unroll, parallel, block.x, thread.x ... Parallel kinds need iterations that write
-    different elements.
-    """
+    """Set the kind of loops: unroll, parallel, block.x, thread.x ... Parallel iterations must write apart."""
     for name in names:
         loop = find(b, name)
         if kind not in ("unroll", "range"):

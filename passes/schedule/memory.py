@@ -310,9 +310,7 @@ class Vectorizer:
         return (*idx[:-1], substitute(idx[-1], {self.lane: const(0)}))
 
     def by_lane(self, idx: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """An index in terms of the lane's number: the // and % of an axis in blocks fold where the lanes are of one
-        block.
-        """
+        """Index as a function of the lane: // and % of a blocked axis fold where the lanes share a block."""
         return tuple(substitute(i, {self.v: self.lo + self.lane}) if self.v in free(i) else i for i in idx)
 
     def expr(self, e: Expr) -> Expr:

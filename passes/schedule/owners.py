@@ -123,9 +123,7 @@ def within(i: E, n: E) -> Expr:
 
 
 def by_axis(s: Scattered, axis: int, parts: Expr | int, outer: str = "p", kind: str = "range") -> Block:
-    """A share has `ceil(n / parts)` places along an axis of the result that is one of the updates; the loop over shares
-    is called `outer`.
-    """
+    """A share has `ceil(n / parts)` places along a result axis of the updates; loop `outer` counts shares."""
     b = Builder()
     n, u = s.out.shape[axis], s.whole[axis]
     chunk = (n + parts - 1) // parts
@@ -157,9 +155,7 @@ def _nest(
 
 
 def by_rows(s: Scattered, parts: int, size: int, prefetch: bool, outer: str = "p") -> Block:
-    """A share has `ceil(rows / parts)` rows, and lists its updates of `size` at a time. `prefetch`: fetch rows and
-    updates ahead.
-    """
+    """A share has `ceil(rows / parts)` rows and lists updates by `size`. `prefetch`: fetch ahead."""
     b, places = Builder(), Places.of(s)
     rows, count = places.count, places.updates
     chunk = (rows + (parts - 1)) // parts
@@ -212,9 +208,7 @@ def _listed(b: Builder, places: Places, mine: Buffer, q: Expr, first: Expr, star
 def _ahead(
     b: Builder, places: Places, mine: Buffer, n: Expr, q: Expr, first: Expr, start: Expr, prefetch: bool
 ) -> None:
-    """Fetch the row and what the update reads of it, a few updates ahead: neither is where a machine would look for
-    it.
-    """
+    """Fetch the row and the update's operands a few updates ahead, which hardware would not predict."""
     s = places.scattered
     width, per_line = value(places.width), LINE // s.out.dtype.bytes
     if not prefetch or width is None or not places.vector:

@@ -113,9 +113,7 @@ _Form = tuple[tuple[tuple[Expr, int], ...], frozenset[tuple[Expr, int]], int, in
 
 
 def _form(e: Expr, v: Var, inner: set[Var], lanes: int) -> _Form | None:
-    """An index as its terms in v (and perhaps inner variables), its terms that all iterations share, and the range of
-    the rest.
-    """
+    """Split an index into terms in v (and perhaps inner variables), invariant terms, and the rest's range."""
     if e.lanes > 1:
         return None
     ts, lo = terms(e)
@@ -173,9 +171,7 @@ def _tells(known: list[Expr], v: Var, inner: set[Var]) -> bool:
 
 
 def _joined(q: Op, r: Op) -> list[Expr]:
-    """a // d and a % d -> a; (a // d) % m and a % d -> a % (d*m); (a % (d*m)) // d and a % d -> a % (d*m); a // (d*m)
-    and (a // d) % m -> a // d.
-    """
+    """Join digits: (a // d) % m and a % d -> a % (d*m); (a % (d*m)) // d and a % d -> a % (d*m); and without m."""
     (a, d), (b, e) = q.args, r.args
     if q.name == "//" and r.name == "%" and a is b and d is e:
         return [a]

@@ -1,6 +1,4 @@
-"""What a recipe schedules: a lowered group, its class, and its work. Recipes live with their backend; this is the data
-they share.
-"""
+"""What a recipe schedules: a lowered group, its class, its work. Recipes live with their backend."""
 
 from __future__ import annotations
 

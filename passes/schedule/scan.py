@@ -57,9 +57,7 @@ class Sums:
 
 
 def scan(b: Block, name: str, size: int, rows: int, width: int) -> Block:
-    """The rows counted by the outermost loop, called `name`, by teams of `size` threads, `rows` of them a block if they
-    are warps.
-    """
+    """Map the rows of outermost loop `name` to teams of `size` threads; warps take `rows` of them a block."""
     loop = find(b, name)
     if len(b) != 1 or b[0] is not loop or size % WARP or size & (size - 1) or (size > WARP and rows > 1):
         raise ScheduleError(f"{name} is not the outermost loop, or {rows} teams of {size} threads cannot meet")

@@ -76,9 +76,7 @@ def _range(i: Expr, inner: frozenset[Var], name: str) -> tuple[Expr, int]:
 
 
 def _copy(bld: Builder, source: Buffer, tile: Buffer, origin: list[Expr], lanes: int, at: str) -> None:
-    """One vector after the other, the last one overlapping; those that reach past the buffer's last axis are cut
-    off.
-    """
+    """Return vector starts, the last overlapping; those that reach past the buffer's last axis are cut off."""
     width = value(tile.shape[-1]) or 0
     if not nonneg(origin[-1]):
         raise ScheduleError(f"{source.name} cannot be staged: {origin[-1]!r} may be negative")

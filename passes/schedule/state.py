@@ -165,9 +165,7 @@ def rename_lets(b: Block, suffix: str) -> Block:
 
 
 class Schedule:
-    """A kernel being scheduled. Each primitive is a method that rewrites `body` or raises ScheduleError; `steps` is
-    what was done.
-    """
+    """A kernel being scheduled. Primitives rewrite `body` or raise ScheduleError; `steps` records them."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

@@ -63,9 +63,7 @@ def version(b: Block, name: str, inner: str) -> Block:
 
 
 def _trend(e: Expr, v: Var) -> int | None:
-    """1: `e` never falls as `v` grows, -1: it never rises, 0: it does not depend on `v`; None where none of these is
-    known.
-    """
+    """Return 1 if `e` never falls as `v` grows, -1 if it never rises, 0 if independent; None if unknown."""
     if v not in free(e):
         return 0
     if e is v:

@@ -83,9 +83,7 @@ def adjacent(buf: Buffer, idx: tuple[Expr, ...], v: Var, width: int) -> bool:
 
 
 def loads_ahead(run: Run) -> list[Load]:
-    """Loads of parameters that may be done before the run's statements: unconditional, at places that depend on nothing
-    inside.
-    """
+    """Return parameter loads that may precede the run: unconditional, at places that are invariant in it."""
     outside = {run.c} | ({run.v} if run.v is not None else set())
     inner = {s.var for s in run.body if isinstance(s, (Let, For))}
     written = stored(run.body)

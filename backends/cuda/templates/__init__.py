@@ -23,9 +23,7 @@ THREADS = ("thread.x", "warp", "lane")
 
 
 def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) -> tuple[Template, ...]:
-    """`rounded`: f32 operands of contractions may be rounded to TF32. `strict`: whatever is chosen, the results are the
-    same bits.
-    """
+    """`rounded`: f32 contraction operands may become TF32. `strict`: any choice gives the same bits."""
     made = (
         _template("attention", attention, target),
         _template("recurrence", recurrence, target),  # loops that are one kernel

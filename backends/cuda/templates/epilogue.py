@@ -1,6 +1,4 @@
-"""The end of a contraction: what the nest does with a finished sum, for a piece of a tile that lies in a thread's
-registers.
-"""
+"""The end of a contraction: what the nest does with a finished sum, for a tile piece in registers."""
 
 from __future__ import annotations
 

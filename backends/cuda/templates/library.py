@@ -26,9 +26,7 @@ def library_templates() -> tuple[Template, ...]:
 
 
 def library_choices(problem: Problem, names: Sequence[str], rounded: bool = False) -> list[Choice]:
-    """The calls of these libraries that compute a problem, each library's first suggestions. `rounded`: as TF32 too,
-    where it is float32.
-    """
+    """Return library calls for a problem, each library's first suggestions. `rounded`: float32 as TF32 too."""
     return [c for name in names for c in _choices(problem, name, rounded)]
 
 

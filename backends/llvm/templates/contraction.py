@@ -254,18 +254,14 @@ def _border_tiles(nest: Nest, mr: int) -> int:
 
 
 def _versions(nest: Nest, pixels: int | None, mr: int) -> bool:
-    """Are the taps that fall on padding told apart at run time? Where rows have any size, many tiles see padding, or
-    not only those at the ends.
-    """
+    """True if padding taps are found at run time: for any row size, many padded tiles, or inner ones."""
     return nest.padding > 0 and (
         pixels is None or _border_tiles(nest, mr) > PEELED or not _peels_borders(pixels, nest, mr)
     )
 
 
 def _peels_borders(pixels: int | None, nest: Nest, mr: int) -> bool:
-    """Are the tiles that see padding behind a row those that are peeled? Where the last tile overlaps the one before
-    it, that may see some too.
-    """
+    """True if the tiles that see padding behind a row are peeled; an overlapping last tile adds one."""
     if pixels is None:
         return True
     whole = (pixels - 1) // mr  # tiles ahead of the last one
@@ -444,9 +440,7 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
 def _finish(
     s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int
 ) -> str:
-    """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads: the loop that
-    is shared.
-    """
+    """Unroll, prefetch, widen, peel for padding, and share outer loops among threads; return the shared loop."""
     if nest.shuffled:
         s.apply(annotate, "unroll", *(n for n in (nest.reduction[0] + tag, f"{nest.reduction[0]}{tag}_b") if s.has(n)))
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2", "_1_b")] + ["ku" + tag, f"ku{tag}_b"]
@@ -580,9 +574,7 @@ def _position(s: Schedule, names: list[str]) -> tuple[Expr, Expr | int]:
 
 
 def _parallel(s: Schedule, outer: list[str], po: str, tag: str, shared: bool) -> str:
-    """Fuse the outer loops, the tiles too where they are not peeled, into one parallel loop, and name it. Not `shared`:
-    one thread does all.
-    """
+    """Fuse outer loops, with tiles unless peeled, into one named parallel loop. Not `shared`: one thread."""
     names = [*outer, po] if po not in outer and s.has(po) and len(s.loop(outer[-1]).body) == 1 else list(outer)
     while len(names) > 1:
         b, a = names.pop(), names.pop()

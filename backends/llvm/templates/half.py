@@ -42,9 +42,7 @@ def widen_rows(s: Schedule, taps: Sequence[str], tag: str, rows: int, lanes: int
 
 
 def _stretch(s: Schedule, tag: str, rows: int) -> None:
-    """Split a long `ko` so that the tile of a stretch stays in L1: the largest divisor that fits, if it is not too
-    short to pay.
-    """
+    """Split a long `ko` so that a stretch's tile stays in L1: by the largest divisor, if not too short."""
     steps, unroll = s.extent("ko" + tag), s.extent("ku" + tag)
     if not isinstance(steps, int) or not isinstance(unroll, int) or steps * unroll * rows <= TILE:
         return

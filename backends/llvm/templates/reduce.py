@@ -106,9 +106,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def _sums_once(s: Schedule, problem: Problem) -> None:
-    """Sums that do not depend on an output loop, as those of a softmax over channels, ahead of that loop, which becomes
-    the innermost.
-    """
+    """Sums invariant in an output loop (softmax over channels), ahead of that loop, which becomes innermost."""
     names = [n for n in problem.lowered.out_loops if s.has(n)]
     body = s.loop(names[-1]).body if names else ()
     if len(body) < 3 or not isinstance(body[-1], Store):
@@ -361,9 +359,7 @@ def _vector_read(over: For, buf: Buffer) -> tuple[For, Load] | None:
 
 
 def _each_vector(s: Schedule, name: str, lanes: int, straight: int) -> None:
-    """Vectors over a loop along a row: a short row without any loop, so that its vectors stay in registers from one
-    pass to the next.
-    """
+    """Vectors over a row's loop: a short row has no loop, so that its vectors stay in registers between passes."""
     n = s.extent(name)
     if not isinstance(n, int) or not lanes < n <= straight * lanes:
         vectorized(s, name, lanes, 4)

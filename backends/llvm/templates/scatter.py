@@ -121,9 +121,7 @@ def _power(n: int) -> int:
 
 
 def _parts(s: Scattered, axis: int, target: CpuTarget) -> int:
-    """Shares along an axis: its places where a share's updates lie together, else one for each thread, since each walks
-    all.
-    """
+    """Share an axis: by places where a share's updates are contiguous, else one per thread, which walks all."""
     n = value(s.out.shape[axis])
     if n is None:
         raise ScheduleError("the size of the axis that is cut is known at run time only")

@@ -52,9 +52,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def unswitch(b: Block) -> Block:
-    """`for r: if c: s`  ->  `if c: for r: s` where c neither depends on r nor reads what s writes: a row that is done
-    costs nothing more.
-    """
+    """`for r: if c: s` -> `if c: for r: s` where c depends neither on r nor on s: finished rows cost nothing."""
     out: list[Stmt] = []
     for s in b:
         if isinstance(s, For):

@@ -23,9 +23,7 @@ MOST_TAPS = 9  # of a row of a window, unrolled
 
 
 def tile_windows(s: Schedule, problem: Problem, lanes: int, pixels: int = 0) -> bool:
-    """Schedule the nest in this way, if it is one window per pixel of a row of known length; `pixels` of a tile, 0: as
-    many as suit the row.
-    """
+    """Schedule a nest of one window per pixel of a known row; `pixels` of a tile, 0: as many as suit the row."""
     names = [n for n in problem.lowered.out_loops if s.has(n)]
     if len(problem.lowered.reductions) != 1 or len(names) < 2 or not names[-1].endswith("b") or problem.inplace:
         return False

@@ -130,9 +130,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Strips, shares and register tiles by estimate; the best with other blocks of panels, unrolling and
-    prefetching.
-    """
+    """Return strips, shares and register tiles by estimate; the best with other blocks, unrolling, prefetching."""
     w = winograd_of(problem)
     if w is None:
         return []
@@ -147,9 +145,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def _ranked(w: Winograd, target: CpuTarget, shares: Sequence[int], wide: Sequence[int], best: int) -> list[Knobs]:
-    """Every division into strips and shares that fits, each with its `best` register tiles of up to so many panels, by
-    estimated time.
-    """
+    """Return strips and shares that fit, with `best` register tiles of up to so many panels, by estimated time."""
     images = value(w.store.buf.shape[0]) or 1
     scored: list[tuple[float, int, int, int, int]] = []
     for share in (s for s in shares if w.panels % s == 0):
@@ -293,9 +289,7 @@ def _multiply(b: Builder, w: Winograd, v: Buffer, products: Buffer, panel: Expr,
 
 
 def _results(b: Builder, w: Winograd, products: Buffer, image: Expr, first: Expr, skip: Expr, panel: Expr) -> None:
-    """Transform the products back, finish and store them, but for the first `skip` tiles: a result may be added to what
-    lies at its place.
-    """
+    """Transform products back, finish and store, but for the first `skip` tiles, which others have stored."""
     with b.loop("o", products.shape[2]) as o, b.loop("t", products.shape[3], lo=skip) as t:
         row, column = _corner(b, w, first + t)
         part = b.alloc("part", f32, w.tile, w.n, w.lanes)

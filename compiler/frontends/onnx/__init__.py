@@ -1,6 +1,4 @@
-"""ONNX models in, graphs out: `read(model)`. Every operator becomes ops of the graph IR; shapes are worked out on the
-way.
-"""
+"""ONNX models in, graphs out: `read(model)`. Operators become ops of the graph IR with worked-out shapes."""
 
 from __future__ import annotations
 

@@ -29,9 +29,7 @@ KNOWN_LIMIT = 64  # elements of an integer tensor whose contents are kept as dim
 
 @dataclass(frozen=True)
 class Condition:
-    """The condition of an If that decides which branch a model is read with. `graph` computes it from the inputs of the
-    model `inputs`.
-    """
+    """The condition of an If that selects how a model is read; `graph` computes it from the model's `inputs`."""
 
     name: str
     graph: Graph
@@ -126,9 +124,7 @@ def contents_of(item: Item) -> Array | None:
 
 
 def materialize(item: Item, b: Builder) -> Value:
-    """The item as a value of the builder's graph (or, in the body of a loop, of a graph around it). Constants are made
-    where they are read.
-    """
+    """Return the item as a value of the builder's graph or an outer one. Constants are made where they are read."""
     if (
         item.value is not None
         and (item.array is None or item.value in b.graph.constants)

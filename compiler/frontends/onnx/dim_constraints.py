@@ -114,9 +114,7 @@ def given_facts(dims: Mapping[str, Any]) -> Facts:
 
 
 def must_match(op: str, types: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> list[tuple[Dim, Dim]]:
-    """The pairs of dims that a node needs to be equal, as far as they are not: what to equate when its type rule
-    fails.
-    """
+    """Return the pairs of dims that a node needs to be equal and are not: to equate when its type rule fails."""
     ts = [t for t in types if t is not None]
     if op == "matmul" and len(ts) == 2 and min(t.rank for t in ts) > 0:
         a, b = ts[0].shape, ts[1].shape

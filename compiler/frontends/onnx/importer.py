@@ -96,9 +96,7 @@ class _Noting(Builder):
 
 @dataclass(frozen=True)
 class Scope:
-    """Where names are looked up: the items by ONNX name, the opsets, and for a function body the attributes of its
-    call.
-    """
+    """Lookup of names: items by ONNX name, opsets, and for a function body the attributes of its call."""
 
     items: dict[str, Entry]
     opsets: Mapping[str, int]
@@ -387,9 +385,7 @@ class Importer:
         loc: Loc | None,
         outputs: Sequence[str],
     ) -> list[Entry]:
-        """The nodes of a function in place of its call, whose outputs are `outputs`; `loc` is the call's where the
-        model defines the function.
-        """
+        """Inline a function: its nodes with outputs `outputs`; `loc` is the call's where the model defines it."""
         key = f"{f.domain}:{f.name}"
         if key in scope.calls and loc is not None:
             raise ModelError(f"function {key} calls itself: {' -> '.join((*scope.calls, key))}")

@@ -1,6 +1,4 @@
-"""Weights of an ONNX model that are to be parameters: initializers become inputs before the import, which cannot ask
-what they hold.
-"""
+"""Weights that are parameters: initializers become inputs before the import, which cannot read them."""
 
 from __future__ import annotations
 

@@ -22,9 +22,7 @@ from dnnc.ir.types import Dim
 
 
 def computed(c: Call, i: int, always: bool = False) -> bool:
-    """Are the elements of input i, an integer vector of known length, computed from data? `always`: even from small
-    integer inputs.
-    """
+    """True if input i, an integer vector of known length, is computed; `always`: even from small integer inputs."""
     it = c.item(i)
     if (
         it.constant

@@ -74,9 +74,7 @@ def from_module(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch warns of its own code: copies of its TreeSpec, and the flat weights of its recurrent
-    layers.
-    """
+    """Silence torch's warnings about its own code: copies of TreeSpec, and flat weights of recurrent layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
         warnings.filterwarnings(

@@ -230,9 +230,7 @@ def group_norm(c: Call) -> Any:
 
 
 def batch_norm(c: Call) -> Any:
-    """By the running statistics, unless the batch's own are asked for. Results: y, mean and 1 / deviation of the batch,
-    running statistics.
-    """
+    """Normalise by running or batch statistics. Results: y, batch mean, 1 / deviation, running statistics."""
     x = c.x("input")
     channels = (x.type.shape[1],)
     mean, var = c.opt("running_mean"), c.opt("running_var")

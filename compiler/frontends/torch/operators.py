@@ -1,6 +1,4 @@
-"""Every ATen operator that is read, by the name of its schema; those that need no code; and what to do about some that
-are refused.
-"""
+"""Every ATen operator that is read, by schema name; those without code; hints for some that are refused."""
 
 from __future__ import annotations
 

@@ -188,9 +188,7 @@ def scatter_nd(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]
 
 
 def matmul(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Sequence[Lazy]:
-    """One product where one of the matrices is the same for all rows: x[b, m, k] @ w[k, n] is x[b*m, k] @ w, a[m, k] @
-    y[b, k] is y @ a.T.
-    """
+    """Batch a product with one shared matrix: x[b, m, k] @ w is x[b*m, k] @ w, and a @ y[b, k] is y @ a.T."""
     x, y = xs
     if x.stack and not y.stack and y.rank == 2 and x.rank >= 1:
         flat = b.reshape(x.given, (_count((b.rows, *x.shape[:-1])), x.shape[-1]))

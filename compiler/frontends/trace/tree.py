@@ -27,9 +27,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A value that is no array. `key` tells apart what is equal to Python but not the same: 1, 1.0 and True, 0.0 and
-    -0.0.
-    """
+    """A value that is no array. `key` separates values that Python calls equal: 1, 1.0, True, 0.0, -0.0."""
 
     key: Any
     value: Any = field(compare=False)
@@ -70,9 +68,7 @@ def key_of(value: Any, where: str) -> Any:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is a leaf and what may stand in a tree: `leaves` are further types of leaves, `any` allows values of all
-    types.
-    """
+    """What may stand in a tree: `leaves` are further types of leaves, `any` allows values of all types."""
 
     leaves: tuple[type, ...] = ()
     any: bool = False

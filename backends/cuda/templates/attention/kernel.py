@@ -189,9 +189,7 @@ class Flash(ABC):
         return (step * self.s.parts + self.part) * self.s.slices + self.slice
 
     def movers(self, step: Expr) -> tuple[tuple[Mover, Expr], tuple[Mover, Expr]]:
-        """Of the tiles of K and V of a step, and which tile of the sum they bring: keys are the side of K and the sum
-        of V.
-        """
+        """Tile K and V for a step and return their tiles of the sum: keys are the side of K and the sum of V."""
         number = self.number(step)
         t = self.warp * 32 + self.lane
         k = Mover(self.tiles[1], self.shared[1], self.batch, number * self.s.keys, t, self.regs[0])
@@ -209,15 +207,11 @@ class Flash(ABC):
 
     @property
     def factor(self) -> float | None:
-        """The one constant, positive, by which products become scores, if that is all; then `top` and scores in
-        registers are products.
-        """
+        """Fold the one positive constant that makes products scores, if any; `top` and scores then are products."""
         return None
 
     def softmax(self, b: Builder, scores: Buffer, first: Expr, mixed: Buffer) -> None:
-        """Scores become weights relative to the largest score so far; what was summed before is brought to the same
-        scale.
-        """
+        """Turn scores into weights relative to the running maximum, and rescale what was summed before."""
         g = self.grid()
         if self.factor is None:
             self.transform(b, scores, first)
@@ -318,9 +312,7 @@ class Flash(ABC):
                 store_row(b, self.a.mean, env, row, g.col(j), mixed, g.place(r, j), g.wide)
 
     def combine(self, b: Builder) -> None:
-        """The shares of a row, each relative to its own largest score, to a row of the result: by all threads that
-        there are, a chunk at a time.
-        """
+        """Join shares of rows, each relative to its own maximum, into results: by all threads, chunk by chunk."""
         s, a = self.s, self.a
         chunks, threads = -(-self.cols // CHUNK), s.threads * s.parts
         piece, total, best = b.alloc("piece", f32, CHUNK), b.alloc("total", f32, 1), b.alloc("best", f32, 1)

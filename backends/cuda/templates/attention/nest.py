@@ -163,9 +163,7 @@ def _read(s: Schedule) -> Attention | None:
 
 
 def _by_use(sums: list[tuple[Buffer, For, Block]], store: Store) -> tuple[Buffer, Buffer, For, Block]:
-    """Of the sums of weights and of weighted values, which may stand in either order: the first one's memory, and all
-    of the second.
-    """
+    """Return the memory of the first of the sums of weights and weighted values (any order), and all of the second."""
     quotients = [x.args for x in walk(store.value) if isinstance(x, Op) and x.name == "/"]
     swapped = any(a is load(sums[0][0], (0,)) for a, _ in quotients)
     total, mixed = sums[::-1] if swapped else sums

@@ -43,9 +43,7 @@ ORDER = gemv.ORDER
 
 
 def takes(norm: Node, product: Node) -> bool:
-    """Is a product whose first operand a norm makes, perhaps through element-wise nodes, computed with the norm in one
-    kernel?
-    """
+    """True if a product and the norm behind its first operand (also element-wise) share one kernel."""
     x, out = product.inputs[0], product.output.type
     if (
         product.op.name != "matmul"

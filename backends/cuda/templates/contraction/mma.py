@@ -73,9 +73,7 @@ class Shape:
 
     @property
     def rate(self) -> float:
-        """Share of the tensor cores' rate that a warp's tile can reach: what it reads of shared memory for what it
-        computes.
-        """
+        """Return the share of tensor core rate that a warp tile can reach: its products per shared memory read."""
         wm, wn = self.bm // self.down, self.bn // self.across
         return min(1.0, wm * wn / (wm + wn) / 32)
 
@@ -161,9 +159,7 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 def varied_shapes(
     c: Contraction, target: GpuTarget, shapes: Sequence[Shape], depths: Sequence[tuple[int, int]]
 ) -> list[Knobs]:
-    """All tiles, and all ways to divide their sum, by estimated time; the best of them with steps and rings of other
-    sizes.
-    """
+    """Return all tiles and sum divisions by estimated time; the best also with other steps and rings."""
     gathers = gathering(c)
     fits = [s for s in divided(c, target, shapes) if _fits(c, target, s)]
     best = sorted(fits, key=lambda s: cost(c, target, s, gathers))

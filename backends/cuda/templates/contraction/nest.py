@@ -53,9 +53,7 @@ class Axis:
         return frozenset(loop.var for loop in self.loops)
 
     def inside(self, i: Expr, lanes: int, *used: Expr) -> Expr:
-        """A step (a vector of lanes) that a guard keeps inside, so that it can be seen as well where expressions divide
-        it.
-        """
+        """Return a step (a vector of lanes) that a guard keeps inside and divisions can be seen to split."""
         divided = any(
             isinstance(x, Op) and x.name in ("//", "%") and self.vars & free(x) for e in used for x in walk(e)
         )
@@ -67,9 +65,7 @@ class Axis:
         return {loop.var: b.let(loop.var.name, at[loop.var]) for loop in self.loops}
 
     def at(self, i: E, lanes: int = 1, lane: E = 0) -> dict[Expr, Expr]:
-        """The loops' variables at step i, or at `lane` of the i-th vector of lanes, which must divide the innermost
-        loop.
-        """
+        """Return loop variables at step i, or `lane` of vector i, which must divide the innermost loop."""
         out: dict[Expr, Expr] = {}
         left = const(i)
         for loop in self.loops[:0:-1]:
@@ -83,9 +79,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor: its value in the accumulator's type, where all `conds` hold; elsewhere it is 0. `axis` is the side that
-    it belongs to.
-    """
+    """A factor: its value in accumulator type where all `conds` hold, else 0. `axis`: the side it belongs to."""
 
     value: Expr
     conds: tuple[Expr, ...]
@@ -105,9 +99,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Contraction:
-    """`kernel` has the parameters that the expressions here refer to; `store` writes an output element from
-    `acc[0]`.
-    """
+    """`kernel` has the parameters that expressions here refer to; `store` writes an output from `acc[0]`."""
 
     kernel: Kernel
     batch: Axis
@@ -167,9 +159,7 @@ def _contraction_of(problem: Problem) -> Contraction | None:
 
 
 def _joined(s: Schedule) -> Schedule:
-    """The nest with loops of one iteration gone, groups of channels apart, and neighbouring loops of one side in
-    one.
-    """
+    """Return the nest without unit loops, groups of channels apart, and neighbours of one side joined."""
     guarded = {
         x.buf.name
         for x in accesses(s.body)
@@ -207,9 +197,7 @@ def _neighbours(c: Contraction, v: Var) -> int:
 
 
 def _fuse_runs(s: Schedule, names: Sequence[str], side: Mapping[str, int]) -> None:
-    """Fuse neighbours of one side, outer pairs first: `(k // d) % m` and `k % d`, which that gives, join again to one
-    index.
-    """
+    """Fuse neighbours of one side, outermost first: their `(k // d) % m` and `k % d` become one index again."""
     last = names[0]
     for name in names[1:]:
         if side.get(last) == side.get(name):
@@ -290,9 +278,7 @@ def _sorted(
     acc: Buffer,
     store: Store,
 ) -> Contraction | None:
-    """Give every loop its side. A guard belongs to the factor that it depends on; one that depends on both sides is out
-    of reach.
-    """
+    """Assign loops to sides. A guard belongs to the factor it depends on; one that needs both is refused."""
     x, y = (free(f) for f in factors)
     mine, other = (
         Axis(tuple(o for o in outer if o.var in here and o.var not in there)) for here, there in ((x, y), (y, x))

@@ -45,9 +45,7 @@ SURE = (
 
 
 def candidates(problem: Problem, target: GpuTarget, rounded: bool = False) -> list[Knobs]:
-    """The best shapes, where they promise to be faster than what other templates make of the problem; `rounded`: `tf32`
-    is one of them.
-    """
+    """Return the shapes that should beat other templates' kernels; `rounded`: `tf32` is one of those."""
     image = image_of(problem, target)
     if image is None:
         return []
@@ -91,9 +89,7 @@ def product_cost(problem: Problem, target: GpuTarget, rounded: bool) -> float:
 
 
 def ranked_shapes(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
-    """The shapes that fit, by estimated cycles: tiles and slabs by the best of some divisions among warps, then all
-    divisions of the first ones.
-    """
+    """Return fitting shapes by estimated cycles: tiles and slabs by some warp splits, then all of the best."""
     pairs = [(tile, slab) for tile in _tiles(image.sizes) for slab in _slabs(image.units, image.outs, image.wide)]
     first = (
         (
@@ -111,9 +107,7 @@ def ranked_shapes(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
 
 
 def divisions(image: Image, tile: tuple[int, ...], slab: tuple[int, int], some: bool = False) -> Iterator[Shape]:
-    """The shapes of a tile of pixels and a slab of groups and columns: how warps divide them. `some`: a few, one of
-    which is near the best.
-    """
+    """Return warp divisions of a tile of pixels and a slab of groups and columns. `some`: a few good ones."""
     group, bn = slab
     units, depth = _up(math.prod(tile), image.unit) // image.unit, min(image.steps, 4)
     widths = list(dict.fromkeys(min(n, _up(bn, image.lanes_across)) for n in image.widths))

@@ -219,9 +219,7 @@ def window_cost(image: Image, target: GpuTarget) -> float:
 
 
 class DepthwiseKernel:
-    """The kernel of one convolution and one slab. `constants`: buffers that may be read before the kernel ahead has
-    ended.
-    """
+    """Kernel of one convolution and slab. `constants`: buffers readable before the previous kernel ends."""
 
     def __init__(self, image: Image, slab: Slab, constants: frozenset[str]) -> None:
         self.i, self.s, self.early = image, slab, image.w.name in constants

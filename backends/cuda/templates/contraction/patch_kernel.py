@@ -29,9 +29,7 @@ WIDE = 8  # results that a thread finishes at a time
 
 @dataclass(frozen=True)
 class PatchCopy:
-    """How `threads` threads of a block, of which this one is number `t`, bring parts of an image and of filters into
-    shared memory.
-    """
+    """Code of thread `t` of `threads` that brings image and filter parts of a block into shared memory."""
 
     image: Image
     threads: int
@@ -68,9 +66,7 @@ class PatchCopy:
         b.branch(cond, copied, lambda: b.store(to, there, const(0, to.dtype), lanes))
 
     def gather(self, b: Builder, cond: Expr, to: Buffer, there: tuple[Expr, ...], elements: Sequence[Expr]) -> None:
-        """Put elements from several places, and zeros behind them, into a chunk; zeros alone where `cond` does not
-        hold.
-        """
+        """Fill a chunk with elements of several places and zeros behind; only zeros where `cond` fails."""
         own = b.alloc("gathered", to.dtype, self.image.channels)
         b.store(own, (0,), const(0, to.dtype), self.image.channels)
         with b.when(cond):
@@ -218,9 +214,7 @@ class Shape:
 
     @cached_property
     def pitch(self) -> int:
-        """Elements of a pixel in shared memory: an odd number of vectors, so that neighbours begin in different
-        banks.
-        """
+        """Return a pixel's elements in shared memory: an odd number of vectors spreads neighbours over banks."""
         if self.image.planes:
             return self.image.channels
         wide = 16 // self.image.x.dtype.bytes
@@ -265,9 +259,7 @@ class Shape:
 
 
 class PatchKernel:
-    """The kernel of one convolution and one shape. `constants`: buffers that may be read before the kernel ahead has
-    ended.
-    """
+    """Kernel of one convolution and shape. `constants`: buffers readable before the previous kernel ends."""
 
     def __init__(self, image: Image, shape: Shape, constants: frozenset[str]) -> None:
         self.i, self.s, self.c = image, shape, image.c
@@ -443,9 +435,7 @@ class PatchKernel:
         return self.g * self.s.bn + minimum(col, self.s.bn - 1)
 
     def chunk(self, b: Builder, number: Expr, whole: bool) -> tuple[Expr, Expr]:
-        """How far a chunk of the sum lies from a window's first pixel, and its first channel. Chunks that do not exist
-        are of the pixel of zeros.
-        """
+        """Offset of a chunk of the sum from a window's first pixel and channel. Missing chunks are zero pixels."""
         i = self.i
         pixel, channel = self.tap(number if whole else minimum(number, i.chunks - 1))
         if not whole:

@@ -54,9 +54,7 @@ class Blocking(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How the sum is divided: steps of bk elements, `stages` of them in shared memory, groups of threads, blocks of a
-    cluster.
-    """
+    """Division of the sum: steps of bk elements, `stages` in shared memory, thread groups, cluster blocks."""
 
     bk: int
     stages: int
@@ -120,9 +118,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Every tile of a block and of its threads, the sum divided in every way, by estimated time; the best with other
-    steps and rings.
-    """
+    """Return all block and thread tiles and sum divisions by estimated time; the best with other steps, rings."""
     c = contraction_of(problem)
     if c is None:
         return []
@@ -252,9 +248,7 @@ class _Simt:
 
     @staticmethod
     def pad(tile: Tile) -> int:
-        """Rows along the sum are an odd number of 16 bytes apart: reads of 8 of them meet 8 different groups of
-        banks.
-        """
+        """Pad rows along the sum to an odd number of 16 bytes: 8 rows then meet 8 groups of banks."""
         return 16 // tile.operand.value.dtype.bytes if tile.rows == "side" else 0
 
     def body(self, b: Builder, t: Expr, sa: Buffer, sb: Buffer, sums: Buffer | None) -> None:
@@ -317,9 +311,7 @@ class _Simt:
                     b.store(acc, at, self.c.update(acc[at], x, y))
 
     def pieces(self, b: Builder, f: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
-        """f(i, j, row, col) for every run of neighbours in the thread's tile: where it is there, and in the block's
-        tile.
-        """
+        """Call f(i, j, row, col) for each run of neighbours in the thread's tile: places there and in the block's."""
         with (
             b.loop("g", self.tm // self.wm, "unroll") as g,
             b.loop("i", self.wm, "unroll") as i,

@@ -65,9 +65,7 @@ class Tile:
         return (at % fast, at // fast) if self.along == "side" else (at // fast, at % fast)
 
     def shared(self, b: Builder, name: str, slots: int, pad: int) -> Buffer:
-        """Shared memory for some tiles, with `pad` elements after each row: rows that follow one another begin in
-        different banks.
-        """
+        """Shared memory for tiles, with `pad` elements after each row, so that rows start in different banks."""
         size = (self.extent, self.depth) if self.rows == "side" else (self.depth, self.extent)
         return b.alloc(name, self.operand.value.dtype, slots, size[0], size[1] + pad, space="shared")
 
@@ -127,9 +125,7 @@ def readable(e: Expr, axis: Axis, other: Axis, lanes: int) -> bool:
 
 
 def vector_of(e: Expr, at: Callable[[Expr], dict[Expr, Expr]], lanes: int) -> Expr:
-    """`lanes` values of an expression, `at(j)` giving lane j's variables. ScheduleError where its loads are not unit
-    stride.
-    """
+    """Vector of an expression, `at(j)` giving lane j's variables. ScheduleError unless loads are unit stride."""
     if lanes == 1:
         return substitute(e, at(const(0)))
     j = loop_var("j.", const(0), const(lanes))

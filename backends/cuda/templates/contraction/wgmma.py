@@ -78,9 +78,7 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Every tiling that fits; the best of them with rings of other lengths and with more or fewer row tiles that walk
-    together.
-    """
+    """Return every tiling that fits; the best also with other rings and numbers of row tiles in lockstep."""
     p = product_of(problem) if target.has_wgmma else None
     if p is None or p.m < MIN_ROWS:
         return []
@@ -212,9 +210,7 @@ def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: floa
 
 @dataclass(frozen=True)
 class Steps:
-    """A contraction with one variable for each side in place of its loops; `batch` and `rows` are the loops that z and
-    i stand for.
-    """
+    """A contraction with a variable for each side, not loops; z and i stand for loops `batch` and `rows`."""
 
     c: Contraction
     batch: Axis
@@ -238,9 +234,7 @@ class Steps:
         )
 
     def step(self, x: Load) -> dict[Var, int]:
-        """How far apart two elements are that follow one another along each side; empty where the offset is more than
-        that.
-        """
+        """Return strides along each side; empty where the offset is not linear in them."""
         ts, first = terms(self.offset(x))
         found = {t: n for t, n in ts if isinstance(t, Var)}
         return found if first == 0 and len(found) == len(ts) else {}
@@ -320,9 +314,7 @@ def _work(stored: Expr) -> int:
 
 
 def _beside(stored: Expr, along: Steps, result: Buffer) -> tuple[Buffer, ...]:
-    """Matrices of the result's shape that the epilogue reads element by element, the result itself perhaps, and the
-    copy engine can fetch.
-    """
+    """Return the result-shaped matrices that the epilogue reads by element, perhaps the result, by TMA copies."""
     loops = (*along.c.rows.loops, *along.c.cols.loops)
     if len(loops) != 2 or along.batch.loops:
         return ()
@@ -380,9 +372,7 @@ def _factor(x: Operand) -> Load | None:
 
 
 def _factors(problem: Problem, along: Steps, a: Load, b: Load) -> tuple[Buffer, Buffer, bool, Window | None] | None:
-    """The factors as buffers, whether the rows of the second one are those of the sum, and how those of the first lie
-    in an image.
-    """
+    """Return the factors' buffers, whether the second's rows are the sum's, and the first's image layout."""
     _, i, j, k = along.vars
     flipped = along.step(b).get(j) == 1
     left, right = _matrix(a, along, i, k), _matrix(b, along, *((k, j) if flipped else (j, k)))
@@ -428,17 +418,13 @@ def _apart(x: Load, along: Steps) -> Buffer | None:
 
 
 def _offsets(x: Load, along: Steps) -> tuple[dict[Expr, int], int]:
-    """How far apart two elements are that follow one another along each loop of rows and columns and along the batches,
-    and the first offset.
-    """
+    """Return strides along each loop of rows, columns and batches, and the first offset."""
     ts, first = terms(substitute(x.buf.offset(x.idx), along.batch.at(along.vars[0])))
     return dict(ts), first
 
 
 def _rows_of(x: Load, along: Steps) -> tuple[tuple[Var, ...], tuple[int, ...]]:
-    """The loops that the result's rows are, and their sizes: neighbours that lie at one distance count as one, called
-    as the inner one.
-    """
+    """Return the loops of the result's rows and their sizes: contiguous neighbours count as the inner one."""
     step, _ = _offsets(x, along)
     found: list[tuple[Var, int]] = []
     for loop in along.rows.loops:
@@ -473,9 +459,7 @@ def _result(result: Buffer) -> Var:
 
 
 def _with_result(stored: Expr, out: Load, result: Buffer) -> Expr | None:
-    """The epilogue where it updates what it stores to: each element is read before it is written, by the thread that
-    computes it.
-    """
+    """Return an in-place epilogue: one thread reads each element of its output before it writes it."""
     own, mark = load(out.buf, out.idx), _result(result)
 
     def go(e: Expr) -> Expr:

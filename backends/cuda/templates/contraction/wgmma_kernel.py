@@ -123,9 +123,7 @@ class Product:
     work: int = 0
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
-        """The index of an element of the result, which must exist if its rows or columns lie apart; col is a multiple
-        of `lanes`.
-        """
+        """Return an element's index; it must exist if rows or columns lie apart; col is a multiple of `lanes`."""
         batch = (z or (const(0),)) if len(self.c.shape) > max(len(self.rows), 1) + max(len(self.cols), 1) else ()
         rows = digits(minimum(row, self.m - 1), self.rows) if len(self.rows) > 1 else (row,)
         if len(self.cols) < 2:
@@ -480,9 +478,7 @@ class Writer:
     def finish_pair(
         self, z: tuple[Expr, ...], at: tuple[Expr, Expr], register: Expr, to: Buffer, place: tuple[Expr, ...]
     ) -> None:
-        """Two neighbouring results. Those outside of the matrix are computed from its last row and columns, and not
-        stored.
-        """
+        """Two neighbouring results. Outside of the matrix they repeat its last row and columns, unstored."""
         j = loop_var("j.", const(0), const(2))
         row, col = minimum(at[0], const(self.p.m - 1)), minimum(at[1], const(self.p.n - 2))
         made = self.p.finish(z[0] if z else const(0), row, col, j, load(self.acc, (register + j,)))

@@ -86,9 +86,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def _parts(problem: Problem) -> tuple[Schedule, list[str], str, int] | None:
-    """The nest without loops of one iteration, its output loops, the one along which windows lie in a row, and the
-    lanes of a vector.
-    """
+    """Return the nest without unit loops, its output loops, the one along window rows, and a vector's lanes."""
     if (
         not fixed(problem)
         or problem.kind not in ("contraction", "reduce")

@@ -67,9 +67,7 @@ def cluster(b: Builder, split: int) -> Iterator[Expr]:
 
 @dataclass(frozen=True)
 class Parts:
-    """A tile of `rows` x `cols` sums in `slices` parts in each of `split` blocks, finished by `threads` threads of each
-    block.
-    """
+    """A `rows` x `cols` tile sums in `slices` parts of `split` blocks; `threads` of each block finish it."""
 
     rows: int
     cols: int

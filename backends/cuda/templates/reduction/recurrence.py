@@ -215,9 +215,7 @@ def shared_ways(form: Form, p: Plan) -> list[Columns]:
 
 
 def registers_left(form: Form, p: Plan, target: GpuTarget, stores: bool) -> int:
-    """Registers of a thread for weights; `stores`: others are in shared memory. Warps share out the registers of an
-    SM's four parts.
-    """
+    """Registers of a thread for weights; `stores`: others are shared. Warps divide an SM's four parts."""
     sums = max(w.turns * p.rows * w.wide for w in shared_ways(form, p))
     threads = -(-p.warps // 4) * 4 * LANES
     left = max(min(target.registers // threads, MOST_REGISTERS) - SPARE - sums, 0)
@@ -516,9 +514,7 @@ class Persistent:
         b.do("syncwarp")
 
     def sums_of(self, b: Builder, phase: Phase) -> Sums:
-        """The sums of this lane's unit and row, by tensor and offset of the column: in registers, for the next phase
-        overwrites the others.
-        """
+        """Sums of this lane's unit and row, by tensor and column offset: registers, as phases overwrite the rest."""
         count = len(phase.columns)
         out = {
             (c.dots, c.offset): b.let("sum", self.sums[self.warp, self.r, self.local * count + g])

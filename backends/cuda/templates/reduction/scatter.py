@@ -33,9 +33,7 @@ STEP, LOOK, APPLY = 300, 2.3, 1500
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Knobs: ranges of the elements that data names, threads of a block; updates that a thread lists in a round, where
-    blocks own rows.
-    """
+    """Knobs: ranges of indexed elements, threads of a block; updates per thread and round if blocks own rows."""
     s = problem.lowered.scattered
     if s is None or not fixed(problem) or problem.lowered.elements == 0:
         return []
@@ -54,9 +52,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def _by_blocks(places: Places, target: GpuTarget) -> list[tuple[float, Knobs]]:
-    """Knobs of blocks that own rows, and estimated cycles: those of its rounds, and of the updates that its groups
-    apply one after another.
-    """
+    """Return knobs of row-owning blocks with estimated cycles: rounds, and the groups' serial updates."""
     rows, updates, width = (value(x) or 0 for x in (places.count, places.updates, places.width))
     if not rows * updates * width:
         return []

@@ -58,9 +58,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def arranged(s: Schedule, problem: Problem) -> tuple[str, int, int]:
-    """Bring a kernel into the form `for rows: for s: {..}`; the loop over rows, the length of a row, and how many there
-    are.
-    """
+    """Return a kernel as `for rows: for s: {..}`: the row loop, a row's length, and the number of rows."""
     collapsed(s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)))
     names = outer_loops(s, problem.lowered.out_loops)
     guards = [x for loop in loops(s.body) for x in loop.body if isinstance(x, If)]

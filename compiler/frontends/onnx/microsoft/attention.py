@@ -135,9 +135,7 @@ def _masked(c: Call, s: Value, mask: Value | None, bias: Value | None, past: Dim
 
 
 def attention(c: Call) -> Any:
-    """Inputs: x, weights of q, k and v side by side, their bias, a mask, past keys and values [2, ...], a bias of
-    scores.
-    """
+    """Inputs: x, weights of q, k, v side by side, their bias, mask, past keys and values [2, ...], score bias."""
     b, heads = c.b, c.integer("num_heads")
     if c.flag("past_present_share_buffer") or c.flag("do_rotary"):
         raise UnsupportedError("Attention with past_present_share_buffer or do_rotary; GroupQueryAttention has both")
@@ -320,9 +318,7 @@ def _grouped(c: Call, heads: int, kv: int) -> tuple[Value, Value, Value]:
 
 
 def _appended(c: Call, old: Value, new: Value, past: Value, total: Dim) -> Any:
-    """Keys or values with the new ones behind the first `past` old ones of each row; as long as the cache, or as all
-    that there are.
-    """
+    """Append new keys or values behind the first `past` old ones; result is as long as the cache, or all of them."""
     b = c.b
     batch, _, room, _ = old.type.shape
     steps = new.type.shape[2]
@@ -347,9 +343,7 @@ def _repeated(c: Call, x: Value, times: int) -> Any:
 
 
 def _windowed(c: Call, s: Value, past: Value) -> Any:
-    """The probabilities of scores: soft limit, bias, keys not after the query and within the window, a sink that takes
-    its share.
-    """
+    """Probabilities of scores: soft cap, bias, causal mask, window, and a sink that takes its share."""
     b, dtype = c.b, s.type.dtype
     rows, columns = s.type.shape[-2:]
     cap = c.number("softcap", 0.0)

@@ -37,18 +37,14 @@ WORTH_A_LOOP = 48  # nodes; fewer are unrolled, for what is known while reading 
 
 
 def _require_one(c: Call, k: int, what: str, kinds: str) -> None:
-    """ModelError unless input k is absent, or one element of these kinds (or of a number of elements that is not
-    known).
-    """
+    """Raise ModelError unless input k is absent, or one element (or an unknown number) of these kinds."""
     t = c.type_of(k) if c.has(k) else None
     if t is not None and (t.dtype.kind not in kinds or (isinstance(t.size, int) and t.size != 1)):
         raise ModelError(f"{what} must be one {'bool' if kinds == 'b' else 'integer'}, got {t}")
 
 
 def branch(c: Call) -> Any:
-    """The branch that the condition chooses; where it is computed from data, both, and the results chosen element by
-    element.
-    """
+    """Run the branch that the condition chooses; for a computed condition both, selecting elements."""
     importer, _ = c.env
     item = c.item(0)
     _require_one(c, 0, "the condition of an If", "b")
@@ -215,9 +211,7 @@ def _unrolled(c: Call) -> Any:
 
 
 def _types(c: Call, body: Any, given: Sequence[Item | None]) -> list[TensorType | None]:
-    """The types of the outputs of a body that never runs: computed where the body fits its inputs, else as they are
-    declared.
-    """
+    """Return the output types of a body that never runs: computed if it fits its inputs, else declared."""
     importer, scope = c.env
     try:
         made, _ = region(c, "body", (), lambda: [_value(c, i) for i in importer.subgraph(body, scope, given)])

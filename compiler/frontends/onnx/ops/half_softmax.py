@@ -29,9 +29,7 @@ def is_rounded(x: Value, axis: int) -> bool:
 
 
 def rounded_softmax(c: Call, x: Value, axis: int) -> Any:
-    """The softmax of x, of which `is_rounded` holds. The element-wise operations from the last product or norm to x
-    round their operands, too.
-    """
+    """Softmax of x where `is_rounded` holds: element-wise ops since the last product or norm round operands too."""
     _round_operands(c, x)
     last = x.type.rank - 1
     if axis == last:
