@@ -1,6 +1,7 @@
 """Are two states of dnnc the same compiler? Kernel texts and results of both, over models and ONNX's node tests.
 
-    python benchmarks/same.py BEFORE AFTER [--models DIR ...] [--nodes] [--targets llvm,cuda,interpreted] [--only REGEX] [--workers 2]
+    python benchmarks/same.py BEFORE AFTER [--models DIR ...] [--nodes] [--targets llvm,cuda,interpreted]
+        [--only REGEX] [--workers 2]
         [--json OUT]
 
 BEFORE and AFTER are checkouts of the project; each runs in processes of its own, with an empty cache. A model's inputs

@@ -3,7 +3,8 @@
 
 Messages are those of `dnnc.backends.runtime.messages`, in on stdin, out on stdout: a JSON header and a body of bytes.
 Nothing is unpickled.
-ROLE "build":   {"op": "build", "task", "choice"} -> {"symbol", "facts", "spills", "seconds", "text": its bytes}, body: text and code.
+ROLE "build":   {"op": "build", "task", "choice"} -> {"symbol", "facts", "spills", "seconds", "text": its bytes}, body:
+                text and code.
 ROLE "measure": {"op": "load", "id", "task", "choice", "symbol", "facts", "text"}, body -> {};  {"op": "time", "id",
 "limit"} -> {"seconds",
                 "before", "after"}; {"op": "check", "id"} -> {"checked"}; {"op": "drop", "id"} -> {}.

@@ -1,6 +1,7 @@
 """What kernels read of parameters: computed by NumPy from the arrays that users gave, when these change.
 
-    prologue: w_0 = transpose(w)     kernels read w_0 @ "1/16 0 1%16"     ->     the transposed weights in panels, in memory of their own
+    prologue: w_0 = transpose(w) kernels read w_0 @ "1/16 0 1%16"
+        -> the transposed weights in panels, in memory of their own
 
 What is read as it was given stays the user's memory: nothing is copied.
 """

@@ -1,10 +1,13 @@
 """Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors, the reduction inside, the
 epilogue in the store.
 
-    for p in parallel(panels/nv * outer):          contiguous shares; a panel's weights stay in the L2 cache while pixels pass,
-        for po in range(pixels/mr):                or all weights do while rows pass; first and last tile peeled where padding guards them
+    for p in parallel(panels/nv * outer):          contiguous shares; a panel's weights stay in the L2 cache while
+                                                   pixels pass,
+        for po in range(pixels/mr):                or all weights do while rows pass; first and last tile peeled where
+                                                   padding guards them
             acc[mr, nv, V] = 0
-            for r ...: acc[im, jn, :] += a[im, r] * b[r, jn, :]      broadcast times vector, mr*nv accumulators in registers
+            for r ...: acc[im, jn, :] += a[im, r] * b[r, jn, :]      broadcast times vector, mr*nv accumulators in
+                                                                     registers
             y = epilogue(acc)
 
 The tile must hide the FMA latency (4 cycles, 2 a cycle: >= 8 accumulators) and load less than it computes: mr + nv

@@ -84,6 +84,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         RayRunner("llvm")
 
 
+@pytest.mark.slow
 @in_a_quiet_round
 def test_an_address_where_nobody_listens_fails_at_once() -> None:
     with socket.socket() as s:  # bound and not listening: nobody else gets the port

@@ -33,7 +33,10 @@ def matmul(m: int, k: int, n: int, t: str = "f32") -> str:
 
 
 def dense(m: int, k: int, n: int, t: str = "f32") -> str:
-    return f"def g(x: {t}[{m}, {k}], w: {t}[{k}, {n}], c: {t}[{n}], r: {t}[{m}, {n}]):\n    return add(gelu(add(matmul(x, w), c)), r)"
+    return (
+        f"def g(x: {t}[{m}, {k}], w: {t}[{k}, {n}], c: {t}[{n}], r: {t}[{m}, {n}]):\n"
+        "    return add(gelu(add(matmul(x, w), c)), r)"
+    )
 
 
 def turned(m: int, k: int, n: int, t: str = "f32") -> str:

@@ -100,6 +100,7 @@ def test_the_lines_of_the_next_panels_are_asked_for_once(channels: int) -> None:
     assert len(asked) >= 2 * channels * 3
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("cpu", X86_CPUS)
 def test_every_cpu_has_rates_and_a_tile_that_hides_the_latency(cpu: str) -> None:
     target = parse_target(f"llvm -mcpu={cpu}")

@@ -121,6 +121,7 @@ def test_a_deep_chain_of_repeated_operands() -> None:
     np.testing.assert_allclose(np.asarray(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_programs_and_kernels_are_found_by_another_process(tmp_path: Path) -> None:
     code = (
         "import numpy as np, dnnc.array as xp\n"

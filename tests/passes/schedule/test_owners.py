@@ -127,6 +127,8 @@ def check(seed: int, reduction: str, dtype: str) -> int:
     return len(every)
 
 
+@pytest.mark.slow
+@pytest.mark.family("random")
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_scatters(reduction: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:

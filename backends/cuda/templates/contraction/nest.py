@@ -1,6 +1,6 @@
 """What a lowered contraction computes, read off its naive nest: the common ground of the schedules that tile it.
 
-    for batch, rows, cols:                                      C[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, n, k])
+    for batch, rows, cols:                              C[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, n, k])
         acc = 0
         for red: if conds: acc = fma(a, b, acc)
         y[..] = epilogue(acc)

@@ -101,7 +101,10 @@ def _undecided(c: Call, name: str) -> NeedsValues:
     graph: Graph = importer.whole
     graph.outputs = [c.b.reshape(c.x(), shape=())]
     origins = tuple(sorted(c.item(0).origins))
-    message = "which branch of an If is read is known only when the model runs: its branches make different types, or one does not fit the inputs"
+    message = (
+        "which branch of an If is read is known only when the model runs: its branches make different types, or "
+        "one does not fit the inputs"
+    )
     return NeedsValues(message, origins, condition=Condition(name, graph, tuple(importer.inputs)))
 
 
