@@ -87,29 +87,19 @@ class ParameterTables(Protocol):
 
 @dataclass(frozen=True)
 class BuildJob:
-    """How a scheduled graph becomes a program.
+    """How a scheduled graph becomes a program."""
 
-    Attributes:
-        cache: where machine code is looked for, and kept.
-        check: True if new kernels are checked against float64.
-        progress: told (stage, done, of).
-        code: machine code by symbol out of a saved model; the cache is not asked for it.
-        checked: symbols of that code which a device has checked.
-        spare: takes the code of this program for a second attempt, since the cache may keep none.
-        flush: True if denormals are zero while the program runs.
-        entry: False if an expression loader calls the kernels, so that no entry function is compiled.
-        loader: of expressions, which has loaded kernels already.
-    """
-
-    cache: KernelCache
-    check: bool = True
-    progress: Progress | None = None
+    cache: KernelCache  # where machine code is looked for, and kept
+    check: bool = True  # True if new kernels are checked against float64
+    progress: Progress | None = None  # told (stage, done, of)
+    # machine code by symbol out of a saved model; the cache is not asked for it
     code: Mapping[str, bytes] = field(default_factory=dict)
-    checked: frozenset[str] = frozenset()
+    checked: frozenset[str] = frozenset()  # symbols of that code which a device has checked
+    # takes the code of this program for a second attempt, since the cache may keep none
     spare: dict[str, bytes] = field(default_factory=dict)
-    flush: bool = False
-    entry: bool = True
-    loader: Any = None
+    flush: bool = False  # True if denormals are zero while the program runs
+    entry: bool = True  # False if an expression loader calls the kernels, so that no entry function is compiled
+    loader: Any = None  # of expressions, which has loaded kernels already
 
     def find(self, symbol: str) -> bytes | None:
         """Machine code of a kernel that needs not be compiled."""
@@ -141,21 +131,13 @@ class ExpressionLoader(Protocol):
 
 @dataclass(frozen=True)
 class Built:
-    """Machine code of one kernel with what it takes to run it, for the tuner.
+    """Machine code of one kernel with what it takes to run it, for the tuner."""
 
-    Attributes:
-        symbol: name of the function within the code.
-        code: an object file or a cubin.
-        facts: what the backend's bench wants to know, as JSON.
-        spills: bytes per thread that registers were too few for, where the compiler tells.
-        seconds: of printing and compiling.
-    """
-
-    symbol: str
-    code: bytes
-    facts: dict[str, Any] = field(default_factory=dict)
-    spills: int = 0
-    seconds: float = 0.0
+    symbol: str  # name of the function within the code
+    code: bytes  # an object file or a cubin
+    facts: dict[str, Any] = field(default_factory=dict)  # what the backend's bench wants to know, as JSON
+    spills: int = 0  # bytes per thread that registers were too few for, where the compiler tells
+    seconds: float = 0.0  # of printing and compiling
 
     @property
     def digest(self) -> str:
@@ -166,19 +148,12 @@ class Built:
 
 @dataclass(frozen=True)
 class Level:
-    """A level of the memory hierarchy.
+    """A level of the memory hierarchy."""
 
-    Attributes:
-        name: "L1", "memory".
-        capacity: bytes that all threads together keep in it; 0 for any number.
-        read: bytes read per second.
-        copy: bytes read and written per second.
-    """
-
-    name: str
-    capacity: int
-    read: float
-    copy: float
+    name: str  # "L1", "memory"
+    capacity: int  # bytes that all threads together keep in it; 0 for any number
+    read: float  # bytes read per second
+    copy: float  # bytes read and written per second
 
     @property
     def rate(self) -> float:
@@ -200,25 +175,15 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Samples:
-    """Measured seconds of a program's runs.
+    """Measured seconds of a program's runs."""
 
-    Attributes:
-        calls: (symbol, which call of its kernel) of each measured call, in order.
-        threads: of a run.
-        total: [repeat] of whole calls.
-        overhead: [repeat] outside of the program.
-        kernels: [repeat, call].
-        waiting: [repeat, call] lost at barriers behind a kernel.
-        balance: [repeat, call] time of the average thread over that of the slowest.
-    """
-
-    calls: tuple[tuple[str, int], ...]
-    threads: int
-    total: Array
-    overhead: Array
-    kernels: Array
-    waiting: Array
-    balance: Array
+    calls: tuple[tuple[str, int], ...]  # (symbol, which call of its kernel) of each measured call, in order
+    threads: int  # of a run
+    total: Array  # [repeat] of whole calls
+    overhead: Array  # [repeat] outside of the program
+    kernels: Array  # [repeat, call]
+    waiting: Array  # [repeat, call] lost at barriers behind a kernel
+    balance: Array  # [repeat, call] time of the average thread over that of the slowest
 
 
 def numbered(calls: Sequence[Call]) -> tuple[tuple[str, int], ...]:

@@ -23,29 +23,21 @@ FOLD_LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What passes may ask about the compilation; `pass_context` makes it.
+    """What passes may ask about the compilation; `pass_context` makes it."""
 
-    Args:
-        facts: of the target.
-        numerics: "strict" (nothing that adds or moves a rounding), "standard" or "fast".
-        precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
-        fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while
-            compiling.
-        fallback: is another schedule taken where one turns out not to hold, or is that an error?
-        check: verify the graph after each pass.
-        dump: called with "before NAME" ahead of the first pass and "after NAME" behind each.
-        explain: called with a rule's name, the node and the reason each time a rewrite rule does not fire.
-        note: called with what a user should know of; PassManager puts it into the pass's record.
-    """
-
-    facts: TargetFacts = NO_FACTS
-    numerics: str = "standard"
+    facts: TargetFacts = NO_FACTS  # of the target
+    numerics: str = "standard"  # "strict" (nothing that adds or moves a rounding), "standard" or "fast"
+    # how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16"
     precision: str | None = None
+    # bytes; a constant that is larger than this and than what it is computed from is not computed while compiling
     fold_limit: int = FOLD_LIMIT
-    fallback: bool = False
-    check: bool = False
+    fallback: bool = False  # is another schedule taken where one turns out not to hold, or is that an error?
+    check: bool = False  # verify the graph after each pass
+    # called with "before NAME" ahead of the first pass and "after NAME" behind each
     dump: Callable[[str, Graph], None] | None = None
+    # called with a rule's name, the node and the reason each time a rewrite rule does not fire
     explain: Callable[[str, Node, str], None] | None = None
+    # called with what a user should know of; PassManager puts it into the pass's record
     note: Callable[[str], None] | None = None
 
     @property
@@ -68,17 +60,12 @@ def pass_context(
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A step of the pipeline.
+    """A step of the pipeline."""
 
-    Args:
-        name: what `-p NAME` says.
-        run: changes a graph in place, its subgraphs too; returns whether anything changed.
-        why: one line: what it does and why it stands where it stands.
-    """
-
-    name: str
+    name: str  # what `-p NAME` says
+    # changes a graph in place, its subgraphs too; returns whether anything changed
     run: Callable[[Graph, PassContext], bool]
-    why: str
+    why: str  # one line: what it does and why it stands where it stands
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,15 +49,10 @@ def _once(lines: Iterable[tuple[bytes, Record]]) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Keep:
-    """What pruning leaves.
+    """What pruning leaves."""
 
-    Args:
-        trials: of each task the fastest that many; those that bar a schedule are kept beside them.
-        task: which tasks; the others go with all that belongs to them.
-    """
-
-    trials: int = 0
-    task: Callable[[Task], bool] = lambda task: True
+    trials: int = 0  # of each task the fastest that many; those that bar a schedule are kept beside them
+    task: Callable[[Task], bool] = lambda task: True  # which tasks; the others go with all that belongs to them
 
 
 def prune(path: str | os.PathLike[str], keep: Keep, out: str | os.PathLike[str] | None = None) -> Log:

@@ -42,28 +42,17 @@ class Analytic:
 
 @dataclass
 class XGBModel:
-    """Boosted trees that rank the schedules of each task.
+    """Boosted trees that rank the schedules of each task."""
 
-    Args:
-        base: what is known before; trees learn what it gets wrong.
-        objective: "rank" orders the schedules of a task; "gain" predicts the logarithm of their speed.
-        members: that are trained on samples of the tasks and vote.
-        trees: of each member.
-        depth: levels of a tree.
-        seed: of the samples.
-        parameters: of XGBoost, instead of the usual ones.
-        unit, boosters, told: what has been learned: by what the trees' sums are multiplied, the members, and from how
-            many trials of a search.
-    """
-
-    base: CostModel | None = None
-    objective: str = "rank"
-    members: int = 4
-    trees: int = 120
-    depth: int = 6
+    base: CostModel | None = None  # what is known before; trees learn what it gets wrong
+    objective: str = "rank"  # "rank" orders the schedules of a task; "gain" predicts the logarithm of their speed
+    members: int = 4  # that are trained on samples of the tasks and vote
+    trees: int = 120  # of each member
+    depth: int = 6  # levels of a tree
     rate: float = 0.1
-    seed: int = 0
-    parameters: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0  # of the samples
+    parameters: dict[str, Any] = field(default_factory=dict)  # of XGBoost, instead of the usual ones
+    # what has been learned: by what the trees' sums are multiplied, the members, and from how many trials of a search
     unit: float = 1.0
     boosters: list[Any] = field(default_factory=list)
     told: int = 0

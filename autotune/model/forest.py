@@ -26,20 +26,13 @@ DEEPEST = 10  # levels: a complete tree of more would be large
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Trees of several members, each of which predicts on its own.
+    """Trees of several members, each of which predicts on its own."""
 
-    Args:
-        feature: int16 [trees, 2^depth - 1], the column that a node asks.
-        threshold: float32 of the same shape: below goes left.
-        leaf: float32 [trees, 2^depth].
-        member: int16 [trees], whose a tree is; members count from 0.
-        facts: what training found: "features" (their version), "kind", "unit", "margins" and others for people.
-    """
-
-    feature: Array
-    threshold: Array
-    leaf: Array
-    member: Array
+    feature: Array  # int16 [trees, 2^depth - 1], the column that a node asks
+    threshold: Array  # float32 of the same shape: below goes left
+    leaf: Array  # float32 [trees, 2^depth]
+    member: Array  # int16 [trees], whose a tree is; members count from 0
+    # what training found: "features" (their version), "kind", "unit", "margins" and others for people
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -47,42 +47,27 @@ def rate(limits: Limits) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a schedule makes of a kernel.
+    """What a schedule makes of a kernel."""
 
-    Args:
-        rows, cols, red: results that are computed at a time, and elements of their sums before the next ones are
-            fetched.
-        pieces: of the work, dealt to the units.
-        items: iterations of the loops that are shared at least, where several pieces may stay together; 0: as many as
-            pieces.
-        waste: computed over needed results, at least 1.
-        threads: of a block; 1 on a CPU.
-        registers: share of a unit's registers in use.
-        near, far: bytes in use at a time over those of the first- and the second-level cache.
-        together: blocks of a unit at one time.
-        loads: elements loaded for each multiply-add.
-        fetch: time that it takes to ask for the operands of a step, over that of its arithmetic; 0 where hardware
-            copies them.
-        compute, cache, memory, fixed: seconds of arithmetic, of traffic with the second-level cache and with memory,
-            and of what is always there.
-    """
-
-    rows: float = 1
+    rows: float = 1  # results that are computed at a time
     cols: float = 1
-    red: float = 1
-    pieces: float = 1
-    waste: float = 1
-    threads: float = 1
-    registers: float = 0
-    near: float = 0
-    far: float = 0
-    together: float = 1
-    loads: float = 1
+    red: float = 1  # elements of their sums before the next ones are fetched
+    pieces: float = 1  # of the work, dealt to the units
+    waste: float = 1  # computed over needed results, at least 1
+    threads: float = 1  # of a block; 1 on a CPU
+    registers: float = 0  # share of a unit's registers in use
+    near: float = 0  # bytes in use at a time over those of the first-level cache
+    far: float = 0  # bytes in use at a time over those of the second-level cache
+    together: float = 1  # blocks of a unit at one time
+    loads: float = 1  # elements loaded for each multiply-add
+    # time that it takes to ask for the operands of a step, over that of its arithmetic; 0 where hardware copies them
     fetch: float = 0
+    # seconds of arithmetic, of traffic with the second-level cache and with memory, and of what is always there
     compute: float = 0
     cache: float = 0
     memory: float = 0
     fixed: float = 0
+    # iterations of the loops that are shared at least, where several pieces may stay together; 0: as many as pieces
     items: float = 0
 
     @property

@@ -26,17 +26,11 @@ CHECK_TIMEOUT = 120.0  # seconds: the gate computes a reference in NumPy
 
 @dataclass(eq=False)
 class Job:
-    """A kernel to measure.
+    """A kernel to measure."""
 
-    Args:
-        request: what is wanted of it.
-        built: the code.
-        text: of the kernel.
-    """
-
-    request: Request
-    built: Built
-    text: str
+    request: Request  # what is wanted of it
+    built: Built  # the code
+    text: str  # of the kernel
     seconds: list[float] = field(default_factory=list)
     gated: bool = False  # did the gate look at it?
     checked: bool = False  # and could it compare?

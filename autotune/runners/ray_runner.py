@@ -41,17 +41,11 @@ LARGEST_PARCEL = (
 
 @dataclass(frozen=True)
 class Outpost:
-    """What a worker measures with.
+    """What a worker measures with."""
 
-    Args:
-        target: canonical text; requests of tasks with this target come here.
-        machine: what it is: "znver5", "NVIDIA H200". Times of one target come from machines of one name alone.
-        runner: measures on the one device that the worker has.
-    """
-
-    target: str
-    machine: str
-    runner: Runner
+    target: str  # canonical text; requests of tasks with this target come here
+    machine: str  # what it is: "znver5", "NVIDIA H200". Times of one target come from machines of one name alone.
+    runner: Runner  # measures on the one device that the worker has
 
 
 OpenOutpost = Callable[

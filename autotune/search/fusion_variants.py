@@ -32,27 +32,16 @@ BEHIND = "the group is faster in one kernel"
 
 @dataclass(frozen=True)
 class Fused:
-    """What became of one other way to make a group, for reports.
+    """What became of one other way to make a group, for reports."""
 
-    Args:
-        task: the group in one kernel.
-        calls: per call of the model.
-        name: the other way: "conv | relu", "direct".
-        parts: its kernels.
-        together: seconds of the group in one kernel, with its winner.
-        apart: seconds of the parts together, with theirs.
-        taken: is it compiled so?
-        verdict: why.
-    """
-
-    task: Task
-    calls: int
-    name: str
-    parts: tuple[Task, ...]
-    together: float
-    apart: float
-    taken: bool
-    verdict: str
+    task: Task  # the group in one kernel
+    calls: int  # per call of the model
+    name: str  # the other way: "conv | relu", "direct"
+    parts: tuple[Task, ...]  # its kernels
+    together: float  # seconds of the group in one kernel, with its winner
+    apart: float  # seconds of the parts together, with theirs
+    taken: bool  # is it compiled so?
+    verdict: str  # why
 
 
 @dataclass

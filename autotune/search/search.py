@@ -58,33 +58,19 @@ Features = Callable[[Task, Sequence[Choice]], Array]
 
 @dataclass(frozen=True)
 class Plan:
-    """How to search.
+    """How to search."""
 
-    Args:
-        space: schedules of a task.
-        features: of schedules, for the model; None without one.
-        model: ranks schedules; one with `update` learns from trials.
-        trials: to make at most, finals not counted; None for no limit.
-        resume: do the trials of the log count as measured? Otherwise they serve the model alone.
-        batch: requests that a runner gets at once; more where it has several devices.
-        callbacks: told of what happens.
-        stopped: asked between trials whether to end; finals follow.
-        clock: seconds.
-        version: of dnnc, for the log.
-        variations: other ways to make fused groups; None: they stay as they are.
-    """
-
-    space: Space
-    features: Features | None = None
-    model: Model | None = None
-    trials: int | None = None
-    resume: bool = False
-    batch: int = BATCH
-    callbacks: Sequence[Callback] = ()
-    stopped: Callable[[], bool] = lambda: False
-    clock: Callable[[], float] = time.monotonic
-    version: str = ""
-    variations: Variations | None = None
+    space: Space  # schedules of a task
+    features: Features | None = None  # of schedules, for the model; None without one
+    model: Model | None = None  # ranks schedules; one with `update` learns from trials
+    trials: int | None = None  # to make at most, finals not counted; None for no limit
+    resume: bool = False  # do the trials of the log count as measured? Otherwise they serve the model alone
+    batch: int = BATCH  # requests that a runner gets at once; more where it has several devices
+    callbacks: Sequence[Callback] = ()  # told of what happens
+    stopped: Callable[[], bool] = lambda: False  # asked between trials whether to end; finals follow
+    clock: Callable[[], float] = time.monotonic  # seconds
+    version: str = ""  # of dnnc, for the log
+    variations: Variations | None = None  # other ways to make fused groups; None: they stay as they are
 
 
 def search(tasks: Sequence[tuple[Task, int]], runner: Runner, log: Log, budget: float, plan: Plan) -> Result:

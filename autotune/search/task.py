@@ -28,43 +28,27 @@ from dnnc.passes.schedule.problem import Problem, classify
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a kernel is to run.
+    """Where and how a kernel is to run."""
 
-    Args:
-        target: canonical text of a CPU or GPU, as `dnnc.autotune.runners.machine.machine_of` reads it: "llvm
-            -mcpu=znver5 -threads=2", "cuda -arch=sm_90a".
-        numerics: "strict", "standard" or "fast".
-        rounded: may operands of products be rounded to TF32?
-    """
-
+    # canonical text of a CPU or GPU, as `dnnc.autotune.runners.machine.machine_of` reads it: "llvm -mcpu=znver5
+    # -threads=2", "cuda -arch=sm_90a"
     target: str
-    numerics: str = "standard"
-    rounded: bool = False
+    numerics: str = "standard"  # "strict", "standard" or "fast"
+    rounded: bool = False  # may operands of products be rounded to TF32?
 
 
 @dataclass(frozen=True)
 class Task:
-    """One kernel to tune.
+    """One kernel to tune."""
 
-    Args:
-        key: hex SHA-256 of the workload; what a log's trials refer to.
-        name: the kernel's, for people.
-        kind: of the Problem.
-        graph: its group as the text of a graph, layouts included.
-        inplace: number of the input whose memory the output takes.
-        constants: numbers of the inputs that no kernel of the program writes.
-        setting: where and how it runs.
-        flops: of one call.
-    """
-
-    key: str
-    name: str
-    kind: str
-    graph: str
-    inplace: int | None
-    constants: tuple[int, ...]
-    setting: Setting
-    flops: int
+    key: str  # hex SHA-256 of the workload; what a log's trials refer to
+    name: str  # the kernel's, for people
+    kind: str  # of the Problem
+    graph: str  # its group as the text of a graph, layouts included
+    inplace: int | None  # number of the input whose memory the output takes
+    constants: tuple[int, ...]  # numbers of the inputs that no kernel of the program writes
+    setting: Setting  # where and how it runs
+    flops: int  # of one call
 
     @cached_property
     def rebuilt(self) -> tuple[Graph, Group, Problem]:

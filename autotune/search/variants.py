@@ -32,17 +32,11 @@ NAME = "fusion of "
 
 @dataclass(frozen=True)
 class Variation:
-    """A fused group, and tasks that make the same in another way.
+    """A fused group, and tasks that make the same in another way."""
 
-    Args:
-        task: the group in one kernel, as the compiler makes it.
-        variant: the other way.
-        parts: its kernels, in order.
-    """
-
-    task: Task
-    variant: Variant
-    parts: tuple[Task, ...]
+    task: Task  # the group in one kernel, as the compiler makes it
+    variant: Variant  # the other way
+    parts: tuple[Task, ...]  # its kernels, in order
 
     def __str__(self) -> str:
         return described(self.variant, [t.name for t in self.parts])

@@ -107,26 +107,17 @@ _CPU_FOLDER = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class CpuTarget:
-    """A CPU to generate code for.
+    """A CPU to generate code for."""
 
-    Attributes:
-        cpu: LLVM's name.
-        features: `+avx2,-avx512f`, as LLVM takes them.
-        vector_bits: width of the vectors to use.
-        registers: vector registers of that width.
-        threads: threads of a call.
-        l1: bytes of a core's first-level data cache: of the CPU that is named; of this machine where that is its own or
-            no CPU in particular.
-        l2: bytes of its second-level cache.
-    """
-
-    cpu: str
-    features: str
-    vector_bits: int
-    registers: int
-    threads: int
+    cpu: str  # LLVM's name
+    features: str  # `+avx2,-avx512f`, as LLVM takes them
+    vector_bits: int  # width of the vectors to use
+    registers: int  # vector registers of that width
+    threads: int  # threads of a call
+    # bytes of a core's first-level data cache: of the CPU that is named; of this machine where that is its own or no
+    # CPU in particular
     l1: int
-    l2: int
+    l2: int  # bytes of its second-level cache
 
     @property
     def lanes(self) -> int:

@@ -128,18 +128,12 @@ class Noise:
 class Rotation:
     """Where the cold operands of a call lie: in a pool for each type, call k's in place k modulo `sets` of the
     operand's own stretch of it.
-
-    Args:
-        sets: places of each stretch.
-        strides: bytes from a place to the next, by the operand's number.
-        starts: byte of its pool at which an operand's stretch begins, by its number.
-        pools: bytes of each pool.
     """
 
-    sets: int
-    strides: Mapping[int, int]
-    starts: Mapping[int, int]
-    pools: Mapping[DType, int]
+    sets: int  # places of each stretch
+    strides: Mapping[int, int]  # bytes from a place to the next, by the operand's number
+    starts: Mapping[int, int]  # byte of its pool at which an operand's stretch begins, by its number
+    pools: Mapping[DType, int]  # bytes of each pool
 
     @staticmethod
     def over(operands: Operands, cold_bytes: int, most: int, align: int) -> Rotation:

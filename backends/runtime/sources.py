@@ -19,17 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sources:
-    """What the texts of a program are made of.
+    """What the texts of a program are made of."""
 
-    Attributes:
-        program: kernels are numbered in order of their first call.
-        backend: prints them.
-        naive: symbol -> operator IR before the schedule, where that is to be shown.
-    """
-
-    program: Program
-    backend: Backend
-    naive: Mapping[str, str] | None = None
+    program: Program  # kernels are numbered in order of their first call
+    backend: Backend  # prints them
+    naive: Mapping[str, str] | None = None  # symbol -> operator IR before the schedule, where that is to be shown
 
     def find(self, wanted: str | None) -> list[tuple[int, CompiledKernel]]:
         """The kernels that a number, a name, a node's name or the beginning of a symbol means; all for None.

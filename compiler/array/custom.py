@@ -37,24 +37,16 @@ RECORDS = 256  # kept by one op, for different types and attributes
 
 @dataclass(frozen=True)
 class Record:
-    """What a call does for operands of some types.
+    """What a call does for operands of some types."""
 
-    Attributes:
-        products: what becomes products of matrices.
-        op: the record of what is left, which reads these operands (numbers of the call's, then of the products); None
-            where nothing is.
-        reads: these numbers.
-        sizes: those that are names in the operands' types, as attributes of the node.
-        results: for each result the number of a product, or -1 for the next result of the op.
-        several: are the results a tuple?
-    """
-
-    products: tuple[Product, ...]
+    products: tuple[Product, ...]  # what becomes products of matrices
+    # the record of what is left, which reads these operands (numbers of the call's, then of the products); None where
+    # nothing is
     op: OpDef | None
-    reads: tuple[int, ...]
-    sizes: dict[str, Var]
-    results: tuple[int, ...]
-    several: bool
+    reads: tuple[int, ...]  # these numbers
+    sizes: dict[str, Var]  # those that are names in the operands' types, as attributes of the node
+    results: tuple[int, ...]  # for each result the number of a product, or -1 for the next result of the op
+    several: bool  # are the results a tuple?
 
 
 class CustomOp:

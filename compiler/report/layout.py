@@ -20,19 +20,14 @@ _JOINT = "\u00a0"
 class Table:
     """A title, the names of the columns, and rows of text. No columns: the rows are lines. Columns without a name are
     not headed.
-
-    Args:
-        right: columns of numbers, which are never cut.
-        drop: columns that are left out, in this order, where a terminal is too narrow.
-        more: how to see what was left out, such as `--detail`.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    right: frozenset[str] = frozenset()
-    drop: tuple[str, ...] = ()
-    more: str = ""
+    right: frozenset[str] = frozenset()  # columns of numbers, which are never cut
+    drop: tuple[str, ...] = ()  # columns that are left out, in this order, where a terminal is too narrow
+    more: str = ""  # how to see what was left out, such as `--detail`
 
     @property
     def headed(self) -> bool:

@@ -48,21 +48,13 @@ OWN_FAULT = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What breaks a model.
+    """What breaks a model."""
 
-    Attributes:
-        stage: "pass", "kernel", "memory" (kernels are right, but not together), or "compile" (dnnc gives up).
-        culprit: the pass, the kernel with its schedule, the call, or the kind of error.
-        nodes: the nodes of the model that are concerned, as far as known.
-        message: what is wrong, with the first number that is off.
-        graph: the text of a small graph that shows it.
-    """
-
-    stage: str
-    culprit: str
-    nodes: str
-    message: str
-    graph: str
+    stage: str  # "pass", "kernel", "memory" (kernels are right, but not together), or "compile" (dnnc gives up)
+    culprit: str  # the pass, the kernel with its schedule, the call, or the kind of error
+    nodes: str  # the nodes of the model that are concerned, as far as known
+    message: str  # what is wrong, with the first number that is off
+    graph: str  # the text of a small graph that shows it
 
     def as_dict(self) -> dict[str, str]:
         """For JSON."""

@@ -47,27 +47,19 @@ class CallTime:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A unique kernel, all of its calls in one run added up.
-
-    Attributes:
-        seconds: median time.
-        share: of the time of a whole call.
-        flops, bytes: of all calls; None where they are not known for these sizes.
-        bound: what limits it first: "compute", or the level of the memory that holds its data.
-        reached: the least time that this limit allows over the time it took.
-    """
+    """A unique kernel, all of its calls in one run added up."""
 
     name: str
     symbol: str
     calls: int
-    seconds: float
-    share: float
+    seconds: float  # median time
+    share: float  # of the time of a whole call
     balance: float
     parallel: bool
-    flops: int | None
-    bytes: int | None
-    bound: str
-    reached: float | None
+    flops: int | None  # of all calls; None where they are not known for these sizes
+    bytes: int | None  # of all calls; None where they are not known for these sizes
+    bound: str  # what limits it first: "compute", or the level of the memory that holds its data
+    reached: float | None  # the least time that this limit allows over the time it took
     choice: str
     nodes: tuple[str, ...]
 

@@ -30,19 +30,12 @@ Pads = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class Panels:
-    """The inputs that the outputs of a grouped convolution read, `width` outputs at a time.
+    """The inputs that the outputs of a grouped convolution read, `width` outputs at a time."""
 
-    Attributes:
-        inputs: of a group.
-        outputs: of a group.
-        made: all outputs.
-        width: outputs of a panel.
-    """
-
-    inputs: int
-    outputs: int
-    made: int
-    width: int
+    inputs: int  # of a group
+    outputs: int  # of a group
+    made: int  # all outputs
+    width: int  # outputs of a panel
 
     def first(self, o: E) -> Expr:
         """The first input that output `o` and the rest of its panel read."""

@@ -32,15 +32,11 @@ REACH = 2.0  # times the estimated cycles of the algorithm in use, up to which a
 
 @dataclass(frozen=True)
 class Variant:
-    """Another way to make a group.
+    """Another way to make a group."""
 
-    Args:
-        cuts: numbers of the nodes, besides the last one, that end a kernel: what they make is kept in memory.
-        tile: of the group's convolution: m of Winograd's F(m x m, 3 x 3), 0 for the direct one; None leaves it as it
-            is.
-    """
-
+    # numbers of the nodes, besides the last one, that end a kernel: what they make is kept in memory
     cuts: tuple[int, ...] = ()
+    # of the group's convolution: m of Winograd's F(m x m, 3 x 3), 0 for the direct one; None leaves it as it is
     tile: int | None = None
 
 

@@ -30,31 +30,18 @@ WARP = 32
 
 @dataclass(frozen=True)
 class Sums:
-    """The parts of the loop along which sums run.
+    """The parts of the loop along which sums run."""
 
-    Attributes:
-        n: elements of the loop.
-        s: its variable.
-        r: that of the reduction within it.
-        start: what sums begin with.
-        acc: where the naive nest adds up.
-        how: the operation.
-        term: an element, in terms of r and of the loops around.
-        before: the element itself is not counted.
-        backward: sums run from the end.
-        out: stores the result, in terms of s and of the loops around.
-    """
-
-    n: Expr
-    s: Var
-    r: Var
-    start: Expr
-    acc: Buffer
-    how: str
-    term: Expr
-    before: bool
-    backward: bool
-    out: Store
+    n: Expr  # elements of the loop
+    s: Var  # its variable
+    r: Var  # that of the reduction within it
+    start: Expr  # what sums begin with
+    acc: Buffer  # where the naive nest adds up
+    how: str  # the operation
+    term: Expr  # an element, in terms of r and of the loops around
+    before: bool  # the element itself is not counted
+    backward: bool  # sums run from the end
+    out: Store  # stores the result, in terms of s and of the loops around
 
 
 def scan(b: Block, name: str, size: int, rows: int, width: int) -> Block:

@@ -90,21 +90,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Product:
-    """Operands as [z, rows, k] (b_rows_are_k: B is [z, k, n]), without z where all batches share one matrix.
-
-    Attributes:
-        params: all parameters of the kernel, a, b and c among them.
-        finish: the value to store, in the type of c.
-        window: A is an image [n, *axes, k], B is [tap, n, k].
-        fixed: which of "a" and "b" no kernel writes: it may be read while the kernel before this one still runs.
-        beside: other matrices [m, n] of which the epilogue reads the element at its row and column.
-        rows, cols: sizes whose product is m (n), where rows (columns) of the result do not lie at one distance: it is
-            [z, *cols[:-1], *rows, cols[-1]]; empty: it is [z, m, n].
-        work: operations on an element beyond those that every epilogue has.
-    """
+    """Operands as [z, rows, k] (b_rows_are_k: B is [z, k, n]), without z where all batches share one matrix."""
 
     name: str
-    params: tuple[Param, ...]
+    params: tuple[Param, ...]  # all parameters of the kernel, a, b and c among them
     a: Buffer
     b: Buffer
     c: Buffer
@@ -112,15 +101,18 @@ class Product:
     m: int
     n: int
     k: int
-    finish: Finish
+    finish: Finish  # the value to store, in the type of c
     b_rows_are_k: bool = False
-    window: Window | None = None
+    window: Window | None = None  # A is an image [n, *axes, k], B is [tap, n, k]
     locs: tuple[Loc, ...] = ()
-    fixed: str = ""
+    fixed: str = ""  # which of "a" and "b" no kernel writes: it may be read while the kernel before this one still runs
+    # other matrices [m, n] of which the epilogue reads the element at its row and column
     beside: tuple[Buffer, ...] = ()
+    # sizes whose product is m (n), where rows (columns) of the result do not lie at one distance: it is [z, *cols[:-1],
+    # *rows, cols[-1]]; empty: it is [z, m, n]
     rows: tuple[int, ...] = ()
     cols: tuple[int, ...] = ()
-    work: int = 0
+    work: int = 0  # operations on an element beyond those that every epilogue has
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
         """Return an element's index; it must exist if rows or columns lie apart; col is a multiple of `lanes`."""
