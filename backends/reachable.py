@@ -46,8 +46,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """Outputs of a check: `got` of the kernel and `want` of the float64 reference at `points` [n, rank], on the inputs
-    `arrays`.
+    """A check's outputs: the kernel's `got`, the reference's `want` at `points` [n, rank], on `arrays`.
 
     `loose` is the graph with further inputs, the relative errors of values within the group. `k` is the length of the
     longest reduction, `operands` the dtype to which operands of products are rounded ("" for none).

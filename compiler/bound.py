@@ -1,5 +1,4 @@
-"""What users give as `parameters=` of dnnc.compile: arguments and captured arrays of functions, inputs and constants of
-graphs.
+"""`parameters=` of dnnc.compile: arguments and captures of functions, inputs and constants of graphs.
 
 Out comes a graph with an input for each, and the arrays by the inputs' names, as `dnnc.driver.compile_graph` takes
 them; of ONNX models `dnnc.frontends.onnx.parameters` does this.

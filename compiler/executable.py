@@ -156,8 +156,7 @@ class Executable:
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, inputs: Any, outputs: Sequence[Any] | None = None, stream: Any = None) -> Any:
-        """Run into given buffers (contiguous, of the right shape and dtype, not overlapping the inputs); without them
-        as a call.
+        """Run into contiguous buffers of the right shape and dtype that overlap no input; without them as a call.
 
         The buffer of an output that takes the memory of a donated input may be that input.
 
@@ -217,8 +216,7 @@ class Executable:
         return () if self._parameters is None else self._parameters.on_host
 
     def bind(self, inputs: Any, outputs: Sequence[Any]) -> Callable[[], Any]:
-        """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers
-        alive.
+        """Return a function that runs on these very buffers, copying nothing. It keeps the buffers alive.
 
         On a device it returns when the work is queued, in the order of the stream on which it was bound, and may run
         beside calls, but not beside itself. Its method `check()` waits, and raises what a call would have raised of the
@@ -295,8 +293,7 @@ class Executable:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False, archs: Sequence[str] = ()) -> None:
-        """Write the compiled model to a file that `dnnc.load` reads: what was compiled so far, and the model to compile
-        the rest.
+        """Write a file that `dnnc.load` reads: what was compiled so far, and the model to compile the rest.
 
         Args:
             path: the file; it is replaced at once, so that no reader sees half of it. Or an open binary file.

@@ -1,5 +1,4 @@
-"""Models that can only be read for the inputs of a call. What only a call knows is the key under which a variant is
-kept:
+"""Models that can only be read for a call's inputs. Call-dependent facts are the key of a variant:
 
 - how inputs that are sequences, optionals or maps are made up (a *form*), and the shapes of tensors of undeclared rank;
 - sizes, where symbolic ones do not show that two paths end with equal sizes;

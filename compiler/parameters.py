@@ -178,8 +178,7 @@ class Parameters:
 def with_parameters(
     graph: Graph, names: Sequence[str], wanted: Mapping[str, Any], device: Callable[[], Device] | None = None
 ) -> tuple[Graph, list[str], Parameters]:
-    """A graph whose inputs of these users' names are parameters, the names of its other inputs, and the parameters.
-    `device`: see Parameters.
+    """Return a graph with these inputs as parameters, its other inputs, the Parameters (on `device`).
 
     Raises:
         InputError: there is no such input, its size is symbolic, or the array does not fit.

@@ -1,5 +1,4 @@
-"""Arguments of a jitted function that are more than operands: donated ones, whose memory results take, and parameters,
-which are bound.
+"""Special arguments of jitted functions: donated ones, whose memory results take, and bound parameters.
 
 A parameter, an argument or an array that the function captures, is packed when the function is first called with it,
 and again when a call brings another array. The array of a donated argument is dead afterwards, unless somebody else
@@ -96,8 +95,7 @@ class Roles:
     def given(
         self, paths: Sequence[str], arrays: Sequence[Any], buffers: list[Any], values: Sequence[Any]
     ) -> list[Any]:
-        """The buffers of a call, with copies in the place of donated ones that others see, and those of captured arrays
-        behind them.
+        """Return a call's buffers, with copies of donated ones that others see; captured arrays come last.
 
         `values`: what the user gave, of which `arrays` were made.
         """

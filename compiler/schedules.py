@@ -1,5 +1,4 @@
-"""Schedules of earlier compilations: what a nest was scheduled to once is looked up, in this process, then in the
-kernel cache.
+"""Schedules of earlier compilations: nests are looked up in this process, then in the kernel cache.
 
 A record depends on everything that decides a schedule: the nest, the target, the options, the cost model that ships,
 and dnnc's sources. It is text alone; a kernel whose code is not in the cache any more is scheduled again, as the record

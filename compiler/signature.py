@@ -44,8 +44,7 @@ class Signature:
         return self.convert(self.in_order(args, named))
 
     def arguments(self, inputs: Any) -> tuple[Any, ...]:
-        """What `run` and `bind` take, as the arguments of a call: a mapping by name, a list or tuple in order, or the
-        array of a single input.
+        """Arguments of `run` and `bind`: a mapping by name, a sequence in order, or the array of a single input.
 
         Raises:
             InputError: it is none of these.
@@ -110,8 +109,7 @@ class Signature:
         results: Sequence[Any],
         donated: Mapping[int, int] = _NONE,
     ) -> None:
-        """InputError where a buffer is not a writable contiguous array of the (shape, dtype) wanted, or shares memory
-        with another of the call.
+        """Raise InputError for a buffer that is not writable, contiguous, of the (shape, dtype), or that overlaps.
 
         `donated`: outputs by number whose buffer may be that of an input.
         """

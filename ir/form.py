@@ -15,8 +15,7 @@ from dnnc.ir.dtype import DType
 
 @dataclass(frozen=True)
 class Kind:
-    """The type of a value: "tensor", "sequence" (of `element`), "optional" (`element` or None), or "map" (of keys of
-    dtype `key`).
+    """A value's kind: "tensor", "sequence" (of `element`), "optional" (`element` or None), "map" (`key` dtype).
 
     `dtype` is of a tensor's elements or a map's values. `rank` is None where nothing is declared, and always within
     sequences: what models declare there is not what they get.

@@ -1,5 +1,4 @@
-"""What a pass is and how a list of them runs: timed, checked after each one, dumped on request, blamed by name when it
-breaks something.
+"""Passes and how lists of them run: timed, verified after each, dumped on request, blamed by name.
 
 In come a graph and the passes of a pipeline (`passes/pipelines.py`), out comes the same graph, changed in place, and a
 record per pass.

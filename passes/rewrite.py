@@ -1,5 +1,4 @@
-"""A small driver for rewrite rules. A rule is a plain function: it looks at a node, gives up with a reason, or returns
-the replacement.
+"""Driver of rewrite rules: a function that gets a node, and gives up with a reason or replaces it.
 
     def drop_neg_neg(m: Match) -> Value:
         "neg(neg(x)) -> x"                                    # what stands before and after

@@ -1,5 +1,4 @@
-"""The tuning log: a file of JSON lines to which a search appends what it measures, and out of which compiling reads the
-winners.
+"""The tuning log: JSON lines that a search appends, and out of which compiling reads the winners.
 
 In: records (tasks, trials, sessions, winners). Out: the same by task, and which schedule each task is to have. The file
 is append-only and survives what may happen to its writers: a record is one write at the end of the file, under a lock,
@@ -105,8 +104,7 @@ class Log:
             self._sessions[record.model, record.at] = record
 
     def decided(self) -> dict[str, Winner]:
-        """The winner of each task that has one: the latest, but never a schedule that some trial found to crash, hang
-        or be wrong.
+        """Return each task's winner: the latest, but never one that a trial found to crash, hang or be wrong.
 
         Trials alone make no winner: they were measured few times, and not against what the compiler does without a log.
         """

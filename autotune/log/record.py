@@ -27,7 +27,7 @@ HEAD = b'{"dnnc": %d, "record": "' % FORMAT  # how each line begins
 
 @dataclass(frozen=True)
 class Session:
-    """One run of the tuner on one model. It is written when the run begins and again when it ends; the later one holds."""
+    """One run of the tuner on a model, written when it begins and again when it ends; the later one holds."""
 
     model: str  # what was tuned, for people
     target: str  # canonical text

@@ -22,8 +22,7 @@ SHOWN = 5  # names of untuned kernels
 
 
 class Winners(Mapping[str, Choice]):
-    """Schedules by the key of their workload, and decisions on fused groups as `dnnc.autotune.search.variants` names
-    them.
+    """Schedules by workload key, and decisions on fused groups as `dnnc.autotune.search.variants` names them.
 
     Args:
         choices: `{key: Choice}`, or as JSON data `{key: [template, {knob: value}]}`.

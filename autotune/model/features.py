@@ -1,5 +1,4 @@
-"""Schedules as numbers for a cost model: what the kernel does, what the knobs say, and what the knobs make of the
-kernel.
+"""Features of schedules for a cost model: the kernel, the knobs, and what the knobs make of it.
 
 In: a problem, choices, the limits of a machine. Out: float32 [choices, features], whose columns NAMES names. No
 schedule is applied: the naive nest is read once (`work`), and each choice is some arithmetic on it (`roofline`,

@@ -1,5 +1,4 @@
-"""How long a schedule takes by arithmetic alone: an estimate for a machine that nothing has been learned of, and the
-base of the features.
+"""Roofline estimate of a schedule, for machines without a learned model and as base of the features.
 
 In: the Work of a kernel, a Choice, the Limits of a machine. Out: a Plan: what the knobs make of the kernel (tiles, what
 is computed in vain, shares of registers and caches) and the seconds of its arithmetic, of its traffic with the
@@ -161,8 +160,7 @@ def _cpu_tile(w: Work, k: Knobs, limits: Limits) -> Plan:
 def _traffic(
     order: str, sizes: tuple[float, float], counts: tuple[float, float, float, float], l2: int
 ) -> tuple[float, float, float]:
-    """Bytes that come out of the second-level cache, those that come from beyond it, and those that it has to hold so
-    that these are few.
+    """Bytes out of the L2, bytes from beyond it, and the bytes that it has to hold so that these are few.
 
     Args:
         order: of the loops outside of a tile: all rows of an image's line pass each panel ("rows"), all rows of all

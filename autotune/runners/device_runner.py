@@ -1,5 +1,4 @@
-"""One device and the process that measures on it: a batch of built kernels in, a trial for each out, whatever they do
-to the process.
+"""A device and its measuring process: built kernels in, a trial for each out, whatever happens.
 
 The kernels of a task take turns, one repeat each, so that a disturbance meets all alike; a reference kernel around each
 repeat tells of it. Where the reference changed during a repeat, that is done again; where it is other than it was at

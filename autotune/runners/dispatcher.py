@@ -1,5 +1,4 @@
-"""Who measures what: requests are handed to workers in parcels and handed out again when a worker goes, until each has
-its one trial.
+"""Dealing requests to workers in parcels, again when a worker is lost, until each has one trial.
 
 In: requests, and what becomes of workers. Out: parcels for workers, and one trial for each request. No process and no
 network is known here, so that every order of losses can be tested in microseconds.

@@ -1,5 +1,4 @@
-"""The runner of one host: builder processes compile in parallel, one process per device measures, and nothing that a
-schedule does hurts.
+"""Runner of one host: parallel builder processes, a measuring process per device, safe from schedules.
 
 In: requests. Out: a trial for each, as they come. Where compiling disturbs what is measured, on a CPU, batches are
 built and measured in turn; for GPUs building goes on meanwhile, and devices go on with the tasks that they have begun

@@ -41,8 +41,7 @@ class Closed(Exception):
 
 
 class Child:
-    """A process with a role. It starts when first asked, and again after its end. Asked by one thread at a time; `kill`
-    by any.
+    """A process with a role, started on demand, restarted after its end. One thread asks, any may `kill`.
 
     Args:
         arguments: of `worker.main`.

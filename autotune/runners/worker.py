@@ -1,5 +1,4 @@
-"""A process that builds or measures kernels for another one: `python -m dnnc.autotune.runners.worker ROLE TARGET
-[FACTORY]`.
+"""Process that builds or measures kernels: `python -m dnnc.autotune.runners.worker ROLE TARGET [FACTORY]`.
 
 Messages are those of `dnnc.backends.runtime.messages`, in on stdin, out on stdout: a JSON header and a body of bytes.
 Nothing is unpickled.

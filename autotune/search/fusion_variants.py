@@ -1,5 +1,4 @@
-"""Groups in one kernel against the same in another way, during a search: which parts are worth measuring, and what wins
-in the end.
+"""Groups in one kernel against other ways, during a search: which parts to measure, and what wins.
 
 In: the entries of a search, and the variations of those groups that take a share of the model's time. Out: entries for
 their parts, which the search measures like any other, and a Fusion for the log and a Fused for reports of each group.

@@ -18,8 +18,7 @@ MOST = 512  # choices of a problem
 
 
 def space(problem: Problem, templates: Sequence[Template], most: int = MOST) -> list[Choice]:
-    """The schedules to search, each once: the default, the other quick guesses of all templates, then what else these
-    offer, in turns.
+    """Return the schedules to search: the default, quick guesses of all templates, then others in turns.
 
     None of them has been applied: a schedule that does not apply to the problem says so by a ScheduleError when it is
         built. Of strict

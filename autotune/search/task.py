@@ -1,5 +1,4 @@
-"""What is tuned: one kernel of a program, as plain data that another process can rebuild, and the name under which a
-log knows it.
+"""A task: one kernel as plain data that another process can rebuild, and its name in a log.
 
 In: a scheduled Program, or the problem of one group. Out: Tasks, each once, with how often the program calls them; the
 problem of a Task. The key of a workload covers the naive kernel (operators, shapes, types, layouts, what is fused),

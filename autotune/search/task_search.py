@@ -1,5 +1,4 @@
-"""The search over the schedules of one task: which to measure next, what is best so far, and whether going on is worth
-it.
+"""Search over one task's schedules: what to measure next, the best so far, whether to go on.
 
 In: the choices of the task's space, their features, a cost model, and trials as they come. Out: requests for the next
 batch. A batch mixes what the model and the measurements predict to be fastest, neighbours of the best ones (one knob

@@ -1,5 +1,4 @@
-"""Fusion and algorithms as choices: what a group could be made of instead of one kernel, as tasks to measure, and plans
-as a log wants them.
+"""Fusion and algorithms as choices: alternatives of a group as tasks, and plans as a log wants them.
 
 In: a program, or a plan and what a log has decided. Out: Variations, whose parts are Tasks like any other; the plan
 that is compiled. A decision travels among the winners as a Choice of its own kind, `fused(cuts=0, parts=KEY KEY)`,

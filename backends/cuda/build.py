@@ -1,5 +1,4 @@
-"""A scheduled program -> a Program: kernels compiled (or taken from the cache), values given their places, nothing
-of it on a device yet.
+"""A scheduled program -> a Program: kernels compiled or cached, values placed, nothing on a device.
 
 No device is needed. Kernels that no device has checked carry their check with them; it runs when the program is first
 loaded on one.

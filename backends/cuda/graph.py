@@ -351,8 +351,7 @@ class Frame:
         self.walk.run(self.loaded.native.calls, self.slots, stream)
 
     def run_device(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        """Run on device memory at these addresses, in the order of a stream; returns before it is done, unless the host
-        has conditions to read.
+        """Run on device addresses in a stream's order; returns early unless the host has conditions to read.
 
         An output that takes the memory of an input ends there, and at its own address too where that is another.
         """
@@ -367,8 +366,7 @@ class Frame:
         self.last = stream
 
     def direct(self, buffers: Sequence[int], again: bool = False) -> bool:
-        """Is it quicker to start the kernels one by one on the caller's memory than to copy to and from the slots,
-        around a recorded graph?
+        """True if direct launches on the caller's memory beat copies to and from slots around a graph.
 
         `again`: donated inputs have no need of slots.
         """

@@ -23,8 +23,7 @@ MAX_FRAMES = 4  # of a program: calls that run at the same time; those beyond wa
 
 
 class CudaInstance:
-    """A program with its frames. `others` gives the programs of the same model that are loaded, whose constants it
-    shares.
+    """A program with its frames. `others` returns the model's loaded programs, which share constants.
 
     On arrays of the host all results pass through staging memory, so that each may end in the memory of a donated input
     at once.

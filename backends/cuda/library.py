@@ -1,5 +1,4 @@
-"""Calls of vendor libraries (cuBLASLt, cuDNN) as steps of a program: what is called, as data, and where the libraries
-are.
+"""Vendor library calls (cuBLASLt, cuDNN) as steps: what is called, as data, and where libraries are.
 
 A schedule such as `cublaslt(algo=3)` makes no code. Its kernel is the nest as it was lowered, which says what is
 computed, and a LibraryCall, which says what is called instead; the call's bytes take the place of machine code wherever

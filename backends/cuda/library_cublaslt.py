@@ -1,5 +1,4 @@
-"""Matrix products by cuBLASLt, through ctypes: a Product -> descriptors, one of the library's own suggestions, and a
-call.
+"""Matrix products by cuBLASLt through ctypes: a Product -> descriptors, a suggestion, and a call.
 
 cuBLASLt counts by columns. A matrix whose rows follow each other in memory is to it the transposed one, so y = x @ w is
 asked for as y' = w' @ x': the first operand is w, and a bias along the columns of y is one along the rows of y', which

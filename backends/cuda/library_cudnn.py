@@ -1,5 +1,4 @@
-"""Convolutions by cuDNN's graph API, through ctypes: a Convolution -> an operation graph, one of the library's own
-suggestions, and a call.
+"""cuDNN's graph API by ctypes: a Convolution -> an operation graph, a suggestion of cuDNN's, a call.
 
 The graph is the convolution, the addition of the bias and the activation; what is between them is virtual, float32, and
 never in memory. Suggestions are those of two heuristics, without what uses tensor cores where products are to be

@@ -128,8 +128,7 @@ def _limit(program: int, seconds: float) -> Any:
 def compile_many(
     texts: Mapping[str, tuple[str, str]], threads: int = 2, progress: Callable[[str], None] = lambda name: None
 ) -> dict[str, Compiled]:
-    """Compile several (text, architecture) by name, `threads` at a time. `progress` is called with each name as it is
-    done.
+    """Compile (text, architecture) by name, `threads` at a time. `progress` is called with each done name.
 
     Raises:
         TargetError, InternalError: as compile_cuda; of the first failure, when the others under way are done.
@@ -156,8 +155,7 @@ def nvrtc_version() -> str:
 
 @cache
 def nvrtc_identity() -> str:
-    """What tells one NVRTC from another: the version of its wheel where CuPy takes it from there, else what it says of
-    itself.
+    """Identify an NVRTC: the version of its wheel where CuPy takes it from there, else its own answer.
 
     TargetError where it is missing.
     """

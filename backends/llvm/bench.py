@@ -1,5 +1,4 @@
-"""Times kernels on this machine's CPU, as a model runs them: called by the threads of the pool, a barrier after each,
-weights cold.
+"""Times kernels on this CPU as in a model: the pool's threads, a barrier after each, weights cold.
 
 In: tasks and their kernels' objects. Out: seconds of a call. It runs in a process of its own, for a kernel may end it.
 

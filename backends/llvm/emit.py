@@ -1,5 +1,4 @@
-"""Operator IR -> LLVM IR text. One walk; every pure instruction is placed at the loop depth where its operands are
-known, and shared there.
+"""Operator IR -> LLVM IR text. One walk; pure instructions go as far out as operands allow, shared.
 
 So loop-invariant motion and common subexpressions of addresses come for free, and LLVM needs little more than sroa.
 `unroll` loops are expanded while printing, their variables evaluated as ints. Register buffers become allocas; after

@@ -1,5 +1,4 @@
-"""Gathers whose lanes all lie in one vector of memory: a load and a shuffle, where a gather takes the elements one by
-one.
+"""Gathers whose lanes all lie in one vector of memory become a load and a shuffle.
 
 x[i, 4 * (lanes(16) // 4) + 2]   ->   shufflevector(load x[i, 0:+16], <2, 2, 2, 2, 6, 6, 6, 6, ..>)
 """

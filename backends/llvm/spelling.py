@@ -1,5 +1,4 @@
-"""How LLVM spells the operations of the operator IR: one table per kind of value, and the guarded forms of what LLVM
-leaves undefined.
+"""LLVM's spelling of the operator IR: a table per kind of value, guarded where LLVM is undefined.
 
 | operation | undefined in LLVM | form used here |
 |---|---|---|

@@ -161,8 +161,7 @@ def _for(em: FuncEmitter, s: For) -> None:
 
 
 def _set_aside(em: FuncEmitter, epilogue: Block) -> dict[Var | Buffer, str]:
-    """Move tiles to memory behind the loop that sums them, for an epilogue that needs many registers; where they
-    were before.
+    """Move tiles to memory behind their loop for register-hungry epilogues; return their old places.
 
     LLVM would rather keep the sums in memory all the time. The address of the copy is none that it can know, like
     that of the constants.

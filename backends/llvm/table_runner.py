@@ -1,5 +1,4 @@
-"""One entry function for all programs without loops: it reads what to call from a table, so that a new program compiles
-nothing.
+"""One entry function for all loop-free programs: it reads its calls from a table, compiling nothing.
 
 In: calls with places, and the addresses of their kernels. Out: a table of int64, and the address of `i64 plan(frame,
 bases, table, tid, nthreads)`, which the pool runs like any entry function. `bases` are addresses: the arena, the

@@ -394,8 +394,7 @@ def _avx512(em: FuncEmitter, e: Op, args: tuple[Expr, ...], least: int, one: Cal
 
 
 def _reciprocal(em: FuncEmitter, x: str, t: DType, lanes: int, name: str) -> str:
-    """1 / x by the CPU's estimate y: y + y * h with h = 1 - x * y, and h + h^2 in place of h for the older estimate; a
-    quotient elsewhere.
+    """1 / x by the estimate y: y + y * h, h = 1 - x * y (older CPUs: h + h^2); a quotient elsewhere.
 
     h is NaN where x is 0, infinite or NaN: the estimate is right there. One of 14 bits is all that `estimate` asks for.
     """

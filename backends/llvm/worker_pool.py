@@ -1,5 +1,4 @@
-"""Many LLVM texts to objects, in parallel: llvmlite holds one lock for the whole process, so parallel means more
-processes.
+"""Many LLVM texts to objects in parallel processes, since llvmlite holds one lock per process.
 
 In: (key, text) pairs. Out: {key: object}. Few or small texts compile in this process; more go to
 `dnnc.backends.llvm.worker` processes over pipes, the largest first. They are started by the interpreter's path, never
@@ -39,8 +38,7 @@ _BOOTSTRAP = (
 
 
 class CompileService:
-    """Compiles on up to `threads` cores. Its workers start when first worth it and live until `close`, or the end of a
-    `with`.
+    """Compiles on up to `threads` cores. Workers start on demand and live until `close` or the `with` ends.
 
     Attributes:
         reason: why no workers are used, where that is not by choice; empty otherwise.

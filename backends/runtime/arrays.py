@@ -171,8 +171,7 @@ Defer = Callable[[Any, Callable[[], None], int], None]
 
 @dataclass(frozen=True)
 class Kind:
-    """The library whose arrays a call gives and takes: `empty` makes what a program writes, `finish` makes of it what
-    the caller gets.
+    """The array library of a call: `empty` makes outputs, `finish` turns them into the caller's kind.
 
     `defer(key, check, stream)` puts off the check of indices that were read at run time until somebody waits for the
     stream; without it the call waits.

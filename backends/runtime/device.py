@@ -24,8 +24,7 @@ DEFAULT_STREAM = 0
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What a TMA descriptor says of a parameter: elements per axis and bytes between them, innermost last, and the box
-    of one copy.
+    """Layout of a TMA descriptor: elements per axis, bytes between them, innermost last, the copy's box.
 
     swizzle: bytes (0, 32, 64, 128). `steps` and `corners` are of im2col: elements from one position of the filter to
         the next, and (lower,

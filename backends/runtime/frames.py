@@ -59,8 +59,7 @@ def has_threads() -> bool:
 
 
 class Frame:
-    """The memory of one call in flight: slots, arena and offsets. One call at a time; an executable keeps a free list
-    of them.
+    """Memory of a call in flight: slots, arena, offsets. An executable keeps a free list of frames.
 
     Args:
         arena_bytes: size of the arena.
@@ -121,8 +120,7 @@ class Runtime:
         return (self._pool or self.start()).call
 
     def run(self, entry: int, frame: int, buffers: int, dims: int, nthreads: int) -> int:
-        """Run `i64 entry(frame, buffers, dims, tid, nthreads)` on `nthreads` threads, the caller's among them; the
-        others are addresses.
+        """Run `i64 entry(frame, buffers, dims, tid, nthreads)` on `nthreads` threads, the caller's included.
 
         Releases the GIL. While another call has the pool, this one runs on the caller's thread alone.
 

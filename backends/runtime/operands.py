@@ -1,5 +1,4 @@
-"""What a kernel is measured on: its operands as a model's call finds them, activations just written, weights not seen
-since the last call.
+"""Operands of a measured kernel as in a model's call: fresh activations, cold weights.
 
 In: a workload. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn
 from [-1, 1): zeros would let a GPU run faster than it does on numbers. Indices lie within their axes.

@@ -64,8 +64,7 @@ class Sources:
 
 
 def find_kernels(kernels: Sequence[CompiledKernel], wanted: str | None) -> list[tuple[int, CompiledKernel]]:
-    """The kernels, numbered, that a number, a kernel's name, a node's name or the beginning of a symbol means; all for
-    None.
+    """Return the numbered kernels that a number, kernel name, node name or symbol prefix means; None: all.
 
     InputError lists what there is.
     """

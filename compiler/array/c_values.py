@@ -1,5 +1,4 @@
-"""Values of user-defined kernels: what the operators and functions of C do to lazy values, and of which type the result
-is.
+"""Values of user-defined kernels: what C's operators and functions do to lazy values, and the result types.
 
 Types follow C: of two integers narrower than int both become int, of two types the wider one wins, unsigned ones win
 among integers of one width, and a floating-point type wins over integers. One rule is ours: a decimal literal without a

@@ -79,8 +79,7 @@ class ExpressionCompiler:
             return self._kept(key) or self._new(make(), key)
 
     def compile_flat(self, make: Callable[[], Graph], structure: str) -> Any | None:
-        """A program of element-wise ops for arrays of any one shape, which are vectors to it; None where that is no
-        single kernel.
+        """A program of element-wise ops for arrays of any one shape, as vectors; None unless it is one kernel.
 
         Args:
             make: gives the graph, whose only symbolic size is that of all arrays in it.

@@ -61,8 +61,7 @@ def is_flat(op: OpDef) -> bool:
 
 
 class Call:
-    """One application of an op. `key` is what a program's structure says of it, `device` where its operands live (None
-    for a traced one).
+    """One application of an op. `key`: its part of a program's structure; `device`: of its operands, None traced.
 
     A traced one has a `number`, larger than those of the calls before, and the line of the user's code in `locs`.
     """

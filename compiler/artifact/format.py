@@ -1,5 +1,4 @@
-"""The file of a saved model: named sections of bytes with checksums, and a JSON manifest. What they mean is
-`dnnc.artifact.manifest`'s matter.
+"""The file of a saved model: named sections with checksums, and a JSON manifest (`dnnc.artifact.manifest`).
 
     page 0      magic, format, size of the file, place of the manifest and its checksum; checksum of the page at its end
     page 1...   sections, one behind the other, each filled with zeros to whole pages of 4 KB, so that it can be mapped

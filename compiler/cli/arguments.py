@@ -120,8 +120,7 @@ def _single(loaded: Array | dict[str, Array], path: str) -> Array:
 
 
 def make_arrays(f: Executable, texts: Sequence[str], dims: Mapping[str, Any], seed: int) -> list[Array]:
-    """An array for every input. Sizes of filled ones come from the model, from the files of other inputs, and from
-    `dims`.
+    """Make an array for every input. Sizes come from the model, the files of other inputs, and `dims`.
 
     Raises:
         InputError: an input without an array, or dims that nothing tells.

@@ -1,5 +1,4 @@
-"""Which ONNX operators are read, from which opsets, on which types, and where they run: the table of `dnnc ops --onnx`,
-and its page in the docs.
+"""Table of the ONNX operators that are read: opsets, types, where they run; for `dnnc ops --onnx` and the docs.
 
 All of it comes from the tables of the front end and from ONNX's schemas. Apart from the other commands because it loads
 onnx.

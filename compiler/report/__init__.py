@@ -1,5 +1,4 @@
-"""What a compilation did, as data: `f.report`. It prints as plain text, gives JSON, and the command line renders its
-tables in colour.
+"""The report of a compilation, as data: `f.report`. It prints as text and gives JSON; the CLI adds colour.
 
 The driver fills it (`collect.py`), `tables.py` lays it out. Nothing here touches a call: everything is noted while
 compiling.
@@ -52,8 +51,7 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """One program: the model at `dims`, or with `symbolic` for all sizes within bounds (memory is then told for
-    `dims`).
+    """A program: the model at `dims`, or if `symbolic` for all sizes in bounds (memory is told for `dims`).
 
     `seconds` by stage: passes (graph passes, plans, schedules), compile (code generation of new kernels), check (their
         gate), link (the rest).
@@ -82,8 +80,7 @@ class ProgramReport:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What is known of a compiled model. `programs` holds the last specialisations, oldest first; empty until a
-    symbolic model is called.
+    """Facts of a compiled model. `programs`: the last specialisations, oldest first; empty before a call.
 
     `notes` tell where it comes from when that is not a plain compilation: a file, or why a file was compiled again.
     `host` are nodes that run on the host between programs, which are then segments of the model.

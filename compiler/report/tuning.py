@@ -1,5 +1,4 @@
-"""The report of a search as one HTML file: how time fell, how good predictions were, what was chosen for each task and
-why.
+"""A search's report as one HTML file: time over trials, quality of predictions, choices and reasons.
 
 In: a Result. Out: a page with its figures, which holds all that it needs. Plotly draws, Jinja fills the page (the extra
 `tune`).

@@ -1,5 +1,4 @@
-"""Is a result of a whole model right? Arrays against the graph interpreter in float64, by the bounds that tolerances.py
-states.
+"""Compare a whole model's results with the float64 graph interpreter, by the bounds of tolerances.py.
 
 A bound on rounding holds for a well-conditioned model only. Where it is exceeded, the interpreter runs once more in the
 dtypes in which values are stored: what rounding alone does to that run, a right backend may do too. A model that stores

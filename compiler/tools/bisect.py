@@ -1,5 +1,4 @@
-"""What breaks a model: the first graph pass after which the interpreter sees other results, or the first kernel whose
-result is off.
+"""Bisection: the first graph pass that changes results in the interpreter, or the first wrong kernel.
 
 In come a graph of fixed sizes, inputs, and the options; out comes a `Finding` with a graph as small as it could be made
 that shows it. Passes are judged by the float64 interpreter before and after each; kernels one by one, each alone on the

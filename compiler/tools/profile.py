@@ -31,8 +31,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class CallTime:
-    """One call of a kernel: medians, in seconds. `waiting`: what all threads then lose at the barrier behind it, or at
-    the end.
+    """A kernel's call: median seconds. `waiting`: time lost by all threads at the barrier behind, or at the end.
 
     `balance`: time of the average thread over that of the slowest; 1 where the work is evenly divided, and for a kernel
         of one thread.

@@ -1,5 +1,4 @@
-"""`torch.compile(model, backend="dnnc")`: torch takes Python apart into graphs of ATen operators, and calls
-`dnnc_backend` for each.
+"""`torch.compile(model, backend="dnnc")`: torch extracts graphs of ATen operators for `dnnc_backend`.
 
 torch's own layer above (AOTAutograd) turns writing to tensors into results, which it writes back, and views of inputs
 into views again. What comes here is a pure program, whose *static* inputs are the parameters and buffers of modules.
@@ -36,8 +35,7 @@ PROGRAMS = 16  # kept of one graph: for other weights, and for sizes that no pro
 
 
 def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
-    """What torch.compile calls. `torch.compile(model, backend="dnnc", options={...})` takes the options of
-    `dnnc.compile`.
+    """The torch.compile backend. `options={...}` of `torch.compile` are the options of `dnnc.compile`.
 
     Inference is compiled. A graph of which gradients are wanted runs in eager PyTorch, with a warning: call the model
     under torch.no_grad().

@@ -18,8 +18,7 @@ from dnnc.ir.types import Layout, TensorType
 
 
 class Builder:
-    """Appends nodes to a graph, or inserts them in front of `before`. `locs` is what new nodes carry; both may be
-    changed any time.
+    """Appends nodes, or inserts them in front of `before`. New nodes carry `locs`; both may be changed.
 
     `b.op("add", x, y)` and `b.add(x, y)` are the same. Operands are values, None for an absent optional input, or
     numbers and arrays, which become constants (a Python number takes the dtype of the first value among the operands).

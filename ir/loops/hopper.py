@@ -1,5 +1,4 @@
-"""Effects of the Hopper generation (sm_90a): names and operands for the table in `intrinsics.py`, shapes and layouts of
-wgmma.
+"""Effects of Hopper (sm_90a): names and operands for `intrinsics.py`'s table, wgmma shapes and layouts.
 
 Data moves and products run beside the threads: the copy engine (TMA) and the tensor cores read and write on their own,
 through the *async proxy*. Threads learn of it by mbarriers (copies into shared memory), by `bulk_wait` (copies out of

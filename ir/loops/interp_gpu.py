@@ -1,5 +1,4 @@
-"""Effects of the operator IR as the interpreter performs them: barriers and asynchronous copies. Exact as to who may
-see what when.
+"""Effects in the interpreter: barriers and asynchronous copies, exact as to who may see what when.
 
 What Hopper adds stands in interp_hopper.
 """

@@ -1,5 +1,4 @@
-"""Hopper's effects as the interpreter performs them: mbarriers, the copy engine, tensor cores of warp groups
-(`hopper.py` says what they are).
+"""Hopper's effects in the interpreter: mbarriers, TMA copies, warp group tensor cores (see `hopper.py`).
 
 Copies and products are carried out at once, but what they touch is kept out of bounds until somebody has waited for
 them: elements that a copy writes are `in_flight`, elements that an engine reads are `pinned`, accumulators are

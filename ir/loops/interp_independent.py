@@ -1,5 +1,4 @@
-"""Which loops the interpreter may run side by side: iterations that provably touch different elements of all that they
-write.
+"""Loops that the interpreter may run side by side: iterations provably write different elements.
 
 Widening changes only the speed: an iteration becomes one more row of the arrays. What is not shown independent runs in
 sequence.

@@ -15,8 +15,7 @@ _NOBODY, _SEVERAL = 0, -1  # identities start at 1, so that fresh tables are zer
 
 
 class Iterations:
-    """Iterations of `parallel` loops, and blocks of a grid: in no order, except that `reset` (a barrier of all)
-    separates them.
+    """Iterations of `parallel` loops and grid blocks: unordered, but for `reset`, a barrier of all.
 
     An element may be touched by two iterations only if both read it, or if both write the same bits (tiles that overlap
     at an end).

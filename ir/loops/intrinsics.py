@@ -1,5 +1,4 @@
-"""Intrinsics: one record each, with the result type and the NumPy meaning. How a target spells them is the backend's
-table.
+"""Intrinsics: a record each, with result type and NumPy meaning. Backends have the spelling tables.
 
 In `meaning` arrays are [threads] or [threads, lanes]; a warp collective sees 32 consecutive rows as a warp. Effects (no
 meaning) are methods of the interpreter. What a target cannot spell, `passes/lower/expand.py` expands.

@@ -1,5 +1,4 @@
-"""Tables of 32 numbers, of which a CPU with AVX-512 looks up 16 at once: `piece(t, k)` is ROWS[k][the low five bits of
-t].
+"""Tables of 32 numbers for AVX-512, which looks up 16 at once: `piece(t, k)` is ROWS[k][low five bits of t].
 
 Rows 0 to 5 are the coefficients of tanh, the constant ones first: of x - n * WIDTH, for x >= 0 nearest to n * WIDTH.
 They minimise the largest error in units of the last place (Lawson's weights), with each coefficient rounded before the

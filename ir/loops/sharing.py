@@ -1,5 +1,4 @@
-"""What a statement computes several times, as names in front of it: the text of an expression is a tree, the expression
-a graph.
+"""Names values that a statement computes several times: its text is a tree, the expression a graph.
 
 In: a function of a kernel. Out: the same with names, which scheduled kernels get once they are decomposed, and every
 kernel as it is printed.

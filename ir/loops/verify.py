@@ -1,5 +1,4 @@
-"""The verifier of the operator IR: static, one function per invariant, each message quotes the statement that breaks
-it.
+"""Verifier of the operator IR: static, one function per invariant, each error quotes its statement.
 
 Bounds are proved by linear facts: the bounds that variables carry, conditions of enclosing `if`s, values of lets. No
 proof is an error.

@@ -1,5 +1,4 @@
-"""`attention`: the softmax of a product, times a matrix, as one op, so that a kernel may keep the rows of scores to
-itself.
+"""`attention`: softmax of a product, times a matrix, as one op, so that a kernel can keep the scores.
 
 Vaswani et al., "Attention Is All You Need", section 3.2.1; computed tile by tile as in Dao, "FlashAttention-2", where a
 target can.

@@ -1,5 +1,4 @@
-"""Convolution and transposed convolution over 1 to 3 spatial dims; x is [N, C, ...], w is [O, C/group, ...] ([C,
-O/group, ...]).
+"""Convolution and its transpose, 1 to 3 spatial dims; x [N, C, ...], w [O, C/group, ...] ([C, O/group, ...]).
 
 A grouped convolution may be written by panels of outputs (`panel=16`): all outputs of a panel read the same inputs,
 those of all groups that the panel has outputs of, and w is [O, most inputs of a panel, ...] with zeros where an input

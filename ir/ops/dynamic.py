@@ -1,5 +1,4 @@
-"""Ops whose result's size depends on the data: native code for the most that there can be, then `truncate` to what
-there is.
+"""Ops with data-dependent shapes: native code for the largest possible result, then `truncate`.
 
 What is kept is a list of flags. Its running count says where each kept element goes (`count_true`, two levels of
 blocks), and a search in that count which element stands at each place (`positions`), so nothing is written out of order

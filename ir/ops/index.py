@@ -1,5 +1,4 @@
-"""Gathering and scattering: elements chosen by indices that are only known at run time. Negative indices count from the
-end.
+"""Gather and scatter: elements chosen by run-time indices. Negative indices count from the end.
 
 All indices are checked (`guard`). Updates of a scatter take place in their order: of several of one element the last
 one counts, and sums are added up in that order.

@@ -1,5 +1,4 @@
-"""Linear quantisation: q = saturate(round(x / scale) + zero_point), x = (q - zero_point) * scale; rounding is half to
-even.
+"""Linear quantisation: q = saturate(round(x / scale) + zero_point), x = (q - zero_point) * scale; ties to even.
 
 The scale is one number, one per index of `axis`, or (with `block`) one per `block` consecutive indices of it.
 """

@@ -1,5 +1,4 @@
-"""Sorting rows, stably: of equal elements the one with the lower index comes first, -0 equals 0, NaN counts as the
-largest number.
+"""Stable sorting of rows: equal elements keep their order, -0 equals 0, NaN counts as the largest number.
 
 An element becomes a *key*: its order as an unsigned number in the upper 32 bits, its index in the lower ones, so that
 keys are distinct and an ordinary sort of them is stable and says where each element came from. `digits.py` has what

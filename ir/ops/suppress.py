@@ -1,5 +1,4 @@
-"""Non-maximum suppression: of boxes in the order of their scores, those that overlap none that was taken before, for
-each batch and class.
+"""Non-maximum suppression: by falling score, boxes that overlap none taken before, per batch and class.
 
 Scores are sorted and cut to the most that any row has above the threshold, which is a size that only the data tells, or
 are left as they are where `candidates` is their number: that is for few, since cutting ends a program's segment. Then

@@ -37,8 +37,7 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """`out[axes] = value`, or `out[axes] = combine over reduce of value where cond holds`, starting from the combine's
-    identity.
+    """`out[axes] = value`, or `out[axes] = combine over reduce of value where cond`, from combine's identity.
 
     `value` has the dtype in which registers compute; a reduction is combined in that dtype and only the result is
     rounded to out's. Where an element depends on others of the same tensor, `own` stands for it in `value`: those
@@ -109,8 +108,7 @@ def reduce(
 
 
 def recur(shape: Sequence[Dim], dtype: DType, element: Callable[..., Expr], name: str = "t") -> Tensor:
-    """`t[i0, ..., in] = element(t, i0, ..., in)`, which may read elements of t before it along the last axis: same i0,
-    ..., smaller in.
+    """`t[i0, ..., in] = element(t, i0, ..., in)`, which may read t at the same i0, ... and a smaller in.
 
     The op's trait is "sequential": the elements of a row are computed one after the other, and nothing is fused to it.
     """
@@ -129,8 +127,7 @@ def scatter(
     update: Callable[..., Expr],
     name: str = "t",
 ) -> Tensor:
-    """`t[i...] = initial(i...)`, then for u... of `extents` in order: `t[index(u...)] = combine(t[index(u...)],
-    update(u...))`.
+    """`t[i...] = initial(i...)`, then for u... of `extents`: `t[index(u...)] = combine(t[index(u...)], update(u...))`.
 
     `combine` is one of UPDATES. `index` gives one index for each axis of `shape`; those that are read from tensors must
     be in range (`guarded`). It is a result of its op: no other expression reads it.

@@ -1,5 +1,4 @@
-"""From a naive loop nest back to tensor expressions: what a person may write as operator IR, and the compiler schedules
-like everything else.
+"""From a naive loop nest to tensor expressions, so that operator IR by hand is scheduled like all else.
 
     for i in range(M):                              y[i, j] = max(t[i, j] + b[j], 0.0)
         for j in range(N):

@@ -1,5 +1,4 @@
-"""Cheaper forms of quotients and exponentials, for targets with fast instructions for 1/x and 2^x (GPUs); strict
-numerics exclude them.
+"""Cheaper quotients and exponentials by fast 1/x and 2^x instructions (GPUs); never strict.
 
 Quotients, of which an exact one takes ten instructions: at most 2 ulp.
 

@@ -1,5 +1,4 @@
-"""A fused group of graph nodes -> one naive kernel: loops over the output's memory, everything else inlined at its
-place.
+"""A fused group -> one naive kernel: loops over the output's memory, everything else inlined at its place.
 
 In come the nodes with their types (layouts included), out comes a Kernel whose text depends on nothing but the
 computation: buffers are called x0, x1, ... and y, so that equal groups of different layers are one kernel. Reductions

@@ -1,5 +1,4 @@
-"""Expansions of float32 trigonometric and hyperbolic functions and their inverses into arithmetic that every target
-has.
+"""Expansions of float32 trigonometric and hyperbolic functions and their inverses into common arithmetic.
 
 Polynomials and stated errors are as in `elementary.py`.
 """
@@ -69,8 +68,7 @@ def expand_tan(x: Expr) -> Expr:
 
 
 def _reduced(a: Expr) -> tuple[Expr, Expr]:
-    """a = n * pi / 2 + r, |r| <= pi / 4, for a finite float32 a >= 0: n as an i32, of which the low bits count, and r;
-    of infinity NaN.
+    """a = n * pi / 2 + r, |r| <= pi / 4, for finite float32 a >= 0: n as an i32 (low bits), and r; NaN of infinity.
 
     In float64 the integers of the two exact products are taken off before the rests are added, so that no cancellation
     loses a digit: no float32 number comes closer to a multiple of pi / 2 than 2^-29 of a quarter turn or so (Payne and

@@ -1,5 +1,4 @@
-"""Group nodes into kernels. The result is a FusionPlan: data that prints, that lowering obeys, and that tuning may vary
-(`variants`).
+"""Group nodes into kernels: a FusionPlan that prints, drives lowering, and tuning may vary (`variants`).
 
 A group is a connected set of nodes with one output, around at most one *anchor* (a contraction, a reduction, a row op).
 Nodes are visited backwards; one joins the group of its readers when they are all in one group and the rules below allow
@@ -201,8 +200,7 @@ class _Fuser:
         return u in self.indexing or any(u.inputs[k] is v for k in u.op.indices)
 
     def stays_in_row(self, n: Node, g: int) -> bool:
-        """Does a group that passes over rows take a node that reduces them too, or that computes something of the
-        numbers of rows?
+        """True if a group over rows takes a node that reduces them, or that computes from rows' numbers.
 
         The latter is worth it where the reductions behind the numbers follow, whose other readers may not have been
         visited yet: see `broken`.
@@ -404,8 +402,7 @@ def _is_vector(u: Node) -> bool:
 
 
 def _looks_up_matrices(n: Node, u: Node) -> bool:
-    """Is u a product of matrices that n looks up in a table, and a vector each? Their elements are then read once, and
-    need not be copied.
+    """True if u is a product of matrices that n looks up in a table: elements are read once, uncopied.
 
     matmul(gather(table, index, axis=0), v), the experts of a mixture: table [experts, rows, columns], v [..., columns,
     1]; or v, [..., 1, rows], first.

@@ -1,5 +1,4 @@
-"""Other ways to make what a fused group makes: in several kernels, or by another algorithm. For a search to measure,
-and a log to ask for.
+"""Other ways to compute a fused group, by several kernels or another algorithm, for search and log.
 
     conv + add + relu        ->   conv, then add + relu: the epilogue in a kernel of its own
     mul + reduce_sum         ->   mul, then reduce_sum: what was computed again wherever it is read is kept in memory

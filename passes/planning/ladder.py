@@ -1,5 +1,4 @@
-"""What a compilation does where a kernel cannot be had: the next schedule, then a smaller group, then the naive nest of
-each node.
+"""Fallbacks where a kernel fails: the next schedule, a smaller group, then each node's naive nest.
 
 A failure is anything that a later stage refuses: a schedule that does not apply or does not verify, a kernel of too
 many statements, code that cannot be emitted or compiled or takes too long, a kernel that cannot be loaded, one that the

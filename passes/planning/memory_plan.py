@@ -25,8 +25,7 @@ __all__ = ["ALIGN", "MemoryPlan", "Slot", "place_slots", "plan_memory"]
 
 @dataclass(frozen=True)
 class Slot:
-    """A stretch of the arena that holds `values` one after another (in place) or under several shapes; alive from first
-    to last step.
+    """A stretch of the arena that holds `values` in turn (in place) or under several shapes, from first to last step.
 
     `pieces`: the byte, the bytes, and the step that writes them, where several kernels fill it (the operands of a
         concatenation).
@@ -169,8 +168,7 @@ class _Planner:
             self.last[self.root(v)] = end
 
     def donate(self) -> dict[Group, Value]:
-        """Put outputs where the inputs are that were donated for them, as far as nothing is written there before it was
-        read for the last time.
+        """Put outputs into donated inputs, as far as nothing is written there before its last read.
 
         Returns the groups that then work in place.
         """

@@ -288,8 +288,7 @@ def build_steps(
     known: Known | None = None,
     groups: KnownGroups | None = None,
 ) -> tuple[AnyStep, ...]:
-    """Lower and schedule every group. Groups that are alike are lowered once, those with the same naive kernel
-    scheduled once.
+    """Lower and schedule every group: equal groups are lowered once, equal naive kernels scheduled once.
 
     Args:
         region: a graph with its groups.

@@ -1,5 +1,4 @@
-"""Constants (and parameters) that control flow captures become constants of its bodies, where they are folded and
-packed like any others.
+"""Move constants and parameters that control flow captures into its bodies, for folding and packing.
 
 y = loop(trips, None, h, w, body=b, carried=1)      ->      y = loop(trips, None, h, body=b', carried=1), w a constant
                                                             of b'

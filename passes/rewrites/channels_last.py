@@ -1,5 +1,4 @@
-"""Choose how values lie in a GPU's memory: the channels of images last, so that neighbouring threads read neighbouring
-bytes.
+"""GPU layouts: channels of images last, so that neighbouring threads read neighbouring bytes.
 
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
     y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats

@@ -25,8 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 def fold(graph: Graph, ctx: PassContext) -> bool:
-    """Replace every pure node of constant operands and static shapes by its value; what depends on parameters moves to
-    the prologue.
+    """Fold pure nodes of constants and static shapes; what depends on parameters moves to the prologue.
 
     A subgraph is folded by itself.
     """

@@ -1,5 +1,4 @@
-"""Fold batch normalisation, and scales and shifts by constants per channel, into the weights and bias of the
-contraction before them.
+"""Fold batch normalisation and constant per-channel scales and shifts into the previous contraction.
 
     y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w * s, (b - mu) * s + h),  s = g / sqrt(var +
                                                         epsilon)

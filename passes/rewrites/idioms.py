@@ -1,5 +1,4 @@
-"""Recognise computations that exporters spell out in small ops, and put the one op in their place that has a good
-kernel.
+"""Recognise computations that exporters spell out in small ops, and replace them by one good op.
 
     div(d, sqrt(add(reduce_mean(mul(d, d)), 1e-5))), d = sub(x, reduce_mean(x))
         -> mean_variance_norm(x, epsilon=1e-5)

@@ -297,8 +297,7 @@ class _Blocked(Layouts):
         return waste > 1 and (self.strict or (1 + SHUFFLE * each) * GAIN < waste)
 
     def by_panels(self, n: Node) -> Node:
-        """The convolution with a panel for each block of outputs, whose filters hold zeros for the inputs of other
-        groups.
+        """The convolution by panels of outputs, whose filters hold zeros for other groups' inputs.
 
         conv(x, w, group=3) of 24 -> 24 channels  ->  conv(x, where(mask, concat(w, w, w, axis=1), 0), group=3,
         panel=16)

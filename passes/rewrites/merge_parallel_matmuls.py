@@ -1,5 +1,4 @@
-"""Queries, keys and values of a transformer from one kernel, as places in its result: nothing is copied on the way to
-attention.
+"""One kernel for a transformer's queries, keys and values as parts of its result, without copies.
 
 Products of one matrix with several constant ones (or parameters) become one product:
 
@@ -36,8 +35,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Apart:
-    """How the dims of a value from one axis on are taken apart by the reshape, and turned by the transpose, that alone
-    reads it.
+    """Return how a value's dims from one axis on are split by its only reader, a reshape, and transposed.
 
     `lead`: the dims in front of them after the reshape; `perm`: of all dims; `end`: the last value.
     """

@@ -1,5 +1,4 @@
-"""Rewrite rules on ops that only move elements: what moves nothing vanishes, two moves become one, a move becomes a
-cheaper one.
+"""Rules for movement ops: identities vanish, two moves become one, a move becomes a cheaper one.
 
 Part of `canonicalize`. A rule is exact unless its entry in the table at the end says otherwise.
 """

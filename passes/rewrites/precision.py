@@ -1,5 +1,4 @@
-"""Store floats in the precision that was asked for: float16 or bfloat16 in memory, float32 in registers; or everything
-in float32.
+"""Store floats in another precision: float16 or bfloat16 in memory, float32 in registers; or all float32.
 
     y = softmax(matmul(x, w))    ->    h = matmul(cast(x, to=f16), w_f16); y = softmax(cast(h, to=f32))
 

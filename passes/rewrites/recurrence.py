@@ -1,5 +1,4 @@
-"""Loops of known length that a target can run as one kernel become the op `recurrence`; what reads their results reads
-parts of its one result.
+"""Loops that a target runs as one kernel become the op `recurrence`, results parts of its one result.
 
     (h, c, y) = loop(None, None, h0, c0, x, body=f, length=5)    ->    r = recurrence(h0, c0, x, w, body=f', length=5);
                                                                        y = r[0:5]; h = r[5]; c = r[6]

@@ -56,8 +56,7 @@ def spread(b: Block, name: str, threads: int) -> Block:
 
 
 def stream(b: Block, name: str, threads: int, chunks: int) -> Block:
-    """`for c in range(n): {for v in unroll(8): s}`  ->  a grid of threads, each with `chunks` chunks, which lie
-    `threads` apart.
+    """`for c in range(n): {for v in unroll(8): s}` -> a grid; each thread has `chunks` chunks, `threads` apart.
 
     A thread does all loads of its chunks before it computes, 16 bytes at a time (see wide). Neighbouring threads have
     neighbouring chunks. A last chunk that is cut off by a guard `if 8*c + v < m` around s is done element by element.

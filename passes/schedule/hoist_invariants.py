@@ -1,5 +1,4 @@
-"""Numbers of a row out of the loops along it: what a loop computes anew for each element though nothing of it changes
-there.
+"""Loop-invariant code motion in rows: what a loop computes for each element though nothing changes it.
 
 In: the body of a schedule. Out: the same with sums, or single expressions, ahead of the loops that only read them.
 

@@ -1,5 +1,4 @@
-"""Schedule steps that cut loops where their body becomes simpler: at the seams of concatenations and borders, and into
-the digits of an index.
+"""Index-set splitting: loops cut at the seams of concatenations and borders, and into an index's digits.
 
 for i in range(9): y[i] = select(i < 4, a[min(i, 3)], b[max(i - 4, 0)])      ->  for i in range(4): y[i] = a[i] for i_1
                                                                                  in range(5): y[i_1 + 4] = b[i_1]
@@ -19,8 +18,7 @@ from dnnc.passes.schedule.state import edit, loops, make_loop, renamed
 
 
 def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...]) -> Block:
-    """`for i in range(n): s`  ->  `for i in range(p): s` `for i_1 in range(n - p): s[i -> i_1 + p]`, for one place p or
-    several.
+    """`for i in range(n): s` -> `for i in range(p): s` `for i_1 in range(n - p): s[i -> i_1 + p]`, at places p.
 
     The loops of part k have the names of the first with `suffixes[k]` behind.
     """
@@ -45,8 +43,7 @@ def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...])
 
 
 def seams(loop: For, both: bool = False) -> tuple[int, ...]:
-    """The iterations at which the choice changes that a body makes by `select` between loads, or (not with `both`) a
-    load and something else.
+    """Return the iterations at which a `select` between loads (not `both`: or other values) changes sides.
 
     A condition on several loops has a seam where it becomes, or ceases to be, the same for all iterations of the
     others, unless that is far apart (a triangle has no seams).

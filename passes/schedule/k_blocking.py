@@ -1,5 +1,4 @@
-"""Schedule primitive `stretches`: a long sum of many tiles, a stretch of it at a time, the sums of all tiles in memory
-in between.
+"""Schedule primitive `stretches`: k-blocking of a long sum, with the tiles' sums in memory in between.
 
     for p in range(5):                            sums: f32[5, 12, 2, 16] @ local
         acc: f32[12, 2, 16] @ register            for k in range(4):

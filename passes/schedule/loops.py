@@ -120,8 +120,7 @@ def fuse(b: Block, outer: str, inner: str, name: str) -> Block:
 
 
 def join(b: Block, first: str, second: str) -> Block:
-    """`for i in range(n): s` `for k in range(n): t`  ->  `for i in range(n): s; t[k -> i]`, of two loops one right
-    behind the other.
+    """`for i in range(n): s` `for k in range(n): t` -> `for i in range(n): s; t[k -> i]`, for adjacent loops.
 
     Neither may read what the other writes; what both write they must be free to write in any order.
     """

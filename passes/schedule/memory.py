@@ -32,8 +32,7 @@ from dnnc.passes.schedule.state import edit, find, loops, only, swap_buffers
 
 
 def distribute(b: Block, name: str, depth: int) -> Block:
-    """Loop fission: `for i, j: {x: f32[1] @ register; s1; s2; s3}` -> `x: f32[I, J, 1] @ register; for i, j: s1; for i,
-    j: s2; ...`
+    """Loop fission: `for i, j: {x: f32[1] @ register; s1; s2; ..}` -> `x: f32[I, J, 1]; for i, j: s1; for i, j: s2; ..`
 
     Makes a naive nest tileable: a reduction's accumulator becomes a tile. The k-th copy of a loop is called NAME_k (the
         first keeps
@@ -70,8 +69,7 @@ def distribute(b: Block, name: str, depth: int) -> Block:
 
 
 def _unguarded(b: Block) -> Block:
-    """`if c: {s1; s2}` -> `if c: s1; if c: s2`, the guard dropped where a statement is safe without it, else sunk to
-    its innermost loop.
+    """`if c: {s1; s2}` -> `if c: s1; if c: s2`; guards of safe statements vanish, others sink inward.
 
     Safe: it writes only what is declared under the guard (so nothing past it is read) and stays inside of what it
         reads.
@@ -141,8 +139,7 @@ def vectorize(b: Block, *names: str) -> Block:
 
 
 def vector_reduce(b: Block, name: str, lanes: int, chains: int) -> Block:
-    """`for r in range(n): acc[0] = acc[0] + e`  ->  `chains` vector accumulators over the blocks of r, combined at the
-    end.
+    """`for r in range(n): acc[0] = acc[0] + e` -> `chains` vector accumulators over blocks of r, then combined.
 
     The order of the sum changes: element r goes to lane r % lanes of chain (r // lanes) % chains, then chains, then a
         tree of halves.

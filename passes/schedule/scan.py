@@ -1,5 +1,4 @@
-"""Schedule primitive `scan`: sums over all elements up to each one (cumsum, cumprod) by teams of threads, in one pass
-over the row.
+"""Schedule primitive `scan`: prefix sums (cumsum, cumprod) by teams of threads, in one pass over a row.
 
     for p in range(rows):
         for s in range(n):                      n * n steps as it is written:

@@ -1,5 +1,4 @@
-"""Schedule primitive `transpose_tiles`: data that is loaded along one loop and stored along another goes through shared
-memory.
+"""Schedule primitive `transpose_tiles`: loads along one loop, stores along another, by shared memory.
 
     for r in range(R): for c in range(C): y[.., r, c] = f(x[.., c, r])          neighbours of x are far apart in y
 

@@ -1,5 +1,4 @@
-"""Schedule primitives: a square tile whose loads run along one loop and whose stores along another becomes vectors and
-shuffles.
+"""Schedule primitives: a square tile, loads along one loop, stores along another, by vectors and shuffles.
 
 Without it the loads of such a nest gather, one cache access for each lane.
 """

@@ -1,5 +1,4 @@
-"""Schedule primitive: loop versioning. A loop whose guards hold for all iterations of a loop inside is computed without
-them.
+"""Schedule primitive: loop versioning, without the guards where they hold in all inner iterations.
 
     for t in range(k):                              for t in range(max(..), min(..)):
         for i in unroll(4):                             if 0 <= t + p and t + p + 3 < n:

@@ -1,5 +1,4 @@
-"""Wide memory accesses for GPU threads: the neighbouring elements of one thread are loaded and stored up to 16 bytes at
-a time.
+"""Wide memory accesses of GPU threads: loads and stores of up to 16 bytes of neighbouring elements.
 
 In comes what a thread does for runs of elements, `for c in range(n): for v in unroll(8): y[.., 8*c + v] = f(x[.., 8*c +
 v])`; out comes

@@ -120,8 +120,7 @@ def _store_run(
 
 
 def _without_padding(c: Contraction) -> tuple[Contraction, int] | None:
-    """The contraction as it is for columns before the first one of padding, and that column's number; None where rows
-    have no padding.
+    """Return the contraction up to the first padding column, and that column; None without padding.
 
     select(i < 12, f(min(11, i)), 0)   ->   f(i)
     """

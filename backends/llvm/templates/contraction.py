@@ -1,5 +1,4 @@
-"""Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors, the reduction inside, the
-epilogue in the store.
+"""Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors.
 
     for p in parallel(panels/nv * outer):          contiguous shares; a panel's weights stay in the L2 cache while
                                                    pixels pass,
@@ -325,8 +324,7 @@ def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | Non
 def tiles(
     pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest, inplace: bool, most: tuple[int, ...] = NARROW
 ) -> list[tuple[int, int]]:
-    """(mr, nv) ordered by estimated cycles: FMAs computed (tails included) over FMA rate, or loads over load rate,
-    whichever is worse.
+    """Return (mr, nv) by estimated cycles: the larger of FMAs (with tails) and loads over their rates.
 
     Numbers that are known at run time only are taken to be around 30 rows and 10 panels: large tiles waste more at the
     end.
@@ -358,8 +356,7 @@ def tiles(
 
 
 def step_cycles(mr: int, nv: int, target: CpuTarget, near: bool = True) -> float:
-    """Cycles of one step of a register tile: its multiply-adds, its loads, the latency of a chain, or reading the
-    panels.
+    """Cycles of a register tile's step: the largest of FMAs, loads, chain latency, and panel reads.
 
     The pixels of a depthwise convolution are vectors: as many loads. `near`: does the L2 cache hold the panels?
     """
@@ -413,8 +410,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def _smaller_tiles(s: Schedule, pixel: str, mr: int, inplace: bool) -> list[str]:
-    """Tile the pixels that fill no tile by smaller ones, so that few rows are not computed as many. The suffixes of all
-    nests.
+    """Tile leftover pixels by smaller tiles, so that few rows cost little. Returns all nests' suffixes.
 
     Half a tile, and what is left then: up to two by one tile of their number, more by a tile that repeats the last
         pixel.
@@ -498,8 +494,7 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> lis
 def _prefetch_next_panel(
     s: Schedule, problem: Problem, knobs: Mapping[str, int | str], outer: list[str], nest: Nest, tag: str
 ) -> None:
-    """Cache lines of the next panels at each step of `ko`, spread over the tiles of this panel, so that they wait in
-    L2.
+    """Prefetch the next panels into L2 at each step of `ko`, spread over this panel's tiles.
 
     All lines or none: half of them are in the way of the CPU's own prefetching, which is enough for few rows.
     """

@@ -1,5 +1,4 @@
-"""Schedule of convolutions with fewer outputs than half a vector: the lanes go over the inputs, whose products are
-added up at the end.
+"""Convolutions with under half a vector of outputs: lanes go over inputs, then add up.
 
     for w in parallel(images * rows * tiles):
         part[mr, nv, V] = 0

@@ -1,5 +1,4 @@
-"""A recurrence as one kernel: a thread runs all steps of some rows of the batch, whose states and sums stay in its own
-memory.
+"""A recurrence as one kernel: a thread runs all steps of some batch rows, states in private memory.
 
     for group of rows:                                                 shared among threads
         states = initial states

@@ -1,5 +1,4 @@
-"""Recipe for reductions: rows (softmax, layer norm, sums over the last axis) and windows (pooling, sums over outer
-axes).
+"""Recipe for reductions: rows (softmax, layer norm, last-axis sums) and windows (pooling, outer sums).
 
 A reduction whose loop walks memory in order becomes vector accumulators over that loop. Otherwise the vectors go over
 the innermost output loop that walks memory in order (channels of a blocked image): each lane reduces for itself. What
@@ -51,8 +50,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Sums under way at once, vectors, pixels of a tile, rows together, how long a row is computed without loops, and
-    by how many threads.
+    """Sums in flight, vectors, pixels of a tile, rows together, longest straight-line row, threads.
 
     None for contractions that have a schedule of their own: this one reads what it multiplies from memory each time.
     """
@@ -322,8 +320,7 @@ def _is_plain(x: Load | Ref) -> bool:
 
 
 def _ask_for_next_row(s: Schedule, problem: Problem) -> None:
-    """Prefetch the next row in the last pass over this one: passes over a row in a near cache would leave the memory
-    idle.
+    """Prefetch the next row in this row's last pass: passes in a near cache would leave memory idle.
 
     `for i: {for k: .. x[i, k:+16] ..; for j: .. x[i, j:+16] ..}`  ->  `..; for j: {prefetch(x[i + 1, j]); ..}}`
     """

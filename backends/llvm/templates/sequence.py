@@ -1,5 +1,4 @@
-"""Recipe for groups whose elements depend on those before them in the row: rows in parallel, a row's elements one after
-the other.
+"""Recipe for rows whose elements depend on earlier ones: rows in parallel, elements in order.
 
 What an element reduces over the ones before it becomes vector accumulators where it walks memory in order.
 """

@@ -1,5 +1,4 @@
-"""Schedule of pooling windows over a blocked image: a register tile of pixels, each a vector of channels; what taps
-share is loaded once.
+"""Pooling over a blocked image: a register tile of pixels, each a channel vector; taps load once.
 
 for po in range(pixels/mr):                    first and last tile peeled where padding guards their taps
     acc[mr, V] = start

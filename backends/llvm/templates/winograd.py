@@ -1,5 +1,4 @@
-"""Builder for 3 x 3 convolutions whose weights are stored for Winograd's F(m x m, 3 x 3): from a naive nest to tiles,
-products, tiles.
+"""Builder for Winograd F(m x m, 3 x 3) convolutions: from a naive nest to tiles, products, tiles.
 
     for w in parallel(images * strips * shares):       a strip of `tg` tiles, a share of the output channels
         for each block of channels, tile of the strip:  v[:, :, c, tile] = B^T x B              (m+2)^2 points
@@ -40,8 +39,7 @@ Knob = Mapping[str, "int | str"]
 
 @dataclass(frozen=True)
 class Winograd:
-    """A convolution as this builder sees it: its operands, sizes in tiles and panels, and the store of one vector of
-    results.
+    """A convolution for this builder: operands, sizes in tiles and panels, the store of a result vector.
 
     `store` is in terms of the variables `place` (image, panel, row, column) and `total`, the sum.
     """

@@ -1,5 +1,4 @@
-"""What a converter sees: one ONNX node with typed access to its inputs and attributes, and a builder for what it
-becomes.
+"""What a converter sees: an ONNX node with typed access to inputs and attributes, and a graph builder.
 
 An ONNX value is an `Item` while a model is read: a value of the graph, a constant that is not in the graph yet, or the
 *contents* of a small integer tensor as dims (shape arithmetic, which never enters the graph), or a sequence of items.
@@ -37,8 +36,7 @@ class Condition:
 
 
 class NeedsValues(UnsupportedError):
-    """A shape or another attribute depends on what only a call knows: the data of the graph inputs `inputs`, or the
-    symbolic dims `dims`.
+    """A shape or attribute depends on a call: on data of the graph `inputs`, or on the symbolic `dims`.
 
     `read(model, values={input: array}, dims={dim: size})` reads the model for these. Where a `condition` is named, its
     value suffices.
@@ -68,8 +66,7 @@ def number(d: Dim, what: str) -> int:
 
 @dataclass(eq=False)
 class Item:
-    """An ONNX value. Exactly one of `value`, `array`, `contents`, `items` was given; `value` is filled in when the
-    graph needs it.
+    """An ONNX value, given as one of `value`, `array`, `contents`, `items`; `value` is filled in on demand.
 
     `contents` is an object array of ints and expressions. `origins` are the graph inputs on whose data it depends. With
     `keys` it is a map, whose values are the elements of `value` [len(keys)], or a sequence of maps, one for each row of
@@ -180,8 +177,7 @@ def attribute_value(a: onnx.AttributeProto, folder: Any = None) -> Any:
 
 
 class Call:
-    """One node to convert. `x(i)`, `dims(i)`, `array(i)` are its inputs; `integer`, `numbers`, `flag`, ... its
-    attributes; `b` builds.
+    """A node to convert. `x(i)`, `dims(i)`, `array(i)`: inputs; `integer`, `numbers`, ...: attributes; `b` builds.
 
     All raise a DnncError that the importer completes with the node's name, operator and opset.
     """

@@ -1,5 +1,4 @@
-"""Walks an ONNX graph and builds ours: names to items, opsets to meanings, functions inlined, shape arithmetic and
-constants folded.
+"""Walks an ONNX graph and builds ours: names, opsets, inlined functions, shape arithmetic, constants.
 
 For each node, in this order: evaluate it over dims (known.py), evaluate it if all inputs are small constants, inline it
 if it is a function of the model, convert it by the tables, inline the function body its schema carries. Errors name the

@@ -17,8 +17,7 @@ Bound = dict[str, Any]
 
 
 def bound_weights(model: Model, parameters: Mapping[str, Any] | Sequence[str] | bool) -> tuple[Model, Bound]:
-    """A model in which initializers of these names (True: all floats that are no single numbers) are inputs, and what
-    they hold.
+    """Return a model with initializers of these names (True: all float arrays) as inputs, and their values.
 
     Raises:
         InputError: there is no such initializer.

@@ -16,8 +16,7 @@ NOT_A_REGION = (DnncError,)
 
 
 def region(c: Call, name: str, params: Sequence[TensorType], build: Build) -> tuple[Graph, list[Value]]:
-    """A graph that `build(*values)` fills through the call's own builder, and the values that it captures, which are
-    its last inputs.
+    """Return a graph filled by `build(*values)` through the call's builder, and its captures, the last inputs.
 
     Where building fails, nothing is left behind.
     """

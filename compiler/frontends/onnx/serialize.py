@@ -1,5 +1,4 @@
-"""An ONNX model as a saved model keeps it: the protobuf without its large tensors, and their bytes, which lie where
-other weights lie.
+"""An ONNX model in a saved one: protobuf without large tensors, whose bytes lie among other weights.
 
 Data in external files comes along, so that what was saved needs no other file; and since no message holds the weights,
 a model may be larger than the 2 GB that a protobuf can be.

@@ -1,5 +1,4 @@
-"""Shape arithmetic: operators over small integer tensors whose elements are symbolic dims, evaluated while the model is
-read.
+"""Shape arithmetic: operators on small integer tensors of symbolic dims, evaluated while reading.
 
 A rule gets a call whose inputs all have known contents and returns the item with the result's contents, or None where
 it cannot tell; the operator is then converted like any other. Contents are object arrays of ints and expressions, so

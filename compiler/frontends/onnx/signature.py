@@ -14,8 +14,7 @@ from dnnc.ir.graph import identifier
 
 @dataclass(frozen=True)
 class Declared:
-    """The names and kinds of all inputs that are no initializers and of all outputs, and what is known of the sizes of
-    inputs.
+    """Return names and kinds of non-initializer inputs and outputs, and facts on input sizes.
 
     `dims` are the names of symbolic sizes of inputs. `shapes` are the inputs' shapes where all are tensors of fixed
     sizes, else None.

@@ -1,5 +1,4 @@
-"""Sizes that a model computes from data: each becomes a fresh dim, which a `measure` on the host reads between native
-calls.
+"""Data-dependent sizes: each becomes a fresh dim, which a host `measure` reads between native calls.
 
 What is built here is compiled once for all sizes. Where the tensor of sizes comes from small integer inputs alone, a
 model is rather read for their contents (`Call.dims` asks for them): such inputs hold shapes, which hardly change, and

@@ -98,8 +98,7 @@ def exported(
 
 
 def examples(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Example arguments of a module, keyword arguments, and which of their sizes are dynamic, from what
-    `dnnc.compile(inputs=)` takes.
+    """Return a module's example arguments, keyword arguments and dynamic sizes from `inputs=` of dnnc.compile.
 
     Tensors and arrays are examples; a `dnnc.Spec` stands for any tensor of its shape, in which a string names a dynamic
     size.

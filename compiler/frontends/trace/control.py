@@ -113,8 +113,7 @@ def in_python(*packs: Pack) -> bool:
 
 
 def cond(condition: Any, then: Callable[..., Any], other: Callable[..., Any], *operands: Any) -> Any:
-    """`then(*operands)` if the condition holds, else `other(*operands)`; in a traced function the program runs the one
-    of them.
+    """Return `then(*operands)` if the condition holds, else `other(*operands)`; traced, the program chooses.
 
     Args:
         condition: one truth value.

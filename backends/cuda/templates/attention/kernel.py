@@ -58,8 +58,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Grid:
-    """How a warp's scores lie in the registers of its lanes: `stats` rows a lane, `turns` pieces of `lanes`
-    neighbouring keys in each.
+    """A warp's scores in lane registers: `stats` rows a lane, `turns` pieces of `lanes` adjacent keys each.
 
     at(row, turn) -> index of a piece; row(k) -> the warp's row; key(turn) -> the tile's key; `masks`: lanes that share
     a row differ in these bits. Of the mean it is `wide` neighbouring columns in `pieces` pieces, col(piece) -> the

@@ -211,8 +211,7 @@ class Gemv:
         )
 
     def begin(self, b: Builder, t: Expr, read: Callable[[Expr], None], place: tuple[Expr, Expr, Expr]) -> None:
-        """Thread t reads its first vectors of the long operand, ahead of the kernel before where they are constant;
-        then the prologue.
+        """Thread t reads the long operand's first vectors, before dependencies if constant; then the prologue.
 
         `place`: whether the thread has an element to finish in the first round, and where on the long and the short
             side that is.

@@ -1,5 +1,4 @@
-"""Convolutions of few channels a group: a block keeps the patch of the image that its pixels read, and its filters, in
-shared memory.
+"""Convolutions of few channels a group: a block keeps its image patch and filters in shared memory.
 
     for block in block.x(images * tiles of pixels * slabs of channels):
         filters, then the patch, are copied to shared memory               all of the sum at once: no ring, one barrier

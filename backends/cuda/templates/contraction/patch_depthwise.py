@@ -1,5 +1,4 @@
-"""Depthwise convolutions by patches in shared memory: a thread has a vector of channels of `tm` neighbouring pixels of
-a row.
+"""Depthwise convolutions by shared patches: a thread has a channel vector of `tm` pixels of a row.
 
     filters and patch are copied to shared memory;
         the patch has zeros where the image ends, so that no tap asks whether its pixel exists

@@ -1,5 +1,4 @@
-"""Contractions on the ordinary cores: matrix products and convolutions in f32, f64 and integers, tiled in shared memory
-and registers.
+"""Contractions on ordinary cores: f32, f64 and integers, tiled in shared memory and registers.
 
     for block in block.x(batches * row tiles * column tiles), part in cluster(split):
         for t in thread.x(threads):

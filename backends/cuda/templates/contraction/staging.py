@@ -73,8 +73,7 @@ class Tile:
 def plan_tile(
     c: Contraction, operand: Operand, extent: int, depth: int, threads: int, slices: int, rows: str = ""
 ) -> Tile:
-    """The widest vectors, up to 16 bytes, in which the operand can be read, along the direction in which it lies in
-    memory.
+    """Return the widest vectors, up to 16 bytes, for the operand along its direction in memory.
 
     `rows` of the tile in shared memory: by default those that keep that direction.
     """

@@ -1,5 +1,4 @@
-"""Contractions in 16-bit floats on Hopper's tensor cores: which problems suit the kernel of `wgmma_kernel.py`, and with
-which tiles.
+"""Contractions in 16-bit floats on Hopper's tensor cores: problems and tiles for `wgmma_kernel.py`.
 
 A problem suits it when both factors are plain matrices, dense along the sum or (the second one) along the columns,
 whatever number of axes they had: the copy engine needs one stride for rows and one for batches. Everything that follows

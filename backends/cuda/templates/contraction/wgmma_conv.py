@@ -41,8 +41,7 @@ class Axis:
 def window_of(
     problem: Problem, a: Load, a_at: Expr, b: Load, b_at: Expr, row: Var, col: Var, step: Var
 ) -> tuple[Window, Buffer, Buffer] | None:
-    """The window, the image and the filter [tap, output channel, channel] of a convolution; None where it is none that
-    suits.
+    """Return a convolution's window, image and filter [tap, output channel, channel]; None if unsuitable.
 
     a_at and b_at are the offsets of the factors' elements by the numbers of the row, the column and the step of the
     sum.

@@ -1,5 +1,4 @@
-"""The kernel of a matrix product on Hopper's tensor cores: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k])
-in 16-bit floats.
+"""Hopper matrix product: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k]) in 16-bit floats.
 
 One block per multiprocessor, or a few that hide each other's beginnings and ends, walk over tiles of the result. The
 last warps are the producer: one thread of them lets the copy engine (TMA) fill a ring of stages in shared memory. The

@@ -1,5 +1,4 @@
-"""A matrix product whose tiles are too few for all multiprocessors: the blocks of a cluster each take a part of a
-tile's sum.
+"""Split-k: where tiles are too few for all SMs, a cluster's blocks each sum a part of a tile.
 
 Each block of the cluster runs the ring of `wgmma_kernel.py` over its own steps and leaves its sums in its shared
 memory. Then each finishes some rows of the tile: it adds what all blocks have there, in their order, so a result never

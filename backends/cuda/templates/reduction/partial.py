@@ -1,5 +1,4 @@
-"""A tile whose sums lie in parts with several groups of threads, of one block or of all blocks of a cluster: how the
-parts meet.
+"""A tile whose sums lie in parts, with thread groups of a block or blocks of a cluster: how they meet.
 
 Each group leaves its sums in the shared memory of its block. Then every thread finishes some vectors of the tile: it
 adds what all groups have there, always in the same order, so a result never depends on timing; blocks of a cluster take

@@ -1,5 +1,4 @@
-"""A recurrence as one kernel that stays: blocks keep their share of the matrices, and meet once for every vector that
-all units must know.
+"""A recurrence as one persistent kernel: blocks keep their matrices and meet once per shared vector.
 
     for group of rows: for part of cluster:                            a block has so many units, a warp `units` of
                                                                        these

@@ -1,5 +1,4 @@
-"""Converters of com.microsoft: what ONNX Runtime's optimiser makes of a model, and the operators that it had before
-ONNX.
+"""Converters of com.microsoft: results of ONNX Runtime's optimiser, and operators that preceded ONNX's.
 
 ONNX has no schemas of this domain, so the attributes that a converter knows stand beside it, and all others are
 refused. The quantised operators are in `quantized.py`, attention is in `attention.py`; `MICROSOFT` is all of them.

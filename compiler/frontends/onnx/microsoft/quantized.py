@@ -233,8 +233,7 @@ def _zeros(c: Call, n: int, groups: int, bits: int) -> Any:
 
 
 class _Quantizing(Builder):
-    """A builder whose matrix products see their left operand through u8, with a scale and zero point of its own each
-    time.
+    """A builder whose matrix products quantise their left operand to u8, each time with its own scale.
 
     Sums of products of such levels and of 8-bit weights stay below 2^24 for some hundred terms, so f32 holds them all
     but exactly.

@@ -118,8 +118,7 @@ def _votes(c: Call, scores: Value, classes: int) -> Any:
 
 
 def _probabilities(c: Call, scores: Value, classes: int) -> Any:
-    """Classes' probabilities p from those of pairs r[i, j]: the p that minimises sum over i != j of (r[j, i] p[i] -
-    r[i, j] p[j])^2 with sum 1.
+    """Class probabilities p of pairs r[i, j]: minimise sum over i != j of (r[j, i] p[i] - r[i, j] p[j])^2, sum(p) = 1.
 
     (Wu, Lin and Weng, 2004.) Solved exactly, by the inverse of the matrix with the constraint; ONNX Runtime stops an
     iteration at 0.005 / classes.

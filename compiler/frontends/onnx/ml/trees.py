@@ -338,8 +338,7 @@ def _eligible(c: Call, y: Value, forest: Forest, votes: tuple[Array, Array], dty
 def _binary(
     c: Call, y: Value, voted: int, votes: tuple[Array, Array], base: Array | None, transform: str
 ) -> tuple[Value, Any]:
-    """Two classes of which only `voted` has votes. Where all are positive they are a probability: 1/2 decides; else 0
-    does.
+    """Two classes with votes of `voted` alone: probabilities (all positive) are split at 1/2, others at 0.
 
     Votes for class 0 are the score of class 1, whose complement or opposite class 0 gets. Votes for class 1 leave class
     0 without a score.

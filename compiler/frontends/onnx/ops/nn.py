@@ -128,8 +128,7 @@ def _pool_window(c: Call, x: Value) -> tuple[dict[str, Any], Ints]:
 
 
 def _rounding(n: int, k: int, stride: int, dilation: int, begin: Any, end: Any) -> int:
-    """What must be added to the end pad (it may be negative) so that rounding down gives the number of windows that
-    rounding up asks for.
+    """Return the (perhaps negative) extra end pad that makes rounding down count windows as rounding up does.
 
     A window that would start in the end padding is not counted.
     """
