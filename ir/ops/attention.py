@@ -35,24 +35,15 @@ def _type(
     require(
         q.rank == k.rank == v.rank >= 2, "attention takes operands of one rank, at least 2; got {}, {} and {}", q, k, v
     )
-    require(
-        all(same_dim(a, b) and same_dim(a, c) for a, b, c in zip(q.shape[:-2], k.shape[:-2], v.shape[:-2])),
-        "batches differ: {}, {}, {}",
-        q,
-        k,
-        v,
-    )
+    ok = all(same_dim(a, b) and same_dim(a, c) for a, b, c in zip(q.shape[:-2], k.shape[:-2], v.shape[:-2]))
+    require(ok, "batches differ: {}, {}, {}", q, k, v)
     require(same_dim(q.shape[-1], k.shape[-1]), "queries have {} elements, keys {}", q.shape[-1], k.shape[-1])
     require(same_dim(k.shape[-2], v.shape[-2]), "there are {} keys and {} values", k.shape[-2], v.shape[-2])
     scores = (*q.shape[:-1], k.shape[-2])
     if mask is not None:
         require_kind("the mask", mask, "f")
-        require(
-            broadcast_shapes(scores, mask.shape) == scores,
-            "mask {} does not broadcast to the scores {}",
-            mask,
-            list(scores),
-        )
+        ok = broadcast_shapes(scores, mask.shape) == scores
+        require(ok, "mask {} does not broadcast to the scores {}", mask, list(scores))
     return TensorType(q.dtype, (*q.shape[:-1], v.shape[-1]))
 
 

@@ -74,11 +74,8 @@ def require_kind(what: str, t: TensorType, kinds: str) -> None:
 def same_dtype(*types: TensorType) -> DType:
     """The one dtype of all. ShapeError names those that differ."""
     first = types[0].dtype
-    require(
-        all(t.dtype is first for t in types),
-        "operands must have one dtype; got {}: cast them",
-        ", ".join(str(t.dtype) for t in types),
-    )
+    ok = all(t.dtype is first for t in types)
+    require(ok, "operands must have one dtype; got {}: cast them", ", ".join(str(t.dtype) for t in types))
     return first
 
 

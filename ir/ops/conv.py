@@ -95,27 +95,16 @@ def _type(
     _channels(x, w, b, group, out_dtype)
     if panel:
         sizes = x.shape[1], w.shape[0]
-        require(
-            all(isinstance(n, int) and n % group == 0 for n in sizes),
-            "panels need channels in {} groups; got {} and {}",
-            group,
-            *sizes,
-        )
+        ok = all(isinstance(n, int) and n % group == 0 for n in sizes)
+        require(ok, "panels need channels in {} groups; got {} and {}", group, *sizes)
         most = panels_of(*sizes, group, panel).most  # type: ignore[arg-type]
         require(
             w.shape[1] == most, "a panel of {} outputs of {} groups reads {} inputs; w is {}", panel, group, most, w
         )
     else:
         want = dim(const(w.shape[1]) * group)
-        require(
-            same_dim(x.shape[1], want),
-            "x {} has {} channels, w {} in {} groups needs {}",
-            x,
-            x.shape[1],
-            w,
-            group,
-            want,
-        )
+        ok = same_dim(x.shape[1], want)
+        require(ok, "x {} has {} channels, w {} in {} groups needs {}", x, x.shape[1], w, group, want)
     require(
         b is None or (b.rank == 1 and same_dim(b.shape[0], w.shape[0])), "the bias must be [{}]; got {}", w.shape[0], b
     )

@@ -38,12 +38,8 @@ def _type(
     require(x.rank >= 3 and len(kernel) == x.rank - 2, "a kernel of {} does not fit to {}", kernel, x)
     sizes = _window(x, kernel, strides, pads, dilations).sizes(x.shape[2:])
     c, taps = x.shape[1], int(np.prod(kernel))
-    require(
-        isinstance(c, int) and groups > 0 and c % groups == 0,
-        "{} channels do not divide into {} offset groups",
-        c,
-        groups,
-    )
+    ok = isinstance(c, int) and groups > 0 and c % groups == 0
+    require(ok, "{} channels do not divide into {} offset groups", c, groups)
     for what, t, per_tap in (("offset", offset, len(kernel)), ("mask", mask, 1)):
         if t is not None:
             want = (x.shape[0], groups * taps * per_tap, *sizes)

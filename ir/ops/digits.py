@@ -35,14 +35,8 @@ VALUE = 32, 64  # bits of a key that hold an element's order
 def _digits_type(x: TensorType, *, keep: int, low: int = 32, high: int = 64) -> TensorType:
     n = x.shape[-1] if x.rank else None
     require(x.dtype is u64 and isinstance(n, int), "rows of u64 keys of a constant length; got {}", x)
-    require(
-        0 <= keep <= (n if isinstance(n, int) else 0) and 0 <= low < high <= 64,
-        "{} keys by bits {} to {} of {}",
-        keep,
-        low,
-        high,
-        x,
-    )
+    ok = 0 <= keep <= (n if isinstance(n, int) else 0) and 0 <= low < high <= 64
+    require(ok, "{} keys by bits {} to {} of {}", keep, low, high, x)
     return TensorType(u64, (*x.shape[:-1], keep))
 
 
@@ -75,11 +69,8 @@ def _digits_numpy(x: Array, *, keep: int, low: int = 32, high: int = 64) -> Arra
 
 def _groups_type(x: TensorType, *, group: int, descending: bool = False) -> TensorType:
     require_kind("what is sorted", x, "fiub")
-    require(
-        x.rank > 0 and isinstance(x.shape[-1], int) and x.dtype.bits < 64 and group > 0,
-        "rows of a constant length; got {}",
-        x,
-    )
+    ok = x.rank > 0 and isinstance(x.shape[-1], int) and x.dtype.bits < 64 and group > 0
+    require(ok, "rows of a constant length; got {}", x)
     return TensorType(u32, (*x.shape[:-1], -(-int(x.shape[-1]) // group)))  # type: ignore[arg-type]
 
 

@@ -73,11 +73,8 @@ def _sums_numpy(x: Array) -> Array:
 
 def _running_type(x: TensorType, before: TensorType) -> TensorType:
     _numbers(x)
-    require(
-        before.dtype is i64 and before.rank == 1 and same_dim(before.shape[0], _blocks(x.shape[0])),
-        "sums of blocks; got {}",
-        before,
-    )
+    ok = before.dtype is i64 and before.rank == 1 and same_dim(before.shape[0], _blocks(x.shape[0]))
+    require(ok, "sums of blocks; got {}", before)
     return x
 
 

@@ -105,12 +105,8 @@ def _pass_numpy(x: Array, waves: Array, roots: Array) -> Array:
 
 def _multiply_type(x: TensorType, w: TensorType) -> TensorType:
     require_kind("the operand of a transform", x, "f")
-    require(
-        x.rank == 3 and w.rank == 2 and x.shape[:2] == w.shape and x.shape[0] == 2,
-        "numbers [2, n, s] and factors [2, n]; got {} and {}",
-        x,
-        w,
-    )
+    ok = x.rank == 3 and w.rank == 2 and x.shape[:2] == w.shape and x.shape[0] == 2
+    require(ok, "numbers [2, n, s] and factors [2, n]; got {} and {}", x, w)
     same_dtype(x, w)
     return x
 

@@ -52,12 +52,8 @@ def _truncate_type(x: TensorType, count: TensorType, *, size: Dim, axis: int = 0
     _require_count(count)
     a = normalize_axis(axis, x.rank)
     most = x.shape[a]
-    require(
-        not isinstance(size, int) or not isinstance(most, int) or size <= most,
-        "the size {} is more than the {} that there are",
-        size,
-        most,
-    )
+    ok = not isinstance(size, int) or not isinstance(most, int) or size <= most
+    require(ok, "the size {} is more than the {} that there are", size, most)
     return TensorType(x.dtype, (*x.shape[:a], size, *x.shape[a + 1 :]))
 
 

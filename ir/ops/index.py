@@ -177,14 +177,8 @@ def _scatter_nd_type(x: TensorType, indices: TensorType, updates: TensorType, *,
     _not_empty(x, range(width), indices)
     same_dtype(x, updates)
     want = (*indices.shape[:-1], *x.shape[width:])
-    require(
-        same_shape(want, updates.shape),
-        "updates must be {} for {} and indices {}; got {}",
-        list(want),
-        x,
-        indices,
-        updates,
-    )
+    ok = same_shape(want, updates.shape)
+    require(ok, "updates must be {} for {} and indices {}; got {}", list(want), x, indices, updates)
     _check_reduction(x, reduction)
     return x
 
@@ -257,12 +251,8 @@ def _trilu_numpy(x: Array, *, k: int = 0, upper: bool = True) -> Array:
 def _reverse_type(x: TensorType, lengths: TensorType, *, batch_axis: int = 1, time_axis: int = 0) -> TensorType:
     _indices(lengths)
     b, t = normalize_axis(batch_axis, x.rank), normalize_axis(time_axis, x.rank)
-    require(
-        b != t and lengths.rank == 1 and same_dim(lengths.shape[0], x.shape[b]),
-        "lengths must be [{}]; got {}",
-        x.shape[b],
-        lengths,
-    )
+    ok = b != t and lengths.rank == 1 and same_dim(lengths.shape[0], x.shape[b])
+    require(ok, "lengths must be [{}]; got {}", x.shape[b], lengths)
     return x
 
 

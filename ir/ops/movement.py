@@ -46,21 +46,11 @@ def reshaped(old: Sequence[Dim], shape: Sequence[Dim]) -> Dims:
     out = list(shape)
     if unknown:
         known = const(product(tuple(d for k, d in enumerate(shape) if k != unknown[0])))
-        require(
-            value(known) != 0,
-            "reshape of {} to {}: the open dim could be anything, as the others hold no element",
-            old,
-            shape,
-        )
+        ok = value(known) != 0
+        require(ok, "reshape of {} to {}: the open dim could be anything, as the others hold no element", old, shape)
         out[unknown[0]] = dim(total // known)
-    require(
-        same_dim(dim(total), product(tuple(out))),
-        "reshape of {} to {}: {} elements against {}",
-        old,
-        shape,
-        total,
-        product(tuple(out)),
-    )
+    ok = same_dim(dim(total), product(tuple(out)))
+    require(ok, "reshape of {} to {}: {} elements against {}", old, shape, total, product(tuple(out)))
     return tuple(out)
 
 
@@ -119,12 +109,8 @@ def _squeeze_type(x: TensorType, *, axes: tuple[int, ...] | None = None) -> Tens
 
 def _squeezed(shape: Dims, axes: tuple[int, ...] | None) -> Dims:
     gone = [k for k, d in enumerate(shape) if same_dim(d, 1)] if axes is None else normalize_axes(axes, len(shape))
-    require(
-        all(same_dim(shape[k], 1) for k in gone),
-        "squeeze of axes {} of shape {}: only dims of size 1 can go",
-        axes,
-        shape,
-    )
+    ok = all(same_dim(shape[k], 1) for k in gone)
+    require(ok, "squeeze of axes {} of shape {}: only dims of size 1 can go", axes, shape)
     return tuple(d for k, d in enumerate(shape) if k not in gone)
 
 
@@ -273,15 +259,8 @@ def _slice_type(x: TensorType, *, starts: Dims, steps: tuple[int, ...], shape: D
     for n, b, s, m in zip(x.shape, starts, steps, shape):
         last = dim(const(b) + (const(m) - 1) * s)
         if isinstance(n, int) and isinstance(b, int) and isinstance(last, int) and m != 0:
-            require(
-                0 <= min(b, last) and max(b, last) < n,
-                "slice [{} : step {} : {} elements] leaves a dim of {} of {}",
-                b,
-                s,
-                m,
-                n,
-                x,
-            )
+            ok = 0 <= min(b, last) and max(b, last) < n
+            require(ok, "slice [{} : step {} : {} elements] leaves a dim of {} of {}", b, s, m, n, x)
     return TensorType(x.dtype, tuple(shape))
 
 
@@ -300,19 +279,10 @@ def _slice_numpy(x: Array, *, starts: Sequence[int], steps: Sequence[int], shape
 def _dynamic_slice_type(
     x: TensorType, starts: TensorType, *, shape: Dims, steps: tuple[int, ...] | None = None
 ) -> TensorType:
-    require(
-        starts.dtype.is_int and starts.shape == (x.rank,),
-        "dynamic_slice needs integer starts [{}]; got {}",
-        x.rank,
-        starts,
-    )
-    require(
-        len(shape) == x.rank and len(steps or shape) == x.rank,
-        "dynamic_slice needs {} sizes and steps for {}; got {}",
-        x.rank,
-        x,
-        shape,
-    )
+    ok = starts.dtype.is_int and starts.shape == (x.rank,)
+    require(ok, "dynamic_slice needs integer starts [{}]; got {}", x.rank, starts)
+    ok = len(shape) == x.rank and len(steps or shape) == x.rank
+    require(ok, "dynamic_slice needs {} sizes and steps for {}; got {}", x.rank, x, shape)
     return TensorType(x.dtype, tuple(shape))
 
 
@@ -340,12 +310,8 @@ def _pad_type(x: TensorType, fill: TensorType | None = None, *, pads: Dims, mode
     require(
         len(pads) == 2 * x.rank, "pad needs {} numbers (all begins, then all ends) for {}; got {}", 2 * x.rank, x, pads
     )
-    require(
-        fill is None or (fill.dtype is x.dtype and fill.size == 1),
-        "the pad value must be one {}; got {}",
-        x.dtype,
-        fill,
-    )
+    ok = fill is None or (fill.dtype is x.dtype and fill.size == 1)
+    require(ok, "the pad value must be one {}; got {}", x.dtype, fill)
     begin, end = pads[: x.rank], pads[x.rank :]
     for n, b, e in zip(x.shape, begin, end):
         require(mode == "constant" or not same_dim(n, 0) or (b, e) == (0, 0), "pad by {}: {} has an empty dim", mode, x)
@@ -416,20 +382,11 @@ def _pad_numpy(x: Array, fill: Array | None = None, *, pads: Sequence[int], mode
 
 
 def _depth_type(x: TensorType, *, block: int, mode: str = "DCR") -> TensorType:
-    require(
-        x.rank == 4 and mode in ("DCR", "CRD"),
-        "depth_to_space needs [N, C, H, W] and mode DCR or CRD; got {} and {}",
-        x,
-        mode,
-    )
+    ok = x.rank == 4 and mode in ("DCR", "CRD")
+    require(ok, "depth_to_space needs [N, C, H, W] and mode DCR or CRD; got {} and {}", x, mode)
     n, c, h, w = x.shape
-    require(
-        isinstance(c, int) and block > 0 and c % (block * block) == 0,
-        "{} channels do not divide into {}x{} blocks",
-        c,
-        block,
-        block,
-    )
+    ok = isinstance(c, int) and block > 0 and c % (block * block) == 0
+    require(ok, "{} channels do not divide into {}x{} blocks", c, block, block)
     return TensorType(x.dtype, (n, dim(const(c) // (block * block)), dim(const(h) * block), dim(const(w) * block)))
 
 
@@ -446,12 +403,8 @@ def _depth_to_space(b: Any, x: Any, *, block: int, mode: str) -> Any:
 def _space_type(x: TensorType, *, block: int) -> TensorType:
     require(x.rank == 4 and block > 0, "space_to_depth needs [N, C, H, W]; got {}", x)
     n, c, h, w = x.shape
-    require(
-        all(dim(const(d) % block) == 0 for d in (h, w)),
-        "the spatial dims of {} do not divide into blocks of {}",
-        x,
-        block,
-    )
+    ok = all(dim(const(d) % block) == 0 for d in (h, w))
+    require(ok, "the spatial dims of {} do not divide into blocks of {}", x, block)
     return TensorType(x.dtype, (n, dim(const(c) * block * block), dim(const(h) // block), dim(const(w) // block)))
 
 
@@ -464,19 +417,11 @@ def _space_to_depth(b: Any, x: Any, *, block: int) -> Any:
 
 def _interleave_type(x: TensorType, *, strides: tuple[int, ...], channels: int) -> TensorType:
     phases = math.prod(strides)
-    require(
-        x.rank == len(strides) + 2 and all(s > 0 for s in strides),
-        "interleave needs a stride > 0 for each of the spatial axes of {}",
-        x,
-    )
+    ok = x.rank == len(strides) + 2 and all(s > 0 for s in strides)
+    require(ok, "interleave needs a stride > 0 for each of the spatial axes of {}", x)
     n, c, *sizes = x.shape
-    require(
-        isinstance(c, int) and c % phases == 0 and 0 < channels <= c // phases,
-        "{} channels are not {} x {} and more",
-        c,
-        phases,
-        channels,
-    )
+    ok = isinstance(c, int) and c % phases == 0 and 0 < channels <= c // phases
+    require(ok, "{} channels are not {} x {} and more", c, phases, channels)
     return TensorType(x.dtype, (n, channels, *(dim(const(q) * s) for q, s in zip(sizes, strides))))
 
 
@@ -502,17 +447,10 @@ def _interleave_numpy(x: Array, *, strides: Sequence[int], channels: int) -> Arr
 
 
 def _pack_type(x: TensorType, *, layout: Layout | None) -> TensorType:
-    require(
-        layout is None or {p.axis for p in layout.parts} == set(range(x.rank)),
-        "layout {} does not fit to {}",
-        layout,
-        x,
-    )
-    require(
-        layout is None or not layout.winograd,
-        "layout {} is for constants, which are transformed when they are packed",
-        layout,
-    )
+    ok = layout is None or {p.axis for p in layout.parts} == set(range(x.rank))
+    require(ok, "layout {} does not fit to {}", layout, x)
+    ok = layout is None or not layout.winograd
+    require(ok, "layout {} is for constants, which are transformed when they are packed", layout)
     return TensorType(x.dtype, x.shape, layout)
 
 

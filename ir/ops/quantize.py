@@ -22,23 +22,13 @@ def _check(x: TensorType, scale: TensorType, zero: TensorType | None, axis: int,
         return
     a = normalize_axis(axis, x.rank)
     if block == 0:
-        require(
-            scale.rank == 1 and same(scale.shape[0], x.shape[a]),
-            "the scale must be one number or [{}]; got {}",
-            x.shape[a],
-            scale,
-        )
+        ok = scale.rank == 1 and same(scale.shape[0], x.shape[a])
+        require(ok, "the scale must be one number or [{}]; got {}", x.shape[a], scale)
         return
     n, m = x.shape[a], scale.shape[a]
     fits = scale.rank == x.rank and isinstance(n, int) and m == -(-n // block)
-    require(
-        fits and all(k == a or same(p, q) for k, (p, q) in enumerate(zip(x.shape, scale.shape))),
-        "blocks of {} along axis {} of {}: scale {}",
-        block,
-        a,
-        x,
-        scale,
-    )
+    ok = fits and all(k == a or same(p, q) for k, (p, q) in enumerate(zip(x.shape, scale.shape)))
+    require(ok, "blocks of {} along axis {} of {}: scale {}", block, a, x, scale)
 
 
 def _quantize_type(

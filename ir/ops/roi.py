@@ -100,12 +100,8 @@ def _weights_type(
     rois: TensorType, *, size: Dim, bins: int, column: int, ratio: int = 0, scale: float = 1.0, half_pixel: bool = True
 ) -> TensorType:
     _rois(rois, 4)
-    require(
-        bins > 0 and column in (0, 1) and ratio >= 0,
-        "bins must be positive, column 0 or 1; got {} and {}",
-        bins,
-        column,
-    )
+    ok = bins > 0 and column in (0, 1) and ratio >= 0
+    require(ok, "bins must be positive, column 0 or 1; got {} and {}", bins, column)
     return TensorType(rois.dtype, (rois.shape[0], bins, size))
 
 
@@ -156,12 +152,8 @@ def _weights_numpy(
 
 
 def _rows_type(x: TensorType, batch: TensorType, weights: TensorType) -> TensorType:
-    require(
-        x.rank == 4 and weights.rank == 3,
-        "roi_rows needs [N, C, H, W] and weights [R, bins, H]; got {} and {}",
-        x,
-        weights,
-    )
+    ok = x.rank == 4 and weights.rank == 3
+    require(ok, "roi_rows needs [N, C, H, W] and weights [R, bins, H]; got {} and {}", x, weights)
     _images(batch, weights)
     same_dtype(x, weights)
     return TensorType(x.dtype, (weights.shape[0], x.shape[1], weights.shape[1], x.shape[3]))
@@ -187,12 +179,8 @@ def _rows_numpy(x: Array, batch: Array, weights: Array) -> Array:
 
 
 def _columns_type(x: TensorType, weights: TensorType) -> TensorType:
-    require(
-        x.rank == 4 and weights.rank == 3,
-        "roi_columns needs [R, C, bins, W] and weights [R, bins, W]; got {} and {}",
-        x,
-        weights,
-    )
+    ok = x.rank == 4 and weights.rank == 3
+    require(ok, "roi_columns needs [R, C, bins, W] and weights [R, bins, W]; got {} and {}", x, weights)
     same_dtype(x, weights)
     return TensorType(x.dtype, (*x.shape[:3], weights.shape[1]))
 
@@ -229,12 +217,8 @@ def _max_type(
 ) -> TensorType:
     _rois(rois, 4)
     _images(batch, rois)
-    require(
-        x.rank == 4 and len(bins) == 2,
-        "roi_align_max needs [N, C, H, W] and bins (rows, columns); got {} and {}",
-        x,
-        bins,
-    )
+    ok = x.rank == 4 and len(bins) == 2
+    require(ok, "roi_align_max needs [N, C, H, W] and bins (rows, columns); got {} and {}", x, bins)
     same_dtype(x, rois)
     return TensorType(x.dtype, (rois.shape[0], x.shape[1], *bins))
 
@@ -371,12 +355,8 @@ def _bins_numpy(rois: Array, *, size: int, bins: int, column: int, scale: float 
 
 
 def _pool_type(x: TensorType, bins: TensorType, batch: TensorType, *, along: int) -> TensorType:
-    require(
-        x.rank == 4 and bins.rank == 3 and bins.dtype is i64,
-        "roi_max needs [N, C, H, W] and bins [R, bins, 2]; got {} and {}",
-        x,
-        bins,
-    )
+    ok = x.rank == 4 and bins.rank == 3 and bins.dtype is i64
+    require(ok, "roi_max needs [N, C, H, W] and bins [R, bins, 2]; got {} and {}", x, bins)
     _images(batch, bins)
     require(along in (2, 3), "pooling is along 2 or 3; got {}", along)
     return TensorType(

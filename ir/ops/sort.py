@@ -119,12 +119,8 @@ def _rank_numpy(x: Array) -> Array:
 
 
 def _place_type(x: TensorType, rank: TensorType, *, keep: Dim) -> TensorType:
-    require(
-        x.dtype is u64 and rank.dtype is i64 and x.rank == rank.rank >= 1,
-        "u64 keys and their ranks; got {} and {}",
-        x,
-        rank,
-    )
+    ok = x.dtype is u64 and rank.dtype is i64 and x.rank == rank.rank >= 1
+    require(ok, "u64 keys and their ranks; got {} and {}", x, rank)
     return TensorType(u64, (*x.shape[:-1], keep))
 
 

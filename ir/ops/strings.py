@@ -131,11 +131,8 @@ def _normalize_type(
     x: TensorType, *, size: Dim, case: str = "none", stopwords: tuple[str, ...] = (), sensitive: bool = True
 ) -> TensorType:
     require_strings(x)
-    require(
-        x.rank == 1 or (x.rank == 2 and x.shape[0] == 1),
-        "the strings must be a vector, or a matrix of one row; got {}",
-        x,
-    )
+    ok = x.rank == 1 or (x.rank == 2 and x.shape[0] == 1)
+    require(ok, "the strings must be a vector, or a matrix of one row; got {}", x)
     require(case in CASES, "case must be one of {}; got {!r}", ", ".join(CASES), case)
     return TensorType(string, (*x.shape[:-1], size))
 

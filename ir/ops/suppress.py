@@ -113,21 +113,13 @@ def _nms_type(
     center: bool = False,
 ) -> TensorType:
     fits = boxes.rank == 3 and boxes.shape[2] == 4 and scores.rank == 3
-    require(
-        fits and boxes.dtype is f32 and scores.dtype is f32,
-        "boxes are f32[batches, boxes, 4], scores f32[batches, classes, boxes]; got {} and {}",
-        boxes,
-        scores,
-    )
+    ok = fits and boxes.dtype is f32 and scores.dtype is f32
+    require(ok, "boxes are f32[batches, boxes, 4], scores f32[batches, classes, boxes]; got {} and {}", boxes, scores)
     equal = same_dim(boxes.shape[0], scores.shape[0]) and same_dim(boxes.shape[1], scores.shape[2])
     require(equal, "boxes {} and scores {} differ in batches or boxes", boxes, scores)
     require(most.dtype is i64 and most.shape == (), "the most boxes of a class are an i64; got {}", most)
-    require(
-        all(t is None or (t.dtype is f32 and t.shape == ()) for t in (overlap, score)),
-        "thresholds are f32; got {} and {}",
-        overlap,
-        score,
-    )
+    ok = all(t is None or (t.dtype is f32 and t.shape == ()) for t in (overlap, score))
+    require(ok, "thresholds are f32; got {} and {}", overlap, score)
     return TensorType(i64, (size, 3))
 
 

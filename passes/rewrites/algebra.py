@@ -200,13 +200,8 @@ def merge_casts(m: Match) -> Value:
     a, b, c = x.type.dtype, inner.output.type.dtype, m.root.output.type.dtype
     m.require(holds(b, a), "{} does not hold every {}", b, a)
     # a float that is out of an integer's range saturates, an integer wraps
-    m.require(
-        _class(a) == _class(b) or c.is_float or c.kind == "b" or holds(c, a),
-        "{} and {} convert to {} by different rules",
-        a,
-        b,
-        c,
-    )
+    ok = _class(a) == _class(b) or c.is_float or c.kind == "b" or holds(c, a)
+    m.require(ok, "{} and {} convert to {} by different rules", a, b, c)
     return m.b.node(m.root.op, (x,), m.root.attrs).output
 
 

@@ -38,13 +38,8 @@ def to_attention(m: Match) -> Value:
     product = m.sole(m.node(scores, "matmul"))
     q, k = m.operand(product, 0), m.operand(product, 1)
     (q, of_q), (k, of_k) = _scaled(m, q), _scaled(m, k)
-    m.require(
-        q.type.rank == k.type.rank == v.type.rank == rank >= 3,
-        "operands have ranks {}, {} and {}",
-        q.type.rank,
-        k.type.rank,
-        v.type.rank,
-    )
+    ok = q.type.rank == k.type.rank == v.type.rank == rank >= 3
+    m.require(ok, "operands have ranks {}, {} and {}", q.type.rank, k.type.rank, v.type.rank)
     m.require(q.type.shape[:-2] == k.type.shape[:-2] == v.type.shape[:-2], "batches are broadcast")
     heads = (q.type.shape[-1], v.type.shape[-1])
     m.require(all(isinstance(d, int) and 0 < d <= LARGEST_HEAD for d in heads), "heads of {} and {} elements", *heads)
@@ -68,11 +63,8 @@ def _weights(m: Match, v: Value) -> tuple[Node, str]:
         m.operand(test, 0) is p.output and m.number(m.operand(choice, 1)) == 0,
         "the choice is not one of zero for what is no number",
     )
-    m.require(
-        {u for u, _ in p.output.uses} == {test, choice} and p.output not in m.outputs,
-        "{} has other readers",
-        p.output.name,
-    )
+    ok = {u for u, _ in p.output.uses} == {test, choice} and p.output not in m.outputs
+    m.require(ok, "{} has other readers", p.output.name)
     return p, "zero"
 
 

@@ -33,11 +33,8 @@ def _rounded(m: Match, a: Array, like: Value, shape: tuple[int, ...] | None = No
     """Numbers in the dtype of a value; NoMatch where one overflows."""
     with np.errstate(all="ignore"):
         out: Array = a.astype(like.type.dtype.numpy).reshape(a.shape if shape is None else shape)
-    m.require(
-        bool(np.isfinite(out.astype(np.float64, copy=False)).all()),
-        "a folded constant would not be finite in {}",
-        like.type.dtype,
-    )
+    ok = bool(np.isfinite(out.astype(np.float64, copy=False)).all())
+    m.require(ok, "a folded constant would not be finite in {}", like.type.dtype)
     return out
 
 

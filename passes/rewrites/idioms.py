@@ -82,12 +82,8 @@ def standardize(m: Match) -> Value:
     x = m.operand(n, 0)
     epsilon, axes = _mean_square(m, v, d)
     readers = {u for u, _ in d.uses}
-    m.require(
-        len(readers) == 2 and d not in m.outputs,
-        "the deviation {} has {} readers; 2 are part of the idiom",
-        d.name,
-        len(readers),
-    )
+    ok = len(readers) == 2 and d not in m.outputs
+    m.require(ok, "the deviation {} has {} readers; 2 are part of the idiom", d.name, len(readers))
     y, others = _rows(m, m.operand(n, 1), "reduce_mean")
     m.require(y is x and others == axes, "the mean is not that of {} over axes {}", x.name, axes)
     m.keeps_type(x)
@@ -131,17 +127,11 @@ def _norm_and_other(m: Match, *ops: str) -> tuple[Node, Value]:
             continue
         n = m.sole(m.node(v, *ops))
         m.keeps_type(v)
-        m.require(
-            other.node is None and broadcast_shapes(v.type.shape, other.type.shape) == v.type.shape,
-            "{} is no parameter",
-            other.name,
-        )
+        ok = other.node is None and broadcast_shapes(v.type.shape, other.type.shape) == v.type.shape
+        m.require(ok, "{} is no parameter", other.name)
         # a parameter is smaller than the rows: a residual of the full shape is added afterwards
-        m.require(
-            other.type.rank < v.type.rank or any(same_dim(d, 1) for d in other.type.shape),
-            "{} is as large as the rows",
-            other.name,
-        )
+        ok = other.type.rank < v.type.rank or any(same_dim(d, 1) for d in other.type.shape)
+        m.require(ok, "{} is as large as the rows", other.name)
         return n, other
     raise NoMatch("neither operand is made by {}", " or ".join(ops))
 
@@ -174,12 +164,8 @@ def log_softmax_chain(m: Match) -> Value:
     d = m.operand(m.root, 0)
     x, axes = _shifted(m, d)
     summed, others = _rows(m, m.operand(m.sole(m.node(m.operand(m.root, 1), "log")), 0), "reduce_sum")
-    m.require(
-        m.operand(m.sole(m.node(summed, "exp")), 0) is d and axes == others,
-        "the sum is not that of exp({}) over axes {}",
-        d.name,
-        axes,
-    )
+    ok = m.operand(m.sole(m.node(summed, "exp")), 0) is d and axes == others
+    m.require(ok, "the sum is not that of exp({}) over axes {}", d.name, axes)
     m.require(len({u for u, _ in d.uses}) == 2 and d not in m.outputs, "{} has other readers", d.name)
     return m.b.log_softmax(x, axis=axes[0])  # type: ignore[no-any-return]
 

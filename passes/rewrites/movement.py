@@ -84,18 +84,12 @@ def cancel_transposes(m: Match) -> Value:
     while v.node is not None and v.node.op.name != "transpose":
         n = m.sole(v.node)
         made = [k for k, u in enumerate(n.inputs) if u is not None and not m.graph.settled(u)]
-        m.require(
-            "elementwise" in n.op.traits and len(n.outputs) == 1 and len(made) == 1,
-            "{} is not made by an element-wise node of constants",
-            v.name,
-        )
+        ok = "elementwise" in n.op.traits and len(n.outputs) == 1 and len(made) == 1
+        m.require(ok, "{} is not made by an element-wise node of constants", v.name)
         chain.append((n, made[0]))
         v = m.operand(n, made[0])
-        m.require(
-            len(v.type.shape) == rank and all(same_dim(a, b) for a, b in zip(v.type.shape, n.output.type.shape)),
-            "{} is broadcast",
-            v.name,
-        )
+        ok = len(v.type.shape) == rank and all(same_dim(a, b) for a, b in zip(v.type.shape, n.output.type.shape))
+        m.require(ok, "{} is broadcast", v.name)
     inner = m.node(v, "transpose")
     m.require(
         len(chain) > 0 and [inner.attrs["perm"][k] for k in perm] == [*range(rank)],
@@ -191,12 +185,8 @@ def gather_to_slice(m: Match) -> Value:
     if not isinstance(n, int):
         return _no(m, "axis {} has the symbolic size {}", axis, n)
     indices = np.where(indices < 0, indices + n, indices)
-    m.require(
-        indices.size > 0 and bool(((0 <= indices) & (indices < n)).all()),
-        "an index is outside the {} elements of axis {}",
-        n,
-        axis,
-    )
+    ok = indices.size > 0 and bool(((0 <= indices) & (indices < n)).all())
+    m.require(ok, "an index is outside the {} elements of axis {}", n, axis)
     step = int(indices[1] - indices[0]) if indices.size > 1 else 1
     m.require(step != 0 and bool((np.diff(indices) == step).all()), "the indices do not stand at equal steps")
     starts, steps, shape = [0] * x.type.rank, [1] * x.type.rank, list(x.type.shape)
@@ -209,11 +199,8 @@ def gather_to_slice(m: Match) -> Value:
 def gather_of_one_index(m: Match) -> Value:
     """gather_nd(x, i: i64[7, 1]) -> gather(x, reshape(i), axis=0)"""
     x, indices = m.operand(m.root, 0), m.operand(m.root, 1)
-    m.require(
-        m.root.attrs["batch_dims"] == 0 and same_dim(indices.type.shape[-1], 1),
-        "{} holds more than one index for each element",
-        indices.name,
-    )
+    ok = m.root.attrs["batch_dims"] == 0 and same_dim(indices.type.shape[-1], 1)
+    m.require(ok, "{} holds more than one index for each element", indices.name)
     return m.b.gather(x, m.b.reshape(indices, shape=indices.type.shape[:-1]), axis=0)  # type: ignore[no-any-return]
 
 
