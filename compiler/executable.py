@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from dnnc.backends.base import Instance
 from dnnc.backends.runtime.arrays import is_device_array, to_host
 from dnnc.donation import Donation, donated
 from dnnc.ir.errors import InputError, UnsupportedError
@@ -18,7 +19,7 @@ from dnnc.ir.graph import Graph
 from dnnc.memory import check_fits
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters, frozen
-from dnnc.program_cache import Instance, ModelCompiler, ProgramCache
+from dnnc.program_cache import ModelCompiler, ProgramCache
 from dnnc.report import Report
 from dnnc.report.layout import cut
 from dnnc.signature import Signature, TensorSpec, described, shapes_of

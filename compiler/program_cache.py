@@ -86,6 +86,10 @@ class ModelCompiler(ABC):
     def source(self, program: Any, stage: str, kernel: str | None) -> str:
         """The text of a program at a stage; of one kernel by number, name or symbol. InputError names what there is."""
 
+    def sources(self, program: Any) -> Any:
+        """The texts of a program; see `dnnc.backends.runtime.sources.Sources`."""
+        raise UnsupportedError(f"texts are of compiled code; the target {self.options.target} has none")
+
     def profile(self, f: Executable, collect: Callable[[], list[Array]], repeats: int | None) -> Profile:
         """Profile a call; `collect` gives its arrays. UnsupportedError: nothing is compiled for this target."""
         raise UnsupportedError(f"a profile is of compiled code; the target {self.options.target} has none")

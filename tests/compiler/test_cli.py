@@ -434,7 +434,9 @@ def test_opt_without_names_runs_the_pipeline() -> None:
 
 
 def test_targets_say_why_not() -> None:
-    llvm, cuda, reference = dnnc_json("targets")
+    llvm, cuda, reference = (
+        next(t for t in dnnc_json("targets") if t["name"] == n) for n in ("llvm", "cuda", "reference")
+    )
     assert llvm["available"] and llvm["cpu"] and llvm["vectors"] and reference["available"]
     assert cuda["available"] == (not cuda["reason"])
     text = dnnc("targets")

@@ -183,7 +183,7 @@ def test_where_nothing_is_looked_up(how: str, tmp_path: Path, monkeypatch: pytes
 
 def test_a_refused_schedule_is_not_kept(tmp_path: Path) -> None:
     target = parse_target(CPU)
-    kept = Schedules(KernelCache(tmp_path), CompileOptions(target=CPU), target)
+    kept = Schedules(KernelCache(tmp_path), CompileOptions(target=CPU), open_backend(CPU))
 
     def steps(known: Schedules | None) -> list[Step]:
         made = compile_program(

@@ -164,6 +164,7 @@ def kernels(name: str, arch: str) -> dict[str, Kernel]:
 
 
 @pytest.mark.slow
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", CORNERS)
 def test_corners_compile(name: str, arch: str) -> None:

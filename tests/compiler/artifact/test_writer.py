@@ -309,7 +309,7 @@ def recompiled(path: Path, reason: str) -> Any:
 def test_a_cpu_that_lacks_features(net: Executable, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = net
     f.save(path)
-    cpu, flags = dnnc.artifact.load.host_cpu()
+    cpu, flags = llvm_backend.host_cpu()
     monkeypatch.setattr(
         llvm_backend, "host_cpu", lambda: ("other", ",".join(x for x in flags.split(",") if x != "+sse4.2"))
     )

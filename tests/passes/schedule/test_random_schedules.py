@@ -134,6 +134,7 @@ def test_meaning_is_kept(seed: int, text: str) -> None:
     keeps_its_meaning(seed, text)
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from(KERNELS))
 def test_meaning_is_kept_by_many(seed: int, text: str) -> None:
