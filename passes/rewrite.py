@@ -231,10 +231,8 @@ class _Driver:
             before = n.prev
             m = Match(self.graph, n, self.ctx, self.outputs)
             try:
-                m.require(
-                    rule.exact or not self.ctx.strict,
-                    "it changes how results are rounded, which strict numerics exclude",
-                )
+                ok = rule.exact or not self.ctx.strict
+                m.require(ok, "it changes how results are rounded, which strict numerics exclude")
                 new = rule.apply(m)
             except NoMatch as e:
                 if m.built:

@@ -32,9 +32,8 @@ def _type(
     same_dtype(q, k, v)
     require(masked_rows in ("nan", "zero"), "masked_rows is nan or zero; got {}", masked_rows)
     require_kind("attention's operands", q, "f")
-    require(
-        q.rank == k.rank == v.rank >= 2, "attention takes operands of one rank, at least 2; got {}, {} and {}", q, k, v
-    )
+    ok = q.rank == k.rank == v.rank >= 2
+    require(ok, "attention takes operands of one rank, at least 2; got {}, {} and {}", q, k, v)
     ok = all(same_dim(a, b) and same_dim(a, c) for a, b, c in zip(q.shape[:-2], k.shape[:-2], v.shape[:-2]))
     require(ok, "batches differ: {}, {}, {}", q, k, v)
     require(same_dim(q.shape[-1], k.shape[-1]), "queries have {} elements, keys {}", q.shape[-1], k.shape[-1])

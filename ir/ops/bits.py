@@ -18,9 +18,8 @@ WORDS = {8: u8, 16: u16, 32: u32, 64: named("u64")}
 
 
 def _type(x: TensorType, *, to: DType) -> TensorType:
-    require(
-        x.dtype.kind in "fiub" and to.kind in "fiub", "bit_cast is between numbers and bools; got {} to {}", x.dtype, to
-    )
+    ok = x.dtype.kind in "fiub" and to.kind in "fiub"
+    require(ok, "bit_cast is between numbers and bools; got {} to {}", x.dtype, to)
     require(
         x.dtype.bits == to.bits,
         "bit_cast keeps the number of bits; got {} ({} bits) to {} ({} bits)",

@@ -17,9 +17,8 @@ from dnnc.ir.types import TensorType
 
 
 def _type(x: TensorType, *, to: DType, saturate: bool = True) -> TensorType:
-    require(
-        x.dtype.kind in "fiub" and to.kind in "fiub", "cast is between numbers and bools; got {} to {}", x.dtype, to
-    )
+    ok = x.dtype.kind in "fiub" and to.kind in "fiub"
+    require(ok, "cast is between numbers and bools; got {} to {}", x.dtype, to)
     return TensorType(to, x.shape)
 
 

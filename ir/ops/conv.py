@@ -71,9 +71,8 @@ def panels_of(channels: int, made: int, group: int, width: int) -> Panels:
 
 
 def _channels(x: TensorType, w: TensorType, b: TensorType | None, group: int, out_dtype: DType | None) -> None:
-    require(
-        3 <= x.rank <= 5 and w.rank == x.rank, "conv needs 1 to 3 spatial dims and equal ranks; got x {} and w {}", x, w
-    )
+    ok = 3 <= x.rank <= 5 and w.rank == x.rank
+    require(ok, "conv needs 1 to 3 spatial dims and equal ranks; got x {} and w {}", x, w)
     if out_dtype is None:
         same_dtype(x, w, *(() if b is None else (b,)))
     require_kind("conv's operands", x, "fiu")
@@ -98,16 +97,14 @@ def _type(
         ok = all(isinstance(n, int) and n % group == 0 for n in sizes)
         require(ok, "panels need channels in {} groups; got {} and {}", group, *sizes)
         most = panels_of(*sizes, group, panel).most  # type: ignore[arg-type]
-        require(
-            w.shape[1] == most, "a panel of {} outputs of {} groups reads {} inputs; w is {}", panel, group, most, w
-        )
+        ok = w.shape[1] == most
+        require(ok, "a panel of {} outputs of {} groups reads {} inputs; w is {}", panel, group, most, w)
     else:
         want = dim(const(w.shape[1]) * group)
         ok = same_dim(x.shape[1], want)
         require(ok, "x {} has {} channels, w {} in {} groups needs {}", x, x.shape[1], w, group, want)
-    require(
-        b is None or (b.rank == 1 and same_dim(b.shape[0], w.shape[0])), "the bias must be [{}]; got {}", w.shape[0], b
-    )
+    ok = b is None or (b.rank == 1 and same_dim(b.shape[0], w.shape[0]))
+    require(ok, "the bias must be [{}]; got {}", w.shape[0], b)
     win = window(x.rank - 2, w.shape[2:], strides, pads, dilations)
     return TensorType(out_dtype or x.dtype, (x.shape[0], w.shape[0], *win.sizes(x.shape[2:])))
 

@@ -188,9 +188,8 @@ def _dft_type(
     x: TensorType, *, axis: int, length: int | None = None, inverse: bool = False, onesided: bool = False
 ) -> TensorType:
     require_kind("the operand of dft", x, "f")
-    require(
-        x.rank >= 2 and x.shape[-1] in (1, 2), "the last dim must be 1 (real) or 2 (real and imaginary part); got {}", x
-    )
+    ok = x.rank >= 2 and x.shape[-1] in (1, 2)
+    require(ok, "the last dim must be 1 (real) or 2 (real and imaginary part); got {}", x)
     a = normalize_axis(axis, x.rank)
     require(a != x.rank - 1, "dft along axis {} of {}, which holds the parts of a number", axis, x)
     n = _length(x, a, length, inverse and onesided)

@@ -86,9 +86,8 @@ def _gather_elements_numpy(x: Array, indices: Array, *, axis: int = 0) -> Array:
 def _tuple_width(x: TensorType, indices: TensorType, batch_dims: int) -> int:
     """How many dims an index tuple addresses."""
     _indices(indices)
-    require(
-        indices.rank >= 1 and isinstance(indices.shape[-1], int), "the last dim of indices {} must be a number", indices
-    )
+    ok = indices.rank >= 1 and isinstance(indices.shape[-1], int)
+    require(ok, "the last dim of indices {} must be a number", indices)
     width = indices.shape[-1]
     assert isinstance(width, int)
     fits = 0 <= batch_dims < indices.rank and batch_dims + width <= x.rank

@@ -45,9 +45,8 @@ def _inverse(b: Any, x: Any) -> Any:
 
 def _clear_type(x: TensorType, *, column: int) -> TensorType:
     require_kind("the operand of clear_column", x, "f")
-    require(
-        x.rank == 3 and isinstance(x.shape[1], int) and 0 <= column < x.shape[1], "column {} of matrices {}", column, x
-    )
+    ok = x.rank == 3 and isinstance(x.shape[1], int) and 0 <= column < x.shape[1]
+    require(ok, "column {} of matrices {}", column, x)
     return x
 
 

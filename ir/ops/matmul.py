@@ -128,9 +128,8 @@ def _gemm_type(
     (m, ka), (kb, n) = (a.shape[::-1] if trans_a else a.shape), (b.shape[::-1] if trans_b else b.shape)
     require(same_dim(ka, kb), "gemm: the inner dims are {} and {}; they must be equal", ka, kb)
     out = TensorType(a.dtype, (m, n))
-    require(
-        c is None or broadcast_shapes(out.shape, c.shape) == out.shape, "gemm: c {} does not broadcast to {}", c, out
-    )
+    ok = c is None or broadcast_shapes(out.shape, c.shape) == out.shape
+    require(ok, "gemm: c {} does not broadcast to {}", c, out)
     return out
 
 

@@ -134,9 +134,8 @@ def _as_reshape(type_: Callable[..., TensorType]) -> Callable[..., Any]:
 
 
 def _transpose_type(x: TensorType, *, perm: tuple[int, ...]) -> TensorType:
-    require(
-        sorted(perm) == list(range(x.rank)), "transpose: {} is no permutation of the {} axes of {}", perm, x.rank, x
-    )
+    ok = sorted(perm) == list(range(x.rank))
+    require(ok, "transpose: {} is no permutation of the {} axes of {}", perm, x.rank, x)
     return TensorType(x.dtype, tuple(x.shape[p] for p in perm))
 
 
@@ -253,9 +252,8 @@ def _from_front(x: Dim, n: Expr) -> Expr:
 
 
 def _slice_type(x: TensorType, *, starts: Dims, steps: tuple[int, ...], shape: Dims) -> TensorType:
-    require(
-        len(starts) == len(steps) == len(shape) == x.rank, "slice needs {} starts, steps and sizes for {}", x.rank, x
-    )
+    ok = len(starts) == len(steps) == len(shape) == x.rank
+    require(ok, "slice needs {} starts, steps and sizes for {}", x.rank, x)
     for n, b, s, m in zip(x.shape, starts, steps, shape):
         last = dim(const(b) + (const(m) - 1) * s)
         if isinstance(n, int) and isinstance(b, int) and isinstance(last, int) and m != 0:
@@ -307,9 +305,8 @@ def _dynamic_slice_numpy(x: Array, starts: Array, *, shape: Sequence[int], steps
 
 def _pad_type(x: TensorType, fill: TensorType | None = None, *, pads: Dims, mode: str = "constant") -> TensorType:
     require(mode in PAD_MODES, "pad knows the modes {}; got {}", ", ".join(PAD_MODES), mode)
-    require(
-        len(pads) == 2 * x.rank, "pad needs {} numbers (all begins, then all ends) for {}; got {}", 2 * x.rank, x, pads
-    )
+    ok = len(pads) == 2 * x.rank
+    require(ok, "pad needs {} numbers (all begins, then all ends) for {}; got {}", 2 * x.rank, x, pads)
     ok = fill is None or (fill.dtype is x.dtype and fill.size == 1)
     require(ok, "the pad value must be one {}; got {}", x.dtype, fill)
     begin, end = pads[: x.rank], pads[x.rank :]

@@ -312,9 +312,8 @@ def _group_type(
     x: TensorType, scale: TensorType, bias: TensorType, *, groups: int, epsilon: float = 1e-5
 ) -> TensorType:
     c = x.shape[1]
-    require(
-        isinstance(c, int) and groups > 0 and c % groups == 0, "{} channels do not divide into {} groups", c, groups
-    )
+    ok = isinstance(c, int) and groups > 0 and c % groups == 0
+    require(ok, "{} channels do not divide into {} groups", c, groups)
     return _instance_type(x, scale, bias, epsilon=epsilon)
 
 

@@ -27,9 +27,8 @@ from dnnc.ir.types import Dim, TensorType
 
 
 def _suppress_type(boxes: TensorType, counts: TensorType, most: TensorType, threshold: TensorType) -> TensorType:
-    require(
-        boxes.dtype is f32 and boxes.rank == 3 and boxes.shape[0] == 4, "boxes are f32[4, rows, boxes]; got {}", boxes
-    )
+    ok = boxes.dtype is f32 and boxes.rank == 3 and boxes.shape[0] == 4
+    require(ok, "boxes are f32[4, rows, boxes]; got {}", boxes)
     fits = counts.dtype is i64 and counts.rank == 1 and same_dim(counts.shape[0], boxes.shape[1])
     require(fits, "counts are an i64 for each row of {}; got {}", boxes, counts)
     require(most.dtype is i64 and most.shape == (), "the most boxes of a row are an i64; got {}", most)

@@ -35,9 +35,8 @@ def _descend_type(
     same_dtype(x, splits)
     require_kind("what trees compare", x, "f")
     require_kind("nodes and links", at, "i")
-    require(
-        x.rank == 2 and at.rank == 2, "rows [n, features] and nodes [n or 1, trees] are needed; got {} and {}", x, at
-    )
+    ok = x.rank == 2 and at.rank == 2
+    require(ok, "rows [n, features] and nodes [n or 1, trees] are needed; got {} and {}", x, at)
     require(same_dim(at.shape[0], 1) or same_dim(at.shape[0], x.shape[0]), "{} has other rows than {}", at, x)
     ok = splits.rank == 1 and links.rank == 2 and links.shape[1] == 4 and same_dim(links.shape[0], splits.shape[0])
     require(ok, "links [m, 4] and splits [m]; got {}", links)

@@ -61,9 +61,8 @@ def window(
         ("pads", pads, 2 * rank),
     ):
         require(len(a) == n, "{} needs {} numbers for {} spatial dims; got {}", name, n, rank, a)
-    require(
-        all(s > 0 for s in (*strides, *dilations)), "strides {} and dilations {} must be positive", strides, dilations
-    )
+    ok = all(s > 0 for s in (*strides, *dilations))
+    require(ok, "strides {} and dilations {} must be positive", strides, dilations)
     return Window(tuple(kernel), strides, tuple(pads[:rank]), tuple(pads[rank:]), dilations)
 
 

@@ -73,9 +73,8 @@ def drop_repetition(m: Match) -> Value:
 def constant_second(m: Match) -> Value:
     """add(c, x) -> add(x, c) for a constant c; likewise all commutative ops"""
     a, b = m.operand(m.root, 0), m.operand(m.root, 1)
-    m.require(
-        a in m.graph.constants and b not in m.graph.constants, "the constant does not stand first, or there is none"
-    )
+    ok = a in m.graph.constants and b not in m.graph.constants
+    m.require(ok, "the constant does not stand first, or there is none")
     return m.like((b, a))
 
 
@@ -129,9 +128,8 @@ def merge_integers(m: Match) -> Value:
     inner = m.node(m.operand(m.root, 0), m.root.op.name)
     x, v = m.operand(inner, 0), m.operand(m.root, 1)
     c, d = m.constant(m.operand(inner, 1)), m.constant(v)
-    m.require(
-        m.root.output.type.dtype.kind in "iu" and m.root.output.type.dtype.bits >= 8, "floats round after each step"
-    )
+    ok = m.root.output.type.dtype.kind in "iu" and m.root.output.type.dtype.bits >= 8
+    m.require(ok, "floats round after each step")
     with np.errstate(all="ignore"):
         both = c + d if m.root.op.name == "add" else c * d
     return m.b.op(m.root.op, x, m.renew(v, np.asarray(both, x.type.dtype.numpy)))  # type: ignore[no-any-return]

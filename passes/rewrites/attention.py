@@ -30,9 +30,8 @@ def to_attention(m: Match) -> Value:
     scores = m.operand(weights, 0)
     rank = scores.type.rank
     m.require(weights.attrs["axis"] % rank == rank - 1, "the softmax is not over the keys")
-    m.require(
-        scores.type.dtype.is_float and scores.type.dtype.bytes <= 4, "{} is no type of tensor cores", scores.type.dtype
-    )
+    ok = scores.type.dtype.is_float and scores.type.dtype.bytes <= 4
+    m.require(ok, "{} is no type of tensor cores", scores.type.dtype)
     scores, mask = _masked(m, scores)
     scores, scale = _scaled(m, scores)
     product = m.sole(m.node(scores, "matmul"))
@@ -59,10 +58,8 @@ def _weights(m: Match, v: Value) -> tuple[Node, str]:
         return m.sole(m.node(v, "softmax")), "nan"
     choice = m.sole(m.node(v, "where"))
     test, p = m.sole(m.node(m.operand(choice, 0), "isnan")), m.node(m.operand(choice, 2), "softmax")
-    m.require(
-        m.operand(test, 0) is p.output and m.number(m.operand(choice, 1)) == 0,
-        "the choice is not one of zero for what is no number",
-    )
+    ok = m.operand(test, 0) is p.output and m.number(m.operand(choice, 1)) == 0
+    m.require(ok, "the choice is not one of zero for what is no number")
     ok = {u for u, _ in p.output.uses} == {test, choice} and p.output not in m.outputs
     m.require(ok, "{} has other readers", p.output.name)
     return p, "zero"

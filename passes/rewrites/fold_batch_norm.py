@@ -44,17 +44,15 @@ def _channels(m: Match, c: Value, z: Value, axis: int) -> Array:
     shape = (1,) * (z.type.rank - a.ndim) + a.shape
     size = z.type.shape[axis]
     m.require(len(shape) == z.type.rank, "{} has more dims than {}", c.name, z.name)
-    m.require(
-        all(d == 1 for k, d in enumerate(shape) if k != axis), "{} does not vary along axis {} alone", c.name, axis
-    )
+    ok = all(d == 1 for k, d in enumerate(shape) if k != axis)
+    m.require(ok, "{} does not vary along axis {} alone", c.name, axis)
     m.require(isinstance(size, int), "axis {} of {} has a symbolic size", axis, z.name)
     return np.broadcast_to(a.astype(np.float64).reshape(-1), (size,))  # type: ignore[arg-type]
 
 
 def _float(m: Match, n: Node) -> Node:
-    m.require(
-        n.output.type.dtype.is_float and n.attrs.get("out_dtype") is None, "{} is not computed in floats", n.op.name
-    )
+    ok = n.output.type.dtype.is_float and n.attrs.get("out_dtype") is None
+    m.require(ok, "{} is not computed in floats", n.op.name)
     return n
 
 

@@ -91,10 +91,8 @@ def cancel_transposes(m: Match) -> Value:
         ok = len(v.type.shape) == rank and all(same_dim(a, b) for a, b in zip(v.type.shape, n.output.type.shape))
         m.require(ok, "{} is broadcast", v.name)
     inner = m.node(v, "transpose")
-    m.require(
-        len(chain) > 0 and [inner.attrs["perm"][k] for k in perm] == [*range(rank)],
-        "the transposes do not cancel each other",
-    )
+    ok = len(chain) > 0 and [inner.attrs["perm"][k] for k in perm] == [*range(rank)]
+    m.require(ok, "the transposes do not cancel each other")
 
     def turned(c: Value | None) -> Value | None:
         if c is None or c.type.rank == 0:
@@ -227,10 +225,8 @@ def pad_into_conv(m: Match) -> Value:
     begin, end = pad.attrs["pads"][:rank], pad.attrs["pads"][rank:]
     m.require(_zero((*begin[:2], *end[:2])), "it pads the batch or the channels")
     own = m.root.attrs["pads"] or (0,) * (2 * (rank - 2))
-    m.require(
-        all(isinstance(p, int) and p >= 0 for p in (*begin, *end, *own)),
-        "a size of the padding is negative or symbolic",
-    )
+    ok = all(isinstance(p, int) and p >= 0 for p in (*begin, *end, *own))
+    m.require(ok, "a size of the padding is negative or symbolic")
     pads = tuple(p + q for p, q in zip((*begin[2:], *end[2:]), own))
     return m.b.node(m.root.op, [pad.inputs[0], *m.root.inputs[1:]], {**m.root.attrs, "pads": pads}).output
 
