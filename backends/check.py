@@ -71,12 +71,8 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
     sub = subgraph(step, list(inputs), env)
     shape = concrete_shape(step.group.output.type, env)
     k = max(reduction_length(step, env), most_updates(step, inputs, env))
-    points = sample_points(
-        rng,
-        shape,
-        1 if any(n.op.name == "conv" for n in step.group.nodes) and len(shape) > 1 else -1,
-        sampled(POINTS, k),
-    )
+    axis = 1 if any(n.op.name == "conv" for n in step.group.nodes) and len(shape) > 1 else -1
+    points = sample_points(rng, shape, axis, sampled(POINTS, k))
     try:
         want = reference(sub, list(inputs.values()), points)
     # indices computed from what was drawn leave their axis; those computed from zeros do not, or are wrong in the graph

@@ -249,15 +249,8 @@ def compile_bound(
                 ) from e
             parameters = [n for n in bound if n not in own]
     names = list(made.inputs), list(made.outputs)
-    return compile_graph(
-        made.graph,
-        names,
-        replace(opts, dims=_left(opts, made.graph)),
-        progress,
-        time.perf_counter() - start,
-        None,
-        bound,
-    )
+    options = replace(opts, dims=_left(opts, made.graph))
+    return compile_graph(made.graph, names, options, progress, time.perf_counter() - start, None, bound)
 
 
 def needs(error: Exception) -> tuple[str, ...]:

@@ -236,12 +236,8 @@ class Jitted:
             self.traces += 1
             if self._roles is not None:
                 self._roles.settled()  # the trace is to see their memory, not how it comes about
-            result = traced(
-                self._called,
-                Branch(tuple, (0, 1), (Branch(tuple, (0,), (key[0],)), Branch(dict, (), ()))),
-                specs(),
-                _names(names),
-            )
+            form = Branch(tuple, (0, 1), (Branch(tuple, (0,), (key[0],)), Branch(dict, (), ())))
+            result = traced(self._called, form, specs(), _names(names))
             result.graph.name = self._fn.__name__ if self._fn.__name__.isidentifier() else "traced"
             g = result.graph
             labels = [v.name for v in g.inputs], [v.name for v in g.outputs]

@@ -344,11 +344,8 @@ def _attention(w: Work, k: Knobs, limits: Limits) -> Plan:
     )
     speed = (MMA if w.element == 2 else SM_CORES) * min(1.0, together * warps * slices / 4)
     steps = up(w.cols, keys * slices * parts)
-    step = max(
-        rows * keys * slices * w.red / speed + rows * keys * slices / SFU / 4,
-        slices * keys * w.red * w.element / rate(limits),
-        GPU_LATENCY / together,
-    )
+    products = rows * keys * slices * w.red / speed + rows * keys * slices / SFU / 4
+    step = max(products, slices * keys * w.red * w.element / rate(limits), GPU_LATENCY / together)
     end = (300 + 64 * slices * parts if slices * parts > 1 else 0) + (1200 if parts > 1 else 0)
     full = blocks / (limits.cores * together)
     cycles = ceil(full) * (3000 + steps * step * together + end)

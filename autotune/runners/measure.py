@@ -317,11 +317,8 @@ def _build(child: Child, task: Task, request: Request, timeout: float) -> Made:
     said = ""
     for _ in range(ATTEMPTS):
         try:
-            header, body = child.ask(
-                {"op": "build", "task": task.as_json(), "choice": plain_choice(request.choice)},
-                b"",
-                BUILD_TIMEOUT * timeout,
-            )
+            question = {"op": "build", "task": task.as_json(), "choice": plain_choice(request.choice)}
+            header, body = child.ask(question, b"", BUILD_TIMEOUT * timeout)
         except Late as e:
             return f"compiling takes too long: {e}"
         except Ended as e:

@@ -479,18 +479,8 @@ class _Session:
             seconds = default if winner is None else seconds
         choice = None if winner is None else winner.choice
         points = tuple(self.points.get(s.task.key, ()))
-        return Outcome(
-            s.task,
-            e.calls,
-            len(s.choices),
-            default,
-            seconds,
-            choice,
-            s.choices[0],
-            e.reason or "the search ended",
-            why,
-            points,
-        )
+        reason = e.reason or "the search ended"
+        return Outcome(s.task, e.calls, len(s.choices), default, seconds, choice, s.choices[0], reason, why, points)
 
 
 def _unrivalled(s: TaskSearch, attempt: int) -> str:

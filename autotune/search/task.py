@@ -113,16 +113,8 @@ def task_of(graph: Graph, group: Group, inplace: Value | None, setting: Setting)
     constants = tuple(k for k, v in enumerate(inputs) if v in graph.constants)
     at = None if inplace is None else inputs.index(inplace)
     kind = group.kind
-    return Task(
-        workload_key(problem, setting),
-        problem.kernel.name,
-        kind,
-        alone.text(),
-        at,
-        constants,
-        setting,
-        int(str(problem.flops)),
-    )
+    key = workload_key(problem, setting)
+    return Task(key, problem.kernel.name, kind, alone.text(), at, constants, setting, int(str(problem.flops)))
 
 
 def _alone(graph: Graph, nodes: Sequence[Node], output: Value) -> tuple[Graph, list[Value]]:

@@ -79,11 +79,8 @@ def linear(em: FuncEmitter, e: Linear) -> Text:
     """A sum, what is known first ahead: the compiler hoists the part of it that a loop does not change."""
     ordered = sorted(e.terms, key=lambda tc: em.rank(tc[0]))
     if narrow(e):
-        return _sum(
-            [(_scaled(em.text(t, TIMES), str(abs(c))), c < 0) for t, c in ordered],
-            str(abs(e.const)) if e.const else "",
-            e.const < 0,
-        )
+        terms = [(_scaled(em.text(t, TIMES), str(abs(c))), c < 0) for t, c in ordered]
+        return _sum(terms, str(abs(e.const)) if e.const else "", e.const < 0)
     r = reach(e)
     if r is not None and r < 1 << 63:
         terms = [

@@ -191,19 +191,8 @@ def _product(
     _, _, n, at_w = mw
     if my[:3] != (batch, m, n) or mw[1] != k:
         return None
-    return Product(
-        m,
-        n,
-        k,
-        batch,
-        types,
-        math,
-        at_x,
-        at_w,
-        my[3],
-        -1 if chain.bias is None else params.index(chain.bias),
-        chain.after,
-    )
+    bias = -1 if chain.bias is None else params.index(chain.bias)
+    return Product(m, n, k, batch, types, math, at_x, at_w, my[3], bias, chain.after)
 
 
 def _convolution(

@@ -99,12 +99,8 @@ def _lanes(em: FuncEmitter, e: Op) -> Text:
 
 def _ldexp(em: FuncEmitter, e: Op) -> Text:
     x, n = e.args
-    return call(
-        em,
-        "scale_by_power",
-        [em.operand(x, e.lanes), em.operand(n if n.dtype is i32 else cast(n, i32), e.lanes)],
-        e.lanes,
-    )
+    operands = [em.operand(x, e.lanes), em.operand(n if n.dtype is i32 else cast(n, i32), e.lanes)]
+    return call(em, "scale_by_power", operands, e.lanes)
 
 
 def _guard(em: FuncEmitter, e: Op) -> Text:

@@ -137,12 +137,8 @@ def copy_probe(target: CpuTarget, data: Array, threads: int = 1, repeat: int = 1
         b.loop("j", COPY_VECTORS, "unroll") as j,
     ):
         b.store(y, (p, k * step + j * lanes), x.at(p, k * step + j * lanes, lanes=lanes), lanes)
-    call = bind(
-        Kernel((Func("copy", (x, y), b.block()),)),
-        target,
-        [data, data.view(np.uint8)[data.nbytes // 128 * 64 :]],
-        threads,
-    )
+    operands = [data, data.view(np.uint8)[data.nbytes // 128 * 64 :]]
+    call = bind(Kernel((Func("copy", (x, y), b.block()),)), target, operands, threads)
     return Probe("copy", call, 0, 8 * threads * count * step * repeat)
 
 

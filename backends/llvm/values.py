@@ -309,12 +309,8 @@ def by_parts(em: FuncEmitter, vs: list[str], lanes: int, most: int, f: Callable[
 
     def shuffled(a: str, b: str, n: int, order: range) -> str:
         ty = vector(f32, n)
-        return em.pure(
-            f"shufflevector {ty} {a}, {ty} {b}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>",
-            a,
-            b,
-            here=True,
-        )
+        text = f"shufflevector {ty} {a}, {ty} {b}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>"
+        return em.pure(text, a, b, here=True)
 
     if lanes <= most:
         return f(vs, lanes)
@@ -332,14 +328,8 @@ def _scale(em: FuncEmitter, e: Op) -> str:
         ty, wide = vector(f32, n), n == 16
         rounding = (("i32", "4"),) if wide else ()  # as it is set
         mask = ("i16" if wide else "i8", "-1")
-        return em.call(
-            f"llvm.x86.avx512.mask.scalef.ps.{32 * n}",
-            ty,
-            *((ty, v) for v in parts),
-            (ty, "zeroinitializer"),
-            mask,
-            *rounding,
-        )
+        name = f"llvm.x86.avx512.mask.scalef.ps.{32 * n}"
+        return em.call(name, ty, *((ty, v) for v in parts), (ty, "zeroinitializer"), mask, *rounding)
 
     return _avx512(em, e, e.args, 4, one)
 

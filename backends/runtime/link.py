@@ -288,15 +288,8 @@ class Linker:
     def branch(self, s: ControlStep) -> Branch:
         reads = len(s.params) - len(s.node.outputs)
         then, other = (tuple(self.calls(b.graph, b.steps)) for b in s.bodies)
-        return Branch(
-            self.names[s.group],
-            len(s.params),
-            0,
-            tuple(range(1, reads)),
-            tuple(range(reads, len(s.params))),
-            then,
-            other,
-        )
+        captured = tuple(range(reads, len(s.params)))
+        return Branch(self.names[s.group], len(s.params), 0, tuple(range(1, reads)), captured, then, other)
 
 
 def _bytes(v: Value) -> int:

@@ -104,13 +104,8 @@ def compile_(
     """
     from dnnc.cli.compile import Saving, compile_command
 
-    compile_command(
-        job,
-        as_json,
-        Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip())),
-        passes,
-        detail,
-    )
+    saving = Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip()))
+    compile_command(job, as_json, saving, passes, detail)
 
 
 @app.command("run", epilog="Example:  dnnc run digits.onnx --input image=x.npy --output y.npz")
@@ -364,13 +359,8 @@ def opt(
     from dnnc.passes.base import pass_context
 
     settings = Settings(passes, print_after_all, check, explain, output)
-    opt_command(
-        graph,
-        tuple(dims or ()),
-        settings,
-        pass_context(TargetFacts(lanes), numerics=numerics.value, precision=precision.option),
-        as_json,
-    )
+    context = pass_context(TargetFacts(lanes), numerics=numerics.value, precision=precision.option)
+    opt_command(graph, tuple(dims or ()), settings, context, as_json)
 
 
 @app.command("export", epilog="Example:  dnnc export g.py -o model.onnx --opset 21")

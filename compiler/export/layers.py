@@ -213,14 +213,8 @@ def avg_pool(c: Call) -> str:
     include = bool(c.attrs["count_include_pad"])
     plain = all(isinstance(p, int) and p >= 0 for p in pads) and not _wide_pads(c)
     if plain and not (include and any(uncounted)):
-        return c.w.typed(
-            "AveragePool",
-            c.dtype,
-            c.x(),
-            pads=_numbers(pads or None, "pads"),
-            count_include_pad=int(include),
-            **_window(c),
-        )
+        sides = _numbers(pads or None, "pads")
+        return c.w.typed("AveragePool", c.dtype, c.x(), pads=sides, count_include_pad=int(include), **_window(c))
     shape = c.type(0).shape[2:]
     if not all(isinstance(d, int) for d in (*shape, *pads)):
         return _refuse("an average over windows that reach out of images of symbolic size")

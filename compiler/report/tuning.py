@@ -84,12 +84,8 @@ def html(result: Result, model: str) -> str:
 
 
 def _draw(figure: Any, name: str) -> str:
-    text: str = figure.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        div_id=f"plot-{name}",
-        config={"displaylogo": False, "responsive": True},
-    )
+    config = {"displaylogo": False, "responsive": True}
+    text: str = figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", config=config)
     return text
 
 

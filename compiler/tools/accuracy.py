@@ -187,11 +187,8 @@ def _terms(n: Node, env: Mapping[Expr, Expr]) -> int:
         return max(read[1] // max(_elements(TensorType(n.inputs[1].type.dtype, n.inputs[1].type.shape[:1]), env), 1), 1)  # type: ignore[union-attr]
     if "contraction" in n.op.traits:
         return max(read[1], 1)
-    return max(
-        read[0] // made,
-        *(_elements(TensorType(n.outputs[0].type.dtype, (d,)), env) for d in n.outputs[0].type.shape),
-        1,
-    )
+    sizes = (_elements(TensorType(n.outputs[0].type.dtype, (d,)), env) for d in n.outputs[0].type.shape)
+    return max(read[0] // made, *sizes, 1)
 
 
 def _elements(t: TensorType, env: Mapping[Expr, Expr]) -> int:

@@ -119,11 +119,8 @@ def cast_numpy(x: Array, to: DType) -> Array:
         lo, hi = to.range
         y = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=float("inf"), neginf=float("-inf")))
         inside = (y >= lo) & (y < float(hi) + 1)
-        return np.where(
-            inside,
-            np.where(inside, y, 0).astype(to.numpy),
-            np.where(y < 0, np.array(lo, to.numpy), np.array(hi, to.numpy)),
-        )
+        limit = np.where(y < 0, np.array(lo, to.numpy), np.array(hi, to.numpy))
+        return np.where(inside, np.where(inside, y, 0).astype(to.numpy), limit)
     with np.errstate(all="ignore"):
         return x.astype(to.numpy)
 

@@ -20,14 +20,8 @@ WORDS = {8: u8, 16: u16, 32: u32, 64: named("u64")}
 def _type(x: TensorType, *, to: DType) -> TensorType:
     ok = x.dtype.kind in "fiub" and to.kind in "fiub"
     require(ok, "bit_cast is between numbers and bools; got {} to {}", x.dtype, to)
-    require(
-        x.dtype.bits == to.bits,
-        "bit_cast keeps the number of bits; got {} ({} bits) to {} ({} bits)",
-        x.dtype,
-        x.dtype.bits,
-        to,
-        to.bits,
-    )
+    message = "bit_cast keeps the number of bits; got {} ({} bits) to {} ({} bits)"
+    require(x.dtype.bits == to.bits, message, x.dtype, x.dtype.bits, to, to.bits)
     return TensorType(to, x.shape)
 
 

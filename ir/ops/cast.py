@@ -45,11 +45,8 @@ def _value(x: Expr, to: DType, saturate: bool) -> Expr:
     if to.is_int and to.bits < 8 and x.dtype.is_float:  # the byte that holds it saturates later than it does
         low, high = to.range
         nan = call("isnan", x)
-        x = call(
-            "fmin",
-            const(float(high), x.dtype),
-            call("fmax", const(float(low), x.dtype), select(nan, const(0.0, x.dtype), x)),
-        )
+        number = call("fmax", const(float(low), x.dtype), select(nan, const(0.0, x.dtype), x))
+        x = call("fmin", const(float(high), x.dtype), number)
     if to.is_float:
         x = cast(x, to)  # rounds, even where the value stays in a register
     return cast(x, to.computed)

@@ -145,14 +145,8 @@ def _compute(
         return both(*([v[2 + rank] < panels.count(v[1])] if uneven and panels is not None else []), *tests)
 
     shape = (x.dims[0], w.dims[0], *win.sizes(spatial))
-    acc = te.reduce(
-        shape,
-        w.dims[1:],
-        dtype if b is None else dtype.computed,
-        "sum",
-        value,
-        inside if win.padded or uneven else None,
-    )
+    where = inside if win.padded or uneven else None
+    acc = te.reduce(shape, w.dims[1:], dtype if b is None else dtype.computed, "sum", value, where)
     return _with_bias(acc, b, dtype)
 
 

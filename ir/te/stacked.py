@@ -134,12 +134,8 @@ class _Stacker:
             own = self.known[s.own] = te.placeholder(s.own.name, s.own.dtype, (self.rows, *s.own.dims))
         where = None if s.where is None else self.expr(s.where)
         put = None if s.updates is None else self.updates(s.updates)
-        made = Tensor(
-            t.name,
-            t.dtype,
-            shape,
-            stage=Stage((self.row, *s.axes), self.expr(s.value), s.reduce, s.combine, where, own, put),
-        )
+        stage = Stage((self.row, *s.axes), self.expr(s.value), s.reduce, s.combine, where, own, put)
+        made = Tensor(t.name, t.dtype, shape, stage=stage)
         self.known[t] = made
         return made
 

@@ -58,11 +58,8 @@ class MemoryPlan:
     @property
     def arena(self) -> Arena:
         """The slots as sizes and lifetimes."""
-        return Arena(
-            tuple(s.nbytes for s in self.slots),
-            tuple((s.first, s.last) for s in self.slots),
-            tuple(s.pieces for s in self.slots),
-        )
+        lives = tuple((s.first, s.last) for s in self.slots)
+        return Arena(tuple(s.nbytes for s in self.slots), lives, tuple(s.pieces for s in self.slots))
 
     def offsets(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
         """Byte offsets of the slots and the arena's size, for given dims."""

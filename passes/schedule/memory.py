@@ -175,11 +175,8 @@ def vector_reduce(b: Block, name: str, lanes: int, chains: int) -> Block:
         total: Expr = part.at(0, 0, lanes=lanes)
         for c in range(1, chains):
             total = op(how, total, part.at(c, 0, lanes=lanes))
-        bld.store(
-            st.buf,
-            st.idx,
-            op(how, own, call({"+": "hsum", "*": "hprod"}.get(how, "hmax" if "max" in how else "hmin"), total)),
-        )
+        across = op(how, own, call({"+": "hsum", "*": "hprod"}.get(how, "hmax" if "max" in how else "hmin"), total))
+        bld.store(st.buf, st.idx, across)
         return bld.block()
 
     return edit(b, name, go)

@@ -292,11 +292,8 @@ def _rows_together(s: Schedule, problem: Problem, wanted: int) -> None:
     except ScheduleError:
         s.restore(mark)
         return
-    s.apply(
-        annotate,
-        "unroll",
-        *(x.var.name for x in loops(s.loop("i_r").body) if x.var.name == "rm" or x.var.name.startswith("rm_")),
-    )
+    inner = (x.var.name for x in loops(s.loop("i_r").body) if x.var.name == "rm" or x.var.name.startswith("rm_"))
+    s.apply(annotate, "unroll", *inner)
 
 
 def _from_memory(problem: Problem) -> bool:

@@ -340,16 +340,8 @@ class Flash(ABC):
                         theirs = self.theirs(part, self.out, at_w, r, q * CHUNK + h * 4)
                         b.store(piece, (h * 4,), fma(theirs, by, piece.at(h * 4, lanes=4)), 4)
                 inverse = b.let("inverse", inverse_of(best[0], total[0]))
-                store_row(
-                    b,
-                    a.mean,
-                    {**self.batch, load(a.inverse, (0,)): inverse},
-                    self.origin + row,
-                    q * CHUNK,
-                    piece,
-                    (const(0),),
-                    CHUNK,
-                )
+                batch = {**self.batch, load(a.inverse, (0,)): inverse}
+                store_row(b, a.mean, batch, self.origin + row, q * CHUNK, piece, (const(0),), CHUNK)
 
     @contextmanager
     def share(self, b: Builder) -> Iterator[tuple[Expr, Expr]]:

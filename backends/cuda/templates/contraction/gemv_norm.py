@@ -272,12 +272,8 @@ class Rows:
         ):
             with b.loop("j", self.lanes, "unroll") as j:
                 b.store(out, (j,), self.at(self.norm.value, i, turn, j, totals))
-            b.store(
-                self.norm.row,
-                (i * self.length + self.vector(t, turn) * self.lanes,),
-                out.at(0, lanes=self.lanes),
-                self.lanes,
-            )
+            place = (i * self.length + self.vector(t, turn) * self.lanes,)
+            b.store(self.norm.row, place, out.at(0, lanes=self.lanes), self.lanes)
         b.do("barrier")
 
     def vector(self, t: Expr, turn: Expr) -> Expr:
@@ -301,12 +297,8 @@ class Rows:
                 b.loop("i", n, "unroll") as i,
             ):
                 row, vector = self.norm.rows.at(i), self.vector(t, turn)
-                b.store(
-                    tile,
-                    (i, turn, 0),
-                    vector_of(x, lambda j: {**row, self.norm.k.var: vector * self.lanes + j}, self.lanes),
-                    self.lanes,
-                )
+                values = vector_of(x, lambda j: {**row, self.norm.k.var: vector * self.lanes + j}, self.lanes)
+                b.store(tile, (i, turn, 0), values, self.lanes)
 
     def at(self, e: Expr, i: Expr, turn: Expr, j: Expr, totals: Mapping[Buffer, Buffer]) -> Expr:
         """An expression for one of the thread's elements of row i."""

@@ -128,15 +128,8 @@ class Shape:
     def of(image: Image, knobs: Mapping[str, int | str]) -> Shape:
         k = {name: int(v) for name, v in knobs.items()}
         rank = len(image.sizes)
-        return Shape(
-            image,
-            (k.get("tile", 1), k["rows"], k["pixels"])[3 - rank :],
-            k["group"],
-            k["bn"],
-            k["tm"],
-            k["tn"],
-            k["slices"],
-        )
+        tile = (k.get("tile", 1), k["rows"], k["pixels"])[3 - rank :]
+        return Shape(image, tile, k["group"], k["bn"], k["tm"], k["tn"], k["slices"])
 
     @property
     def knobs(self) -> Knobs:
@@ -378,12 +371,8 @@ class PatchKernel:
                 with b.loop("j", pairs, "unroll") as n:
                     if v == VECTOR:
                         f = self.filter(self.col + n * 16 + lane // 16 * 8 + lane % 8)
-                        b.store(
-                            fb,
-                            (n, 0),
-                            call("ldmatrix_x4", self.filters.ref(f, (first + lane // 8 % 2) * v, lanes=8)),
-                            8,
-                        )
+                        loaded = call("ldmatrix_x4", self.filters.ref(f, (first + lane // 8 % 2) * v, lanes=8))
+                        b.store(fb, (n, 0), loaded, 8)
                     else:
                         for k in range(2):
                             f = self.filter(self.col + n * 16 + k * 8 + r)
@@ -405,21 +394,13 @@ class PatchKernel:
                         for h in range(2):
                             own = b.alloc("own", kind, v)
                             at = self.place(self.row + m * 16 + h * 8 + r) + pixel
-                            b.store(
-                                own,
-                                (0,),
-                                self.patch.at(at if whole else minimum(at, s.patch_pixels), channel, lanes=v),
-                                v,
-                            )
+                            vector = self.patch.at(at if whole else minimum(at, s.patch_pixels), channel, lanes=v)
+                            b.store(own, (0,), vector, v)
                             b.store(fa, (h * 2,), own.at(0, lanes=2), 2)
                             b.store(fa, (h * 2 + 4,), own.at(2, lanes=2), 2)
                     with b.loop("j", across, "unroll") as n:
-                        made = call(
-                            "mma_m16n8k16",
-                            acc.at(m, n, 0, lanes=4),
-                            fa.at(0, lanes=8),
-                            fb.at(n // 2, n % 2 * 4, lanes=4),
-                        )
+                        filters = fb.at(n // 2, n % 2 * 4, lanes=4)
+                        made = call("mma_m16n8k16", acc.at(m, n, 0, lanes=4), fa.at(0, lanes=8), filters)
                         b.store(acc, (m, n, 0), made, 4)
             done += steps
         with b.loop("i", s.tm, "unroll") as m, b.loop("j", across, "unroll") as n, b.loop("h", 2, "unroll") as half:
@@ -456,12 +437,8 @@ class PatchKernel:
                     pixel, channel = b.let("tap", pixel), b.let("first", self.g * i.wide + channel)
                     own, other = b.alloc("own", i.x.dtype, s.tm, v), b.alloc("other", i.x.dtype, v)
                     with b.loop("i", s.tm, "unroll") as m:
-                        b.store(
-                            own,
-                            (m, 0),
-                            self.patch.at(self.place(self.row + m * 32 + lane) + pixel, channel, lanes=v),
-                            v,
-                        )
+                        vector = self.patch.at(self.place(self.row + m * 32 + lane) + pixel, channel, lanes=v)
+                        b.store(own, (m, 0), vector, v)
                     with b.loop("j", s.tn, "unroll") as n:
                         f = self.g * s.bn + minimum(self.col + n, s.bn - 1)
                         b.store(other, (0,), self.filters.at(f, chunk * v, lanes=v), v)

@@ -283,26 +283,10 @@ def _product(problem: Problem, along: Steps) -> Product | None:
     swap: dict[Param, Param] = {a.buf: left, b.buf: right, out.buf: result}
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
     fixed = "".join(side for side, x in (("a", a), ("b", b)) if x.buf.name in problem.constants)
-    made = Product(
-        c.kernel.name,
-        params,
-        left,
-        right,
-        result,
-        *along.sizes,
-        _finish(along, stored, result, plain is None),
-        flipped,
-        window,
-    )
-    made = replace(
-        made,
-        rows=rows,
-        cols=cols,
-        fixed=fixed,
-        beside=_beside(stored, along, result),
-        work=_work(stored),
-        locs=problem.kernel.locs,
-    )
+    finish = _finish(along, stored, result, plain is None)
+    made = Product(c.kernel.name, params, left, right, result, *along.sizes, finish, flipped, window)
+    beside = _beside(stored, along, result)
+    made = replace(made, rows=rows, cols=cols, fixed=fixed, beside=beside, work=_work(stored), locs=problem.kernel.locs)
     return made if plain is not None or made.in_vectors else None
 
 
@@ -438,13 +422,8 @@ def _view(x: Load, shape: tuple[int, ...], strides: tuple[int, ...], dense: tupl
     """The buffer in another shape. `dense`: the strides that need not be written."""
     if min(strides) <= 0:
         return None
-    return Buffer(
-        x.buf.name,
-        x.buf.dtype,
-        tuple(map(const, shape)),
-        "global",
-        None if strides == dense else tuple(map(const, strides)),
-    )
+    steps = None if strides == dense else tuple(map(const, strides))
+    return Buffer(x.buf.name, x.buf.dtype, tuple(map(const, shape)), "global", steps)
 
 
 def _suits(b: Buffer) -> bool:

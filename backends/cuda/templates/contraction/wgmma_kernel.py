@@ -308,13 +308,8 @@ class Writer:
                 begin = minimum(
                     col + j * bk, const((p.n - 1) // bk * bk)
                 )  # what lies past the end is not stored, so any columns will do
-                b.do(
-                    "tma_load",
-                    self.sb.ref(s, j, 0, 0, lanes=bk),
-                    p.b.ref(*self.of(p.b, z), at * bk, begin, lanes=bk),
-                    bk,
-                    self.full.ref(s),
-                )
+                source = p.b.ref(*self.of(p.b, z), at * bk, begin, lanes=bk)
+                b.do("tma_load", self.sb.ref(s, j, 0, 0, lanes=bk), source, bk, self.full.ref(s))
             return
         source = p.b.ref(*self.of(p.b, z), col, at * bk, lanes=bk)
         if p.window is not None:

@@ -198,12 +198,8 @@ def skip_layer_norm(c: Call) -> Any:
     """Inputs: x, skip, scale, bias of the normalisation, bias of the sum. Outputs: y, mean, 1/deviation, the sum."""
     total = c.b.add(c.x(0), c.x(1))
     total = c.b.add(total, c.x(4)) if c.has(4) else total
-    inner = standard(
-        c,
-        "LayerNormalization",
-        [total, c.items[2], c.items[3] if c.has(3) else None],
-        {"epsilon": c.number("epsilon", 1e-12)},
-    )
+    operands = [total, c.items[2], c.items[3] if c.has(3) else None]
+    inner = standard(c, "LayerNormalization", operands, {"epsilon": c.number("epsilon", 1e-12)})
     made = layer_normalization(inner)
     y = made if isinstance(made, tuple) else (made, None, None)
     return (*y, total)

@@ -295,14 +295,8 @@ def regressor(c: Call) -> Any:
     nodes, ids = _nodes(c)
     dtype = _compared(c, nodes.split)
     forest = normal_form(nodes, dtype)
-    y = _scores(
-        c,
-        forest,
-        _votes(c, "target", ids, forest),
-        c.integer("n_targets", 1),
-        c.text("aggregate_function", "SUM"),
-        dtype,
-    )
+    aggregate = c.text("aggregate_function", "SUM")
+    y = _scores(c, forest, _votes(c, "target", ids, forest), c.integer("n_targets", 1), aggregate, dtype)
     return c.cast(transformed(c, _based(c, y, _floats(c, "base_values")), c.text("post_transform", "NONE")), f32)
 
 
@@ -390,14 +384,8 @@ def ensemble(c: Call) -> Any:
     dtype = c.type_of(0).dtype
     forest = normal_form(nodes, dtype if dtype is f64 else f32)
     votes = gathered_votes(np.arange(leaves) + count, targets, weights.reshape(-1).astype(forest.splits.dtype), forest)
-    y = _scores(
-        c,
-        forest,
-        votes,
-        c.integer("n_targets", 1),
-        AGGREGATES[c.integer("aggregate_function", 1)],
-        dtype if dtype is f64 else f32,
-    )
+    aggregate = AGGREGATES[c.integer("aggregate_function", 1)]
+    y = _scores(c, forest, votes, c.integer("n_targets", 1), aggregate, dtype if dtype is f64 else f32)
     return c.cast(transformed(c, y, TRANSFORMS[c.integer("post_transform", 0)]), dtype)
 
 

@@ -349,14 +349,8 @@ def _scan_loop(
     def build(number: Value, *values: Value) -> list[Value]:
         return [_value(c, i) for i in importer.subgraph(spec.body, scope, list(map(of_value, values)))]
 
-    made = loop_node(
-        c,
-        carried,
-        rows,
-        build,
-        length=xs[0].type.shape[axes[0]],
-        backward=tuple(map(bool, (*spec.back, *spec.out_back))),
-    )
+    backward = tuple(map(bool, (*spec.back, *spec.out_back)))
+    made = loop_node(c, carried, rows, build, length=xs[0].type.shape[axes[0]], backward=backward)
     out: list[Any] = made[: len(carried)]
     for v, a in zip(made[len(carried) :], spec.out_axes):
         at = normalize_axis(a, v.type.rank)

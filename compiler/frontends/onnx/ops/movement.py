@@ -150,12 +150,8 @@ def split(c: Call) -> Any:
     x = c.x()
     axis = normalize_axis(c.integer("axis", 0), x.type.rank)
     sizes: Sequence[Dim] | None = c.dims(1, "split") if c.has(1) else c.integers("split")
-    return split_parts(
-        c,
-        x,
-        axis,
-        sizes if sizes is not None else even_parts(x.type.shape[axis], c.integer("num_outputs", len(c.outputs))),
-    )
+    sizes = sizes if sizes is not None else even_parts(x.type.shape[axis], c.integer("num_outputs", len(c.outputs)))
+    return split_parts(c, x, axis, sizes)
 
 
 def even_parts(n: Dim, parts: int) -> list[Dim]:

@@ -102,15 +102,8 @@ def _direction(c: Call, kind: str, x: Value, d: int) -> _Direction:
         p = _row(c, c.x(7), d)
         peephole = [_part(c, p, 0, k * hidden, hidden) for k in range(3)]
     recurrent = c.b.transpose(r, perm=(1, 0))
-    return _Direction(
-        inputs,
-        recurrent,
-        reset_bias,
-        peephole,
-        hidden,
-        _activations(c, len(defaults), d, defaults),
-        c.number("clip", 0.0),
-    )
+    activations = _activations(c, len(defaults), d, defaults)
+    return _Direction(inputs, recurrent, reset_bias, peephole, hidden, activations, c.number("clip", 0.0))
 
 
 def _activations(c: Call, count: int, d: int, defaults: tuple[str, ...]) -> list[Activation]:
