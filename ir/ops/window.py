@@ -50,7 +50,11 @@ class Window:
 
 
 def window(
-    rank: int, kernel: Sequence[Dim], strides: Ints | None, pads: Sequence[Dim] | None, dilations: Ints | None
+    rank: int,
+    kernel: Sequence[Dim],
+    strides: Ints | None = None,
+    pads: Sequence[Dim] | None = None,
+    dilations: Ints | None = None,
 ) -> Window:
     """Fill in attributes: strides, dilations 1, pads 0 (all begins, then all ends). ShapeError for a wrong length."""
     strides, dilations, pads = strides or (1,) * rank, dilations or (1,) * rank, pads or (0,) * 2 * rank
