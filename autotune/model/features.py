@@ -47,23 +47,8 @@ BUFFERS = 4  # that are told of one by one: the result and the largest others
 
 _BUFFER = ("bytes", "reuse", "inner", "across", "grain", "element", "constant")
 _WORK = (
-    "batch",
-    "rows",
-    "cols",
-    "red",
-    "run",
-    "taps",
-    "element",
-    "flops",
-    "bytes",
-    "intensity",
-    "passes",
-    "guarded",
-    "buffers",
-    "red_align",
-    "cols_align",
-    "run_align",
-)
+    "batch rows cols red run taps element flops bytes intensity passes guarded buffers red_align cols_align run_align"
+).split()
 _PLAN = (
     "rows", "cols", "red", "pieces", "each", "balance", "items", "items_balance", "waste", "row_waste", "col_waste",
     "red_waste", "threads", "registers", "near", "l2", "together",

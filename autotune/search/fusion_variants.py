@@ -210,6 +210,3 @@ def settle(
         v.task.key, tuple(t.key for t in v.parts), v.variant.cuts, v.variant.tile, taken, apart, together, machine
     )
     return fusion, Fused(v.task, r.whole.calls, str(v), v.parts, together, apart, taken, verdict)
-
-
-__all__ = ["BEHIND", "Fused", "Rival", "Rivals", "passed_over", "settle"]

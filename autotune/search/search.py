@@ -500,21 +500,3 @@ def _believed(s: TaskSearch) -> float:
 def _iterator(trials: Iterator[Trial]) -> Any:
     """What `measure` gives, as something to close: a generator ends its work when it is."""
     return trials if hasattr(trials, "close") else (t for t in trials)
-
-
-__all__ = [
-    "BATCH",
-    "Callback",
-    "Event",
-    "Features",
-    "Fused",
-    "Outcome",
-    "Plan",
-    "Point",
-    "Progress",
-    "Result",
-    "Space",
-    "TaskSearch",
-    "ahead",
-    "search",
-]

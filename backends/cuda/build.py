@@ -68,24 +68,16 @@ class NvrtcCompiler:
         return {name: c.cubin for name, c in made.items()}
 
 
+# modules that print no kernels
+UNPRINTING = "backend constants graph check loading instance interpreted device build tensor_maps arrays".split()
+
+
 @cache
 def printer_version() -> str:
     """A hash of this package's modules that turn kernel text into code, so that stale code is never used."""
     h = hashlib.sha256()
     for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
-        if path.stem not in (
-            "backend",
-            "constants",
-            "graph",
-            "check",
-            "loading",
-            "instance",
-            "interpreted",
-            "device",
-            "build",
-            "tensor_maps",
-            "arrays",
-        ) and not path.stem.startswith("library"):
+        if path.stem not in UNPRINTING and not path.stem.startswith("library"):
             h.update(path.read_bytes())
     return h.hexdigest()
 

@@ -174,6 +174,3 @@ class LtFunction(CallFunction):
 def _end(ends: list[Callable[[], Any]]) -> None:
     for end in reversed(ends):
         end()
-
-
-__all__ = ["Lt", "LtFunction", "attributes", "layouts"]

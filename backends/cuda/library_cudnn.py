@@ -247,6 +247,3 @@ class DnnFunction(CallFunction):
             check(library, library.cudnnSetStream(self.dnn.handle, ctypes.c_void_p(stream)), "cudnnSetStream")
             status = library.cudnnBackendExecute(self.dnn.handle, self.plan.pointer, pack.pointer)
             check(library, status, "cudnnBackendExecute")
-
-
-__all__ = ["Dnn", "DnnFunction"]

@@ -24,21 +24,10 @@ from dnnc.ir.errors import InternalError
 # What an object may take from the process, libm's functions too. LLVM itself writes calls of memcpy, memmove and
 # memset.
 ALLOWED_SYMBOLS = LIBRARY | frozenset(
-    {
-        "aligned_alloc",
-        "free",
-        "memcpy",
-        "memmove",
-        "memset",
-        "pthread_create",
-        "pthread_join",
-        "pthread_sigmask",
-        "sched_getcpu",
-        "sched_getaffinity",
-        "sched_setaffinity",
-        "sched_yield",
-        "syscall",
-    }
+    (
+        "aligned_alloc free memcpy memmove memset pthread_create pthread_join "
+        "pthread_sigmask sched_getcpu sched_getaffinity sched_setaffinity sched_yield syscall"
+    ).split()
 )
 KERNEL_PREFIX = "k_"  # kernels; an entry function calls those of other objects
 CODEGEN_LEVEL = 2

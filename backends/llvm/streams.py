@@ -81,6 +81,3 @@ def _multiple(s: Store | Load, lanes: int) -> bool:
     if isinstance(at, Const):
         return int(at.value) % lanes == 0
     return isinstance(at, Linear) and at.const % lanes == 0 and all(c % lanes == 0 for _, c in at.terms)
-
-
-__all__ = ["AHEAD", "FENCE", "LEAST", "LINE", "dispatch", "read_ahead", "streamed", "walks", "whole"]

@@ -351,20 +351,3 @@ def common(what: str, names: Sequence[str | None]) -> str | None:
                 raise mixed(what, found, n)
             found = n
     return found
-
-
-__all__ = [
-    "HOST",
-    "DeviceData",
-    "Foreign",
-    "InputError",
-    "Place",
-    "common",
-    "device_name",
-    "devices",
-    "imported",
-    "mixed",
-    "moved_to",
-    "on_host",
-    "place",
-]

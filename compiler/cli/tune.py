@@ -285,6 +285,3 @@ def outcome_data(o: Outcome) -> dict[str, Any]:
         "reason": o.reason,
         "verdict": o.verdict,
     }
-
-
-__all__ = ["Effort", "tune_command"]

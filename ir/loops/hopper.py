@@ -70,6 +70,3 @@ def wgmma_positions(
     row = 16 * (t // 32) + t % 32 // 4 + 8 * (r // 2 % 2)
     column = 8 * (r // 4) + 2 * (t % 4) + r % 2
     return row, column
-
-
-__all__ = ["EFFECTS", "GROUP", "SWIZZLE_ROWS", "WGMMA_ROWS", "wgmma_positions"]

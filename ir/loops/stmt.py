@@ -25,19 +25,7 @@ from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, ref, substitute, unwrap, value, var, walk
 
-LOOP_KINDS = (
-    "range",
-    "unroll",
-    "vector",
-    "parallel",
-    "block.x",
-    "block.y",
-    "block.z",
-    "cluster",
-    "thread.x",
-    "warp",
-    "lane",
-)
+LOOP_KINDS = tuple("range unroll vector parallel block.x block.y block.z cluster thread.x warp lane".split())
 SPACES = ("global", "register", "local", "shared")
 
 

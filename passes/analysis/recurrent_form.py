@@ -304,6 +304,3 @@ class _Reader:
                     columns.append(Column(substitute(p.rhs, {p.n: self.here[1] + c}), p.dots, c))
             out.append(Phase(mine[0].lhs, tuple(columns)))
         return tuple(out)
-
-
-__all__ = ["Column", "Form", "NoForm", "Phase", "bind", "form_of", "known", "loads"]

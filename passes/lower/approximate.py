@@ -192,19 +192,3 @@ def _not_negative(e: Expr) -> bool:
     if e.name == "+":
         return all(map(_not_negative, e.args))
     return e.name in ("exp", "exp2", "abs", "sqrt") or (e.name == "max" and any(map(_not_negative, e.args)))
-
-
-__all__ = [
-    "ESTIMATE",
-    "PIECE",
-    "RECIPROCAL",
-    "SCALE",
-    "Rule",
-    "exponential",
-    "gelu",
-    "gelu_of",
-    "quotient",
-    "rules",
-    "sigmoid_gelu",
-    "softmax_terms",
-]

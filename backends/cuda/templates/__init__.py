@@ -72,6 +72,3 @@ def overlapped(kernel: Kernel) -> Kernel:
         return kernel
     begun = replace(first, body=(Eval("pdl_launch", ()), Eval("pdl_wait", ()), *first.body))
     return kernel.with_body(replace_stmt(kernel.entry.body, first, lambda: (begun,)))
-
-
-__all__ = ["overlapped", "templates"]

@@ -70,6 +70,3 @@ def called(problem: Problem, name: str, knobs: Mapping[str, int | str]) -> Calle
         [name, *(["tf32"] if math == "tf32" else []), str(plan), entry.name]
     )  # kernels are known by their texts
     return Called((*problem.kernel.funcs[:-1], replace(entry, name=marked)), problem.kernel.locs, call)
-
-
-__all__ = ["library_choices", "library_templates"]

@@ -41,6 +41,3 @@ def _template(name: str, module: ModuleType, target: CpuTarget, last: Knobs = ()
         return [(*knobs, *last) for knobs in module.space(problem, target)]
 
     return Template(name, candidates, apply, more, module.ORDER)
-
-
-__all__ = ["templates"]

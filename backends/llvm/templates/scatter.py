@@ -145,6 +145,3 @@ def _vectors(sched: Schedule, s: Scattered, lanes: int) -> None:
                 sched.apply(annotate, "unroll", name + "o")
         except ScheduleError:
             sched.restore(mark)
-
-
-__all__ = ["ORDER", "apply", "candidates", "space"]

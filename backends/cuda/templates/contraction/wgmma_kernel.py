@@ -469,6 +469,3 @@ class Writer:
         row, col = minimum(at[0], const(self.p.m - 1)), minimum(at[1], const(self.p.n - 2))
         made = self.p.finish(z[0] if z else const(0), row, col, j, load(self.acc, (register + j,)))
         self.b.emit(Vectorizer(j, const(0), 2).store(Store(to, (*place[:-1], place[-1] + j), made)))
-
-
-__all__ = ["Finish", "Product", "Tiling", "Window", "Writer", "build", "divisor", "steps_of"]

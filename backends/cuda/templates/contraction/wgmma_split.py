@@ -75,6 +75,3 @@ class SplitWriter(Writer):
 
         parts = Parts(t.bm, t.bn, 1, t.split, t.consumers * GROUP)
         parts.combine(b, self.sums, lambda _, r, c: (r // WGMMA_ROWS, r % WGMMA_ROWS, c), part, thread, finish)
-
-
-__all__ = ["SplitWriter"]

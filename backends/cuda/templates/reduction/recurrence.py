@@ -563,6 +563,3 @@ class Persistent:
         b.do("mbar_wait", self.bars.ref(bar), parity)
         with b.when((self.warp * LANES + self.lane).eq(0)):
             b.do("mbar_expect", self.bars.ref(bar), self.p.rows * self.form.hidden * f32.bytes)
-
-
-__all__ = ["Plan", "apply", "candidates", "plans", "takes"]
