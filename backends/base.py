@@ -21,7 +21,7 @@ from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import Call, CompiledKernel, MemoryRef, Program
 from dnnc.ir.errors import InputError, TargetError, TuneError, UnsupportedError
 from dnnc.ir.expr import Var
-from dnnc.ir.target import Limits, Target, TargetFacts
+from dnnc.ir.target import Limits, TargetFacts
 
 if TYPE_CHECKING:
     from dnnc.backends.runtime.operands import Workload
@@ -420,9 +420,3 @@ class Backend(ABC):
     def availability(cls) -> dict[str, Any]:
         """For `dnnc targets`: "name", "available", "reason", and facts by name."""
         return {"name": cls.name, "available": True, "reason": ""}
-
-
-class BackendFactory(Protocol):
-    """Makes a backend for a target. TargetError: the target is malformed or not available."""
-
-    def __call__(self, target: Target, threads: int | None = None) -> Backend: ...

@@ -79,7 +79,6 @@ class Limits:
     lanes: int  # float32 numbers of a vector register, or of a warp
     registers: int  # vector registers of a core, or registers of 32 bits of an SM
     near: int  # bytes of a core's L1 data cache, or of an SM's shared memory
-    near_each: int  # bytes of it that one block may have; of a CPU the same
     l2: int  # bytes of a core's L2, or of the device's
     l3: int  # bytes of the last cache; 0 of a GPU
     threads: int  # that an SM holds; 1 of a CPU

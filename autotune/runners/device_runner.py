@@ -86,7 +86,6 @@ class Station:
     def __init__(self, child: Child, timeout: float, version: str) -> None:
         self.child, self.timeout, self.version = child, timeout, version
         self.drift: Drift | None = None
-        self.restarts = 0
         self._loaded: list[Job] = []
 
     def measure(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Trial]]:
@@ -132,7 +131,6 @@ class Station:
 
     def _lost(self) -> None:
         """The process is gone, and all that was loaded in it."""
-        self.restarts += 1
         for j in self._loaded:
             j.ready = False
         self._loaded.clear()

@@ -201,7 +201,6 @@ class CudaBackend(Backend):
             lanes=32,
             registers=t.registers,
             near=t.shared_per_sm,
-            near_each=t.shared_bytes,
             l2=t.l2_bytes,
             l3=0,
             threads=t.threads_per_sm,

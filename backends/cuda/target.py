@@ -53,11 +53,6 @@ class GpuTarget:
         """Tensor memory accelerator, clusters, mbarrier transactions, programmatic dependent launch."""
         return self.number >= 90
 
-    @property
-    def has_fp8(self) -> bool:
-        """Conversions and matrix instructions of 8-bit floats."""
-        return self.number >= 89
-
 
 # One chip per architecture; whoever has another one gets its own figures from the device.
 FACTS = {

@@ -141,7 +141,6 @@ class LlvmBackend(Backend):
             lanes=t.lanes,
             registers=t.registers,
             near=t.l1,
-            near_each=t.l1,
             l2=t.l2,
             l3=LAST_LEVEL,
             threads=1,

@@ -84,7 +84,7 @@ def tune_command(job: Job, effort: Effort, as_json: bool) -> None:
         "precision": job.precision,
         "cache": parse_cache(job.cache),
     }
-    with Interrupt() as stop, Display(budget) as display:
+    with Interrupt() as stop, Display() as display:
         tuned = tune(
             load_model(job.model), job.target, budget, log, [display],
             trials=effort.trials, resume=effort.resume, only=effort.only or None, runner=effort.runner, devices=devices,
@@ -127,10 +127,9 @@ class Interrupt:
 class Display:
     """The state of a search on a terminal; elsewhere nothing. A callback of `dnnc.tune`."""
 
-    def __init__(self, budget: float, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(file=sys.stderr)
         self._live: Live | None = None
-        self._budget = budget
         self._tasks: dict[str, tuple[str, int, float, float, str]] = {}  # name, trials, default, best, schedule
         self._order: list[str] = []
 

@@ -332,33 +332,6 @@ class Graph:
         if new.node is not None:
             new.node.locs = union(new.node.locs, old.locs)
 
-    def topological_sort(self) -> None:
-        """Put every node behind those it reads; a graph that is in order stays as it is. InternalError on a cycle."""
-        order: list[Node] = []
-        state: dict[Node, int] = {}  # 1 being visited, 2 done
-        for root in self.nodes():
-            stack = [root]
-            while stack:
-                n = stack[-1]
-                if n in state:
-                    stack.pop()
-                    if state[n] == 1:
-                        state[n] = 2
-                        order.append(n)
-                    continue
-                state[n] = 1
-                for v in reversed(n.inputs):
-                    if v is None or v.node is None or state.get(v.node) == 2:
-                        continue
-                    if v.node in state:
-                        raise InternalError(f"graph {self.name} has a cycle through {v.name} and {n!r}")
-                    stack.append(v.node)
-        previous: Node | None = None
-        for n in order:
-            self._link(previous, n)
-            previous = n
-        self._link(previous, None)
-
     def copy(self) -> Graph:
         """A copy with its own values, nodes and subgraphs; arrays are shared."""
         return self._copied({})[0]

@@ -19,7 +19,6 @@ from dnnc.ir.op import OpDef, require
 from dnnc.ir.types import Dim, TensorType
 
 Array = np.ndarray[Any, Any]
-Types = tuple["TensorType | None", ...]
 CONTROL = frozenset(("control", "pure"))
 
 

@@ -204,10 +204,6 @@ def _pow_numpy(a: Array, b: Array) -> Array:
     return r
 
 
-def _round_numpy(x: Array) -> Array:
-    return np.rint(x)
-
-
 def _isinf(x: Expr) -> Expr:
     return call("abs", x).eq(const(float("inf"), x.dtype))
 

@@ -14,7 +14,6 @@ from dnnc.ir.loops.stmt import (
     For,
     If,
     Kernel,
-    Let,
     Stmt,
     loop_var,
     map_stmt,
@@ -144,24 +143,6 @@ def swap_buffers(
         return tuple(out)
 
     return go(b)
-
-
-def rename_lets(b: Block, suffix: str) -> Block:
-    """Let variables of a copied block under new names."""
-    from dnnc.ir.loops.stmt import let_var
-
-    def go(block: Block, env: dict[Expr, Expr]) -> Block:
-        out: list[Stmt] = []
-        for s in substitute_block(block, env) if env else block:
-            if isinstance(s, Let):
-                v = let_var(s.var.name + suffix, s.value)
-                out.append(Let(v, s.value))
-                env = {**env, s.var: v}
-            else:
-                out.append(s)
-        return tuple(out)
-
-    return go(b, {})
 
 
 class Schedule:

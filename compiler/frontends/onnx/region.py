@@ -34,11 +34,6 @@ def region(c: Call, name: str, params: Sequence[TensorType], build: Build) -> tu
         importer.graph = c.b.graph = outer
 
 
-def belongs(v: Value, g: Graph) -> bool:
-    """Is a value made by a graph, one of its inputs, or one of its constants?"""
-    return v.node.graph is g if v.node is not None else v in g.constants or any(v is x for x in g.inputs)
-
-
 def _capture(inner: Graph, outer: Graph) -> list[Value]:
     """Let the graph read inputs and constants of its own in place of values from around it."""
     own = set(inner.inputs)

@@ -49,29 +49,6 @@ class Program:
     results: tuple[Any, ...]
 
 
-def from_module(
-    module: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
-    known: Mapping[str, int] | None = None,
-) -> Program:
-    """The graph of a module.
-
-    Args:
-        module: a `torch.nn.Module`, or what `torch.export.export` has made of one.
-        args, kwargs: example inputs of a module; tensors, or trees of them. Their sizes are fixed unless
-            `dynamic_shapes` says otherwise.
-        dynamic_shapes: as `torch.export.export` takes it.
-        known: symbolic sizes that are numbers here.
-
-    Raises:
-        UnsupportedError: an operator without a form in graphs; says which, and where in the user's code.
-        ModelError: torch cannot export the module.
-    """
-    return read_program(exported(module, args, kwargs, dynamic_shapes), dynamic_shapes, known)
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence torch's warnings about its own code: copies of TreeSpec, and flat weights of recurrent layers."""

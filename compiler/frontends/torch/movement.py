@@ -17,7 +17,6 @@ from dnnc.ir.graph import Value
 from dnnc.ir.types import Dim
 
 Converter = Callable[[Call], Any]
-LAST = (1 << 63) - 1  # torch's end of a slice without one
 
 # --- views ------------------------------------------------------------------------------------------------------------
 
