@@ -35,9 +35,8 @@ WIDTH = 160  # characters of a repr
 class Executable:
     """A compiled model: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
 
-    Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Calls may
-    come from several threads at once. A model with symbolic dims is specialised to each shape it meets, the last ones
-    kept.
+Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Several
+    threads may call at once. A model with symbolic dims is specialised to each shape it meets, the last ones kept.
 
     On a CUDA device the first input decides what comes back: NumPy arrays give NumPy arrays; arrays on the device
     (CuPy, torch, anything with `__cuda_array_interface__` or DLPack) give arrays of their library, computed in the
@@ -119,8 +118,7 @@ class Executable:
         """The text of the last program at a stage: "graph", "operator", then "llvm" and "asm", or "cuda" and "ptx"; of
         one kernel by number, name or symbol.
 
-        InputError names what there is, or the dims that are still open: a symbolic model has no program before its
-        first call.
+InputError names what there is, or the open dims: a symbolic model has no program before its first call.
         """
         return self._compiler.source(self.last_program(), stage, kernel)
 

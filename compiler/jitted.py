@@ -146,8 +146,7 @@ class Jitted:
 
     def _usual(self, args: tuple[Any, ...]) -> tuple[Any, Sequence[str], list[Any]] | None:
         """The key, the paths and the buffers of a call with arrays of real numbers by position and nothing else, all
-        there and on one device, as most calls are: a third of the time that looking into arguments takes. None of other
-        calls.
+        there and on one device, as most calls are: a third of the usual time. None of other calls.
         """
         if not self._direct or not args:
             return None

@@ -2,8 +2,7 @@
 
 In: features and measured seconds, grouped by task. Out: scores within a task, in logarithms of speed: two that differ
 by 0.1 are expected to differ by a tenth in time. Three models: `Analytic`, the roofline, knows nothing but the
-machine's figures; `XGBModel` learns from trials; `dnnc.autotune.model.forest.Forest` is one that has learned, and needs
-no library.
+machine's figures; `XGBModel` learns from trials; `dnnc.autotune.model.forest.Forest` has learned, and needs no library.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 In: the Work of a kernel, a Choice, the Limits of a machine. Out: a Plan: what the knobs make of the kernel (tiles, what
 is computed in vain, shares of registers and caches) and the seconds of its arithmetic, of its traffic with the
-second-level cache and with memory, and of what is fixed. Nothing is scheduled. Seconds are of a nominal clock; a
-ranking needs no more.
+second-level cache and with memory, and of what is fixed. Nothing is scheduled. Seconds are nominal, for ranking.
 """
 
 from __future__ import annotations

@@ -65,8 +65,7 @@ class Deal:
     def take(self, target: str, workers: int) -> Parcel | None:
         """What a worker of `target` is to measure next, None for nothing; `workers`: how many there are of it.
 
-        Half of an even share of what is left, so that all end at about the same time; a request that a worker has gone
-        with comes alone.
+Half of an even share of what is left, so that all end at about the same time; a lost request comes alone.
         """
         queue = self._queues[target]
         if not queue:

@@ -10,9 +10,8 @@ ROLE "measure": {"op": "load", "id", "task", "choice", "symbol", "facts", "text"
 Hello:          {"ready": name of the machine, "text": of the target, "reference": seconds}, or {"error"} and the end.
 Errors:         {"error": message, "kind": one of the failures of a Trial}. What ends the process needs no words.
 
-`before` and `after` are seconds of a reference kernel, always the same, measured around the candidate: they tell when
-the machine was disturbed. FACTORY, "module:function", makes the Machine of a target; the function's module may be one
-of a user.
+`before` and `after` are seconds of a reference kernel, always the same, measured around the candidate: they show
+disturbances. FACTORY, "module:function", makes the Machine of a target; the function's module may be one of a user.
 """
 
 from __future__ import annotations

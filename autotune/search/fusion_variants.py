@@ -2,8 +2,7 @@
 
 In: the entries of a search, and the variations of those groups that take a share of the model's time. Out: entries for
 their parts, which the search measures like any other, and a Fusion for the log and a Fused for reports of each group.
-Parts have their place behind the tasks of the model: they get a fifth of the trials, and those that fall behind get no
-more.
+Parts have their place behind the tasks of the model: they get a fifth of the trials, and losers get no more.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     python -m dnnc.autotune.runners.measure layer.txt --target cuda --choices 8 --check
 
-It is for whoever brings up a new machine or device: it compiles, measures and checks exactly as tuning does, and keeps
-nothing.
+It is for whoever brings up a new machine or device: it compiles, measures and checks as tuning does, keeping nothing.
 """
 
 from __future__ import annotations

@@ -83,8 +83,7 @@ class Outcome:
 @dataclass(frozen=True)
 class Result:
     """What a search found; `untuned` and `tuned` are seconds of a call of the model, summed over its tuned kernels.
-    `fusions`: of fused groups that were measured in another way too; `parts` are the outcomes of the tasks that these
-    consist of.
+    `fusions`: of fused groups that were measured in another way too; `parts`: outcomes of their tasks.
     """
 
     outcomes: tuple[Outcome, ...]

@@ -1,8 +1,7 @@
 """What a search may choose from: all schedules of a problem that are worth measuring.
 
 In: a problem and the templates of the machine and the numerics that it is for. Out: choices, the default first. The
-templates know what the hardware can hold; here their settings become one list, short enough for a model to score in one
-go.
+templates know what the hardware can hold; here their settings become one list, short enough to score in one go.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 In: a scheduled Program, or the problem of one group. Out: Tasks, each once, with how often the program calls them; the
 problem of a Task. The key of a workload covers the naive kernel (operators, shapes, types, layouts, what is fused),
-which buffers are constants, the target and the numerics: all that decides which schedules there are and how fast they
-run, and no weights.
+which buffers are constants, the target and the numerics: all that decides schedules and speed, no weights.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ DEFAULT, WINNER, PREDICTED, NEIGHBOUR, UNSURE = "default", "last winner", "predi
 
 class Model(Protocol):
     """A cost model, one's own or `dnnc.autotune.model.cost_model`'s. One that also has `update(x, seconds, groups)` is
-    told of all trials as they come: features, seconds (infinite where a schedule failed), and the number of the task of
-    each.
+    told of all trials as they come: features, seconds (infinite where a schedule failed), and the task of each.
     """
 
     def predict(self, x: Array) -> Array:

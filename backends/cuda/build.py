@@ -1,7 +1,6 @@
 """A scheduled program -> a Program: kernels compiled or cached, values placed, nothing on a device.
 
-No device is needed. Kernels that no device has checked carry their check with them; it runs when the program is first
-loaded on one.
+No device is needed. Kernels that no device has checked carry their check with them; it runs at the first load on one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """i64 integers (indices, dims, data) as C++: in 32 bits where bounds prove that nothing overflows.
 
 A GPU has no 64-bit integer unit, so an index is an `int` unless its bounds, or those of a partial sum, exceed it. What
-has no bounds is data: it wraps around, as unsigned arithmetic does. Expressions that are `narrow` have the C++ type
-int, all others i64.
+has no bounds is data: it wraps around, as unsigned arithmetic does. `narrow` expressions are C++ int, others i64.
 """
 
 from __future__ import annotations

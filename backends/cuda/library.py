@@ -2,8 +2,7 @@
 
 A schedule such as `cublaslt(algo=3)` makes no code. Its kernel is the nest as it was lowered, which says what is
 computed, and a LibraryCall, which says what is called instead; the call's bytes take the place of machine code wherever
-that goes. Nothing here needs a device. A library is opened by ctypes where the wheels of NVIDIA put it, or where the
-system's loader finds it.
+that goes. Nothing here needs a device. ctypes opens libraries from NVIDIA's wheels or by the system's loader.
 """
 
 from __future__ import annotations

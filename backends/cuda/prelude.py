@@ -2,8 +2,7 @@
 
 In: the names of the helpers that a kernel's text uses. Out: the text that goes before it, with these and what they
 need. A helper is written for scalars; "name/2" is its form for vectors of a function of two operands, lane by lane. No
-header is included: NVRTC knows the mathematical functions and the warp intrinsics, and half floats are converted by
-instructions of their own.
+header is included: NVRTC knows the mathematical functions and the warp intrinsics, and half floats have instructions.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ In: tasks and their kernels' objects. Out: seconds of a call. It runs in a proce
 
 A run is one dispatch of the pool: an entry function, whose text is here, calls the kernel many times. Thread 0 reads
 the clock after each barrier, so that the times of single calls are known and neither Python nor the dispatch is in
-them. Denormals are zero meanwhile: a kernel that works in place on its own results would soon compute with nothing
-else.
+them. Denormals are zero meanwhile: a kernel that works in place on its own results would soon compute on nothing else.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ kernels read of parameters has a table of its own in the frame. Only this functi
 the arena are literals in a static program and loaded from Frame.offsets in a symbolic one. A barrier stands between two
 kernels only where data crosses threads: one reads or overwrites what the other wrote or reads.
 
-With `flush` denormal numbers are taken and given as zero while it runs: every thread sets its own control register, and
-sets it back.
+With `flush` denormal numbers are taken and given as zero while it runs: every thread sets and restores its register.
 
-A timed entry function does the same and notes on each thread the time between any two of its steps: what a profile is
-made of.
+A timed entry function does the same and notes on each thread the time between any two of its steps: a profile's data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The CPU that code is made for, as data: LLVM's name and feature flags, vector width, registers, caches, threads.
 
 In: a target text such as `llvm -mcpu=skylake-avx512 -threads=2`. Out: a CpuTarget, which schedules and the emitter
-read. Only names of the table below and the host's own are accepted: LLVM ends the process on a name that it does not
-know.
+read. Only names of the table below and the host's own are accepted: LLVM ends the process on an unknown name.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 In: (key, text) pairs. Out: {key: object}. Few or small texts compile in this process; more go to
 `dnnc.backends.llvm.worker` processes over pipes, the largest first. They are started by the interpreter's path, never
-by fork or multiprocessing: a fork of a process with threads can hang, and multiprocessing runs a script without a main
-guard a second time.
+by fork or multiprocessing: a fork of a process with threads can hang, and multiprocessing reruns unguarded scripts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Links a scheduled program: its constants in one block, its values at their places, its steps as calls, its loops and
 branches as records.
 
-What comes out knows no backend: `dnnc.backends.llvm` makes an entry function of it, `dnnc.backends.cuda` a recorded
-graph.
+It knows no backend: `dnnc.backends.llvm` makes an entry function of it, `dnnc.backends.cuda` a recorded graph.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The array that users hold: one lazy value, or two for the parts of complex numbers, and Python's protocols on them.
 
-Operators and methods find their functions in `dnnc.array`, the same namespace that `__array_namespace__` gives. An
-array is a handle: writing to it gives the handle a new value, and leaves arrays that were made of the old one as they
-are.
+Operators and methods find their functions in `dnnc.array`, as `__array_namespace__` gives. An array is a handle:
+writing to it gives the handle a new value, and leaves arrays that were made of the old one as they are.
 """
 
 from __future__ import annotations

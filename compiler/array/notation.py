@@ -1,8 +1,7 @@
 """The notation of user-defined kernels: its words, its tree, and errors that show the place.
 
 A text such as `float t = x - y; z = t * t` is cut into tokens here, `notation_parser.py` makes assignments of them, and
-`c_values.py` says what the operators mean. Types of values are no matter to the text: they are known when a kernel is
-called.
+`c_values.py` says what the operators mean. Types of values are known when a kernel is called.
 """
 
 from __future__ import annotations

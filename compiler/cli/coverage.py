@@ -1,7 +1,6 @@
 """Table of the ONNX operators that are read: opsets, types, where they run; for `dnnc ops --onnx` and the docs.
 
-All of it comes from the tables of the front end and from ONNX's schemas. Apart from the other commands because it loads
-onnx.
+All comes from the front end's tables and ONNX's schemas. Apart from the other commands because it loads onnx.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ SPANS = {
 class Operator:
     """An ONNX operator as dnnc reads it.
 
-    `opsets` are those at which its meaning changed, the first one that it came with. `types` are element types of its
-    first input, as dnnc writes them; empty where ONNX has no schema. `how` is empty where the operator is not read.
-    `runs` tells where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that
-    compile.
+`opsets` are those at which its meaning changed, the first one that it came with. `types` are element types of its
+    first input, as dnnc writes them; empty where ONNX has no schema. `how` is empty if it is not read. `runs` tells
+    where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that compile.
     """
 
     domain: str

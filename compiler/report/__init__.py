@@ -1,7 +1,6 @@
 """The report of a compilation, as data: `f.report`. It prints as text and gives JSON; the CLI adds colour.
 
-The driver fills it (`collect.py`), `tables.py` lays it out. Nothing here touches a call: everything is noted while
-compiling.
+The driver fills it (`collect.py`), `tables.py` lays it out. Nothing touches calls: all is noted while compiling.
 """
 
 from __future__ import annotations

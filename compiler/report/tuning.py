@@ -1,7 +1,6 @@
 """A search's report as one HTML file: time over trials, quality of predictions, choices and reasons.
 
-In: a Result. Out: a page with its figures, which holds all that it needs. Plotly draws, Jinja fills the page (the extra
-`tune`).
+In: a Result. Out: a self-contained page with figures. Plotly draws, Jinja fills the page (the extra `tune`).
 """
 
 from __future__ import annotations

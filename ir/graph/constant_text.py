@@ -164,8 +164,7 @@ def _plain(a: Array, dtype: DType) -> Array:
 
 def load_constants(path: str | Path) -> dict[str, Array]:
     """The arrays of a file that `save_constants` wrote, by content hash: what `parse(text, constants=...)` takes. Any
-    other .npz gives its arrays by their names, which `parse` takes as well. ModelError where the file is no .npz, or
-    damaged.
+    other .npz gives its arrays by their names, which `parse` takes as well. ModelError for a damaged file.
     """
     out: dict[str, Array] = {}
     try:

@@ -218,8 +218,7 @@ class Graph:
     ) -> Value:
         """A constant that holds the array (not copied; nobody may write to it afterwards).
 
-        `type` is only needed where the array's dtype does not tell it (none of dnnc's types today) or a layout is to be
-        attached.
+`type` is only needed where the array's dtype does not tell it (no type today) or to attach a layout.
         """
         a = np.asarray(array)
         a = a.astype(object) if a.dtype.kind in "UST" else a.view()

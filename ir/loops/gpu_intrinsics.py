@@ -1,7 +1,6 @@
 """NumPy meanings of the warp instructions on matrix fragments, for the records in `intrinsics.py`.
 
-Layouts are those of PTX `mma.sync.m16n8k16` and `ldmatrix`. Arrays are [threads, lanes]; 32 consecutive threads are a
-warp.
+Layouts are those of PTX `mma.sync.m16n8k16` and `ldmatrix`. Arrays are [threads, lanes]; 32 threads are a warp.
 """
 
 from __future__ import annotations

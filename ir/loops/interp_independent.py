@@ -1,7 +1,6 @@
 """Loops that the interpreter may run side by side: iterations provably write different elements.
 
-Widening changes only the speed: an iteration becomes one more row of the arrays. What is not shown independent runs in
-sequence.
+Widening changes only the speed: an iteration becomes one more row of the arrays. All others run in sequence.
 """
 
 from __future__ import annotations

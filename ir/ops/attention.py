@@ -1,7 +1,6 @@
 """`attention`: softmax of a product, times a matrix, as one op, so that a kernel can keep the scores.
 
-Vaswani et al., "Attention Is All You Need", section 3.2.1; computed tile by tile as in Dao, "FlashAttention-2", where a
-target can.
+Vaswani et al., "Attention Is All You Need", section 3.2.1; by tiles as in Dao, "FlashAttention-2", where a target can.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Ops with data-dependent shapes: native code for the largest possible result, then `truncate`.
 
 What is kept is a list of flags. Its running count says where each kept element goes (`count_true`, two levels of
-blocks), and a search in that count which element stands at each place (`positions`), so nothing is written out of order
-and all elements may be computed at once. An op here takes the fresh dim of its result as the attribute `size`; see
-`dnnc.ir.ops.host`.
+blocks), and a search in that count which element stands at each place (`positions`), so elements are computed at once
+and in order. An op here takes the fresh dim of its result as the attribute `size`; see `dnnc.ir.ops.host`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Scores are sorted and cut to the most that any row has above the threshold, which is a size that only the data tells, or
 are left as they are where `candidates` is their number: that is for few, since cutting ends a program's segment. Then
-`suppress` goes along the rows, the only thing in it that is sequential: whether a box is taken depends on all taken
-before it.
+`suppress` goes along the rows, the only thing in it that is sequential: a box depends on all taken before.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     t[i] = sum over r of x[i, r] * s[r]    with a stack of x    ->    t[b, i] = sum over r of x[b, i, r] * s[r]
 
 The tensor expression gets one more axis in front of every stage that is not an operand, and with it every load of what
-is stacked. So an op with `compute` needs no rule of its own to be applied to many rows; its reference runs for each
-row.
+is stacked. So an op with `compute` needs no rule of its own to be applied to many rows; its reference runs per row.
 """
 
 from __future__ import annotations

@@ -556,9 +556,8 @@ def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:
 
 
 def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Expr]:
-    """The axes along which the terms of a reduction are the same, with their sizes, and the term for one pass over
-    these: a sum of n equal numbers is n times one of them, which rounds once and not n times; of equal ones the largest
-    is any.
+    """The axes along which the terms of a reduction are the same, with sizes, and the term for one pass over them: a
+    sum of n equal numbers is n times one of them, which rounds once and not n times; of equal ones the largest is any.
     """
     if stage.combine not in ("sum", "max", "min"):
         return {}, term

@@ -5,8 +5,7 @@
     mean + sub + mul + mean  ->   mean, then sub + mul + mean: reductions of the same rows in kernels of their own
     conv with winograd4 ...  ->   conv with other weights: Winograd's convolution with other tiles, or the direct one
 
-In comes a planned region, out comes another one. A variant is data that outlives the graph: nodes are told by their
-number in the group.
+In comes a planned region, out comes another one. A variant is data that outlives the graph: nodes go by their number.
 """
 
 from __future__ import annotations

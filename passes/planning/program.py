@@ -101,8 +101,7 @@ class Body:
 @dataclass(frozen=True)
 class ControlStep:
     """A loop or a branch: the entry function runs the steps of its bodies. `params` are the values that it reads, in
-    order, without the absent ones, then those that it makes; `scratch` are slots of its own, `within` those of its
-    bodies.
+    order, without absent ones, then those it makes; `scratch` are slots of its own, `within` those of its bodies.
     """
 
     group: Group

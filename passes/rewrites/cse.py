@@ -2,8 +2,7 @@
 
     a = exp(x); b = exp(x); c = add(a, b)   ->   a = exp(x); c = add(a, a)
 
-One walk in order suffices, as operands are merged before their readers. Random ops and ops with an effect are never
-merged.
+One walk in order suffices, as operands are merged before their readers. Random ops and effects are never merged.
 """
 
 from __future__ import annotations

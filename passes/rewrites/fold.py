@@ -3,8 +3,7 @@
     c = [1, 2]; d = add(c, c)   ->   d = [2, 4]
 
 Runs first, because all that follows is cheaper on a graph without shape arithmetic. Values are computed by the
-reference interpreter in the model's own dtypes, so a folded value is the one that the graph interpreter would have
-seen.
+reference interpreter in the model's own dtypes, so a folded value is the interpreter's.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ inputs and outputs have the same types, with casts at the border. What is stored
 - casts that the model has stay, unless both sides get one type; ops with subgraphs, on the host, of random numbers or
   of bits keep the types that they have.
 
-The type rules of the ops give the types of results. Values that leave the range of f16 while running become infinite,
-as everywhere.
+The type rules of the ops give the types of results. Values that leave the range of f16 while running become infinite.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ Emit = Callable[[Expr, Expr], Block]  # (number of the chunk among the thread's,
 @dataclass(frozen=True)
 class Team:
     """`size` threads for a row, `rows` rows a block. Members of a team are neighbouring threads, unless `across`: then
-    the threads of neighbouring rows are (for rows whose elements lie far apart, and those of neighbouring rows side by
-    side).
+    the threads of neighbouring rows are (for strided rows that lie side by side).
 
     keep: bytes of a row that a thread may hold in registers; ahead: bytes that it loads before it computes with the
         first of them; near: members

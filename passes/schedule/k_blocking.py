@@ -10,8 +10,7 @@
                                                           if k < 3: sums[p, ..] = acc[..]
                                                           else: y[p, ..] = acc[..]
 
-What a stretch reads of both operands then stays in a near cache while all tiles pass. No sum changes: each is added up
-in the same order.
+What a stretch reads of both operands then stays in a near cache while all tiles pass. Sums keep their order.
 """
 
 from __future__ import annotations

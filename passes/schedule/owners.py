@@ -280,8 +280,7 @@ def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
             for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value);
             barrier()
 
-    A group of threads has every so many rows, a thread of it every so many columns. All sizes are known, and there are
-    updates.
+A group of threads has every so many rows, a thread of it every so many columns. Sizes are known; there are updates.
     """
     b, places = Builder(), Places.of(s)
     rows, updates, width = (int(value(x) or 0) for x in (places.count, places.updates, places.width))

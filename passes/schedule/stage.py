@@ -1,7 +1,6 @@
 """Schedule primitive `stage`: what a loop reads of a buffer, copied ahead of it into the thread's own memory.
 
-With a dtype the copy converts, whole vectors at a time: a tile whose elements are broadcast one by one would convert
-each of them by itself.
+With a dtype the copy converts, whole vectors at a time: a tile that is broadcast by element would convert each one.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
                     s                                       for i in unroll(4):
                                                                 if 0 <= t + p + i: if t + p + i < n: s
 
-So a register tile whose pixels see padding at some taps only tests one condition for each tap, and each pixel only
-where that fails.
+So a register tile with padding at some taps tests one condition per tap, and pixels only where it fails.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ def version(b: Block, name: str, inner: str) -> Block:
     """Compute an iteration of `name` without the guards of `inner` where they hold for all iterations of that; skip it
     where they hold for none.
 
-    The guards are `<` and `<=`; the gap between their sides is monotonic in `inner`'s variable. A body without guards
-    stays as it is.
+The guards are `<` and `<=`; the gap between their sides is monotonic in `inner`'s variable. Other bodies stay.
     """
     outer, loop = find(b, name), find(b, inner)
     if not any(s is loop for s in walk_stmts(outer.body)):

@@ -72,8 +72,7 @@ ORDER: tuple[str, ...] = ()  # every sum is added up in one order, whatever the 
 @dataclass(frozen=True)
 class Nest:
     """Which loop of the naive nest plays which part. `panel` is "" while the vector loop is still to be split from
-    `lane`; `columns` are those of the outer loops that the panels depend on: heads that a product is stored apart by,
-    matrices of a batch.
+    `lane`; `columns` are those of the outer loops that the panels depend on: heads, matrices of a batch.
     """
 
     outer: tuple[str, ...]
@@ -326,8 +325,7 @@ def tiles(
 ) -> list[tuple[int, int]]:
     """Return (mr, nv) by estimated cycles: the larger of FMAs (with tails) and loads over their rates.
 
-    Numbers that are known at run time only are taken to be around 30 rows and 10 panels: large tiles waste more at the
-    end.
+Numbers that are known at run time only count as 30 rows and 10 panels: large tiles waste more at the end.
     """
     # beside the accumulators live the panels' vectors, one of each, and a broadcast: one too many is spilled at every
     # step

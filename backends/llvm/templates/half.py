@@ -2,8 +2,7 @@
 
 In the inner loop an element of the rows' operand is broadcast to all lanes: converted there, it costs as much as
 several multiply-adds. Converted ahead, a vector at a time, into a tile that stays in the L1 cache, it costs 1/16 of
-that; the panels' operand is converted as it is loaded (2 instructions a vector, for as many multiply-adds as the tile
-has rows).
+that; the panels' operand is converted as it is loaded (2 instructions for as many multiply-adds as rows).
 """
 
 from __future__ import annotations

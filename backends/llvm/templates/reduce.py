@@ -167,8 +167,7 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bo
 
 def _side_by_side(problem: Problem, lanes: int, threads: int) -> int:
     """How many vectors of outputs whose sums go across memory (batch norm over a batch of rows) are best made together:
-    each step of the sums then reads some cache lines in a row and not one, as long as there is work left for all
-    threads.
+    each step of the sums then reads some cache lines in a row and not one, if work is left for all threads.
     """
     s = Schedule(problem.kernel)
     every = list(walk_stmts(s.body))

@@ -9,8 +9,7 @@
 
 A point's products are one matrix product [tiles x C] x [C x panel], (m+2)^2 of them in place of the 9 m^2
 multiplications of a tile. `v` and `prod` are a thread's own memory and stay in its L2 cache: tg and mo are chosen for
-that. The images have no halo: tiles at the border read with masks, and tiles that reach past the end of the result
-store what exists of them.
+that. The images have no halo: border tiles read with masks, and tiles past the end store what exists of them.
 """
 
 from __future__ import annotations

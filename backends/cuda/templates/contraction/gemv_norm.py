@@ -7,8 +7,7 @@
         y[row, col] = epilogue(acc)                              the product of `row` and w, as `gemv` has it
 
 A row has a few thousand elements, which the second-level cache gives to all blocks while their weights are on their way
-from memory. A kernel of its own for the norm would take longer to start than that. `takes` says for which nodes that
-holds; fusion asks it.
+from memory. A kernel of its own for the norm would take longer to start than that. `takes` says for which nodes.
 """
 
 from __future__ import annotations

@@ -220,8 +220,7 @@ def _fits(c: Contraction, target: GpuTarget, s: Shape) -> bool:
 
 def cost(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float, float]) -> float:
     """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products of halves a
-    cycle for mma.sync (half of Hopper's rate); with fewer than 8 warps they wait for fragments. `gathers`: see
-    `gathering`.
+    cycle for mma.sync (half of Hopper's); with fewer than 8 warps they wait for fragments. `gathers`: see `gathering`.
     """
     warps, depth = s.warps * s.slices, s.bk * s.slices
     most = busiest(target, _tiles(c, s), s.split)

@@ -30,9 +30,8 @@ class Image:
     """A convolution. `x`: [images, *inside, row]; `w`: [outputs, taps * channels]; `sizes` of the result, `taps`,
     strides and so on by axis; `row`: elements of a pixel in memory; `channels` of a group.
 
-    Of a depthwise one the channels are columns, and `w` is [taps, row]. An image of a few channels may have them in
-    `planes`, [images, planes, *inside], its filters [outputs, planes, taps]; `channels` is then their number with zeros
-    up to a whole chunk.
+Of a depthwise one the channels are columns, and `w` is [taps, row]. An image of a few channels may have them in
+    `planes`, [images, planes, *inside], its filters [outputs, planes, taps]; `channels` then counts zeros too.
     """
 
     c: Contraction

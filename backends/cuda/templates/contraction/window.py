@@ -6,8 +6,7 @@ of a few pixels of a row.
         for tap: for pixel in unroll(row): if inside: acc[pixel] += x[.., pixel + tap, channels] * w[tap, channels]
         y = epilogue(acc)
 
-Neighbouring threads read neighbouring bytes, 16 at a time; the pixels of a thread share the weights and most of what
-they read.
+Neighbouring threads read neighbouring bytes, 16 at a time; the pixels of a thread share weights and most reads.
 """
 
 from __future__ import annotations

@@ -269,8 +269,7 @@ def stored_as(matrix: Expr) -> DType:
 
 class Persistent:
     """Writes the kernel. A lane has the unit `unit` and the row `row` of the batch, among `rows` of the cluster `r`;
-    `has_unit`: there is such a unit, `mine`: and such a row. `overlaps`: the kernel may begin while the one before it
-    runs.
+    `has_unit`: there is such a unit, `mine`: and such a row. `overlaps`: it may begin while the one before runs.
     """
 
     part: Expr

@@ -2,8 +2,7 @@
 
 Either a thread owns elements of the result and walks all updates of its place: threads have a place each along the axes
 that the updates have too; where these are few, the elements along the others are cut into ranges. Or, with the knob
-`per`, a block owns rows, and its threads list the updates of these together, so that the work hardly grows with the
-number of threads.
+`per`, a block owns rows, and its threads list the updates of these together, so that work hardly grows with threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Schedules of scans, in which each element combines those before it in its row: cumsum, cumprod, in either direction.
 
-A warp for each row where there are many, else a block. Other recurrences have no schedule but a thread for each row
-(threads).
+A warp for each row where there are many, else a block. Other recurrences have only a thread for each row.
 """
 
 from __future__ import annotations

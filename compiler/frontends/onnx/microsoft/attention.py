@@ -1,8 +1,7 @@
 """Converters of attention as com.microsoft has it: fused projections, caches of keys and values, rotary embeddings.
 
-Everything becomes softmax(scale * q k^T + bias) v on [batch, heads, steps, size]. A mask of these operators does not
-remove a key, it lowers its score by `mask_filter_value`; only the causal mask and the ends of sequences in a cache
-remove keys.
+Everything becomes softmax(scale * q k^T + bias) v on [batch, heads, steps, size]. Their masks do not remove a key, they
+lower its score by `mask_filter_value`; only the causal mask and the ends of sequences in a cache remove keys.
 """
 
 from __future__ import annotations
@@ -90,9 +89,8 @@ def _whole(c: Call, d: Dim) -> Any:
 def _lowered(c: Call, mask: Value, columns: Dim, rows: Dim, past: Dim, dtype: DType) -> Any:
     """What a mask adds to the scores [batch, heads, rows, columns]. Its rank tells what it says:
 
-    [batch]: how many keys count; [2 * batch]: where they end, then where they begin; [batch, keys], [batch, rows,
-    keys]: not 0 where they count; [batch, 1, most, most]: the same for all places, of which those of the queries and
-    keys count.
+[batch]: how many keys count; [2 * batch]: where they end, then where they begin; [batch, keys], [batch, rows,
+    keys]: not 0 where they count; [batch, 1, most, most]: the same for all places.
     """
     b = c.b
     rank = mask.type.rank
@@ -272,8 +270,7 @@ def group_query_attention(c: Call) -> Any:
     and sin, positions, a bias of scores, a sink per head, two scales of a quantised cache (not known), weights that
     normalise q and k.
 
-    Row r of the batch has `ends[r] + 1 - steps` keys in the cache (none where that is negative: a first prompt, filled
-    up on the right).
+Row r of the batch has `ends[r] + 1 - steps` keys in the cache (none if negative: a first prompt, right-padded).
     """
     b, heads, kv = c.b, c.integer("num_heads"), c.integer("kv_num_heads")
     _refuse(c)
