@@ -146,8 +146,7 @@ class _Places:
         owners = [slot for slot, _, _, _ in self.parts]
         total = 0
         for k in order:
-            # the slot may not begin at any c with c + byte < to and from < c + byte + n, for its part at `byte` with n
-            # bytes
+            # the slot may not begin at any c with c + byte < to and from < c + byte + n, for its n bytes at `byte`
             forbidden = []
             for p, q in self.meeting[k]:
                 at = offsets[owners[q]]

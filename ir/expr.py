@@ -293,7 +293,7 @@ _REBUILT = frozenset((*COMPARE, "+", "-", "*", "/", "//", "%", "min", "max", "&"
 def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
     """Type an operation, fold constants, normalise integers.
 
-Operands that are Python numbers take the type of the first expression. `dtype` and `lanes` override the result's.
+    Operands that are Python numbers take the type of the first expression. `dtype` and `lanes` override the result's.
     """
     if len(raw) == 2 and dtype is None and not lanes:  # two integers first: most operations are on indices
         a, b = raw
@@ -385,7 +385,7 @@ def product(factors: list[Expr]) -> Expr:
 def sort_key(e: Expr) -> str:
     """A deterministic order (not for people): the same in every process, unlike id().
 
-A key is made of the children's keys, so it must be bounded: a value used twice by its own next step doubles it.
+    A key is made of the children's keys, so it must be bounded: a value used twice by its own next step doubles it.
     """
     k = e._key
     if k is None:

@@ -206,7 +206,7 @@ def bound_dims(g: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> Graph:
 def lows_without_empties(g: Graph) -> dict[str, int]:
     """Lower bounds of dims from which on no size in the graph can be shown to be 0 or less: `N - 2` needs N >= 3.
 
-A dim keeps the bound that it has where the others suffice. Empty if nothing needs raising, or it does not help.
+    A dim keeps the bound that it has where the others suffice. Empty if nothing needs raising, or it does not help.
     """
     sizes = {
         d for n in g.nodes() for v in n.outputs for d in v.type.shape if isinstance(d, Expr) and not isinstance(d, Var)

@@ -41,8 +41,7 @@ class ReductionSplit:
     part_column: int  # the least of them in a part
     parts: int  # at most
     work: int = 0  # elements, all sums together, below which one thread is fast enough
-    # GPUs: sums over several axes are computed axis by axis, norms of long rows come apart, and a small copy may come
-    # first
+    # GPUs: sums over several axes are computed axis by axis, norms of long rows come apart, a small copy may come first
     by_axes: bool = False
 
 

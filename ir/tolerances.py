@@ -46,8 +46,7 @@ EPS = {
     "f8e5m2fnuz": 2.0**-2,
 }
 
-# smallest normal number, where it is not far below anything that is computed: under it the error is a multiple of eps *
-# TINY
+# smallest normal number, unless far below all that is computed: under it the error is a multiple of eps * TINY
 TINY = {"f16": 2.0**-14, "f8e4m3fn": 2.0**-6, "f8e4m3fnuz": 2.0**-7, "f8e5m2": 2.0**-14, "f8e5m2fnuz": 2.0**-15}
 
 

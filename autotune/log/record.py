@@ -57,8 +57,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class Fusion:
-    """What a search settled on for a fused group: is it one kernel, as compiled, or made in another way?
-    """
+    """What a search settled on for a fused group: is it one kernel, as compiled, or made in another way?"""
 
     task: str  # key of the Task that is the group in one kernel
     parts: tuple[str, ...]  # keys of the tasks that stand in its place, in order

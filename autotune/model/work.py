@@ -33,8 +33,7 @@ class Walked:
     touches: float  # elements read or written in all iterations
     inner: int  # bytes by which its accesses move as the innermost loop around them goes on; the largest
     across: int  # the same for the innermost loop of the output
-    # elements that lie side by side, aligned to as many, along one of its loops: those of one vector access, 16 bytes
-    # at most
+    # elements that lie side by side, aligned to as many, along one of its loops: those of one access, 16 bytes at most
     grain: int
     written: bool  # is it the output?
     constant: bool  # is it written by no kernel?
@@ -51,8 +50,7 @@ class Work:
 
     kind: str  # of the problem
     # of a contraction, the loops of both factors, of each, and of the sum; the results lie in memory along `cols`. Of a
-    # reduction, `rows` and the elements of each, `red`; of a map, what the innermost loop has, `cols`, and how often,
-    # `rows`.
+    # reduction, `rows` and elements of each, `red`; of a map, the innermost loop, `cols`, and the others, `rows`.
     batch: int
     rows: int
     cols: int

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from dnnc.autotune.search.trial import Request, Trial
 
-# workers that may go while they hold a request; the second and third hold it alone, so that one which ends its workers
-# is found
+# workers that may go while they hold a request; the second and third hold it alone, so that a fatal one is found
 LOSSES = 3
 
 
@@ -65,7 +64,7 @@ class Deal:
     def take(self, target: str, workers: int) -> Parcel | None:
         """What a worker of `target` is to measure next, None for nothing; `workers`: how many there are of it.
 
-Half of an even share of what is left, so that all end at about the same time; a lost request comes alone.
+        Half of an even share of what is left, so that all end at about the same time; a lost request comes alone.
         """
         queue = self._queues[target]
         if not queue:

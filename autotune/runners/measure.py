@@ -224,7 +224,7 @@ def answers(trial: Trial, request: Request) -> bool:
 class _Book:
     """Which requests wait for which code. `fresh`: jobs that nobody has yet.
 
-Finalists of a task, which are those to be checked, are compared with each other: they go to one device.
+    Finalists of a task, which are those to be checked, are compared with each other: they go to one device.
     """
 
     def __init__(

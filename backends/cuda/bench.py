@@ -38,8 +38,7 @@ REPLAY_SECONDS = 4e-3  # of all replays of one repeat
 FEWEST_REPLAYS, MOST_REPLAYS = 2, 5
 LONG = 20e-3  # seconds of a call that is not recorded
 ONCE = 0.2  # seconds of a call that is made once: what loading its code adds is no hundredth of it
-# seconds of a call from which a graph of FEWEST_CALLS says how long it takes: the gap between two graphs is some
-# microseconds
+# seconds of a call from which a graph of FEWEST_CALLS tells: the gap between two graphs is some microseconds
 SURE = 20e-6
 COLD_CACHES = 2.5  # L2 caches that the weights of calls fill before a place is used again
 FILL, ZONE = 0xCB, 256  # bytes between operands, which no kernel may touch

@@ -35,7 +35,7 @@ def aligned(n: int) -> int:
 class LoadedProgram:
     """A program whose kernels and constants are on a device, its new kernels checked. `arena_bytes`: of each frame.
 
-Programs of one model for several shapes have the same weights: `others` may have them on the device already.
+    Programs of one model for several shapes have the same weights: `others` may have them on the device already.
     """
 
     def __init__(self, native: Program, device: Device, others: Sequence[LoadedProgram] = ()) -> None:

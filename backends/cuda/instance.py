@@ -25,7 +25,7 @@ MAX_FRAMES = 4  # of a program: calls that run at the same time; those beyond wa
 class CudaInstance:
     """A program with its frames. `others` returns the model's loaded programs, which share constants.
 
-On arrays of the host all results pass through staging memory, so that each may end in a donated input's memory.
+    On arrays of the host all results pass through staging memory, so that each may end in a donated input's memory.
     """
 
     def __init__(

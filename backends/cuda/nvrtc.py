@@ -30,8 +30,7 @@ OPTIONS = (
     "--disable-warnings",
     "--ptxas-options=-v",
 )
-# Where CuPy looks for NVRTC first. To load it for its version takes a fifth of a second, and code that is in the cache
-# needs no more of it.
+# Where CuPy looks for NVRTC first. Loading it takes a fifth of a second, which cached code does not need.
 WHEELS = (("cupy-cuda13x", "nvidia-cuda-nvrtc"), ("cupy-cuda12x", "nvidia-cuda-nvrtc-cu12"))
 PATIENCE = 120.0  # seconds that a kernel may take, where NVRTC can be told to end (12.8 and newer)
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -92,8 +91,7 @@ def _compiled(text: str, arch: str) -> Compiled:
                 ) from e
             raise InternalError(f"generated CUDA does not compile for {arch}: {e}\n{log}\n{_quoted(text, log)}") from e
         log = nvrtc.getProgramLog(program)
-        # CuPy cuts off the last byte, as if it ended a string; the last field of an ELF file's last header is zero
-        # there
+        # CuPy cuts the last byte, as if it ended a string; the last field of an ELF file's last header is zero there
         return Compiled(bytes(nvrtc.getCUBIN(program)) + b"\0", *_usage(log), log)
     finally:
         nvrtc.destroyProgram(program)

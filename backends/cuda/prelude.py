@@ -352,8 +352,7 @@ template<int BYTES> FN void cp_async(void* to, const void* from, int bytes = BYT
     "cp_async_commit": 'FN void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }',
     "cp_async_wait": 'template<int N> FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : '
                      '"memory"); }',
-    # what this kernel reads may still be written by the one before it; the one after it may be launched (in order
-    # before sm_90)
+    # what this kernel reads may still be being written; the one after it may be launched (in order before sm_90)
     "pdl_wait": """\
 FN void pdl_wait() {
 #if __CUDA_ARCH__ >= 900

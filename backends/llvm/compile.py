@@ -21,8 +21,7 @@ from dnnc.backends.llvm.spelling import LIBRARY
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.ir.errors import InternalError
 
-# What an object may take from the process, libm's functions too. LLVM itself writes calls of memcpy, memmove and
-# memset.
+# What an object may take from the process, libm's functions too. LLVM adds memcpy, memmove and memset.
 ALLOWED_SYMBOLS = LIBRARY | frozenset(
     (
         "aligned_alloc free memcpy memmove memset pthread_create pthread_join "

@@ -89,8 +89,7 @@ _DATAPATHS = (
     ),
     (Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=57, memory=6), "znver5"),
 )
-# A CPU whose name the table lacks is like the first of these whose features it has: hypervisors show features of one
-# CPU under the name of another.
+# A CPU that the table lacks is like the first of these whose features it has: hypervisors rename CPUs.
 _MAKES = (
     ({"avx512fp16"}, "sapphirerapids"), ({"avx512bf16", "avxvnni", "sse4a"}, "znver5"),
     ({"avx512bf16", "sse4a"}, "znver4"), ({"avx512f"}, "x86-64-v4"),
@@ -113,8 +112,7 @@ class CpuTarget:
     vector_bits: int  # width of the vectors to use
     registers: int  # vector registers of that width
     threads: int  # threads of a call
-    # bytes of a core's first-level data cache: of the CPU that is named; of this machine where that is its own or no
-    # CPU in particular
+    # bytes of a core's first-level data cache: of the named CPU, or of this machine if that is its own or none
     l1: int
     l2: int  # bytes of its second-level cache
 

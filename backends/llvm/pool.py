@@ -29,12 +29,10 @@ from __future__ import annotations
 from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_DIMS, FRAME_NTHREADS, FRAME_POOL, FRAME_STATUS
 
 MAX_THREADS = 256  # the caller among them
-# pauses before sleeping, 0.1 to 0.2 ms: what a caller does in Python between two runs. Sleeping and waking costs 10 to
-# 50 us
+# pauses before sleeping, 0.1 to 0.2 ms: what a caller does in Python between two runs. Sleeping costs 10 to 50 us
 SPINS = 4096
 
-# Offsets into the pool in bytes. Words that different threads write lie 128 bytes apart: the prefetcher fetches lines
-# in pairs.
+# Offsets into the pool in bytes. Words that different threads write lie 128 bytes apart: lines are fetched in pairs.
 LOCK, PENDING, CALLER_ASLEEP = 0, 128, 132
 ARRIVED, GENERATION, BARRIER_ASLEEP = 256, 384, 512
 JOB_ENTRY, JOB_FRAME, JOB_BUFFERS, JOB_DIMS, JOB_NTHREADS = 640, 648, 656, 664, 672
@@ -46,8 +44,7 @@ POOL_BYTES = SLOTS + SLOT_BYTES * (MAX_THREADS - 1)
 
 FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129  # Linux on x86-64
 SIG_SETMASK = 2
-# A worker takes no signal that could go to Python's threads, and keeps those that its own faults raise: ILL TRAP ABRT
-# BUS FPE SEGV.
+# A worker takes no signal that could go to Python's threads, but those of its own faults: ILL TRAP ABRT BUS FPE SEGV.
 BLOCKED_SIGNALS = ~sum(1 << (n - 1) for n in (4, 5, 6, 7, 8, 11))
 
 ENTRY_TYPE = "i64 (ptr, ptr, ptr, i64, i64)"

@@ -34,8 +34,7 @@ INTRINSIC = {
 }  # fmt: skip
 # functions of the C library that values.py calls lane by lane, where no expansion exists
 LIBM = ("erf", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "log1p", "expm1")
-# what an object may therefore need from libm; LLVM spells its own exp, log, sin, cos and pow so too, and joins sin and
-# cos
+# what an object may need from libm; LLVM spells its own exp, log, sin, cos and pow so too, and joins sin and cos
 LIBRARY = frozenset(
     n + suffix for n in (*LIBM, "exp", "log", "sin", "cos", "sincos", "pow", "fmod") for suffix in ("", "f")
 )

@@ -390,8 +390,7 @@ def _reciprocal(em: FuncEmitter, x: str, t: DType, lanes: int, name: str) -> str
     """
     ty = vector(t, lanes)
     one = literal(1.0, t, lanes)
-    # sse4a tells AMD's CPUs, whose quotients take little more than an estimate alone: 2.6 cycles of a core for 16 of
-    # them
+    # sse4a tells AMD's CPUs, whose quotients take little more than an estimate alone: 2.6 cycles for 16 of them
     found = None if em.has("sse4a") else next((v for (n, f), v in _ESTIMATES.items() if n == lanes and em.has(f)), None)
     if found is None or t is not f32:
         return em.pure(f"fdiv {ty} {one}, {x}", x, here=True)

@@ -74,7 +74,7 @@ class Recorded(Protocol):
 class Device(Protocol):
     """One device. Everything but `alloc`, `load` and `capture` goes into a stream, and happens in its order.
 
-Host arrays of `upload` and `download` stay until the stream has passed them; in a recording they are `pinned`.
+    Host arrays of `upload` and `download` stay until the stream has passed them; in a recording they are `pinned`.
     """
 
     name: str

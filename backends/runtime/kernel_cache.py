@@ -109,8 +109,7 @@ class KernelCache:
             _remove(temporary)
             self.reason = f"cannot write {file.parent}: {e.strerror or e}"
             return
-        # A share of all writes looks, whichever process or compilation makes them: a scan of 150,000 entries takes a
-        # second. Keys are uniform.
+        # A share of all writes looks, since a scan of 150,000 entries takes a second. Keys are uniform.
         if int(key[:8], 16) * self.limit_bytes < (_HEAD + len(payload)) * _SCANS << 32:
             self._evict()
 

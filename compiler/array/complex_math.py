@@ -130,8 +130,7 @@ def _where(c: Lazy, a: Lazy | float, b: Lazy) -> Lazy:
 
 # --- exponentials and logarithms --------------------------------------------------------------------------------------
 #
-# What C99 (annex G) asks of infinities and NaN beside a part that is 0, or in place of a direction that is none, stands
-# in the `_where`s.
+# What C99 (annex G) asks of infinities and NaN beside a zero part, or without a direction, stands in the `_where`s.
 
 
 def exp(a: Pair) -> Pair:

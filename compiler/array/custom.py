@@ -40,8 +40,7 @@ class Record:
     """What a call does for operands of some types."""
 
     products: tuple[Product, ...]  # what becomes products of matrices
-    # the record of what is left, which reads these operands (numbers of the call's, then of the products); None where
-    # nothing is
+    # the record of the remainder, which reads these operands (the call's, then the products); None without one
     op: OpDef | None
     reads: tuple[int, ...]  # these numbers
     sizes: dict[str, Var]  # those that are names in the operands' types, as attributes of the node

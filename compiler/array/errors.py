@@ -27,7 +27,7 @@ class TypeInputError(InputError, TypeError):
 def public(fn: F) -> F:
     """Make a `dnnc.array` function raise InputError for callers' mistakes, not what Python raises inside.
 
-Python's own errors about the number and the names of arguments stay, and so does the array API's BufferError.
+    Python's own errors about the number and the names of arguments stay, and so does the array API's BufferError.
     """
 
     @functools.wraps(fn)

@@ -39,8 +39,7 @@ Array = np.ndarray[Any, Any]
 FLAT_SIZE = 1 << 18  # elements up to which one program serves all sizes; beyond, knowing the size is worth a program
 FLAT_THERE = 1 << 22  # the same on a CUDA device, where a new program costs more
 PROGRAMS = 512  # programs kept in a process
-# calls on top of each other: chains that nobody looks at are computed piece by piece, and pieces of a loop are one
-# program
+# calls on top of each other: unread chains are computed piece by piece, and pieces of a loop are one program
 DEEPEST = 64
 HEAVY = ("contraction", "reduction", "loops", "host", "sized")  # traits of ops that are not computed twice
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1

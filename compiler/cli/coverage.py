@@ -20,8 +20,7 @@ from dnnc.frontends.onnx.tables import CONVERTERS, WITHOUT_SCHEMA
 ON_HOST = frozenset(
     (*STRINGS, *IMAGE_DECODE)
 )  # all others are native, but for strings and for cutting a result to its size
-# What a schema allows and the converter refuses, by domain and operator; a slow test reads a model for every type of
-# every operator.
+# What a schema allows and the converter refuses, by domain and operator; a slow test reads every type of each.
 REFUSED: dict[tuple[str, str], str] = {
     ("", "BitCast"): "c64 c128 f4e2m1 i2 i4 u2 u4",
     ("", "GridSample"): "i8 i16 i32 i64 u8 u16 u32 u64 bool str c64 c128",
@@ -49,9 +48,9 @@ SPANS = {
 class Operator:
     """An ONNX operator as dnnc reads it.
 
-`opsets` are those at which its meaning changed, the first one that it came with. `types` are element types of its
-    first input, as dnnc writes them; empty where ONNX has no schema. `how` is empty if it is not read. `runs` tells
-    where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that compile.
+    `opsets` are those at which its meaning changed, the first one that it came with. `types` are element types of its
+        first input, as dnnc writes them; empty where ONNX has no schema. `how` is empty if it is not read. `runs` tells
+        where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that compile.
     """
 
     domain: str

@@ -43,7 +43,7 @@ class Laps:
 class Log:
     """What one compiled model has noted so far; specialisations come while it is called.
 
-`notes` say how it came about unless by plain compilation: loaded from a file, or why it was compiled again.
+    `notes` say how it came about unless by plain compilation: loaded from a file, or why it was compiled again.
     """
 
     def __init__(

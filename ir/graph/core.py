@@ -218,7 +218,7 @@ class Graph:
     ) -> Value:
         """A constant that holds the array (not copied; nobody may write to it afterwards).
 
-`type` is only needed where the array's dtype does not tell it (no type today) or to attach a layout.
+        `type` is only needed where the array's dtype does not tell it (no type today) or to attach a layout.
         """
         a = np.asarray(array)
         a = a.astype(object) if a.dtype.kind in "UST" else a.view()

@@ -142,8 +142,7 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
     Intrinsic("fma", _quiet(_fma), _first),
-    # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity where n is, and 0 where
-    # n is -infinity
+    # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity for n = inf, 0 for -inf
     Intrinsic("scale", _scale, _first),
     # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say
     Intrinsic("piece", lambda t, k: pieces(t, int(np.ravel(k)[0])), _first),

@@ -241,8 +241,7 @@ def normalize_slice(
 
 
 def _from_front(x: Dim, n: Expr) -> Expr:
-    # a symbolic bound is a size, so it is not negative unless its upper bound says so; numbers of 2^31 and more mean
-    # "to the end"
+    # a symbolic bound is a size, so it is not negative unless its upper bound says so; 2^31 and more mean "to the end"
     if isinstance(x, int):
         if value(n) is None and abs(x) >= (1 << 31) - 1:
             return n if x > 0 else const(-1)

@@ -32,8 +32,7 @@ RECIPROCAL, POWER = "recip", "exp2"  # what a target must spell
 ESTIMATE = "estimate"  # of a reciprocal, which such a target spells too
 SCALE = "scale"  # by powers of two, in one instruction
 PIECE = "piece"  # of a table; a target that spells `scale` spells this
-# log2(erfc(t)) = t * (c0 t^4 + ...), weighted with t * erfc(t) above 1e-4: the polynomial falls for all t > 0, so 2^P
-# fades out by itself
+# log2(erfc(t)) = t * (c0 t^4 + ...), weighted with t * erfc(t) above 1e-4: it falls for all t > 0, so 2^P fades out
 ERFC = (-0.002685956424102187, 0.02863696776330471, -0.14752762019634247, -0.9190064668655396, -1.6278269290924072)
 FAR = 16.0  # gelu(-16) rounds to 0, and 2^P to 0 too
 SQRT_HALF = 0.7071067811865476

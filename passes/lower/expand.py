@@ -95,7 +95,7 @@ def exact_product(e: Op) -> Expr:
 def gelu(x: Expr) -> Expr:
     """max(x, 0) - |x| * 2^P(|x|), 2^P the normal distribution's share beyond |x|: error up to 1.6e-7 of x.
 
-P falls and is -126 at 10.37, where 2^P is 0. Of h = x / 2, h + |h| is max(x, 0), and NaN for -inf.
+    P falls and is -126 at 10.37, where 2^P is 0. Of h = x / 2, h + |h| is max(x, 0), and NaN for -inf.
     """
     h = x * 0.5
     a = call("abs", h)

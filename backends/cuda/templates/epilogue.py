@@ -77,7 +77,7 @@ def store_row(
 ) -> None:
     """Finish and store `width` neighbouring elements of a row, from column `start` on, from `tile[at:+width]`.
 
-The row must exist; columns that do not are left out. Padded rows are stored in vectors without padding.
+    The row must exist; columns that do not are left out. Padded rows are stored in vectors without padding.
     """
     lanes, filled = store_lanes(c, width), _without_padding(c)
     wide = store_lanes(filled[0], width) if filled is not None else lanes

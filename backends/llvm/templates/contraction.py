@@ -45,8 +45,7 @@ PREFETCHED = (
 FEW_ROWS = 256  # of all tiles of a panel: with more of them a panel's first reading is a small part of its time
 # of the time that rows take to come from memory, asked for ahead as they are: what the multiply-adds do not hide
 STREAMED = 0.18
-# of a convolution's time for each accumulator past half of the registers, which neighbouring taps and tiles are short
-# of then
+# of a convolution's time for each accumulator past half of the registers, which others then lack
 CROWDED = 0.005
 
 
@@ -325,10 +324,9 @@ def tiles(
 ) -> list[tuple[int, int]]:
     """Return (mr, nv) by estimated cycles: the larger of FMAs (with tails) and loads over their rates.
 
-Numbers that are known at run time only count as 30 rows and 10 panels: large tiles waste more at the end.
+    Numbers that are known at run time only count as 30 rows and 10 panels: large tiles waste more at the end.
     """
-    # beside the accumulators live the panels' vectors, one of each, and a broadcast: one too many is spilled at every
-    # step
+    # beside accumulators live the panels' vectors and a broadcast: one too many is spilled at every step
     n = target.registers
     scored: list[tuple[float, int, int]] = []
     for nv in most:

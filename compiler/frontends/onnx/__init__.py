@@ -23,7 +23,7 @@ MAX_READINGS = 200  # each reading adds a fact about a symbol
 class Imported:
     """A graph with the names that its inputs and outputs have in the model, which need not be identifiers.
 
-`results` are the forms of the model's outputs: which graph outputs, in order, are parts of a sequence or map.
+    `results` are the forms of the model's outputs: which graph outputs, in order, are parts of a sequence or map.
     """
 
     graph: Graph

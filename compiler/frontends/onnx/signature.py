@@ -16,7 +16,7 @@ from dnnc.ir.graph import identifier
 class Declared:
     """Return names and kinds of non-initializer inputs and outputs, and facts on input sizes.
 
-`dims` are the names of symbolic sizes of inputs. `shapes`: the inputs' shapes if all are fixed tensors, else None.
+    `dims` are the names of symbolic sizes of inputs. `shapes`: the inputs' shapes if all are fixed tensors, else None.
     """
 
     inputs: tuple[tuple[str, Kind], ...]

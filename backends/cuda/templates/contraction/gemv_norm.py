@@ -32,8 +32,7 @@ ROWS = 4  # more make the product longer than its weights take to come, and tens
 ELEMENTS = 8192  # of all rows: 32 KiB of shared memory
 WEIGHTS = (
     1 << 24
-    # for which nearly all blocks run at once; of more, those that come later compute the norm while little else is
-    # under way
+    # for which nearly all blocks run at once; later ones compute the norm while little else runs
 )
 SHORT = 1024  # elements of a row, for less than which the norm takes no less time
 THREADS = (256, 512)

@@ -87,8 +87,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-# every division of a block's tile among warps that have 16 to 64 rows and columns each, fewer than 4 warps only where
-# the tile is small
+# divisions of a block's tile among warps of 16 to 64 rows and columns, under 4 warps only for small tiles
 TILES = tuple(
     (bm, bn, bm // wm, bn // wn)
     for bm, bn, wm, wn in itertools.product(

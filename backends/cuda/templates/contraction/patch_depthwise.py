@@ -39,14 +39,12 @@ COPY, FINISH, ROW = (
 ISSUED, ALONE = (
     4,
     1.6,
-    # instructions a cycle of an SM; cycles of one of a warp that has the SM's share to itself: its sums do not wait for
-    # each other
+    # instructions a cycle of an SM; cycles of one of a warp that has the SM's share to itself: its sums are independent
 )
 SHARED_RATE = 128  # bytes a cycle
 SECTOR = 32  # bytes that memory gives at the least
 REFINED = 24  # slabs of which bank conflicts are counted
-# instructions for a product of the template `window`, which loads both factors and asks for each whether the pixel
-# exists
+# instructions for a product of the template `window`, which loads both factors and checks each pixel
 WINDOW = 5.6
 
 

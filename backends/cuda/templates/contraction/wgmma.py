@@ -28,8 +28,7 @@ PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16
 TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end, stored as they are
 ISSUE = 32  # cycles in which a multiprocessor does an operation on 64 x 64 elements
 PLAIN = 3  # operations on each element that is stored as it is
-# operations beyond the plain ones that an epilogue's steps are; instructions for 1/x, 2^x and so on have an eighth of
-# the others' rate
+# operations beyond the plain ones that an epilogue's steps are; 1/x, 2^x and so on have an eighth of the rate
 OPERATIONS = {
     "exp": 8,
     "/": 8,

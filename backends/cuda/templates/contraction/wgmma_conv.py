@@ -43,7 +43,7 @@ def window_of(
 ) -> tuple[Window, Buffer, Buffer] | None:
     """Return a convolution's window, image and filter [tap, output channel, channel]; None if unsuitable.
 
-a_at and b_at are the offsets of the factors' elements by the row, the column and the step of the sum.
+    a_at and b_at are the offsets of the factors' elements by the row, the column and the step of the sum.
     """
     node = problem.anchor
     if node is None or node.op.name != "conv" or node.attrs["group"] != 1:

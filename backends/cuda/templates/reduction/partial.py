@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 LANES = 4  # sums that a thread adds at a time
 PAD = 8  # elements after a row of sums: neighbouring rows begin in different banks
-# blocks of a cluster -> the share of all multiprocessors that such clusters can use: each lies within one group of 16
-# or 18
+# blocks of a cluster -> the share of all multiprocessors that such clusters can use: each lies in a group of 16 or 18
 SPLITS = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.85}
 SHARE = 1200  # cycles of a cluster's two barriers
 OWN_BYTES, PEER_BYTES = (

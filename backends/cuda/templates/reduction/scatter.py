@@ -26,8 +26,7 @@ ORDER: tuple[str, ...] = ()  # updates of an element keep their order
 BUSY = 512  # threads of a multiprocessor that hide the latency of its loads
 BLOCKS, PER = 2, 8  # blocks of a multiprocessor, which hide each other's barriers; updates of a thread in a round
 WIDE = 512  # elements of a row that keep as many threads busy
-# cycles, measured on an H100: of a thread that looks at an update, of a block that looks at one among others, of a
-# group that applies one
+# cycles on an H100: a thread looks at an update, a block at one among others, a group applies one
 STEP, LOOK, APPLY = 300, 2.3, 1500
 
 

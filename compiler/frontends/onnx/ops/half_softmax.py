@@ -16,8 +16,7 @@ from dnnc.ir.graph.builder import Builder
 
 # The roundings of a running sum of n terms add up to at most (n - 1) * eps / 2 of it: 6 % for 16 terms of bfloat16. 256
 # ones sum to 256, and then more of them add nothing. Longer rows than these, and those whose length is not known, keep
-# float32 up to the result, which is closer to the exact one. One limit for all half types, so that long rows have one
-# softmax.
+# float32 up to the result, which is closer to the exact one. One limit serves all half types.
 LONGEST = 16
 
 
