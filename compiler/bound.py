@@ -60,8 +60,7 @@ def holder(graph: Graph, name: str, a: Any) -> Value:
             if within
             else (
                 "it is no argument of the function, which does not read its memory either: NumPy's arrays are copied "
-                "where they meet arrays of dnnc.array, "
-                "so convert it outside by dnnc.array.asarray(a, copy=False)"
+                "where they meet arrays of dnnc.array, so convert it outside by dnnc.array.asarray(a, copy=False)"
             )
         )
         raise InputError(f"parameters: {name}: {why}")

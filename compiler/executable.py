@@ -317,8 +317,7 @@ class Executable:
         if self._parameters is not None:
             raise InputError(
                 "an executable with parameters cannot be pickled or copied, for they belong to their owner: "
-                "f.save(path) writes it with their "
-                "values as constants, and dnnc.load(path) reads that"
+                "f.save(path) writes it with their values as constants, and dnnc.load(path) reads that"
             )
         file = io.BytesIO()
         self.save(file)

@@ -145,8 +145,7 @@ class TorchProgram:
     def __reduce__(self) -> Any:
         raise InputError(
             "a compiled module cannot be pickled or copied, for its weights are the module's: f.save(path) writes it "
-            "with their values as "
-            "constants, and dnnc.load(path) reads that; or pickle the module and compile it again"
+            "with their values as constants, and dnnc.load(path) reads that; or pickle the module and compile it again"
         )
 
     def __getattr__(self, name: str) -> Any:

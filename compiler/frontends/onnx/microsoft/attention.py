@@ -384,8 +384,7 @@ ATTENTION: dict[str, tuple[Converter, str]] = {
     "GroupQueryAttention": (
         group_query_attention,
         "causal do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size num_heads qk_norm_epsilon "
-        "qk_output rotary_interleaved "
-        "scale sliding_window_cache smooth_softmax softcap v_quant_type",
+        "qk_output rotary_interleaved scale sliding_window_cache smooth_softmax softcap v_quant_type",
     ),
     "MultiHeadAttention": (multi_head_attention, "mask_filter_value num_heads scale unidirectional"),
     "RotaryEmbedding": (rotary_embedding, "interleaved is_packed_batching num_heads rotary_embedding_dim scale"),
