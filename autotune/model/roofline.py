@@ -243,6 +243,12 @@ def _cpu_pass(w: Work, k: Knobs, limits: Limits) -> Plan:
 # --- GPU --------------------------------------------------------------------------------------------------------------
 
 
+def _resident(limits: Limits, shared: float, registers: float, threads: float, blocks: float) -> float:
+    """Blocks that an SM holds at one time."""
+    room = limits.near // max(shared, 1), limits.registers // (registers * threads), limits.threads // threads
+    return max(1.0, min(*room, up(blocks, limits.cores)))
+
+
 def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, Limits], Plan]:
     """Tiles of `bm` by `bn` results in steps of `bk`; `speed`: multiply-adds a cycle of a multiprocessor."""
 
@@ -255,15 +261,7 @@ def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, L
         shared = stages * slices * (bm + bn) * bk * w.element
         own = "down" in k or "tm" in k  # threads fetch; otherwise hardware copies
         registers = bm * bn * slices / threads + 50 + (held(w, (bm, bn), bk * slices) / threads if own else 0)
-        together = max(
-            1.0,
-            min(
-                limits.near // max(shared, 1),
-                limits.registers // (registers * threads),
-                limits.threads // threads,
-                up(blocks, limits.cores),
-            ),
-        )
+        together = _resident(limits, shared, registers, threads, blocks)
         together = float(number(k, "resident", int(together)))
         steps = up(w.red, bk * slices * split)
         products = bm * bn * bk * slices / speed(k, w)
@@ -332,15 +330,7 @@ def _attention(w: Work, k: Knobs, limits: Limits) -> Plan:
     blocks = w.batch * up(w.rows, rows) * parts
     shared = (rows * w.red / 2 + keys * stages * slices * w.red) * w.element
     registers = rows / warps * (w.red / 2 + keys) / 32 + 60
-    together = max(
-        1.0,
-        min(
-            limits.near // max(shared, 1),
-            limits.registers // (registers * threads),
-            limits.threads // threads,
-            up(blocks, limits.cores),
-        ),
-    )
+    together = _resident(limits, shared, registers, threads, blocks)
     speed = (MMA if w.element == 2 else SM_CORES) * min(1.0, together * warps * slices / 4)
     steps = up(w.cols, keys * slices * parts)
     products = rows * keys * slices * w.red / speed + rows * keys * slices / SFU / 4

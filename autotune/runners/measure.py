@@ -184,19 +184,8 @@ class ProcessRunner:
     def _trial(self, request: Request, error: str, built: Built | None = None) -> Trial:
         """Of what was not built as it should be."""
         code, seconds = (built.digest, built.seconds) if built else ("", 0.0)
-        return Trial(
-            request.task.key,
-            request.choice,
-            "build",
-            (),
-            error,
-            code,
-            False,
-            seconds,
-            self.machine.name,
-            dnnc_version(),
-            time.time(),
-        )
+        where = self.machine.name, dnnc_version(), time.time()
+        return Trial(request.task.key, request.choice, "build", (), error, code, False, seconds, *where)
 
 
 @cache

@@ -235,15 +235,8 @@ class TaskSearch:
         out = [Request(self.task, t.choice, limit, MORE_REPEATS, not t.checked) for t in near[: max(n // 2, 1)]]
         for k in self._picked(n - len(out)):
             first = k == 0 or k in self._seeds
-            out.append(
-                Request(
-                    self.task,
-                    self.choices[k],
-                    None if first else limit,
-                    MORE_REPEATS if first else FIRST_REPEATS,
-                    first,
-                )
-            )
+            repeats = MORE_REPEATS if first else FIRST_REPEATS
+            out.append(Request(self.task, self.choices[k], None if first else limit, repeats, first))
         return out
 
     def _picked(self, n: int) -> list[int]:

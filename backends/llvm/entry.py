@@ -98,15 +98,8 @@ def entry_text(calls: Sequence[Call], name: str = "entry", functions: Sequence[s
 
 def declarations(calls: Sequence[Call]) -> list[str]:
     """The kernels that are called, declared, each once."""
-    return sorted(
-        {
-            (
-                "declare void "
-                f"@{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})"
-            )
-            for c in calls
-        }
-    )
+    types = {c.symbol: ["i64"] * len(c.dims) + ["ptr"] * len(c.args) + ["ptr", "i64", "i64"] for c in calls}
+    return sorted(f"declare void @{symbol}({', '.join(t)})" for symbol, t in types.items())
 
 
 def body_lines(calls: Sequence[Call], name: str, linkage: str = "internal ") -> list[str]:

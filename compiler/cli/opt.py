@@ -143,12 +143,5 @@ def passes_command(as_json: bool) -> None:
     if as_json:
         show_json([{"name": p.name, "why": p.why} for p in TABLE])
     else:
-        show_tables(
-            [
-                Table(
-                    "passes in the order of the pipeline",
-                    ("pass", "what it does and why there"),
-                    tuple((p.name, p.why) for p in TABLE),
-                )
-            ]
-        )
+        rows = tuple((p.name, p.why) for p in TABLE)
+        show_tables([Table("passes in the order of the pipeline", ("pass", "what it does and why there"), rows)])

@@ -135,27 +135,14 @@ def errors(a: Array, b: Array) -> tuple[float | None, float | None]:
 
 def show_verdict(outputs: list[dict[str, Any]], right: bool, finding: Finding | None, find: bool) -> None:
     """The table of outputs, and what breaks them."""
+    verdict = {True: "right", False: "WRONG"}
     rows = tuple(
-        (
-            o["name"],
-            f"{o['dtype']}{o['shape']}",
-            _number(o["error"]),
-            _number(o["scale"]),
-            "right" if o["right"] else "WRONG",
-        )
+        (o["name"], f"{o['dtype']}{o['shape']}", _number(o["error"]), _number(o["scale"]), verdict[bool(o["right"])])
         for o in outputs
     )
     title = "compared with the float64 interpreter: " + ("all outputs are right" if right else "something is off")
-    show_tables(
-        [
-            Table(
-                title,
-                ("output", "type", "largest error", "largest number", ""),
-                rows,
-                frozenset(("largest error", "largest number")),
-            )
-        ]
-    )
+    columns = ("output", "type", "largest error", "largest number", "")
+    show_tables([Table(title, columns, rows, frozenset(("largest error", "largest number")))])
     for o in outputs:
         if not o["right"]:
             typer.echo(f"{o['name']}: {o['reason']}")

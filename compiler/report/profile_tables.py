@@ -60,15 +60,8 @@ def _kernels(p: Profile, detail: bool) -> list[Table]:
     rest = p.kernels[most:]
     if rest:
         seconds = sum(k.seconds for k in rest)
-        rows.append(
-            (
-                f"and {len(rest)} more",
-                str(sum(k.calls for k in rest)),
-                show_seconds(seconds),
-                _percent(seconds / p.total),
-                *[""] * 6,
-            )
-        )
+        calls = str(sum(k.calls for k in rest))
+        rows.append((f"and {len(rest)} more", calls, show_seconds(seconds), _percent(seconds / p.total), *[""] * 6))
     columns = ("kernel", "calls", "time", "share", "GFLOP/s", "GB/s", "of limit", "limit", "even", "schedule", "nodes")
     numbers = frozenset(columns[1:7]) | {"even"}
     filled = tuple((*r, *[""] * (len(columns) - len(r))) for r in rows)

@@ -90,16 +90,5 @@ def _together(
     threads = max((p.threads for p in parts), default=1)
     waiting = sum(p.waiting for p in parts)
     overhead = max(total - waiting - sum(r.seconds for r in rows), 0.0)
-    return Profile(
-        f.report.name,
-        f.report.target,
-        threads,
-        dims,
-        count,
-        total,
-        waiting,
-        overhead,
-        tuple(rows),
-        tuple(calls),
-        limits,
-    )
+    times = total, waiting, overhead
+    return Profile(f.report.name, f.report.target, threads, dims, count, *times, tuple(rows), tuple(calls), limits)

@@ -60,15 +60,8 @@ class Region:
         call = x.call
         todo = [i for i in call.inputs if i is not None and key_of(i) not in self.known]
         if not todo:
-            node = self.graph.append(
-                Node(
-                    call.op,
-                    [None if i is None else self.known[key_of(i)] for i in call.inputs],
-                    call.attrs,
-                    call.types,
-                    call.locs,
-                )
-            )
+            inputs = [None if i is None else self.known[key_of(i)] for i in call.inputs]
+            node = self.graph.append(Node(call.op, inputs, call.attrs, call.types, call.locs))
             for k, v in enumerate(node.outputs):
                 self.known[id(call), k] = v
         return todo

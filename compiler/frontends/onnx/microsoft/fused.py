@@ -117,14 +117,8 @@ def bias_softmax(c: Call) -> Any:
 
 def bias_dropout(c: Call) -> Any:
     x = c.b.add(c.x(0), c.x(1))
-    made = dropout(
-        standard(
-            c,
-            "Dropout",
-            [x, *(c.items[i] if c.has(i) else None for i in (3, 4))],
-            {k: v for k, v in c.attrs.items() if k == "seed"},
-        )
-    )
+    operands = [x, *(c.items[i] if c.has(i) else None for i in (3, 4))]
+    made = dropout(standard(c, "Dropout", operands, {k: v for k, v in c.attrs.items() if k == "seed"}))
     y, rest = (made[0], made[1:]) if isinstance(made, tuple) else (made, ())
     y = y.value if isinstance(y, Item) else y
     return (c.b.add(y, c.x(2)) if c.has(2) else y, *rest)
