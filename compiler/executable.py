@@ -36,11 +36,11 @@ class Executable:
     """A compiled model: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
 
     Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Several
-        threads may call at once. A model with symbolic dims is specialised to each shape it meets, the last ones kept.
+    threads may call at once. A model with symbolic dims is specialised to each shape it meets, the last ones kept.
 
-        On a CUDA device the first input decides what comes back: NumPy arrays give NumPy arrays; arrays on the device
-        (CuPy, torch, anything with `__cuda_array_interface__` or DLPack) give arrays of their library, computed in the
-        order of the caller's current stream.
+    On a CUDA device the first input decides what comes back: NumPy arrays give NumPy arrays; arrays on the device
+    (CuPy, torch, anything with `__cuda_array_interface__` or DLPack) give arrays of their library, computed in the
+    order of the caller's current stream.
     """
 
     def __init__(self, compiler: ModelCompiler, parameters: Parameters | None = None) -> None:
@@ -116,7 +116,7 @@ class Executable:
 
     def source(self, stage: str, kernel: str | None = None) -> str:
         """The text of the last program at a stage: "graph", "operator", then "llvm" and "asm", or "cuda" and "ptx"; of
-                one kernel by number, name or symbol.
+        one kernel by number, name or symbol.
 
         InputError names what there is, or the open dims: a symbolic model has no program before its first call.
         """

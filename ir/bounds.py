@@ -117,7 +117,7 @@ def nonneg(e: Expr, facts: tuple[Expr, ...] = (), depth: int = 5) -> bool:
     """Is e >= 0 for all values of its variables? Proof by linear facts: True is certain, False means not shown.
 
     e is linear in each variable, so its minimum lies at a variable's bound: substitute it (innermost first, i.e.
-        variables whose bounds are symbolic). A fact `a < b` gives `b - a - 1 >= 0`, and any multiple may be taken off.
+    variables whose bounds are symbolic). A fact `a < b` gives `b - a - 1 >= 0`, and any multiple may be taken off.
     """
     lo, _ = bounds(e)
     if lo is not None:

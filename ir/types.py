@@ -30,11 +30,11 @@ class Layout:
     """How a tensor lies in memory: its physical axes, outermost first; written `0 1/16 2 3 1%16` for NCHW16c.
 
     An axis is either one part or split into blocks `axis/b` and `axis%b` (or more levels), each level once. A blocked
-        axis whose size is no multiple of the block is padded; padding lanes hold 0 (inf times a zero weight is NaN).
+    axis whose size is no multiple of the block is padded; padding lanes hold 0 (inf times a zero weight is NaN).
 
-        winograd: m, written `winograd4 2 3 0/16 ...`: a constant, the 3 x 3 filters of a convolution, lies transformed for
-            F(m x m, 3 x 3), m+2
-        points along each axis of taps (see winograd.py); the parts say how the points lie.
+    winograd: m, written `winograd4 2 3 0/16 ...`: a constant, the 3 x 3 filters of a convolution, lies transformed for
+        F(m x m, 3 x 3), m+2
+    points along each axis of taps (see winograd.py); the parts say how the points lie.
     """
 
     parts: tuple[Part, ...]

@@ -49,8 +49,8 @@ class Operator:
     """An ONNX operator as dnnc reads it.
 
     `opsets` are those at which its meaning changed, the first one that it came with. `types` are element types of its
-        first input, as dnnc writes them; empty where ONNX has no schema. `how` is empty if it is not read. `runs` tells
-        where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that compile.
+    first input, as dnnc writes them; empty where ONNX has no schema. `how` is empty if it is not read. `runs` tells
+    where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that compile.
     """
 
     domain: str

@@ -89,8 +89,8 @@ def scaled_exp(x: Expr) -> Expr:
     """exp(x) = 2^(i / 32) * exp(r) * 2^floor(n), n = rint(32 x / ln 2) / 32, i its low five bits; at most 1.8 ulp.
 
     For targets that look up tables, and multiply by any power of two with no need of limits to x: where x is so large
-        that r may be anything, exp(r), a parabola without zeros, is above 0 or infinite, and where it is NaN for an
-        infinite n, `scale` gives what n says. Denormal results are made 0, for CPUs take a hundred cycles for one.
+    that r may be anything, exp(r), a parabola without zeros, is above 0 or infinite, and where it is NaN for an
+    infinite n, `scale` gives what n says. Denormal results are made 0, for CPUs take a hundred cycles for one.
     """
     t = fma(x, LOG2E, ROOTS_MAGIC)
     n = t - ROOTS_MAGIC

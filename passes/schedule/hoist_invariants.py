@@ -66,7 +66,7 @@ def keep_numbers(b: Block) -> Block:
 
 def sink(b: Block, name: str) -> Block:
     """`for c in range(n): {s: f32[1] @ register; s[0] = ..; y[c] = f(s[0])}`  ->  `s: f32[1] @ register; s[0] = ..; for
-        c in range(n): y[c] = f(s[0])`
+    c in range(n): y[c] = f(s[0])`
 
     Legal where all but the last statement is invariant, and writes nothing but what is declared among it.
     """

@@ -30,8 +30,8 @@ def split(b: Block, name: str, factor: int, names: tuple[str, str], tail: str = 
     """`for i in range(n): s`  ->  `for io in range(n // f): for ii in range(f): s[i -> f*io + ii]`
 
     tail, where f does not divide n: overlap (the last tile starts at n - f; the body must be safe to repeat, n >= f) |
-        clamp (iterations past the end repeat the last; any n, body safe to repeat) | guard (`if f*io + ii < n`; vectorize
-        turns it into a limit) | peel (a loop of its own, called NAME_t, over the rest).
+    clamp (iterations past the end repeat the last; any n, body safe to repeat) | guard (`if f*io + ii < n`; vectorize
+    turns it into a limit) | peel (a loop of its own, called NAME_t, over the rest).
     """
 
     def go(s: For) -> Block:

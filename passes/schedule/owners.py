@@ -273,12 +273,12 @@ def by_threads(s: Scattered, shares: int, threads: int) -> Block:
 
 def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
     """A block has one of `shares` ranges of rows. In each round its threads read the rows of `per` updates each, and
-        list those of the range in order:
+    list those of the range in order:
 
-            n = how many of mine are in the range; place = sum of n of the threads before me; mine[place..] = my updates
-            barrier();
-                for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value);
-                barrier()
+        n = how many of mine are in the range; place = sum of n of the threads before me; mine[place..] = my updates
+        barrier();
+            for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value);
+            barrier()
 
     A group of threads has every so many rows, a thread of it every so many columns. Sizes are known; there are updates.
     """

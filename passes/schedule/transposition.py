@@ -19,12 +19,12 @@ from dnnc.passes.schedule.state import edit, only
 def transpose_tile(b: Block, rows: str, columns: str, lanes: int = 0) -> Block:
     """`for r in range(4): for c in range(4): y[r, c] = f(x[c, r])`  ->
 
-        `t0[c, 0:+4] = x[c, 0:+4]` for 4 c; `t1[2*h, :] = zip_low(t0[h, :], t0[h + 2, :])`, `t1[2*h + 1, :] = zip_high(..)`
-        for 2 h; the same from t1 to t2; `y[r, 0:+4] = f(t2[r, 0:+4])` for 4 r.
+    `t0[c, 0:+4] = x[c, 0:+4]` for 4 c; `t1[2*h, :] = zip_low(t0[h, :], t0[h + 2, :])`, `t1[2*h + 1, :] = zip_high(..)`
+    for 2 h; the same from t1 to t2; `y[r, 0:+4] = f(t2[r, 0:+4])` for 4 r.
 
     log2(n) rounds of zipping row h with row h + n/2 transpose an n x n tile. Loads that run along the columns stay as
-        they are. Where several loads run along the rows and none along the columns, f is computed in rows, and its result
-        is transposed instead of each load. `lanes`: n, where a loop has fewer iterations; default: the extent of both.
+    they are. Where several loads run along the rows and none along the columns, f is computed in rows, and its result
+    is transposed instead of each load. `lanes`: n, where a loop has fewer iterations; default: the extent of both.
     """
 
     def go(s: For) -> Block:

@@ -23,7 +23,7 @@ from dnnc.passes.schedule.state import edit, find, renamed, replace_stmt
 
 def version(b: Block, name: str, inner: str) -> Block:
     """Compute an iteration of `name` without the guards of `inner` where they hold for all iterations of that; skip it
-        where they hold for none.
+    where they hold for none.
 
     The guards are `<` and `<=`; the gap between their sides is monotonic in `inner`'s variable. Other bodies stay.
     """

@@ -28,10 +28,10 @@ PLANES = 4  # channels of an image that may lie in planes: a chunk, with zeros
 @dataclass(frozen=True)
 class Image:
     """A convolution. `x`: [images, *inside, row]; `w`: [outputs, taps * channels]; `sizes` of the result, `taps`,
-        strides and so on by axis; `row`: elements of a pixel in memory; `channels` of a group.
+    strides and so on by axis; `row`: elements of a pixel in memory; `channels` of a group.
 
     Of a depthwise one the channels are columns, and `w` is [taps, row]. An image of a few channels may have them in
-        `planes`, [images, planes, *inside], its filters [outputs, planes, taps]; `channels` then counts zeros too.
+    `planes`, [images, planes, *inside], its filters [outputs, planes, taps]; `channels` then counts zeros too.
     """
 
     c: Contraction

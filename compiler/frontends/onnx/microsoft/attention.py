@@ -90,7 +90,7 @@ def _lowered(c: Call, mask: Value, columns: Dim, rows: Dim, past: Dim, dtype: DT
     """What a mask adds to the scores [batch, heads, rows, columns]. Its rank tells what it says:
 
     [batch]: how many keys count; [2 * batch]: where they end, then where they begin; [batch, keys], [batch, rows,
-        keys]: not 0 where they count; [batch, 1, most, most]: the same for all places.
+    keys]: not 0 where they count; [batch, 1, most, most]: the same for all places.
     """
     b = c.b
     rank = mask.type.rank
@@ -267,8 +267,8 @@ def rotary_embedding(c: Call) -> Any:
 
 def group_query_attention(c: Call) -> Any:
     """Inputs: q (or q, k, v packed), k, v, past keys and values, ends of the sequences, the longest one, caches of cos
-        and sin, positions, a bias of scores, a sink per head, two scales of a quantised cache (not known), weights that
-        normalise q and k.
+    and sin, positions, a bias of scores, a sink per head, two scales of a quantised cache (not known), weights that
+    normalise q and k.
 
     Row r of the batch has `ends[r] + 1 - steps` keys in the cache (none if negative: a first prompt, right-padded).
     """
