@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+import dnnc
 from dnnc.backends.base import Instance
 from dnnc.backends.runtime.arrays import is_device_array, to_host
 from dnnc.donation import Donation, donated
@@ -281,13 +282,9 @@ class Executable:
 
     def _without_parameters(self) -> Executable:
         """The model with what its parameters are now as constants, compiled anew."""
-        from dnnc.driver import compile_graph
-
         g, options = self.frozen(), self.options  # sizes that were fixed and outputs that were added are in the graph
-        names = list(self._compiler.inputs), list(self._compiler.outputs)
-        return compile_graph(
-            g, names, replace(options, dims={n: d for n, d in options.dims.items() if n in g.dims}, outputs=())
-        )
+        dims = {n: d for n, d in options.dims.items() if n in g.dims}
+        return self._compiler.compile_again(g, replace(options, dims=dims, outputs=()))
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -325,9 +322,7 @@ class Executable:
 
 
 def _restored(data: bytes, cache: Any) -> Executable:
-    from dnnc.artifact.load import load
-
-    return load(io.BytesIO(data), cache=cache)
+    return dnnc.load(io.BytesIO(data), cache=cache)
 
 
 def _checked() -> None:

@@ -41,7 +41,8 @@ class ReductionSplit:
     part_column: int  # the least of them in a part
     parts: int  # at most
     work: int = 0  # elements, all sums together, below which one thread is fast enough
-    # GPUs: sums over several axes are computed axis by axis, norms of long rows come apart, a small copy may come first
+    # GPUs: sums over several axes are computed axis by axis, norms of long rows come apart, and a small copy may come
+    # first
     by_axes: bool = False
 
 
@@ -65,7 +66,7 @@ class TargetFacts:
     fuses_attention: bool = False  # is there a kernel for attention as one op?
     # given a norm and the contraction that alone reads its result: is there a kernel for both?
     fuses_norm: Callable[[Any, Any], bool] | None = None
-    # given the form of a loop (`dnnc.passes.analysis.recurrent_form`): is there a kernel for all of its steps?
+    # given the form of a loop (`dnnc.passes.lower.recurrent_form`): is there a kernel for all of its steps?
     supports_scan_kernel: Callable[[Any], bool] | None = None
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from dnnc.ir.errors import DnncError, InputError, InternalError, VerifyError
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.verify import verify
+from dnnc.ir.op import Trait
 from dnnc.ir.target import TargetFacts
 
 NO_FACTS = TargetFacts()
@@ -178,7 +179,7 @@ def count_nodes(graph: Graph) -> int:
 
 def is_pure(n: Node) -> bool:
     """True if the node may be dropped, moved or merged: it and its subgraphs are pure and deterministic."""
-    if "pure" not in n.op.traits or "random" in n.op.traits:
+    if Trait.PURE not in n.op.traits or Trait.RANDOM in n.op.traits:
         return False
     return all(is_pure(m) for s in n.subgraphs() for m in s.nodes())
 

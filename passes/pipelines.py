@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.passes.analysis.kinds import is_view
 from dnnc.passes.base import Pass, PassContext, PassManager, graphs
 from dnnc.passes.planning.program import Known, Planner, Program, Revise
@@ -44,7 +45,7 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
     """Assign layouts in a graph and its subgraphs, but for recurrence bodies, whose kernels read row-major."""
-    bodies = {s for g in graphs(graph) for n in g.nodes() if n.op.name == "recurrence" for s in n.subgraphs()}
+    bodies = {s for g in graphs(graph) for n in g.nodes() if Trait.RECURRENT in n.op.traits for s in n.subgraphs()}
     others = [g for g in graphs(graph) if g not in bodies]
     return any(
         [

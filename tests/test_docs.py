@@ -16,7 +16,6 @@ import pytest
 import typer
 from typer.main import get_command
 
-from dnnc.backends.registry import BACKENDS
 from dnnc.cli.app import app
 from dnnc.cli.coverage import coverage
 from dnnc.frontends.torch.operators import TABLE
@@ -47,7 +46,6 @@ def test_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     hold there.
     """
     monkeypatch.chdir(ROOT)
-    monkeypatch.setitem(BACKENDS, "cuda", BACKENDS["cuda"])
     code = ""
     for line, block in blocks(path.read_text()):
         code += "\n" * (line - 1 - code.count("\n")) + block  # errors tell the line of the document

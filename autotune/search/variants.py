@@ -15,9 +15,10 @@ from dnnc.autotune.runners.machine import machine_of
 from dnnc.autotune.search.task import Setting, Task, task_of, workload_key
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
+from dnnc.ir.op import ContractionForm
 from dnnc.ir.types import TensorType
 from dnnc.passes.planning.fuse import Group
-from dnnc.passes.planning.fusion_variants import Variant, cut, variants, vary, weights_layout
+from dnnc.passes.planning.fusion_variants import Variant, cut, variants, vary, weights_encoding
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.planning.program import Program, lower_group
 from dnnc.passes.schedule.problem import Choice, classify
@@ -102,10 +103,10 @@ def _planned(region: Region) -> MemoryPlan:
 def retiled(task: Task, tile: int) -> Task:
     """The task with the weights of its convolution stored for another algorithm."""
     g = parse(task.graph)
-    conv = next(n for n in g.nodes() if n.op.name == "conv")
+    conv = next(n for n in g.nodes() if n.op.contraction is ContractionForm.CONVOLUTION)
     x, w = conv.inputs[0], conv.inputs[1]
-    assert x is not None and w is not None and x.type.layout is not None
-    w.type = TensorType(w.type.dtype, w.type.shape, weights_layout(x.type.rank, x.type.layout.block(1), tile))
+    assert x is not None and w is not None and not x.type.row_major
+    w.type = TensorType(w.type.dtype, w.type.shape, weights_encoding(x.type.rank, x.type.encoding.block(1), tile))
     nodes = tuple(g.nodes())
     low = lower_group(
         g, Group(nodes, g.outputs[0], task.kind), None if task.inplace is None else g.inputs[task.inplace]

@@ -15,11 +15,12 @@ import numpy as np
 
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.graph import Graph
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.types import Dim, TensorType
 
 Array = np.ndarray[Any, Any]
-CONTROL = frozenset(("control", "pure"))
+Types = tuple["TensorType | None", ...]
+CONTROL = frozenset((Trait.CONTROL, Trait.PURE))
 
 
 def _loop_type(
@@ -114,6 +115,6 @@ def _cond(
 
 
 CONTROL_OPS: tuple[OpDef, ...] = (
-    OpDef("loop", _loop_type, reference=_loop, traits=CONTROL),
-    OpDef("cond", _cond_type, reference=_cond, traits=CONTROL),
+    OpDef("loop", _loop_type, reference=_loop, traits=CONTROL | {Trait.ITERATES}, deciding=2),
+    OpDef("cond", _cond_type, reference=_cond, traits=CONTROL, deciding=1),
 )

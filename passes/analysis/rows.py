@@ -18,12 +18,9 @@ from dataclasses import dataclass
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.ops.reduce import all_axes
 from dnnc.ir.types import Dim
-from dnnc.passes.analysis.kinds import is_pointwise, is_view, kind_of, reduces_axes
+from dnnc.passes.analysis.kinds import is_pointwise, is_view, kind_of
 
-NORMS = ("layer_norm", "rms_norm")
-ROWS = (*NORMS, "softmax", "log_softmax")  # pass over a row more than once
 MANY = 8  # rows that keep a device busy, one or some by each thread or block of threads
 SHORT = 1 << 14  # elements of a row that is worth no second kernel, however few there are
 
@@ -37,16 +34,12 @@ class Rows:
 
     def of_elements(self, v: Value) -> bool:
         """Are the elements of a value those of the rows, one for one?"""
-        return v.type.layout is None and tuple(v.type.shape) == self.shape
+        return v.type.row_major and tuple(v.type.shape) == self.shape
 
     def reads_own(self, v: Value) -> bool:
         """Does an element-wise node over the rows read in a value, which broadcasts, the number of its own row?"""
         shape, ahead = v.type.shape, len(self.shape) - v.type.rank
-        if (
-            v.type.layout is not None
-            or ahead < 0
-            or any(k not in self.axes and self.shape[k] != 1 for k in range(ahead))
-        ):
+        if not v.type.row_major or ahead < 0 or any(k not in self.axes and self.shape[k] != 1 for k in range(ahead)):
             return False
         return all(d == (1 if k in self.axes else self.shape[k]) for k, d in enumerate(shape, ahead))
 
@@ -84,19 +77,13 @@ def rows_of(n: Node) -> Rows | None:
     if (
         x is None
         or kind_of(n) != "reduction"
-        or x.type.layout is not None
+        or n.op.reduced is None
+        or not x.type.row_major
         or len(n.outputs) != 1
-        or n.output.type.layout is not None
+        or not n.output.type.row_major
     ):
         return None
-    if reduces_axes(n) or n.op.name == "mean_variance_norm":
-        axes = all_axes(n.attrs["axes"], x.type.rank)
-    elif n.op.name in ROWS:
-        axis = n.attrs["axis"] % x.type.rank
-        axes = tuple(range(axis, x.type.rank)) if n.op.name in NORMS else (axis,)
-    else:
-        return None
-    long = tuple(k for k in axes if x.type.shape[k] != 1)
+    long = tuple(k for k in n.op.reduced(x.type.rank, **n.attrs) if x.type.shape[k] != 1)
     return Rows(tuple(x.type.shape), long) if long else None
 
 
@@ -110,7 +97,7 @@ def find_numbers(graph: Graph) -> Mapping[Value, Rows]:
                 found[n.output] = rows
             continue
         kinds = {found[v] for v in n.inputs if v is not None and v in found and _same_elements(v, n)}
-        if len(kinds) == 1 and len(n.outputs) == 1 and n.output.type.layout is None:
+        if len(kinds) == 1 and len(n.outputs) == 1 and n.output.type.row_major:
             found[n.output] = kinds.pop()
     return found
 
@@ -132,7 +119,7 @@ def _same_elements(v: Value, n: Node) -> bool:
     """Is each element that a node makes one of v's, or made of it? Axes of one element may come and go."""
     if is_pointwise(n):
         return tuple(v.type.shape) == tuple(n.outputs[0].type.shape)
-    return is_view(n) and n.op.name == "reshape" and _long(v.type.shape) == _long(n.output.type.shape)
+    return is_view(n) and _long(v.type.shape) == _long(n.output.type.shape)
 
 
 def _long(shape: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -17,6 +17,7 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, Store, accesses, walk_stmts
 from dnnc.passes.analysis.alias import root
 from dnnc.passes.lower.nests import Lowered, group_inputs, lower
+from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.planning.fuse import FusionPlan, Group
 
 
@@ -31,7 +32,10 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
         if g.kind not in ("map", "scatter") or (g.output in graph.outputs and given is None):
             continue
         wanted = [
-            v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and not graph.settled(v)
+            v
+            for n in g.nodes
+            for v in n.inputs
+            if v is not None and v.type == g.output.type and not graph.variance(v).call_invariant
         ]
         if given is None:
             wanted = [v for v in wanted if v not in graph.inputs]
@@ -54,8 +58,8 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
 
 
 def _only_where_stored(low: Lowered, buf: Buffer) -> bool:
-    if low.scattered is not None:
-        return low.scattered.starts_as(buf)
+    if isinstance(low.form, Scattered):
+        return low.form.starts_as(buf)
     stores = [s for s in walk_stmts(low.kernel.entry.body) if isinstance(s, Store) and s.buf.space == "global"]
     if len(stores) != 1:
         return False

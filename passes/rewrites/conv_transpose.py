@@ -22,41 +22,30 @@ from typing import Any
 from dnnc.ir.expr import Expr, const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.ops.window import Window, window
+from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import Dim
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import replace_each
 
 MOST_PHASES = 64  # that are convolutions of their own
 
 
 def conv_transpose(graph: Graph, ctx: PassContext) -> bool:
     """Rewrite those whose channels and kernels have known sizes. Returns whether any was."""
-    changed = False
-    for n in graph.nodes():
-        if n.op.name == "conv_transpose" and _applies(n):
-            y = _Rewrite(graph, n, 1 if ctx.facts.channels_last else ctx.facts.lanes).run()
-            graph.replace_all_uses(n.output, y)
-            graph.erase(n)
-            changed = True
-    return changed
+    block = 1 if ctx.facts.channels_last else ctx.facts.lanes
+    return replace_each(graph, {"conv_transpose": lambda n: _Rewrite(graph, n, block).run() if _applies(n) else None})
 
 
 def _applies(n: Node) -> bool:
     x, w = n.inputs[0], n.inputs[1]
     assert x is not None and w is not None
-    win = _window(n)
+    win = node_window(w.type.shape[2:], n.attrs)
     sized = all(isinstance(d, int) and d > 0 for d in (x.type.shape[1], *w.type.shape))
     if not sized or any(not isinstance(p, int) or p < 0 for p in (*win.begin, *win.end)):
         return False
     rows = zip(x.type.shape[2:], n.output.type.shape[2:], win.begin, win.strides)
     fixed = all(_grown(size, made, int(begin) % s, s) is not None for size, made, begin, s in rows)  # type: ignore[arg-type]
     return fixed
-
-
-def _window(n: Node) -> Window:
-    w = n.inputs[1]
-    assert w is not None
-    return window(w.type.rank - 2, w.type.shape[2:], n.attrs["strides"], n.attrs["pads"], n.attrs["dilations"])
 
 
 def _rows(made: Dim, crop: int, stride: int) -> Expr:
@@ -77,7 +66,7 @@ class _Rewrite:
         assert x is not None and w is not None
         self.n, self.x, self.bias, self.block = n, x, n.inputs[2] if len(n.inputs) > 2 else None, block
         self.b: Any = Builder(graph, n, n.locs)
-        self.win, self.group = _window(n), int(n.attrs["group"])
+        self.win, self.group = node_window(w.type.shape[2:], n.attrs), int(n.attrs["group"])
         self.strides, self.begin = self.win.strides, tuple(int(p) for p in self.win.begin)  # type: ignore[arg-type]
         self.rank, self.phases = len(self.strides), math.prod(self.strides)
         self.dilations: tuple[int, ...] = self.win.dilations

@@ -23,12 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dnnc.ir.graph import Graph, Node, Value, union
 from dnnc.ir.graph.builder import Builder
 from dnnc.passes.base import PassContext
-from dnnc.passes.planning.prologue import held_in
+from dnnc.passes.planning.prologue import derive
+from dnnc.passes.rewrite import nodes_of, only_reader, producer
 
 Shape = tuple[int, ...]
 
@@ -68,8 +67,8 @@ def siblings(graph: Graph, ctx: PassContext) -> bool:
         graph
     )  # sums that were apart are in one kernel, which may add in another order
     cuts: dict[Value, list[Node]] = {}
-    for n in graph.nodes():
-        if n.op.name == "slice" and n.inputs[0] is not None:
+    for n in nodes_of(graph, "slice"):
+        if n.inputs[0] is not None:
             cuts.setdefault(n.inputs[0], []).append(n)
     return any([_stack_columns(graph, y, found) for y, found in cuts.items()]) or changed
 
@@ -77,8 +76,8 @@ def siblings(graph: Graph, ctx: PassContext) -> bool:
 def _merge_products(graph: Graph) -> bool:
     changed = False
     readers: dict[Value, list[Chain]] = {}
-    for n in graph.nodes():
-        chain = _chain(graph, n) if n.op.name == "matmul" else None
+    for n in nodes_of(graph, "matmul"):
+        chain = _chain(graph, n)
         if chain is not None and n.inputs[0] is not None:
             readers.setdefault(n.inputs[0], []).append(chain)
     for chains in readers.values():
@@ -95,15 +94,9 @@ def _sizes(v: Value) -> Shape:
     return tuple(int(d) for d in v.type.shape)  # type: ignore[arg-type]
 
 
-def _only_reader(graph: Graph, v: Value, op: str) -> Node | None:
-    users = {u for u, _ in v.uses}
-    found = next(iter(users)) if len(users) == 1 and not graph.is_output(v) else None
-    return found if found is not None and found.op.name == op else None
-
-
 def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
     """Return the reshape after a value of known size if it does not mix dims from `axis` on with earlier ones."""
-    reshape = _only_reader(graph, v, "reshape")
+    reshape = only_reader(graph, v, "reshape")
     if reshape is None or not reshape.output.type.static:
         return None
     end = reshape.output
@@ -114,7 +107,7 @@ def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
         return None
     k = found[-1]
     perm: Shape = tuple(range(len(dims)))
-    turned = _only_reader(graph, end, "transpose")
+    turned = only_reader(graph, end, "transpose")
     if turned is not None:
         end, perm = turned.output, tuple(turned.attrs["perm"])
     return Apart(dims[:k], dims[k:], perm, end)
@@ -149,18 +142,18 @@ def _chain(graph: Graph, n: Node) -> Chain | None:
     x, w = n.inputs[0], n.inputs[1]
     assert x is not None and w is not None
     if (
-        not graph.settled(w)
+        not graph.variance(w).call_invariant
         or w.type.rank != 2
         or x.type.rank < 2
         or not n.output.type.static
-        or n.output.type.layout is not None
+        or not n.output.type.row_major
     ):
         return None
     end, bias = n.output, None
-    add = _only_reader(graph, end, "add")
+    add = only_reader(graph, end, "add")
     if add is not None:
         other = add.inputs[1] if add.inputs[0] is end else add.inputs[0]
-        if other is not None and graph.settled(other) and other.type.shape == w.type.shape[1:]:
+        if other is not None and graph.variance(other).call_invariant and other.type.shape == w.type.shape[1:]:
             end, bias = add.output, other
     apart = _taken_apart(graph, end, end.type.rank - 1)
     return (
@@ -176,22 +169,18 @@ def _merge(graph: Graph, chains: list[Chain]) -> None:
     for c in chains[1:]:
         locs = union(locs, c.product.locs)
     b = Builder(graph, first, locs)
-    y = b.matmul(x, _joined(graph, [c.product.inputs[1] for c in chains], 1))
+    y = b.matmul(x, _joined(graph, first, [c.product.inputs[1] for c in chains], 1))
     if chains[0].bias is not None:
-        y = b.add(y, _joined(graph, [c.bias for c in chains], 0))
+        y = b.add(y, _joined(graph, first, [c.bias for c in chains], 0))
     _stacked(b, graph, y, [c.apart for c in chains])
     for c in chains:
         _erase(graph, c.apart.end, c.product)
 
 
-def _joined(graph: Graph, parts: Sequence[Value | None], axis: int) -> Value:
-    """Constants side by side as one; parameters in the prologue."""
-    given = [v for v in parts if v is not None]
-    if all(v in graph.constants for v in given):
-        return graph.constant(np.concatenate([graph.constants[v] for v in given], axis=axis))
-    assert graph.prologue is not None
-    made = Builder(graph.prologue).concat(*(held_in(graph, v) for v in given), axis=axis)
-    return graph.parameter(made, made.type, given[0].name)
+def _joined(graph: Graph, n: Node, parts: Sequence[Value | None], axis: int) -> Value:
+    """Matrices or biases side by side as one."""
+    values = [v for v in parts if v is not None]
+    return derive(graph, values, lambda b, *x: b.concat(*x, axis=axis), values[0].name, n)
 
 
 # --- columns of one product -------------------------------------------------------------------------------------------
@@ -204,7 +193,7 @@ def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
         or {u for u, _ in y.uses} != set(cuts)
         or graph.is_output(y)
         or not y.type.static
-        or y.type.layout is not None
+        or not y.type.row_major
     ):
         return False
     *lead, columns = _sizes(y)
@@ -232,10 +221,9 @@ def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
 
 def _is_product(graph: Graph, y: Value) -> bool:
     """Is a value made by a product, to which something may be added?"""
-    n = y.node
-    if n is not None and n.op.name == "add":
-        n = next(
-            (v.node for v in n.inputs if v is not None and v.node is not None and _only_reader(graph, v, "add") is n),
-            None,
+    add = producer(y, "add")
+    if add is not None:
+        y = next(
+            (v for v in add.inputs if v is not None and v.node is not None and only_reader(graph, v, "add") is add), y
         )
-    return n is not None and n.op.name == "matmul"
+    return producer(y, "matmul") is not None

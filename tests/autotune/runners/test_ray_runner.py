@@ -124,8 +124,7 @@ SCRIPT = """
     import ray
     sys.path.insert(0, sys.argv[1])
     import test_ray_runner as t
-    from dnnc.backends.registry import open_backend
-from dnnc.autotune.runners.ray_runner import RayRunner
+    from dnnc.autotune.runners.ray_runner import RayRunner
 
     ray.cloudpickle.register_pickle_by_value(t)
     with RayRunner("llvm", "local", outpost=t.outpost) as runner:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dnnc.backends.llvm import build
+from dnnc.backends.runtime import link
 from dnnc.cli import main
 from dnnc.ir.dtype import boolean, f32, i64
 from dnnc.ir.errors import InternalError
@@ -71,7 +72,7 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
 
 def break_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that puts everything at the beginning of the arena."""
-    right = build.Linker.calls
+    right = link.Linker.calls
 
     def at_zero(place: Any) -> Any:
         return replace(place, offset=0) if place.space == "arena" else place
@@ -81,7 +82,7 @@ def break_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             replace(c, args=tuple(map(at_zero, c.args)), writes=tuple(map(at_zero, c.writes))) for c in right(*args)
         ]
 
-    monkeypatch.setattr(build.Linker, "calls", wrong)
+    monkeypatch.setattr(link.Linker, "calls", wrong)
 
 
 def test_nothing_is_wrong(net: Graph, inputs: list[Any]) -> None:
