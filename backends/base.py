@@ -334,10 +334,7 @@ class Backend(ABC):
         raise UnsupportedError(f"target {self.name} reads parameters where they lie")
 
     def unfit(self, code_version: str, target: Any) -> str:
-        """Why machine code of another version or machine cannot run here; empty if it can.
-
-        `target`: facts of the other machine as JSON data.
-        """
+        """Say why code of another version or machine cannot run here; empty if it can. `target`: its facts as JSON."""
         same = code_version == self.code_version and target == encode(self.target)
         return "" if same else "it was compiled for another version or machine"
 

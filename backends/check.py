@@ -138,10 +138,7 @@ def sample_dim(v: Var, least: int = 19) -> int:
 def draw(
     rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Expr], limits: tuple[int, int] = (0, 2)
 ) -> Array:
-    """Values for one input: floats in [-1, 1), integers within `limits`, over again where it is large.
-
-    Constants that are small, or that are only looked up, are themselves.
-    """
+    """Make an input's values: floats in [-1, 1), integers in `limits`, tiled if large; small constants as they are."""
     t = v.type
     array = graph.constants.get(v)
     shape = concrete_shape(t, env)

@@ -296,11 +296,7 @@ def divide(graph: Graph, options: CompileOptions, make: Make, names: Sequence[st
 
 
 class HybridCompiler(ModelCompiler):
-    """Divides a model for the sizes of its inputs; for all sizes where the options give bounds for each.
-
-    Attributes:
-        backend: of the segments.
-    """
+    """Divides a model by input sizes, or once if the options bound them all. `backend`: that of the segments."""
 
     def __init__(
         self,

@@ -59,10 +59,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Variant:
-    """A model for certain inputs: the executable, which takes and gives arrays, and how its results are put together.
-
-    `inner` is None where there is nothing to compute: all results are empty.
-    """
+    """A model for certain inputs: the executable (`inner`, None if all results are empty) and the results' form."""
 
     inner: Executable | None
     results: tuple[Form, ...]

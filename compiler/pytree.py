@@ -70,11 +70,7 @@ class Rules:
 
 
 def flatten(tree: Any, path: str, rules: Rules) -> tuple[list[tuple[str, Any]], Tree]:
-    """The leaves of a tree, each with its path (`params.w`), and its structure.
-
-    Raises:
-        InputError: names the place of a value that is neither an array, nor a container, nor a plain value.
-    """
+    """Return a tree's leaves with paths (`params.w`), and its structure. InputError: where another value stands."""
     if is_array(tree) or isinstance(tree, rules.leaves):
         return [(path, tree)], Leaf()
     parts = children(tree)

@@ -95,10 +95,7 @@ class Roles:
     def given(
         self, paths: Sequence[str], arrays: Sequence[Any], buffers: list[Any], values: Sequence[Any]
     ) -> list[Any]:
-        """Return a call's buffers, with copies of donated ones that others see; captured arrays come last.
-
-        `values`: what the user gave, of which `arrays` were made.
-        """
+        """Return a call's buffers, copies for shared donated ones, captures last. `values`: the user's `arrays`."""
         if not self.donate:
             return [*buffers, *self.settled()]
         out = list(buffers)

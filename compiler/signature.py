@@ -36,19 +36,11 @@ class Signature:
         self.expected = [(n, v.type.dtype.numpy, v.type.rank) for n, v in zip(inputs, graph.inputs)]
 
     def collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Array]:
-        """Positional arguments, keywords, or one dict by name, as contiguous arrays of the right dtype and rank.
-
-        Raises:
-            InputError: names the input, what was expected and what was given.
-        """
+        """Arguments as contiguous arrays of the right dtype and rank. InputError names input, expected and got."""
         return self.convert(self.in_order(args, named))
 
     def arguments(self, inputs: Any) -> tuple[Any, ...]:
-        """Arguments of `run` and `bind`: a mapping by name, a sequence in order, or the array of a single input.
-
-        Raises:
-            InputError: it is none of these.
-        """
+        """Arguments of `run` and `bind`: a mapping by name, a sequence in order, or a single array; else InputError."""
         if isinstance(inputs, Mapping):
             return (dict(inputs),)
         if isinstance(inputs, (list, tuple)):
@@ -109,10 +101,7 @@ class Signature:
         results: Sequence[Any],
         donated: Mapping[int, int] = _NONE,
     ) -> None:
-        """Raise InputError for a buffer that is not writable, contiguous, of the (shape, dtype), or that overlaps.
-
-        `donated`: outputs by number whose buffer may be that of an input.
-        """
+        """Raise InputError unless a buffer is writable, contiguous, of (shape, dtype); only `donated` may overlap."""
         self.check_count(results)
         for k, (name, r, (shape, dtype)) in enumerate(zip(self.output_names, results, wanted)):
             fits = isinstance(r, np.ndarray) and r.shape == shape and r.dtype == dtype

@@ -1,7 +1,4 @@
-"""The option `tune`: from what a user gives to the schedules that a compilation replays.
-
-In: CompileOptions. Out: options whose `tune` is None or Winners, and the `choose` for scheduling.
-"""
+"""Option `tune`: CompileOptions in; out: options with `tune` None or Winners, and scheduling's `choose`."""
 
 from __future__ import annotations
 

@@ -36,11 +36,7 @@ def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The common shape: aligned at the right, 1 stretches, equal dims unify.
-
-    Raises:
-        ShapeError: two dims differ, or may differ (a symbolic dim meets another one or a number other than 1).
-    """
+    """Broadcast: aligned at the right, 1 stretches, equal dims unify. ShapeError: dims differ, or may differ."""
     rank = max(map(len, shapes), default=0)
     out: list[Dim] = [1] * rank
     for s in shapes:
@@ -183,11 +179,7 @@ def specialise(g: Graph, dims: Mapping[str, int]) -> Graph:
 
 
 def bound_dims(g: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> Graph:
-    """A new graph whose dims have these bounds as well as their own, both ends included.
-
-    Raises:
-        InputError: no dim has that name, or no size is left.
-    """
+    """Return a graph whose dims have these (inclusive) bounds too. InputError: no such dim, or no size left."""
     env: dict[Expr, Expr] = {}
     for name, (low, high) in bounds.items():
         x = g.dims.get(name)

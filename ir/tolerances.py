@@ -51,10 +51,7 @@ TINY = {"f16": 2.0**-14, "f8e4m3fn": 2.0**-6, "f8e4m3fnuz": 2.0**-7, "f8e5m2": 2
 
 
 def bound(dtype: DType, k: int, reference: Any, operands: str = "") -> float:
-    """The largest error that a result of `dtype` may have against `reference` after reductions over k terms.
-
-    `operands`: "tf32" where products round theirs to it first.
-    """
+    """Error bound of a `dtype` result after reductions over k terms. `operands`: "tf32" if products round theirs."""
     if not (dtype.is_float or dtype.kind == "c"):
         return 0.0
     scale = max(_scale(reference), TINY.get(dtype.name, 1e-30))

@@ -141,11 +141,7 @@ def _blamed(p: Pass, e: Exception) -> Exception:
 
 
 def parse_passes(text: str, table: Sequence[Pass]) -> list[Pass]:
-    """`"fold,cse"` as passes of the table, in that order.
-
-    Raises:
-        InputError: a name that no pass of the table has.
-    """
+    """Parse `"fold,cse"` as passes of the table, in order. InputError: a name that no pass of the table has."""
     known = {p.name: p for p in table}
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:

@@ -40,10 +40,7 @@ class NoMatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`apply` is tried on nodes of the named ops.
-
-    `exact`: no rounding is added, dropped or moved. Rules that are not exact do not fire in strict numerics.
-    """
+    """A rule: `apply` for nodes of the named ops. Not `exact`: it changes rounding, so never with strict numerics."""
 
     apply: Callable[[Match], Value]
     ops: tuple[str, ...]

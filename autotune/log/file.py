@@ -56,11 +56,7 @@ class Log:
 
     @staticmethod
     def open(path: str | os.PathLike[str], create: bool = True) -> Log:
-        """A log to append to, with what it holds already.
-
-        Raises:
-            TuneError: it is no tuning log, is damaged, cannot be written, or does not exist though `create` is False.
-        """
+        """Open a log to append. TuneError: no tuning log, damaged, not writable, or missing though not `create`."""
         file = Path(path).expanduser()
         if file.suffix in PACKED:
             raise TuneError(f"{file} is packed and cannot be appended to; unpack it first")

@@ -211,10 +211,7 @@ def answers(trial: Trial, request: Request) -> bool:
 
 
 class _Book:
-    """Which requests wait for which code. `fresh`: jobs that nobody has yet.
-
-    Finalists of a task, which are those to be checked, are compared with each other: they go to one device.
-    """
+    """Requests that wait for code. `fresh`: unassigned jobs. Finalists of a task are compared on one device."""
 
     def __init__(
         self, known: dict[tuple[str, str], Trial], failed: Callable[..., Trial], requests: Sequence[Request]

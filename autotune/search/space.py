@@ -33,11 +33,7 @@ def space(problem: Problem, templates: Sequence[Template], most: int = MOST) -> 
 
 
 def with_libraries(machine: Machine) -> Callable[[Task], list[Choice]]:
-    """What calls of vendors' libraries a search may measure beside our own schedules.
-
-    Raises:
-        TuneError: there are no libraries for the target, or none is here.
-    """
+    """Library calls that a search may measure beside our schedules. TuneError: none for the target, or none here."""
     machine.backend.library_choices(None, "standard", False)
 
     def choices(task: Task) -> list[Choice]:

@@ -258,10 +258,7 @@ class Walk:
 
 
 class Frame:
-    """The memory of one run at a time, and what was recorded with it.
-
-    Runs come on streams of their callers; those after another stream's wait for it on the device.
-    """
+    """Memory and recording of one run at a time. Runs on another stream than the last wait for it on the device."""
 
     def __init__(self, loaded: LoadedProgram) -> None:
         self.loaded, self.device = loaded, loaded.device
@@ -357,10 +354,7 @@ class Frame:
         self.last = stream
 
     def direct(self, buffers: Sequence[int], again: bool = False) -> bool:
-        """True if direct launches on the caller's memory beat copies to and from slots around a graph.
-
-        `again`: donated inputs have no need of slots.
-        """
+        """True if launches on caller memory beat copies around a graph. `again`: donated inputs need no slots."""
         if any(a % PARAMETER_ALIGN for a in buffers):
             return False
         loaded, donated = self.loaded, self.loaded.native.donated

@@ -153,10 +153,7 @@ def nvrtc_version() -> str:
 
 @cache
 def nvrtc_identity() -> str:
-    """Identify an NVRTC: the version of its wheel where CuPy takes it from there, else its own answer.
-
-    TargetError where it is missing.
-    """
+    """Identify an NVRTC: the version of CuPy's wheel, else its own answer. TargetError where it is missing."""
     for cupy, nvrtc in WHEELS:
         try:
             version(cupy)

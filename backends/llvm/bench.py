@@ -130,11 +130,7 @@ class CpuKernel:
         return np.diff(self.stamps[: calls + 1]) * self.bench.tick
 
     def measure(self, limit: float | None = None) -> float:
-        """Seconds of a call: the lower quartile of a repeat. Past `limit` the first call is all.
-
-        Raises:
-            AccuracyError: the kernel writes outside of its operands.
-        """
+        """Seconds of a call: lower quartile, or the first past `limit`. AccuracyError: writes outside of operands."""
         self.data.refresh()
         if self.expected is None:
             self.expected = float(self.run(1)[0])

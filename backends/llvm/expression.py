@@ -75,10 +75,7 @@ class ExpressionJob(BuildJob):
 
 
 class CpuExpression(CpuInstance):
-    """A program of an expression: arrays in, arrays out. Calls may come from several threads at once.
-
-    A flat program serves arrays of any one shape, which are vectors to it.
-    """
+    """A thread-safe program of an expression. A flat one serves arrays of any one shape, as vectors."""
 
     __slots__ = ("dtypes", "empty_result", "most")
 

@@ -26,10 +26,7 @@ class Sources:
     naive: Mapping[str, str] | None = None  # symbol -> operator IR before the schedule, where that is to be shown
 
     def find(self, wanted: str | None) -> list[tuple[int, CompiledKernel]]:
-        """The kernels that a number, a name, a node's name or the beginning of a symbol means; all for None.
-
-        InputError lists what there is.
-        """
+        """Return kernels by number, name, node name or symbol prefix; all for None. InputError lists what there is."""
         return find_kernels(self.program.kernels, wanted)
 
     def kernel_text(self, k: CompiledKernel, stage: str) -> str:

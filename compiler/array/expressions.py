@@ -46,10 +46,7 @@ FEW = 8
 
 
 class ExpressionCompiler:
-    """Makes programs of graphs for one target. One per device and process serves all arrays.
-
-    `options` as for `dnnc.compile`; `place`: the device on which arrays lie, None for the host.
-    """
+    """Makes programs of graphs, one for each device and process. `place`: the arrays' device, None for the host."""
 
     def __init__(self, place: Place | None = None, **options: Any) -> None:
         self.place = place

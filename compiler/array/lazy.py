@@ -413,11 +413,7 @@ PROGRAMS_MADE = Programs()
 
 
 def materialise(roots: Sequence[Lazy]) -> None:
-    """Compute values: afterwards each has its buffer.
-
-    Raises:
-        InputError: a value depends on an argument of a function that is being traced, and has no buffer yet.
-    """
+    """Compute values, so that each has its buffer. InputError: a value depends on an argument under tracing."""
     groups: dict[str | None, list[Lazy]] = {}
     known: set[int] = set()
     for x in roots:

@@ -120,11 +120,7 @@ def _single(loaded: Array | dict[str, Array], path: str) -> Array:
 
 
 def make_arrays(f: Executable, texts: Sequence[str], dims: Mapping[str, Any], seed: int) -> list[Array]:
-    """Make an array for every input. Sizes come from the model, the files of other inputs, and `dims`.
-
-    Raises:
-        InputError: an input without an array, or dims that nothing tells.
-    """
+    """Make an array for every input, sizes from model, files and `dims`. InputError: a missing array or dim."""
     names = [s.name for s in f.inputs]
     given = parse_inputs(texts, names)
     missing = [n for n in names if n not in given]

@@ -138,11 +138,7 @@ class Writer:
         return self.model.opset
 
     def op(self, op: str, *inputs: str | None, outputs: int = 1, **attrs: Any) -> Any:
-        """Add a node. Returns its output's name, or a list of them; attributes that are None are left out.
-
-        Raises:
-            UnsupportedError: the opset has no such operator.
-        """
+        """Add a node without None attributes; return its output name or names. UnsupportedError: not in the opset."""
         attrs = {k: v for k, v in attrs.items() if v is not None}
         self.check(op, len(inputs), attrs)
         made = [self.model.names.fresh(self.stem if k == 0 else f"{self.stem}_{k}") for k in range(outputs)]

@@ -24,10 +24,7 @@ Count = Union[int, str]  # a number, or its expression in symbolic dims
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One unique kernel: `count` calls of a run share its code. `flops` and `bytes` (read and written) are of one call.
-
-    `nodes` says for every call which nodes of the model it computes.
-    """
+    """A unique kernel, called `count` times. `flops`, `bytes` (both ways) are of one call; `nodes` of each call."""
 
     name: str
     symbol: str

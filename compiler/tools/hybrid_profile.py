@@ -28,11 +28,7 @@ Array = np.ndarray[Any, Any]
 def profile(
     f: Executable, program: HybridProgram, arrays: Sequence[Array], backend: Backend, repeats: int | None = None
 ) -> Profile:
-    """Measure a call of `program` on these arrays. Each step is measured by itself, on what the steps before it made.
-
-    Raises:
-        InputError: as a call, or `repeats` is below 1.
-    """
+    """Measure each step of `program` by itself on earlier steps' results. InputError: as a call; `repeats` < 1."""
     if repeats is not None:
         repeats = integer(repeats, "repeats", 1)
     env, bound = program.start(arrays)

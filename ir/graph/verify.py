@@ -15,11 +15,7 @@ from dnnc.ir.types import Layout, TensorType
 
 
 def verify(g: Graph) -> None:
-    """Check a graph and its subgraphs.
-
-    Raises:
-        VerifyError: says which rule is broken, where, and shows the node as text.
-    """
+    """Check a graph and its subgraphs. VerifyError says which rule is broken, where, and shows the node."""
     _check_names(g)
     _check_constants(g)
     defined = set(g.inputs)

@@ -42,10 +42,7 @@ class Place:
 
 
 class Evaluator:
-    """Holds the current state; the interpreter of statements derives from it.
-
-    `spmd`: outside of parallel loops every one of several CPU threads executes the code.
-    """
+    """State of the interpreter of statements. `spmd`: several CPU threads run the code outside of parallel loops."""
 
     def __init__(self, spmd: bool) -> None:
         self.spmd = spmd

@@ -1,7 +1,4 @@
-"""Effects in the interpreter: barriers and asynchronous copies, exact as to who may see what when.
-
-What Hopper adds stands in interp_hopper.
-"""
+"""Effects in the interpreter: barriers and asynchronous copies, exactly ordered. Hopper's: interp_hopper."""
 
 from __future__ import annotations
 

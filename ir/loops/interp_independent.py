@@ -82,10 +82,7 @@ def independent(loop: For) -> tuple[frozenset[Buffer], frozenset[Buffer]] | None
 
 
 def _apart(places: Sequence[tuple[tuple[Expr, ...], int]], v: Var, inner: set[Var]) -> bool:
-    """Is there an axis along which every iteration of v has a range of its own?
-
-    On that axis every index is c*v + r + (what all share), with max r - min r < |c|.
-    """
+    """True if each iteration of v has its own range c*v + r + (shared part), max r - min r < |c|, along an axis."""
     for axis in range(len(places[0][0])):
         forms = [_form(idx[axis], v, inner, lanes if axis == len(idx) - 1 else 1) for idx, lanes in places]
         known = [f for f in forms if f is not None]

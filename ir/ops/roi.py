@@ -55,10 +55,7 @@ def _images(batch: TensorType, regions: TensorType) -> None:
 
 
 class Points:
-    """The sampling points of a bin along an axis: point i of bin p lies at `at(p, i)`. Of expressions, or of arrays.
-
-    A region that reaches to infinity, or to NaN, has no points.
-    """
+    """Sampling points of a bin: point i of bin p lies at `at(p, i)`. Infinite or NaN regions have none."""
 
     def __init__(self, low: Any, high: Any, bins: int, ratio: int, scale: float, half_pixel: bool, ops: Any) -> None:
         offset = 0.5 if half_pixel else 0.0

@@ -187,10 +187,7 @@ def _merge(x: Tensor, *, keep: int) -> Tensor:
 
 
 def _steps(run: int) -> list[tuple[int, int]]:
-    """How many samples each step of a search in a run compares, and how far these are apart.
-
-    The last sample of a whole step is never taken, else the step before had taken it.
-    """
+    """Samples that each step of a search in a run compares, and their distance, without a step's last sample."""
     spans = [1]
     while spans[0] * FAN < run:
         spans.insert(0, spans[0] * FAN)

@@ -119,10 +119,7 @@ def reduce(
 
 
 def recur(shape: Sequence[Dim], dtype: DType, element: Callable[..., Expr], name: str = "t") -> Tensor:
-    """`t[i0, ..., in] = element(t, i0, ..., in)`, which may read t at the same i0, ... and a smaller in.
-
-    The op has Trait.SEQUENTIAL.
-    """
+    """`t[i0, ..., in] = element(t, i0, ..., in)`, reading t at i0, ... and a smaller in. Op: Trait.SEQUENTIAL."""
     own, axes = placeholder(name, dtype, shape), _axes(shape, "i")
     stage = Stage(axes, const(element(own, *axes), dtype.computed), own=own)
     return Tensor(name, dtype, own.shape, stage=stage)

@@ -25,11 +25,7 @@ _JOIN: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, 
 
 
 def elements(t: Tensor, operands: Mapping[Tensor, Array], points: Array) -> Array:
-    """The elements of a tensor at `points`, int64 [n, rank].
-
-    Raises:
-        IndexError: an index that is known at run time only lies outside of its axis.
-    """
+    """Return elements at `points`, int64 [n, rank]. IndexError: a run-time index lies outside of its axis."""
     with np.errstate(all="ignore"):
         return _Run(operands).at(t, [points[:, k] for k in range(points.shape[1])], len(points))
 

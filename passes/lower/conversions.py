@@ -15,10 +15,7 @@ from dnnc.ir.loops.stmt import call
 
 @dataclass(frozen=True)
 class Format:
-    """A float of `exponent` and `mantissa` bits. `top`: code of the largest finite; overflow becomes `overflow`.
-
-    `unsigned_zero`: there is no -0, its code is the one NaN (the fnuz types).
-    """
+    """A small float; overflow becomes `overflow`, `top` is finite. `unsigned_zero`: the code of -0 is the one NaN."""
 
     exponent: int
     mantissa: int

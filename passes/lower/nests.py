@@ -56,10 +56,7 @@ LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the share
 
 @dataclass(frozen=True)
 class Lowered:
-    """A naive kernel and what a recipe needs to know of it.
-
-    `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place).
-    """
+    """A naive kernel and facts for recipes. `params`: each buffer's value: inputs, then the output unless in place."""
 
     kernel: Kernel
     params: tuple[Value, ...]

@@ -1,7 +1,4 @@
-"""Expansions of float32 trigonometric and hyperbolic functions and their inverses into common arithmetic.
-
-Polynomials and stated errors are as in `elementary.py`.
-"""
+"""Expansions of float32 trigonometric and hyperbolic functions into common arithmetic; see `elementary.py`."""
 
 from __future__ import annotations
 

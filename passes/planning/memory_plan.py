@@ -166,10 +166,7 @@ class _Planner:
             self.last[self.root(v)] = end
 
     def donate(self) -> dict[Group, Value]:
-        """Put outputs into donated inputs, as far as nothing is written there before its last read.
-
-        Returns the groups that then work in place.
-        """
+        """Put outputs into donated inputs that are not read later. Return the groups that then work in place."""
         graph = self.region.graph
         inplace: dict[Group, Value] = {}
         for k, j in graph.donated.items():

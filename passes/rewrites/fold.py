@@ -24,10 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def fold(graph: Graph, ctx: PassContext) -> bool:
-    """Fold pure nodes of constants and static shapes; what depends on parameters moves to the prologue.
-
-    A subgraph is folded by itself.
-    """
+    """Fold pure nodes of constants and static shapes, in subgraphs too; parameters' dependents go to the prologue."""
     changed = False
     for g in graphs(graph):
         for n in g.nodes():

@@ -16,10 +16,7 @@ NOT_A_REGION = (DnncError,)
 
 
 def region(c: Call, name: str, params: Sequence[TensorType], build: Build) -> tuple[Graph, list[Value]]:
-    """Return a graph filled by `build(*values)` through the call's builder, and its captures, the last inputs.
-
-    Where building fails, nothing is left behind.
-    """
+    """Return a graph filled by `build(*values)`, and its captures, its last inputs. A failure leaves nothing behind."""
     importer, _ = c.env
     outer, inner = c.b.graph, Graph(name)
     importer.graph = c.b.graph = inner

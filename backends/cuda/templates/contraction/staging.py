@@ -73,10 +73,7 @@ class Tile:
 def plan_tile(
     c: Contraction, operand: Operand, extent: int, depth: int, threads: int, slices: int, rows: str = ""
 ) -> Tile:
-    """Return the widest vectors, up to 16 bytes, for the operand along its direction in memory.
-
-    `rows` of the tile in shared memory: by default those that keep that direction.
-    """
+    """Return the widest vectors, up to 16 bytes, along the operand's direction; `rows` of the shared tile keep it."""
     others = (c.batch, c.rows, c.cols, c.red)
     along = "sum" if operand.in_order(c.red, others) and not operand.in_order(operand.axis, others) else "side"
     axis, other = (operand.axis, c.red) if along == "side" else (c.red, operand.axis)

@@ -1,7 +1,4 @@
-"""Converters of control flow that can be decided while reading.
-
-`If` with a known condition is its branch. `Loop` and `Scan` with a known number of iterations are unrolled.
-"""
+"""Converters of control flow decided while reading: a known `If` is its branch; known loops are unrolled."""
 
 from __future__ import annotations
 

@@ -28,11 +28,7 @@ MAX_CHOICES = 64  # items of a sequence among which a computed position chooses
 
 
 def structured_input(name: str, kind: Kind, form: Form | None, leaf: Callable[[str, Kind], Item]) -> Item | None:
-    """The item of an input that is no plain tensor; `leaf(name, kind)` makes the input of one of its tensors.
-
-    Raises:
-        UnsupportedError: the structure is not given.
-    """
+    """Return a non-tensor input's item, tensors by `leaf(name, kind)`. UnsupportedError: unknown structure."""
     if form is None:
         raise UnsupportedError(
             f"input {name!r} is {_article(kind)}, whose structure is known at the call only; give one "
