@@ -53,9 +53,7 @@ class Parameters:
     def __init__(
         self, values: Mapping[str, Value], arrays: Mapping[str, Any], device: Callable[[], Device] | None = None
     ) -> None:
-        """`values`: by users' names, what stands for them in the graph; `arrays`: their first contents; `device`: where
-        programs run that may read arrays there as they lie.
-        """
+        """`values`: in the graph, by users' names; `arrays`: first contents; `device`: where programs read arrays."""
         self._values, self._device = dict(values), device
         self._arrays = {n: self._checked(n, arrays[n]) for n in values}
         self._tables: dict[int, tuple[weakref.ref[Program], Table]] = {}
@@ -117,9 +115,7 @@ class Parameters:
         return Table(native.prologue.run({v.name: self._fetched(arrays[n]) for n, v in self._values.items()}))
 
     def _settled(self, arrays: Mapping[str, Array | DeviceArray]) -> dict[str, Array | DeviceArray]:
-        """The arrays by the names of the prologue's inputs, when what their libraries have queued is done: kernels may
-        read weights before the work that comes ahead of them has ended.
-        """
+        """Return arrays by prologue input, once their libraries' queued work is done: kernels read weights early."""
         if self._device is not None:
             device = self._device()
             queued = {

@@ -160,9 +160,7 @@ class Encoding(ABC):
         """The contents of the buffers for an array in logical order; where possible views."""
 
     def pack_nodes(self, b: Any, x: Any) -> tuple[Any, ...] | None:
-        """Nodes of a builder for what `pack` computes, of a value whose shape is static: row-major values, one for each
-        buffer. None where only `pack` can do it.
-        """
+        """Nodes for what `pack` computes of a static value: row-major buffers. None where only `pack` can."""
         return None
 
     def block(self, axis: int) -> int:
@@ -209,9 +207,7 @@ def dense(*parts: Part) -> Dense:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """`f32[N, 64, 56, 56]`, with `@ "0 1/16 2 3 1%16"` when it is not row-major. Dims are ints or symbolic
-    expressions.
-    """
+    """`f32[N, 64, 56, 56]`, with `@ "0 1/16 2 3 1%16"` if not row-major. Dims are ints or expressions."""
 
     dtype: DType
     shape: tuple[Dim, ...]

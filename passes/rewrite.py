@@ -101,9 +101,7 @@ class Match:
         return x
 
     def either(self, n: Node) -> tuple[Value, Value]:
-        """The operands of a node of two: (the other one, the constant), which stands second unless the op is
-        commutative.
-        """
+        """Return (the other operand, the constant) of a node of two; only a commutative op may have it first."""
         a, b = self.operand(n, 0), self.operand(n, 1)
         if b in self.graph.constants:
             return a, b
@@ -297,9 +295,7 @@ def only_reader(graph: Graph, v: Value, *ops: str) -> Node | None:
 
 
 def replace_each(graph: Graph, rules: Mapping[str, Callable[[Node], Value | None]]) -> bool:
-    """Offer each node once to the rule of its op, and put the value that this returns in the place of its result.
-    Returns whether there was any.
-    """
+    """Offer each node once to its op's rule, whose value replaces its result. Return whether any did."""
     changed = False
     for n in nodes_of(graph, *rules):
         made = rules[n.op.name](n)

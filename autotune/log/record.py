@@ -41,9 +41,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Winner:
-    """The schedule that a search settled on for a task: a finalist that passed the gate, or the templates' own where
-    none was faster.
-    """
+    """The schedule that a search settled on: a checked finalist, or the templates' own where none was faster."""
 
     task: str  # key of the Task
     choice: Choice  # the schedule

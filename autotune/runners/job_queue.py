@@ -59,9 +59,7 @@ class Ready:
             self._changed.notify_all()
 
     def take(self, device: int) -> list[Job] | None:
-        """Jobs of one task, or None at the end, from a device that is done with those before. Waits where only tasks of
-        other devices are there, and few jobs of these.
-        """
+        """Return a task's jobs for a device that is done, None at the end. Wait where others' tasks have few jobs."""
         with self._changed:
             if device in self._under_way:
                 task, jobs, since = self._under_way.pop(device)

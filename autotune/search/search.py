@@ -342,9 +342,7 @@ class _Session:
         ]
 
     def _decide(self, e: Entry, made: dict[Choice, Trial]) -> bool:
-        """Who wins a final; False where none of the contenders works. Without a time of the default in the same turns
-        nobody does: the final was broken off, or a worker went.
-        """
+        """Return a final's winner; False if no contender works, or the default was not timed in the same turns."""
         key = e.search.task.key
         default = made.pop(e.search.choices[0], None)
         if (default is None or default.status == "lost") and not (e.search.default and e.search.default.failed):

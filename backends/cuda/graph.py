@@ -291,9 +291,7 @@ class Frame:
 
     @property
     def slots(self) -> list[int]:
-        """Addresses of places for the inputs and outputs, which are taken when they are first asked for. Outputs that
-        are made in the memory of their input have its place.
-        """
+        """Return addresses of inputs and outputs, allocated on demand. In-place outputs have their input's."""
         if self._slots is None:
             inputs, in_place = self.loaded.inputs, self.loaded.in_place
             memory, at = self._places(
@@ -392,9 +390,7 @@ class Frame:
             del self._recorded[old]
 
     def bind(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
-        """A function that runs on the memory at these addresses, copying nothing that is made where it ends, in the
-        order of the stream that it is given.
-        """
+        """Return a function that runs in a stream on memory at these addresses, without copies of results."""
         run = self.on_memory(inputs, outputs)
         return run if not self.loaded.recordable else self.device.capture(self.stream, lambda: run(self.stream)).launch
 

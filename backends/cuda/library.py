@@ -31,9 +31,7 @@ ONE = Launch((1, 1, 1), (1, 1, 1))  # a call has no grid; its operands alone cou
 
 @dataclass(frozen=True)
 class Vendor:
-    """A library: what people call it, what its files are called (newest first), the functions that give its version and
-    the name of a status, and the wheel's name.
-    """
+    """A library: name, files (newest first), functions for its version and a status's name, and its wheel."""
 
     title: str
     files: tuple[str, ...]

@@ -41,9 +41,7 @@ def whole(s: Store | Load) -> bool:
 
 
 def walks(func: Func) -> bool:
-    """Does a kernel sum nothing up, so that its loads walk through memory once? They are asked for ahead: hardware does
-    so too, but stops at each page.
-    """
+    """True if a kernel sums nothing, so that loads stream memory: prefetched, as hardware stops at each page."""
     return not any(isinstance(s, Alloc) for s in walk_stmts(func.body))
 
 

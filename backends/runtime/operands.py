@@ -124,9 +124,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Where the cold operands of a call lie: in a pool for each type, call k's in place k modulo `sets` of the
-    operand's own stretch of it.
-    """
+    """Places of a call's cold operands: in a pool for each type, call k's in place k modulo `sets`."""
 
     sets: int  # places of each stretch
     strides: Mapping[int, int]  # bytes from a place to the next, by the operand's number

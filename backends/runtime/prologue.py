@@ -50,9 +50,7 @@ class PrologueKernels:
 
 @dataclass(frozen=True)
 class Prologue:
-    """`graph` takes the parameters and gives what kernels read, in the order of the table; `types` say how each lies in
-    memory; `kernels` compute some of it.
-    """
+    """`graph` maps parameters to kernels' reads, in table order; `types`: their layouts; `kernels` compute some."""
 
     graph: Graph
     types: tuple[TensorType, ...]

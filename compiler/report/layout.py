@@ -18,9 +18,7 @@ _JOINT = "\u00a0"
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the names of the columns, and rows of text. No columns: the rows are lines. Columns without a name are
-    not headed.
-    """
+    """A title, column names, and rows of text. No columns: rows are lines. Nameless columns have no head."""
 
     title: str
     columns: tuple[str, ...]

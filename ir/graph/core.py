@@ -248,9 +248,7 @@ class Graph:
         return v
 
     def variance(self, value: Value | None) -> Variance:
-        """How often a value changes. A node's result counts as `CALL`: what depends on constants alone is folded, what
-        depends on parameters alone is hoisted, both where that pays.
-        """
+        """How often a value changes. Node results are `CALL`: constants' dependents fold, parameters' are hoisted."""
         if value in self.constants:
             return Variance.NEVER
         if value in self.parameters:

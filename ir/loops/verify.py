@@ -57,9 +57,7 @@ ARITHMETIC = ("+", "-", "*", "/", "min", "max", "fmin", "fmax", "fma", *COMPARE)
 
 
 def verify_kernel(kernel: Kernel, limited: bool = True) -> Kernel:
-    """Check every invariant, that of the number of statements only if it is `limited`. Returns the kernel; raises
-    VerifyError naming the function, the statement and the source nodes.
-    """
+    """Check all invariants, the limit of statements if `limited`. VerifyError names function, statement, nodes."""
     names = {f.name for f in kernel.funcs}
     n = count_stmts(kernel)
     if limited and n > MAX_STATEMENTS:

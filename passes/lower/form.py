@@ -321,9 +321,7 @@ def _sided(c: Contraction) -> Contraction:
 
 
 def _joined(c: Contraction) -> Contraction | None:
-    """The contraction with loops of one iteration gone, groups of channels apart, and neighbouring loops of one side in
-    one.
-    """
+    """Return the contraction without unit loops, groups of channels apart, and neighbours of one side joined."""
     guarded = {
         x.buf.name for x in c.loads if not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape))
     }
@@ -392,9 +390,7 @@ def _neighbours(c: Contraction, v: Var) -> int:
 
 
 def groups(outer: Sequence[Var], exprs: Iterable[Expr]) -> tuple[dict[Var, tuple[Var, Var]], dict[Expr, Expr]]:
-    """Loops of which an index takes the group, `i // n`: a loop over groups and one within a group for each, and what
-    its variable is in terms of these.
-    """
+    """Split loops whose index takes the group, `i // n`, into groups and elements, and return i in terms of these."""
     sizes: dict[Var, int] = {}
     for x in (x for e in exprs for x in walk(e)):
         if isinstance(x, Op) and x.name == "//" and isinstance(v := x.args[0], Var) and v in outer:

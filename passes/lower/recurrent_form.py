@@ -48,9 +48,7 @@ class Column:
 
 @dataclass(frozen=True)
 class ScanForm:
-    """`made`: the carried values, then the stacked ones, at (row, unit). `operand`: which operand of the node a tensor
-    is; `number` is the iteration's. `k`: the variable that matrices sum over.
-    """
+    """`made`: carried and stacked values at (row, unit); `operand`: by tensor; `number`: iteration; `k`: summed."""
 
     steps: int
     batch: int

@@ -66,9 +66,7 @@ class FusionPlan:
 def plan_fusion(
     graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()
 ) -> FusionPlan:
-    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`, `normed`: see
-    PassContext; `cut`: nodes that do not join the group of their readers.
-    """
+    """Group nodes with layouts. `fuse=False`: each alone; `align`, `normed`: see PassContext; `cut`: kept apart."""
     apart: set[Node] = set()
     while True:
         fuser = _Fuser(graph, fuse, align, normed, apart, cut)

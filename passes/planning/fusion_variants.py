@@ -100,9 +100,7 @@ def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
 
 
 def _cuts(group: Group) -> list[tuple[int, ...]]:
-    """What an anchor makes, without its epilogue; what it reads; what is reduced ahead of it; and, where there is no
-    anchor, what is read at other places than where it is made.
-    """
+    """Parts: an anchor, its epilogue's rest, its reads, reductions ahead; without anchor, non-local reads."""
     nodes = group.nodes
     number = {n: k for k, n in enumerate(nodes)}
     anchors = [n for n in reversed(nodes) if group.kind != "map" and kind_of(n) == group.kind]

@@ -30,9 +30,7 @@ from dnnc.passes.schedule.step import NAIVE, Choose, apply_choice, candidates, o
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What a nest became: its text, by which code is found, its schedule, whether all threads take part (otherwise
-    thread 0 runs it alone), and the statements of a run at the largest sizes.
-    """
+    """A scheduled nest: its text, schedule, whether all threads run it (else thread 0), statements of a run."""
 
     text: str
     choice: Choice
@@ -266,9 +264,7 @@ def _turns(
 def plan_region(
     graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()
 ) -> Region:
-    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`, `normed`: see
-    PassContext; `cut`: nodes that do not join the group of their readers.
-    """
+    """Group nodes, nested ones too, and find work in place. `align`, `normed`: see PassContext; `cut`: kept apart."""
     fusion = plan_fusion(graph, fuse, align, normed, cut)
     nested = {
         g: tuple(plan_region(s, fuse, align, normed, cut) for s in g.nodes[0].subgraphs())

@@ -120,9 +120,7 @@ def _static(v: Value) -> list[int]:
 
 
 def _read_back(graph: Graph) -> set[Rows | None]:
-    """The kinds of rows whose numbers are read by element-wise nodes over the same rows, with which they may be one
-    kernel. None where images may get another layout.
-    """
+    """Return the rows whose numbers element-wise nodes over them read, to share a kernel. None before layouts."""
     if nodes_of(graph, "conv", "conv_transpose"):
         return set()
     numbers = find_numbers(graph)
@@ -272,9 +270,7 @@ def _rewritten(graph: Graph, n: Node, p: Parts) -> Value:
 
 
 class _InParts:
-    """Gives values, or `shape` of them from `start` on, another shape. What is computed for each element of others, and
-    read here alone, is computed in that shape.
-    """
+    """Reshape values, or `shape` of them from `start` on; element-wise values read only here are recomputed."""
 
     def __init__(self, b: Builder, shape: tuple[int, ...], start: int, p: Parts) -> None:
         self.b, self.shape, self.start, self.p = b, shape, start, p

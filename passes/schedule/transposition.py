@@ -173,9 +173,7 @@ def _runs_along(down: Vectorizer, st: Store) -> bool:
 
 
 def _zipped(b: Builder, row: Callable[[Expr], Expr], count: Expr, m: int, n: int, name: str) -> Buffer:
-    """m vectors of n lanes, zipped log2(m) times: for m = n a tile, its rows and columns exchanged. `row`: vector j of
-    the first `count`, others are 0.
-    """
+    """m vectors of n lanes, zipped log2(m) times: a transposition if m = n. `row`: vector j < `count`; others 0."""
     first, made = row(const(0)), value(count)
     assert made is not None
     tile = b.alloc(name + "0", first.dtype, m, n)

@@ -79,9 +79,7 @@ def jumps(b: Block, v: Var) -> int:
 
 
 def width_of(s: Schedule, names: Sequence[str], most: int = 16, ragged: bool = False) -> int:
-    """Elements that each thread may move at once in all of these loops: `most` bytes of the smallest type, aligned in
-    every access. `ragged`: the last ones may be fewer.
-    """
+    """Elements that a thread moves at once in all loops: up to `most` bytes, aligned. `ragged`: fewer at the end."""
     found = [(s.loop(n), walks(s.loop(n).body, s.loop(n).var)) for n in names]
     smallest = min((buf.dtype.bytes for _, ws in found for buf, _ in ws), default=most)
     width = most // smallest

@@ -463,9 +463,7 @@ def _finish(
 
 
 def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> list[str]:
-    """The order of the reduction loops: channel blocks, taps, channels of a block (unrolled ku times). Of a sum in
-    stretches of kc elements the loop over these is the outermost.
-    """
+    """Order the reduction loops: stretches of kc elements, channel blocks, taps, channels (unrolled ku times)."""
     first, *taps = (n + tag for n in nest.reduction)
     steps, unroll, block, stretch = "ko" + tag, "ku" + tag, "rb" + tag, "ks" + tag
     if kc and ((nest.panel and not nest.block) or kc % (nest.block or ku)):
@@ -533,9 +531,7 @@ def _prefetch_next_panel(
 
 
 def _prefetch_next_pixels(s: Schedule, problem: Problem, mr: int) -> None:
-    """The cache lines of the next tile's pixels, at each block of channels: in each of these they lie elsewhere, which
-    no CPU's own prefetching follows.
-    """
+    """Prefetch the next tile's pixels at each block of channels, whose distant lines no CPU follows."""
     image = problem.anchor.inputs[0] if problem.anchor is not None else None
     k = problem.lowered.params.index(image) if image in problem.lowered.params else -1
     if k < 0:

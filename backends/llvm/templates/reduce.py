@@ -220,9 +220,7 @@ def _fills(s: Schedule, name: str, lanes: int) -> bool:
 
 
 def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bool, straight: int) -> None:
-    """Vectors over rows in memory, those of up to `straight` vectors without a loop. `short`: over those shorter than a
-    vector too, as a row of unknown length is summed.
-    """
+    """Vectors over rows in memory, up to `straight` of them without a loop; `short`: also under a vector."""
     for names in problem.lowered.reductions:
         names_left = [n for n in names if s.has(n)]
         k = 0
@@ -268,9 +266,7 @@ def _waits(b: Block) -> bool:
 
 
 def _rows_together(s: Schedule, problem: Problem, wanted: int) -> None:
-    """Several rows at a time, as many as `wanted` where they divide all, step by step: while the maximum or sum of one
-    is combined, which is a chain of some 30 cycles, the others go on.
-    """
+    """Reduce several rows in lockstep, `wanted` if they divide all, to overlap chains of some 30 cycles."""
     names = _outer(s, problem)
     k = 0
     while len(names) > 1 and try_fuse(s, names[-2], names[-1], f"i_{k}"):

@@ -26,9 +26,7 @@ from dnnc.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Read:
-    """A graph that was read. `inputs`: the placeholder of each of its inputs; `results`: of each result of the program
-    the number of an output, a dim, or a plain value.
-    """
+    """A graph that was read. `inputs`: their placeholders; `results`: output numbers, dims or plain values."""
 
     graph: Graph
     inputs: tuple[str, ...]

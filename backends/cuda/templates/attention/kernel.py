@@ -35,9 +35,7 @@ CHUNK = 8  # columns that a lane stores
 
 @dataclass(frozen=True)
 class Shape:
-    """A block's tile: `rows` over `warps`, `keys` of a step; `slices` groups of such warps, each with tiles of keys of
-    its own, and `parts` blocks of a cluster likewise.
-    """
+    """A tile: `rows` over `warps`, `keys` of a step; `slices` of warps and `parts` of a cluster divide keys."""
 
     rows: int
     warps: int

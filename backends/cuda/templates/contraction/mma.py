@@ -180,9 +180,7 @@ def divided(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[
 
 
 def gathering(c: Contraction) -> tuple[float, float]:
-    """For both operands the cycles of an SM for an element of a tile that is no part of a vector: the instructions of
-    its place and its guards; 0 where vectors are copied as they are.
-    """
+    """Cycles of an SM for each unvectorised element of a tile, by operand: index and guards; 0 for vectors."""
     return _gather(c, c.a), _gather(c, c.b)
 
 

@@ -98,9 +98,7 @@ class Slab:
 
     @cached_property
     def _pitch(self) -> tuple[int, int]:
-        """How often a read of a warp visits shared memory, and the elements of a pixel there: with some more behind its
-        channels, fewer lanes meet the same bank.
-        """
+        """Visits of shared memory per warp read, and a pixel's elements: padding keeps lanes off the same bank."""
         return min((self._visits(self.channels + k * self.copied), self.channels + k * self.copied) for k in range(4))
 
     @property

@@ -329,9 +329,7 @@ class _Simt:
 
 @dataclass(frozen=True)
 class _Fragments:
-    """What a thread reads of one side for `deep` elements of the sum: its n rows or columns, `wide` neighbours at a
-    time, `at` of `count` threads; see `_Simt.pieces` for which they are.
-    """
+    """Load a thread's n rows or columns of a side, `wide` neighbours, for `deep` elements; see `_Simt.pieces`."""
 
     tile: Tile
     buf: Buffer

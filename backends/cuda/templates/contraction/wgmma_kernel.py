@@ -437,9 +437,7 @@ class Writer:
                     b.store(p.c, p.place(z, r, c), p.finish(z[0] if z else const(0), r, c, const(0), total))
 
     def values(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr) -> Buffer:
-        """What a thread puts into a store buffer of 16-bit results. All of it is computed before any is put there: what
-        the epilogue reads is then under way at once.
-        """
+        """Fill a 16-bit store buffer, all values computed before, so that the epilogue's reads overlap."""
         b, width = self.b, ROW // 2
         v = b.alloc("v", self.p.c.dtype, width // 16, 8)
         with b.loop("c", width // 16, "unroll") as c, b.loop("j", 2, "unroll") as j, b.loop("h", 2, "unroll") as h:

@@ -92,9 +92,7 @@ class Parts:
             b.do(meet)  # nobody may end while another one still reads its sums
 
     def combine(self, b: Builder, sums: Buffer, at: Place, part: Expr, thread: Expr, store: Finish) -> None:
-        """All parts -> the finished rows of block `part` of the cluster. A barrier of all who write and read the sums
-        stands before it, and behind it if they are several blocks.
-        """
+        """All parts -> finished rows of block `part` of the cluster, between barriers of writers and readers."""
         vectors, rows = self.cols // LANES, self.rows // self.split
         with b.loop("turn", -(-rows * vectors // self.threads), "unroll") as turn:
             e = b.let("e", turn * self.threads + thread)
