@@ -22,9 +22,6 @@ Array = np.ndarray[Any, Any]
 Bound = dict[str, Any]
 
 
-# --- functions --------------------------------------------------------------------------------------------------------
-
-
 def of_function(
     fn: Any, inputs: Sequence[Any] | Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> tuple[Graph, Bound]:
@@ -75,9 +72,6 @@ def _same_memory(a: Array, b: Array) -> bool:
         and a.strides == b.strides
         and a.size > 0
     )
-
-
-# --- graphs -----------------------------------------------------------------------------------------------------------
 
 
 def of_graph(graph: Graph, parameters: Mapping[str, Any] | Sequence[str]) -> tuple[Graph, Bound]:

@@ -252,9 +252,6 @@ def images(b: Batch[V], op: OpDef, xs: Sequence[Operand[V]], attrs: dict[str, An
     ]
 
 
-# --- by what an op is made of -----------------------------------------------------------------------------------------
-
-
 def by_expression(b: Batch[V], op: OpDef, xs: Sequence[Operand[V]], attrs: dict[str, Any]) -> Sequence[V]:
     """The tensor expression with one more axis; see `dnnc.ir.te.stacked`."""
     which = tuple(x.stack for x in xs)

@@ -180,8 +180,6 @@ class LlvmBackend(Backend):
     def compile_kernel(self, kernel: Kernel, symbol: str) -> Built:
         return self._toolchain.compile_kernel(kernel, symbol, self.target)
 
-    # --- what the command line says -----------------------------------------------------------------------------------
-
     @classmethod
     def availability(cls) -> dict[str, Any]:
         t = parse_target("llvm")

@@ -228,9 +228,6 @@ def function(name: str, *values: Value) -> Value:
     return Value(_but_nan(name[1:], *xs), weak)
 
 
-# --- trees ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Evaluator:
     """The value of a tree. `types` are those of the type variables of this call."""

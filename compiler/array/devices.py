@@ -278,8 +278,6 @@ class Place:
             self.device.synchronize(stream)
             check()
 
-    # --- operands -----------------------------------------------------------------------------------------------------
-
     def operand(self, a: Array | DeviceData, stream: int) -> DeviceData:
         """An operand of a program that runs on a stream. Numbers are kept here for the next time."""
         if isinstance(a, DeviceData):

@@ -194,9 +194,6 @@ def _numbered(stem: str, types: Sequence[TensorType]) -> list[tuple[str, TensorT
     return [(f"{stem}{k}", t) for k, t in enumerate(types)]
 
 
-# --- locations --------------------------------------------------------------------------------------------------------
-
-
 def _locations(graph: Graph) -> bytes:
     """JSON: the locations that occur, and for each place of `places_of` the numbers of its own."""
     numbers: dict[Loc, int] = {}

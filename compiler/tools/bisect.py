@@ -142,9 +142,6 @@ def _shrunk(
     return shrink(failure, guarded) if guarded(graph, inputs) else failure
 
 
-# --- dnnc gives up ----------------------------------------------------------------------------------------------------
-
-
 def gave_up(graph: Graph, inputs: Sequence[Array], options: CompileOptions, error: DnncError) -> Finding:
     """An error of the compiler itself, on a small graph."""
 

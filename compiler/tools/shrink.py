@@ -102,6 +102,3 @@ def _rebuilt(
             env.update((v, m) for v, m in zip(n.outputs, made.outputs) if v not in env)
     new.outputs = [env[v] for v in outputs]
     return new, arrays
-
-
-# --- command line -----------------------------------------------------------------------------------------------------

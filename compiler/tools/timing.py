@@ -86,9 +86,6 @@ def _block(call: Call, count: int, times: list[float]) -> None:
         times.append(clock() - start)
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
-
-
 def percentiles(times: Times, engine: int) -> dict[str, float]:
     """{"p50": ms, ..., "min": ms} over all calls of an engine."""
     every = np.concatenate([repeat[engine] for repeat in times])

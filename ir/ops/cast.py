@@ -63,9 +63,6 @@ def _reference(x: Array, *, to: DType, saturate: bool = True) -> Array:
     return cast_numpy(x, to)
 
 
-# --- rounding ---------------------------------------------------------------------------------------------------------
-
-
 def _rounded_type(x: TensorType, *, dtype: DType) -> TensorType:
     require(x.dtype is dtype and dtype.is_float, "rounded keeps the float type of its operand; got {} and {}", x, dtype)
     return x

@@ -257,8 +257,6 @@ class _Raiser:
             e = e.args[0]  # the store rounds
         self.results[s.buf] = Tensor(s.buf.name, s.buf.dtype, tuple(shape), stage=Stage(axes, cast(e, wide)))
 
-    # --- expressions --------------------------------------------------------------------------------------------------
-
     def value(self, e: Expr, scope: Scope) -> Expr:
         """An expression of tensors, of one of buffers."""
 

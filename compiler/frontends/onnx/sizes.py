@@ -65,9 +65,6 @@ def number_of(c: Call, d: Dim) -> Any:
     return c.const(d, i64) if isinstance(d, int) else c.b.full(shape=(), value=d, dtype=i64)
 
 
-# --- operators --------------------------------------------------------------------------------------------------------
-
-
 def computed_range(c: Call) -> Any:
     """start, start + delta, ... below limit: how many there are is computed, and measured."""
     start, limit, delta = (c.b.reshape(c.x(i), shape=()) for i in range(3))

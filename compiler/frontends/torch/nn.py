@@ -18,8 +18,6 @@ from dnnc.ir.types import Dim, product
 
 Converter = Callable[[Call], Any]
 
-# --- convolution ------------------------------------------------------------------------------------------------------
-
 
 def convolution(c: Call) -> Any:
     x, w, bias = c.x("input"), c.x("weight"), c.opt("bias")

@@ -181,9 +181,6 @@ def _relocated(norm: Norm, kernel: Kernel) -> Norm:
     return replace(norm, statistics=tuple((acc, go(e)) for acc, e in norm.statistics), value=go(norm.value))
 
 
-# --- the prologue -----------------------------------------------------------------------------------------------------
-
-
 class Rows:
     """All threads of a block compute the rows: a thread has vectors of `lanes` elements, `threads` vectors apart."""
 

@@ -298,8 +298,6 @@ class PatchKernel:
         b.do("barrier")
         self.finish(b, copy)
 
-    # --- copies -------------------------------------------------------------------------------------------------------
-
     def copy_filters(self, b: Builder, copy: PatchCopy) -> None:
         """Rows of filters, and zeros behind each."""
         i, s, c = self.i, self.s, self.c
@@ -451,8 +449,6 @@ class PatchKernel:
             with b.when(at < s.bn // lanes):
                 place = (self.slice, self.row + m * 32 + lane, self.g * s.bn + at * lanes)
                 b.store(self.sums, place, acc.at(m, n * lanes, lanes=lanes), lanes)
-
-    # --- results ------------------------------------------------------------------------------------------------------
 
     def finish(self, b: Builder, copy: PatchCopy) -> None:
         """Neighbouring threads finish neighbouring results of a pixel."""

@@ -261,9 +261,6 @@ def stored_as(matrix: Expr) -> DType:
     return matrix.dtype
 
 
-# --- the kernel -------------------------------------------------------------------------------------------------------
-
-
 class Persistent:
     """Writes the kernel. A lane has the unit `unit` and the row `row` of the batch, among `rows` of the cluster `r`;
     `has_unit`: there is such a unit, `mine`: and such a row. `overlaps`: it may begin while the one before runs.
