@@ -16,7 +16,7 @@ from dnnc.graph_compiler import GraphCompiler, SavedCode
 from dnnc.hybrid import HybridCompiler, has_control, staged
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph, identifier
-from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
+from dnnc.ir.shapes import bound_dims, nonempty_lows, specialise
 from dnnc.memory import check_possible
 from dnnc.options import CompileOptions, cache_folder, thread_count
 from dnnc.parameters import Parameters, with_parameters
@@ -87,7 +87,7 @@ def compile_for(
     if backend.compiles and needs_host(graph):
         return staged(HybridCompiler(graph, names, opts, backend, log, cache, progress, onnx))
     symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims) and not has_control(graph)
-    shared = lows_without_empties(graph) if symbolic and backend.any_sizes else None
+    shared = nonempty_lows(graph) if symbolic and backend.any_sizes else None
     compiler = GraphCompiler(
         graph,
         names,

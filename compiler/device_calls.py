@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dnnc.backends.runtime.arrays import (
-    Defer,
-    device_array,
-    is_device_array,
-    kind_of,
-    output_array,
-    stream_address,
-)
+from dnnc.backends.runtime.arrays import Defer, device_array, is_device_array, kind_of, output_array, stream_address
 from dnnc.backends.runtime.device import PARAMETER_ALIGN, Device, DeviceArray
 from dnnc.donation import Donation
 from dnnc.ir.errors import InputError

@@ -29,16 +29,7 @@ from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.interp import run_node
 from dnnc.ir.op import Trait
-from dnnc.ir.shapes import (
-    Bindings,
-    as_env,
-    bind_dims,
-    bind_shape,
-    bound_dims,
-    lows_without_empties,
-    resolve,
-    specialise,
-)
+from dnnc.ir.shapes import Bindings, as_env, bind_dims, bind_shape, bound_dims, nonempty_lows, resolve, specialise
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters
 from dnnc.passes.analysis.segments import Segment, prepare, split
@@ -335,7 +326,7 @@ class HybridCompiler(ModelCompiler):
         lows = None
         if shared and self.backend.any_sizes and not has_control(graph):
             empties = {n: 1 for n, x in graph.dims.items() if x.lo == 0}  # no elements: a program of their own
-            lows = {**empties, **lows_without_empties(bound_dims(graph, {n: (1, None) for n in empties}))}
+            lows = {**empties, **nonempty_lows(bound_dims(graph, {n: (1, None) for n in empties}))}
         log = Log(graph.name, str(options.target), self.log.threads)
         names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
         compiler = GraphCompiler(

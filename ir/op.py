@@ -60,6 +60,16 @@ class Trait(Enum):
     __hash__ = object.__hash__  # members are unique; Enum's own hash runs Python code
 
 
+PURE = frozenset((Trait.PURE,))
+ELEMENTWISE = frozenset((Trait.PURE, Trait.ELEMENTWISE))
+MOVEMENT = frozenset((Trait.PURE, Trait.MOVEMENT))
+VIEW = frozenset((Trait.PURE, Trait.MOVEMENT, Trait.VIEW))
+REDUCTION = frozenset((Trait.PURE, Trait.REDUCTION))
+CONTRACTION = frozenset((Trait.PURE, Trait.CONTRACTION))
+LOOPS = frozenset((Trait.PURE, Trait.LOOPS))
+ROWWISE = REDUCTION | {Trait.ROWWISE}
+
+
 class ContractionForm(Enum):
     """Which axes of its operands a contraction sums over: kernels, layouts and libraries go by it."""
 

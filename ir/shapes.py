@@ -195,7 +195,7 @@ def bound_dims(g: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> Graph:
     return _specialise(g, _with_bounds(g, env)) if any(v is not x for x, v in env.items()) else g
 
 
-def lows_without_empties(g: Graph) -> dict[str, int]:
+def nonempty_lows(g: Graph) -> dict[str, int]:
     """Lower bounds of dims from which on no size in the graph can be shown to be 0 or less: `N - 2` needs N >= 3.
 
     A dim keeps the bound that it has where the others suffice. Empty if nothing needs raising, or it does not help.

@@ -205,7 +205,7 @@ def check_program(program: Program, device: Device, job: BuildJob) -> None:
     fail(scheduled, failures)
 
 
-def library_notes(scheduled: ScheduledGraph) -> tuple[str, ...]:
+def notes_of(scheduled: ScheduledGraph) -> tuple[str, ...]:
     """For the report: the kernels that are calls of libraries, and of which version."""
     called = {s.text: (s.kernel, call) for s in scheduled.kernels if (call := step_call(s)) is not None}
     return tuple(f"{k.name} is a library call: {described(call)}, version {need(k)}" for k, call in called.values())

@@ -18,20 +18,7 @@ from dnnc.backends.llvm.statements import MANY_SUMS, Region, emit_block, vectors
 from dnnc.backends.runtime.frames import FRAME_STATUS
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, f16, f32, i64, u8
-from dnnc.ir.expr import (
-    Const,
-    Expr,
-    Linear,
-    Load,
-    Op,
-    Product,
-    Ref,
-    Var,
-    const,
-    free,
-    substitute,
-    value,
-)
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, value
 from dnnc.ir.linear import strided
 from dnnc.ir.loops.stmt import Alloc, Buffer, For, Func, Kernel, walk_stmts
 from dnnc.ir.loops.stmt import stored as stored_buffers

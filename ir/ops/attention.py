@@ -12,8 +12,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import ContractionForm, OpDef, require
-from dnnc.ir.ops.common import CHUNK, CONTRACTION, Array, dim, require_kind, same_dim, same_dtype, sample
+from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
+from dnnc.ir.ops.common import CHUNK, Array, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product

@@ -9,8 +9,8 @@ from dnnc.ir.dtype import DType, bf16, boolean, f16, f32, f64, i8, i32, i64, u8,
 from dnnc.ir.dtype import dtype as named
 from dnnc.ir.expr import Expr, cast, const, load, op, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import ELEMENTWISE, Array, sample, size_flops
+from dnnc.ir.op import ELEMENTWISE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, sample, size_flops
 from dnnc.ir.types import TensorType
 
 E8M0 = named("f8e8m0")

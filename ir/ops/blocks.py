@@ -10,13 +10,8 @@ import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, const
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import (
-    MOVEMENT,
-    Array,
-    dim,
-    sample,
-)
+from dnnc.ir.op import MOVEMENT, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, dim, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dense, Dim, Layout, TensorType, parse_layout
 

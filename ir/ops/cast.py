@@ -11,8 +11,8 @@ from dnnc.ir.dtype import DType, bf16, boolean, dtype, f16, f32, i8, i32, i64, u
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.intrinsics import cast_numpy
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import ELEMENTWISE, Array, elementwise, sample, size_flops
+from dnnc.ir.op import ELEMENTWISE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, elementwise, sample, size_flops
 from dnnc.ir.types import TensorType
 
 

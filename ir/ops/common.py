@@ -12,21 +12,12 @@ from dnnc.ir import te
 from dnnc.ir.dtype import BY_NAME, DType, i64
 from dnnc.ir.expr import E, Expr, cast, const, maximum, minimum, select, unwrap
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Sample, Trait, require
+from dnnc.ir.op import Sample, require
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
 Array = Any  # np.ndarray of any dtype, ml_dtypes' included
-PURE = frozenset((Trait.PURE,))
-ELEMENTWISE = frozenset((Trait.PURE, Trait.ELEMENTWISE))
-MOVEMENT = frozenset((Trait.PURE, Trait.MOVEMENT))
-VIEW = frozenset((Trait.PURE, Trait.MOVEMENT, Trait.VIEW))
-REDUCTION = frozenset((Trait.PURE, Trait.REDUCTION))
-CONTRACTION = frozenset((Trait.PURE, Trait.CONTRACTION))
-LOOPS = frozenset((Trait.PURE, Trait.LOOPS))
-ROWWISE = REDUCTION | {Trait.ROWWISE}
-
 CHUNK = 1 << 21  # elements that a sampled reference gathers at once
 WORDS = ("", "7", "-1.5", "Ab", "b c", "\u00e9t\u00e9 1")  # of which drawn strings are
 _TYPE = re.compile(r"(\w+)\[([\d, ]*)\]$")

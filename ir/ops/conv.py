@@ -17,20 +17,8 @@ import numpy as np
 from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const, minimum, unwrap
-from dnnc.ir.op import ContractionForm, OpDef, require
-from dnnc.ir.ops.common import (
-    CHUNK,
-    CONTRACTION,
-    Array,
-    both,
-    channel_dims,
-    dim,
-    require_kind,
-    same_dim,
-    same_dtype,
-    sample,
-    within,
-)
+from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
+from dnnc.ir.ops.common import CHUNK, Array, both, channel_dims, dim, require_kind, same_dim, same_dtype, sample, within
 from dnnc.ir.ops.matmul import float64, widened
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
 from dnnc.ir.te import Tensor

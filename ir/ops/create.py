@@ -9,8 +9,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, boolean, f16, f32, i32, i64
 from dnnc.ir.expr import Expr, cast, const, select
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, sample
+from dnnc.ir.op import PURE, OpDef, require
+from dnnc.ir.ops.common import Array, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType

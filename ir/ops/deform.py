@@ -11,8 +11,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, minimum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, same_dtype, same_shape, sample
+from dnnc.ir.op import PURE, OpDef, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, same_dtype, same_shape, sample
 from dnnc.ir.ops.window import Ints, Window, window
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType

@@ -18,8 +18,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, op, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import PURE, Array, clamp, dim, require_kind, rows_flops, same_dim, sample
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, clamp, dim, require_kind, rows_flops, same_dim, sample
 from dnnc.ir.ops.sort_keys import indices_of, key_numpy, ordered, sort_along
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType

@@ -17,8 +17,8 @@ from dnnc.ir.dtype import DType, boolean, i64
 from dnnc.ir.expr import Expr, const, maximum, minimum, select
 from dnnc.ir.expr import dim as symbol
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import LOOPS, PURE, Array, both, clamp, dim, rows_flops, same_dim, sample
+from dnnc.ir.op import LOOPS, PURE, OpDef, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, rows_flops, same_dim, sample
 from dnnc.ir.ops.host import HOST
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor

@@ -16,9 +16,8 @@ from dnnc.ir.dtype import boolean, u64
 from dnnc.ir.expr import Expr, cast, const, logical_not, maximum, minimum, select
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Cost, OpDef, Sample, Trait
+from dnnc.ir.op import ELEMENTWISE, Cost, OpDef, Sample, Trait
 from dnnc.ir.ops.common import (
-    ELEMENTWISE,
     Array,
     both,
     broadcast_type,

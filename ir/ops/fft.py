@@ -15,8 +15,8 @@ import numpy as np
 
 from dnnc.ir import batching, te
 from dnnc.ir.expr import Expr, const, select
-from dnnc.ir.op import Cost, OpDef, require
-from dnnc.ir.ops.common import PURE, Array, dim, require_kind, same_dtype, sample
+from dnnc.ir.op import PURE, Cost, OpDef, require
+from dnnc.ir.ops.common import Array, dim, require_kind, same_dtype, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product

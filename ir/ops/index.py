@@ -15,19 +15,8 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Index, OpDef, Trait, require
-from dnnc.ir.ops.common import (
-    MOVEMENT,
-    PURE,
-    Array,
-    guarded,
-    require_kind,
-    same_dim,
-    same_dtype,
-    same_shape,
-    sample,
-    whole,
-)
+from dnnc.ir.op import MOVEMENT, PURE, Index, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, guarded, require_kind, same_dim, same_dtype, same_shape, sample, whole
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.te.interp import put_in_order

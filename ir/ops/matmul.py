@@ -9,18 +9,8 @@ import numpy as np
 from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const
-from dnnc.ir.op import ContractionForm, OpDef, require
-from dnnc.ir.ops.common import (
-    CHUNK,
-    CONTRACTION,
-    Array,
-    broadcast_dims,
-    dim,
-    require_kind,
-    same_dim,
-    same_dtype,
-    sample,
-)
+from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
+from dnnc.ir.ops.common import CHUNK, Array, broadcast_dims, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product

@@ -9,20 +9,9 @@ import numpy as np
 
 from dnnc.ir import batching, te
 from dnnc.ir.expr import Expr, const, select, value
-from dnnc.ir.op import OpDef, Trait, require
+from dnnc.ir.op import MOVEMENT, VIEW, OpDef, Trait, require
 from dnnc.ir.ops.blocks import BLOCK_OPS
-from dnnc.ir.ops.common import (
-    MOVEMENT,
-    VIEW,
-    Array,
-    broadcast_dims,
-    broadcast_index,
-    clamp,
-    dim,
-    same_dim,
-    same_dtype,
-    sample,
-)
+from dnnc.ir.ops.common import Array, broadcast_dims, broadcast_index, clamp, dim, same_dim, same_dtype, sample
 from dnnc.ir.ops.slices import SLICE_OPS
 from dnnc.ir.shapes import broadcast_shapes, normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor

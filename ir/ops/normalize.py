@@ -12,12 +12,9 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
+from dnnc.ir.op import ELEMENTWISE, REDUCTION, ROWWISE, OpDef, Trait, require
 from dnnc.ir.ops.cast import round_numpy, round_to
 from dnnc.ir.ops.common import (
-    ELEMENTWISE,
-    REDUCTION,
-    ROWWISE,
     Array,
     broadcast_index,
     channel_dims,

@@ -11,8 +11,8 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import REDUCTION, Array, clamp, dim, quiet, require_kind, sample
+from dnnc.ir.op import REDUCTION, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, clamp, dim, quiet, require_kind, sample
 from dnnc.ir.ops.reduce import lowest
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
 from dnnc.ir.te import Tensor

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from dnnc.ir.dtype import DType, f32, i8, i32, u8
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import ELEMENTWISE, require_kind, rows_flops, sample
+from dnnc.ir.op import ELEMENTWISE, OpDef, require
+from dnnc.ir.ops.common import require_kind, rows_flops, sample
 from dnnc.ir.ops.common import same_dim as same
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import TensorType

@@ -11,8 +11,8 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, boolean, from_numpy, i64, u8
 from dnnc.ir.expr import E, Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import LOOPS, REDUCTION, Array, at_rows, count, dim, quiet, require_kind, rows_flops, sample
+from dnnc.ir.op import LOOPS, REDUCTION, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, at_rows, count, dim, quiet, require_kind, rows_flops, sample
 from dnnc.ir.shapes import normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product

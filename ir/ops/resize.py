@@ -10,8 +10,8 @@ import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, cast, const, select
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import PURE, Array, both, clamp, rows_flops, sample, within
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, clamp, rows_flops, sample, within
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 

@@ -16,21 +16,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Index, OpDef, Trait, require
-from dnnc.ir.ops.common import (
-    LOOPS,
-    PURE,
-    Array,
-    both,
-    clamp,
-    dim,
-    guarded,
-    require_kind,
-    same_dim,
-    same_dtype,
-    sample,
-    whole,
-)
+from dnnc.ir.op import LOOPS, PURE, Index, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, guarded, require_kind, same_dim, same_dtype, sample, whole
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 

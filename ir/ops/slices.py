@@ -12,17 +12,8 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select, value
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Index, OpDef, Trait, require
-from dnnc.ir.ops.common import (
-    MOVEMENT,
-    Array,
-    both,
-    clamp,
-    dim,
-    same_dim,
-    sample,
-    within,
-)
+from dnnc.ir.op import MOVEMENT, Index, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, same_dim, sample, within
 from dnnc.ir.shapes import normalize_axes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product

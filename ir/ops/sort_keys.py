@@ -20,8 +20,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32, i64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, op, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import LOOPS, PURE, Array, both, clamp, dim, require_kind, rows_flops, sample
+from dnnc.ir.op import LOOPS, PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, require_kind, rows_flops, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType

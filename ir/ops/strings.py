@@ -16,8 +16,8 @@ import numpy as np
 from dnnc.ir.dtype import DType, boolean, f32, i32, i64, string
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import dim as symbol
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import PURE, Array, broadcast_type, sample
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, broadcast_type, sample
 from dnnc.ir.types import Dim, TensorType
 
 BITS = frozenset((Trait.PURE, Trait.BITS))  # the text of a half float is that of its own digits

@@ -15,8 +15,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32, i32, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.expr import dim as symbol
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import PURE, Array, both, dim, rows_flops, same_dim, sample
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, dim, rows_flops, same_dim, sample
 from dnnc.ir.ops.dynamic import kept, without_elements
 from dnnc.ir.ops.host import HOST
 from dnnc.ir.te import Tensor

@@ -16,8 +16,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import LOOPS, PURE, Array, clamp, dim, require_kind, same_dim, same_dtype, sample
+from dnnc.ir.op import LOOPS, PURE, OpDef, require
+from dnnc.ir.ops.common import Array, clamp, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 

@@ -49,7 +49,7 @@ class NeedsValues(UnsupportedError):
         self.inputs, self.dims, self.condition = inputs, dims, condition
 
 
-def reworded(e: DnncError, message: str) -> DnncError:
+def reword(e: DnncError, message: str) -> DnncError:
     """The same error with another message."""
     copy = NeedsValues(message, e.inputs, e.dims, e.condition) if isinstance(e, NeedsValues) else type(e)(message)
     copy.located = getattr(e, "located", False)  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ from dnnc.frontends.onnx.call import (
     number,
     of_array,
     of_value,
-    reworded,
+    reword,
     scratch,
 )
 from dnnc.frontends.onnx.dim_constraints import Facts, Refined, must_match, of_factors
@@ -423,6 +423,6 @@ def _located(e: DnncError, loc: Loc, domain: str) -> DnncError:
         return e
     shown = f"{loc}" if not domain else f"{loc} of {domain}"
     message = f"node {shown}: {text}"
-    copy = reworded(e, message)
+    copy = reword(e, message)
     copy.located = True  # type: ignore[attr-defined]
     return copy

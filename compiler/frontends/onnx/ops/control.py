@@ -8,17 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.frontends.onnx.call import (
-    Call,
-    Condition,
-    Item,
-    NeedsValues,
-    contents_of,
-    number,
-    of_array,
-    of_value,
-    reworded,
-)
+from dnnc.frontends.onnx.call import Call, Condition, Item, NeedsValues, contents_of, number, of_array, of_value, reword
 from dnnc.frontends.onnx.ops.movement import split_parts
 from dnnc.frontends.onnx.region import NOT_A_REGION, loop_node, region, same_operands
 from dnnc.frontends.onnx.tensors import dtype_of
@@ -89,7 +79,7 @@ def _live(c: Call, taken: bool) -> Any:
     try:
         return importer.subgraph(c.graph(name), scope)
     except DnncError as e:
-        raise reworded(e, f"{e} (in the {name} of an If)") from e
+        raise reword(e, f"{e} (in the {name} of an If)") from e
 
 
 def _undecided(c: Call, name: str) -> NeedsValues:
