@@ -116,8 +116,7 @@ class Executable:
         return self._compiler.report(self._signature, self.programs)
 
     def source(self, stage: str, kernel: str | None = None) -> str:
-        """The text of the last program at a stage: "graph", "operator", then "llvm" and "asm", or "cuda" and "ptx"; of
-        one kernel by number, name or symbol.
+        """Return the last program's text ("graph", "operator", "llvm", "asm", "cuda", "ptx"), or one kernel's.
 
         InputError names what there is, or the open dims: a symbolic model has no program before its first call.
         """
@@ -218,9 +217,8 @@ class Executable:
     def bind(self, inputs: Any, outputs: Sequence[Any]) -> Callable[[], Any]:
         """Return a function that runs on these very buffers, copying nothing. It keeps the buffers alive.
 
-        On a device it returns when the work is queued, in the order of the stream on which it was bound, and may run
-        beside calls, but not beside itself. Its method `check()` waits, and raises what a call would have raised of the
-        data.
+        On a device it returns when work is queued on the stream on which it was bound, and may run beside calls, but
+        not beside itself. Its method `check()` waits, and raises what a call would have raised of the data.
         """
         if self._imports is not None:
             raise UnsupportedError("bind: the model is read anew for the inputs of each call; use `run` with outputs")

@@ -1,7 +1,6 @@
 """Nested arguments and results: dicts, lists, tuples, named tuples and dataclasses, with arrays at the leaves.
 
-`flatten` gives the leaves and the structure around them, which is hashable: two calls with equal structures run the
-same program.
+`flatten` gives the leaves and the structure around them, which is hashable: equal structures share a program.
 """
 
 from __future__ import annotations

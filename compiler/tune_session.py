@@ -1,8 +1,7 @@
 """`dnnc.tune`: the schedules of a model's kernels, searched for on this machine or a cluster, and kept in a log.
 
 In: a model and the options of its compilation. Out: a Tuned, whose log `dnnc.compile(model, tune=...)` replays. Tasks
-are the kernels that the same compilation would make; the space, the cost model and the runner are those of
-`dnnc.autotune` unless others are given.
+are the kernels that the same compilation would make; space, cost model and runner default to `dnnc.autotune`'s.
 """
 
 from __future__ import annotations

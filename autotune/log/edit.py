@@ -59,8 +59,7 @@ def prune(path: str | os.PathLike[str], keep: Keep, out: str | os.PathLike[str] 
     """Write a log anew without what replaying does not need. Its winners stay what they were.
 
     Kept are, of the tasks that `keep` names and the parts into which these are cut, the winners and decisions that
-    compiling takes, the fastest trials, and trials that found a schedule to crash, hang or be wrong; and the sessions
-    that called one of these tasks.
+    compiling takes, the fastest trials, trials that crashed, hung or were wrong; and sessions with these tasks.
 
     Args:
         path: the log. A tuner may be appending to it.

@@ -2,8 +2,7 @@
 
 In: boosters of XGBoost, once; later a file of less than 2 MB. Out: scores of schedules, their spread, and what else was
 found in training (the margin that a prediction must exceed). A tree is stored as a complete one of its depth: node k
-has its children at 2k+1 and 2k+2, and a leaf that lies higher repeats below. So all trees are walked at once, level by
-level, for all rows: a few NumPy operations.
+has its children at 2k+1 and 2k+2, and a leaf that lies higher repeats below. So trees are walked by level for all rows.
 """
 
 from __future__ import annotations

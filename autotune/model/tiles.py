@@ -3,8 +3,7 @@
 In: the Work of a kernel, a Choice, the Limits of a machine. Out: for the templates that compute tiles out of shared
 memory, logarithms to base 2 of the cycles that a multiprocessor spends asking for each factor, multiplying, reading
 shared memory, waiting and ending, over what the kernel takes at the least; then what decides them. The roofline has one
-estimate out of the same figures, which takes the slowest part; which part is hidden behind which depends on more than
-it knows, so that is left to be learned.
+estimate out of the same figures, which takes the slowest part; what hides what is left to be learned.
 """
 
 from __future__ import annotations

@@ -159,8 +159,7 @@ def step(at: Expr, v: Var) -> int:
 
 def grain(at: Expr, around: Sequence[For], most: int, merged: bool) -> int:
     """Elements of a vector of at most so many that is aligned wherever an access begins: along the term whose steps are
-    elements, where what this term has and all other strides are multiples of it. `merged`: loops may become one where
-    elements lie as if they were.
+    elements, where what this term has and all other strides are multiples of it. `merged`: loops may join.
     """
     parts, rest = terms(at)
     extents = {f.var: known(f.extent) for f in around}

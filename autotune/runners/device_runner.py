@@ -1,8 +1,7 @@
 """A device and its measuring process: built kernels in, a trial for each out, whatever happens.
 
 The kernels of a task take turns, one repeat each, so that a disturbance meets all alike; a reference kernel around each
-repeat tells of it. Where the reference changed during a repeat, that is done again; where it is other than it was at
-first, the times are scaled.
+repeat tells of it. Where the reference changed during a repeat, that is done again; where it drifted, times scale.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 In: bundles of jobs, as they are built. Out: batches for devices. Making a task's operands ready takes a device as long
 as measuring some schedules, so that a task is begun by a second device only where enough of it waits. Jobs of slow
-kernels take a hundred times as long as others: how long a task's jobs took so far says how many are enough, and that
-few are handed out at a time.
+kernels take a hundred times as long as others: a task's jobs so far say how many are enough, and few go out at a time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Runner of one host: parallel builder processes, a measuring process per device, safe from schedules.
 
 In: requests. Out: a trial for each, as they come. Where compiling disturbs what is measured, on a CPU, batches are
-built and measured in turn; for GPUs building goes on meanwhile, and devices go on with the tasks that they have begun
-(`ready`). Equal code is measured once.
+built and measured in turn; for GPUs building goes on meanwhile, and devices go on with their tasks (`ready`).
 
-`python -m dnnc.autotune.runners.measure graph.txt --target cuda` measures schedules of the kernels of a graph and
-prints them: a look at a device.
+`python -m dnnc.autotune.runners.measure graph.txt --target cuda` prints times of a graph's schedules.
 """
 
 from __future__ import annotations

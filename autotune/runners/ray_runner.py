@@ -2,8 +2,7 @@
 
 In: requests. Out: one trial for each, whichever workers come and go. Here because Ray knows about machines, devices and
 lost processes, and nothing about tuning: each device gets one actor, which holds a runner of its own (`ProcessRunner`),
-so that what a schedule can do to a process stays in a child of the actor. Ray is trusted with the cluster: who may
-reach it can run code on it.
+so that what a schedule can do to a process stays in a child of the actor. Who may reach Ray can run code on it.
 """
 
 from __future__ import annotations

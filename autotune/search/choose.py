@@ -99,8 +99,7 @@ def _digest(kind: str) -> str:
 
 def surest(model: CostModel, x: Array) -> tuple[int, float]:
     """Of features float32 [n, F] the row that a model believes in most, and by how much it is better than row 0: the
-    difference of their scores, less what the members of a forest disagree about them. Of many rows the best score alone
-    is one that is guessed too high.
+    difference of their scores, less what the members of a forest disagree about them. The best score alone is too high.
     """
     scores, spread = model.judge(x) if isinstance(model, Forest) else (model.predict(x), np.zeros(len(x)))
     best = int(np.argmax(scores - spread))

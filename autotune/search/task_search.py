@@ -2,8 +2,7 @@
 
 In: the choices of the task's space, their features, a cost model, and trials as they come. Out: requests for the next
 batch. A batch mixes what the model and the measurements predict to be fastest, neighbours of the best ones (one knob
-changed, or the knobs of two of them mixed), and schedules of which it is unsure. Successive halving: a choice gets one
-repeat, those near the best get more.
+changed, or the knobs of two of them mixed), and schedules of which it is unsure. Those near the best get more repeats.
 """
 
 from __future__ import annotations

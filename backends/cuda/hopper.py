@@ -1,8 +1,7 @@
 """How CUDA C++ spells Hopper's effects: mbarriers, the copy engine (TMA), tensor cores of warp groups (wgmma).
 
 In: a statement of `dnnc.ir.loops.hopper`, and the printer. Out: the C++ statement, and what it needs: helpers of the
-prelude, and tensor maps, which the kernel takes as parameters after its buffers and scalars and which tell the copy
-engine beforehand how a buffer lies.
+prelude, and tensor maps, parameters after buffers and scalars that tell the copy engine how a buffer lies.
 """
 
 from __future__ import annotations

@@ -169,8 +169,7 @@ def _entry(symbol: str, args: int, parallel: bool, cpu: str, features: str) -> b
 
 def entry_text(symbol: str, args: int, parallel: bool) -> str:
     """An entry function that calls a kernel again and again: `buffers` are the addresses of the table of arguments and
-    of the stamps, `dims` the calls to make, the rows of the table, and the first row. A kernel that is not parallel is
-    called by thread 0; all meet after it.
+    of the stamps, `dims` the calls to make, the rows of the table, and the first row. Thread 0 calls serial kernels.
     """
     kinds = ", ".join(["ptr"] * args + ["ptr", "i64", "i64"])
     loads = [

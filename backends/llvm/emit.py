@@ -226,8 +226,7 @@ class FuncEmitter:
 
     def scaled(self, v: str, c: int) -> str:
         """v * c. An innermost loop counts multiples of its variable: LLVM's scheduler sees a product at the head of the
-        body as a delay, loads everything else ahead of what waits for it, and keeps that in memory where registers do
-        not suffice.
+        body as a delay, loads everything else ahead of what waits for it, and keeps that in memory if need be.
         """
         region = self.regions[self.depth.get(v, 0)]
         if (

@@ -193,8 +193,7 @@ def vector_bits(features: str) -> int:
 def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
     """The rates of a core for vectors of `bits`.
 
-    Features come before the name where they contradict it: a core with AVX512-FP16 is no Rocket Lake, whatever a
-    hypervisor calls it.
+    Features come before the name where they contradict it: a core with AVX512-FP16 is no Rocket Lake.
     """
     on, names = enabled(features), " ".join(names for _, names in _DATAPATHS).split()
     told = cpu in names and ("avx512fp16" in on) <= ("avx512fp16" in X86_CPUS[cpu])

@@ -20,8 +20,7 @@ consistent: one of them sees the other, so no wake-up is lost.
 
 A scheduler likes to wake a thread on the CPU of who wakes it, and may leave both there, where two threads are no faster
 than one. So a thread sleeps with its affinity limited to the CPU that it is on, and at the start of a run a worker
-whose CPU another thread of the run has claimed moves to a free one. Either gets its whole mask back at once: nothing
-stays pinned.
+whose CPU another thread of the run has claimed moves to a free one. Masks are restored at once: nothing stays pinned.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 In: a function of tensors, as the ops' own records have one. Out: a callable on arrays, whose results are lazy like all
 others. A call makes a record (`OpDef`) that its node carries: there is no list of ops to add to. The record is called
-by the op's name and a digest of what it computes, so that two definitions are never taken for one another, in this
-process or in the kernel cache.
+by the op's name and a digest of what it computes, so that two definitions never mix, here or in the kernel cache.
 """
 
 from __future__ import annotations

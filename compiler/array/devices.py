@@ -1,8 +1,7 @@
 """Where arrays live: names of devices, elements on CUDA devices, and the ways there and back.
 
 `cpu` is the host, whose elements are NumPy arrays. `cuda:N` is a CUDA device, whose elements are DeviceData. A value
-without a device (None) is neutral: Python's numbers, and what is traced. It goes wherever the arrays are with which it
-is combined.
+without a device (None) is neutral: Python's numbers, and what is traced. It goes to the arrays it is combined with.
 
 Work on a device is queued on CuPy's current stream of the calling thread, as CuPy's own is, and nobody waits for it.
 DeviceData knows the stream of its elements: work on another one is made to wait for it on the device. Memory comes from

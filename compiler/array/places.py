@@ -1,8 +1,7 @@
 """x[key] and x[key] = value for keys of integers and slices whose places are operands of programs, not parts of them.
 
 On a CUDA device the host would have to wait for the elements, and a program for each place would not pay. What lies in
-one piece of a computed array is shared and needs no program at all. Writing asks for each element of the array whether
-it is in the place, on all devices.
+one piece of a computed array is shared and needs no program at all. Writing asks each element if it is in the place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sizes that a trace does not know: what `x.shape` holds for the names in a Spec.
 
 A Size computes like an integer, and gives an integer where the result is one: `(n + 2) - n` is 2. What Python would
-decide by it, a comparison or a loop, has to hold for all sizes that the name allows (1 and more): `n > 0` does, and `n
-== 4` is an error that says so.
+decide by it, a comparison or a loop, has to hold for all sizes that the name allows (1 and more); `n == 4` is an error.
 """
 
 from __future__ import annotations

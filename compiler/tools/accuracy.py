@@ -84,8 +84,7 @@ def first_difference(
 ) -> tuple[int, str] | None:
     """The number of the first output that rounding does not explain, and how it differs; None when all are right.
 
-    Integers and bools that differ are not judged where rounding alone changes them, or where values are stored in f16
-    or bf16.
+    Integers and bools that differ are not judged where rounding alone changes them, or for storage in f16 or bf16.
     """
     want = run(graph, inputs, precision="float64")
     k = longest_reduction(graph, bind_dims(graph, [a.shape for a in inputs]))

@@ -37,8 +37,7 @@ PROGRAMS = 16  # kept of one graph: for other weights, and for sizes that no pro
 def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
     """The torch.compile backend. `options={...}` of `torch.compile` are the options of `dnnc.compile`.
 
-    Inference is compiled. A graph of which gradients are wanted runs in eager PyTorch, with a warning: call the model
-    under torch.no_grad().
+    Inference is compiled. A graph of which gradients are wanted runs in eager PyTorch, with a warning: use no_grad().
 
     Raises:
         UnsupportedError: an operator without a form in graphs; says which, and where in the user's code.

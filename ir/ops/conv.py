@@ -2,8 +2,7 @@
 
 A grouped convolution may be written by panels of outputs (`panel=16`): all outputs of a panel read the same inputs,
 those of all groups that the panel has outputs of, and w is [O, most inputs of a panel, ...] with zeros where an input
-is of another group. So a register of outputs of several groups is computed as one of a single group. `panels_of` says
-which inputs a panel reads.
+is of another group. So several groups share a register of outputs. `panels_of` says which inputs a panel reads.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The keys are those of `sort`. `sort_digits` moves them once for each digit, n * 4 moves for 32 bits. Of a long row of
 which few elements are asked for, those lie in the `keep` groups of neighbours whose first elements are the first ones:
 vectors find the first of each group, and what is sorted is one element of each group, and then the members of `keep`
-groups. Groups are in the order of their elements, so that ties are decided as in a sort of all, and the work does not
-depend on the data.
+groups. Groups are in the order of their elements, so that ties are those of a full sort, and work is fixed.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ same one, all must then agree):
 
 So an operator of unknown output size is native code for the upper bound, then `truncate`, which only slices: along axis
 0 it copies nothing. `bound` may be symbolic itself (`x.shape[axis]`). What follows is compiled once for all n (0 has a
-program of its own). An op whose *decomposition* contains host ops has Trait.HOST, which tells the driver to
-expand it before it divides the graph.
+program of its own). An op whose *decomposition* contains host ops has Trait.HOST, so that the driver expands it first.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 RoiAlign's mean over sampling points is a weighted sum of pixels, whose weights are products of one for the row and one
 for the column. Its maximum is not separable, and looks at each point. What is rounded to whole numbers (bins, numbers
-of points) depends on the last bit of a coordinate; so these ops have Trait.BITS, and their references compute in
-the operand's own type.
+of points) depends on the last bit of a coordinate; so these ops have Trait.BITS, and references in the operand's type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Ops on strings, which run on the host: elements are Python `str` in NumPy object arrays.
 
 They do only what needs the text. What can be numbers is made numbers at once: `string_index` turns words into positions
-in a vocabulary, and counting, looking up and all else is native from there. Movement ops (gather, reshape, concat,
-where, ...) take strings as they are.
+in a vocabulary, and all else is native. Movement ops (gather, reshape, concat, where, ...) take strings as they are.
 """
 
 from __future__ import annotations

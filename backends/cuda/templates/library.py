@@ -1,5 +1,4 @@
-"""Schedules that are calls of vendor libraries. Nothing offers them by itself: a search that is asked for libraries
-does, and a log replays them.
+"""Schedules that are calls of vendor libraries. Only a search asked for libraries offers them, and a log replays them.
 
 In: a problem that a library can do whole. Out: a `Called` kernel: the nest as it was lowered, under a name that tells
 the call, and the call. The knob `algo` of cublaslt, and `plan` of cudnn, is the number of the library's own suggestion;

@@ -10,8 +10,7 @@
             y = epilogue(acc)
 
 The tile must hide the FMA latency (4 cycles, 2 a cycle: >= 8 accumulators) and load less than it computes: mr + nv
-loads for mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled tiles, never a mask: measured equal to a
-halo in memory or faster.
+loads for mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled tiles, never a mask: as fast as a halo.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
         for blocks of channels, taps: part[im, jn, :] += x[im, :] * w[jn, :]
         y = epilogue(hsum(part[im, jn, :]))
 
-Filters lie as images do, in blocks of input channels. It computes nothing in vain where the inputs are whole blocks,
-and as many loads as products.
+Filters lie as images do, in blocks of input channels. Whole blocks waste nothing; loads equal products.
 """
 
 from __future__ import annotations

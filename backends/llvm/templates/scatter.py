@@ -1,8 +1,7 @@
 """Recipe for scatters: shares of the result that walk all updates in their order, vectors along the columns.
 
 A share is a range of a batch, of columns, or of the rows that data names; the same bits whatever their number. Where
-columns are cut, no update is looked at in vain, but rows are written in pieces: that is for few rows, and where each
-element of an update names its own place.
+columns are cut, no update is looked at in vain, but rows are written in pieces: for few rows, or updates by element.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a converter sees: an ONNX node with typed access to inputs and attributes, and a graph builder.
 
-An ONNX value is an `Item` while a model is read: a value of the graph, a constant that is not in the graph yet, or the
-*contents* of a small integer tensor as dims (shape arithmetic, which never enters the graph), or a sequence of items.
-Converters ask for the form they need.
+An ONNX value is an `Item` while a model is read: a value of the graph, a constant that is not in the graph yet, the
+*contents* of a small integer tensor (shape arithmetic), or a sequence of items. Converters ask for the form they need.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class Condition:
 class NeedsValues(UnsupportedError):
     """A shape or attribute depends on a call: on data of the graph `inputs`, or on the symbolic `dims`.
 
-    `read(model, values={input: array}, dims={dim: size})` reads the model for these. Where a `condition` is named, its
-    value suffices.
+    `read(model, values={input: array}, dims={dim: size})` reads the model for these. A named `condition` suffices.
     """
 
     def __init__(

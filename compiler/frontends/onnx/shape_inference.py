@@ -1,8 +1,7 @@
 """Shape arithmetic: operators on small integer tensors of symbolic dims, evaluated while reading.
 
 A rule gets a call whose inputs all have known contents and returns the item with the result's contents, or None where
-it cannot tell; the operator is then converted like any other. Contents are object arrays of ints and expressions, so
-movement is NumPy's own.
+it cannot tell; the operator is then converted like any other. Contents are object arrays, so movement is NumPy's.
 """
 
 from __future__ import annotations

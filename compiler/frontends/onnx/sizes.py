@@ -1,8 +1,7 @@
 """Data-dependent sizes: each becomes a fresh dim, which a host `measure` reads between native calls.
 
 What is built here is compiled once for all sizes. Where the tensor of sizes comes from small integer inputs alone, a
-model is rather read for their contents (`Call.dims` asks for them): such inputs hold shapes, which hardly change, and
-numbers make better code than symbols.
+model is rather read for their contents (`Call.dims` asks for them): they hold shapes, which hardly change.
 """
 
 from __future__ import annotations

@@ -77,8 +77,7 @@ def exported(
 def examples(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Return a module's example arguments, keyword arguments and dynamic sizes from `inputs=` of dnnc.compile.
 
-    Tensors and arrays are examples; a `dnnc.Spec` stands for any tensor of its shape, in which a string names a dynamic
-    size.
+    Tensors and arrays are examples; a `dnnc.Spec` stands for any tensor of its shape, strings name dynamic sizes.
     """
     by_name = isinstance(inputs, Mapping)
     given = dict(inputs) if by_name else tuple(inputs if inputs is not None else ())

@@ -162,8 +162,7 @@ def _sectors(nbytes: int) -> int:
 
 def cost(image: Image, s: Shape, target: GpuTarget) -> float:
     """Estimated cycles of the busiest SM: what all its blocks ask of its slowest part, or as long as a block takes
-    alone, as often as blocks follow one another. A block's phases (copies, products, results) wait for one another;
-    those of other blocks fill the gaps.
+    alone, as often as blocks follow one another. A block's phases wait for one another; other blocks fill the gaps.
     """
     size, across, v = image.x.dtype.bytes, s.tn // image.lanes_across, image.chunk
     most = -(-s.blocks // target.sms)

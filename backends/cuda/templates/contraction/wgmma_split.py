@@ -1,8 +1,7 @@
 """Split-k: where tiles are too few for all SMs, a cluster's blocks each sum a part of a tile.
 
 Each block of the cluster runs the ring of `wgmma_kernel.py` over its own steps and leaves its sums in its shared
-memory. Then each finishes some rows of the tile: it adds what all blocks have there, in their order, so a result never
-depends on timing.
+memory. Then each finishes some rows of the tile: it adds all blocks' sums in their order, whatever the timing.
 """
 
 from __future__ import annotations

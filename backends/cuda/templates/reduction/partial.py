@@ -1,8 +1,7 @@
 """A tile whose sums lie in parts, with thread groups of a block or blocks of a cluster: how they meet.
 
 Each group leaves its sums in the shared memory of its block. Then every thread finishes some vectors of the tile: it
-adds what all groups have there, always in the same order, so a result never depends on timing; blocks of a cluster take
-some rows of the tile each.
+adds all groups' sums in their order, whatever the timing; blocks of a cluster take some rows of the tile each.
 """
 
 from __future__ import annotations

@@ -120,8 +120,7 @@ def _votes(c: Call, scores: Value, classes: int) -> Any:
 def _probabilities(c: Call, scores: Value, classes: int) -> Any:
     """Class probabilities p of pairs r[i, j]: minimise sum over i != j of (r[j, i] p[i] - r[i, j] p[j])^2, sum(p) = 1.
 
-    (Wu, Lin and Weng, 2004.) Solved exactly, by the inverse of the matrix with the constraint; ONNX Runtime stops an
-    iteration at 0.005 / classes.
+    (Wu, Lin and Weng, 2004.) Solved exactly, by the inverse of the matrix with the constraint; ONNX Runtime iterates.
     """
     b, dtype, pairs = c.b, scores.type.dtype, _pair_list(classes)
     p_a, p_b = (_numbers(c, n) for n in ("prob_a", "prob_b"))

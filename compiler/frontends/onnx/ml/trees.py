@@ -1,8 +1,7 @@
 """Converters of decision trees: TreeEnsemble, and TreeEnsembleRegressor and -Classifier before it.
 
 A model's nodes become the normal form of `dnnc.ir.ops.trees`, in which `x[feature] <= split` is the only question: `x <
-v` asks about the next smaller number, `>` and `>=` exchange the branches, equality and membership become a search tree
-over the ends of intervals.
+v` asks about the next smaller number, `>` and `>=` exchange the branches, equality and membership become a search tree.
 """
 
 from __future__ import annotations
@@ -334,8 +333,7 @@ def _binary(
 ) -> tuple[Value, Any]:
     """Two classes with votes of `voted` alone: probabilities (all positive) are split at 1/2, others at 0.
 
-    Votes for class 0 are the score of class 1, whose complement or opposite class 0 gets. Votes for class 1 leave class
-    0 without a score.
+    Votes for class 0 are the score of class 1, whose complement or opposite class 0 gets. Else class 0 has no score.
     """
     y = c.b.slice(y, starts=(0, voted), steps=(1, 1), shape=(y.type.shape[0], 1))
     if base is not None and base.size:

@@ -1,8 +1,7 @@
 """Softmax of a half type over short rows, each operation in that type as the standard says; and its scores.
 
-Kernels keep values of half types in float32 and round what they store. For a softmax over a few elements the standard's
-own reading, by which expected values are made, is another one: difference, exp, sum and quotient round, and a sum of
-bfloat16 rounds after each addition.
+Kernels keep values of half types in float32 and round what they store. For a softmax over a few elements the standard
+reads otherwise: difference, exp, sum and quotient round, and a sum of bfloat16 rounds after each addition.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sequences, optionals and maps exist only while a model is read: a static structure over tensors.
 
 A sequence is an item with `items`, an absent optional is None. A map is an item whose value holds one element for each
-of its `keys`; a sequence of maps with equal keys one row for each of them. What a call gives for such an input decides
-how a model is read.
+of its `keys`; a sequence of maps with equal keys one row for each of them. A call's values decide how it is read.
 """
 
 from __future__ import annotations
