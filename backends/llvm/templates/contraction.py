@@ -33,7 +33,7 @@ from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import product
-from dnnc.passes.lower.form import Axis, Contraction
+from dnnc.passes.lower.form import Axis, Contraction, Normed
 from dnnc.passes.schedule.k_blocking import stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
@@ -110,7 +110,7 @@ class Nest:
 def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
     """The nest with its pixels in one loop; None when the group is no contraction that this recipe can tile."""
     anchor, c = problem.anchor, problem.form
-    if anchor is None or not isinstance(c, Contraction) or len(c.outer) < 2:
+    if anchor is None or not isinstance(c, Contraction) or isinstance(c, Normed) or len(c.outer) < 2:
         return None
     s = Schedule(problem.kernel)
     convolves = anchor.op.contraction is ContractionForm.CONVOLUTION
