@@ -220,37 +220,22 @@ class Bench(Protocol):
 
 
 class Backend(ABC):
-    """One target.
+    """One target."""
 
-    Attributes:
-        name: first word of its targets.
-        stages: names of the texts that it can show, the graph first; the last ones are its own languages.
-        comments: what begins a comment in each language; "#" where it is not named.
-        any_sizes: True if one program can serve symbolic sizes.
-        compiles: False if graphs are interpreted.
-        saves_programs: True if a saved program runs without the passes.
-        check_limit: statements that a kernel check may run.
-        rounds_products: True if it may round float32 operands of products to TF32.
-        numbered: True if its devices have numbers.
-        exclusive: True if compiling on the host disturbs what is measured.
-        target: facts of the machine that code is made for; equal targets have equal `repr`.
-        threads: of a call.
-        present: True if programs can run here, so that kernels are checked while compiling.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # first word of its targets
+    # names of the texts that it can show, the graph first; the last ones are its own languages
     stages: ClassVar[tuple[str, ...]] = ("graph", "operator")
-    comments: ClassVar[Mapping[str, str]] = {}
-    any_sizes: ClassVar[bool] = False
-    compiles: ClassVar[bool] = True
-    saves_programs: ClassVar[bool] = False
-    check_limit: ClassVar[int] = 1 << 35
-    rounds_products: ClassVar[bool] = False
-    exclusive: ClassVar[bool] = True
-    numbered: ClassVar[bool] = False
-    target: Any
-    threads: int = 1
-    present: bool = True
+    comments: ClassVar[Mapping[str, str]] = {}  # what begins a comment in each language; "#" where it is not named
+    any_sizes: ClassVar[bool] = False  # True if one program can serve symbolic sizes
+    compiles: ClassVar[bool] = True  # False if graphs are interpreted
+    saves_programs: ClassVar[bool] = False  # True if a saved program runs without the passes
+    check_limit: ClassVar[int] = 1 << 35  # statements that a kernel check may run
+    rounds_products: ClassVar[bool] = False  # True if it may round float32 operands of products to TF32
+    exclusive: ClassVar[bool] = True  # True if compiling on the host disturbs what is measured
+    numbered: ClassVar[bool] = False  # True if its devices have numbers
+    target: Any  # facts of the machine that code is made for; equal targets have equal `repr`
+    threads: int = 1  # of a call
+    present: bool = True  # True if programs can run here, so that kernels are checked while compiling
 
     @property
     @abstractmethod

@@ -37,29 +37,19 @@ MAX_INSTANCES = 512  # instances kept of one model, some kilobytes each
 
 
 class ModelCompiler(ABC):
-    """Compiles the programs of one model for one target.
+    """Compiles the programs of one model for one target."""
 
-    Attributes:
-        interface: has the model's name, inputs and outputs. It is the imported graph, or of a loaded model a graph
-            without nodes.
-        inputs: what users call the inputs.
-        outputs: what users call the outputs.
-        options: how to compile.
-        log: what compilations have noted.
-        onnx: gives the ONNX model that was read, as a protobuf and the bytes of its large tensors; None where it is not
-            needed any more.
-        target: facts of the machine that programs are for.
-        imports: of a model that is read for the inputs of a call, its variants.
-    """
-
+    # has the model's name, inputs and outputs. It is the imported graph, or of a loaded model a graph without nodes.
     interface: Graph
-    inputs: Sequence[str]
-    outputs: Sequence[str]
-    options: CompileOptions
-    log: Log
+    inputs: Sequence[str]  # what users call the inputs
+    outputs: Sequence[str]  # what users call the outputs
+    options: CompileOptions  # how to compile
+    log: Log  # what compilations have noted
+    # gives the ONNX model that was read, as a protobuf and the bytes of its large tensors; None where it is not needed
+    # any more
     onnx: Callable[[], OnnxParts] | None
-    target: Any
-    imports: ImportCache | None = None
+    target: Any  # facts of the machine that programs are for
+    imports: ImportCache | None = None  # of a model that is read for the inputs of a call, its variants
 
     @property
     @abstractmethod
