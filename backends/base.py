@@ -265,9 +265,8 @@ class Backend(ABC):
     def build(self, scheduled: ScheduledGraph, job: BuildJob) -> Program:
         """Compile, check and link.
 
-        Raises:
-            KernelsFailed: kernels failed, and the schedule can step down.
-            DnncError: what the first one failed with, where it cannot.
+        KernelsFailed: kernels failed, and the schedule can step down. DnncError: what the first one failed with, where
+        it cannot.
         """
 
     def interpret(self, graph: Graph, precision: str | None, outputs: Sequence[str]) -> Any:

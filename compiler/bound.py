@@ -27,8 +27,7 @@ def of_function(
 ) -> tuple[Graph, Bound]:
     """Trace a function of which some arguments, by name, are parameters; other names are of arrays that it captures.
 
-    Raises:
-        InputError: a captured array is not found in what the function computes.
+    InputError: a captured array is not found in what the function computes.
     """
 
     known = inspect.signature(fn).parameters

@@ -117,9 +117,7 @@ def with_roles(
 ) -> tuple[Graph, tuple[list[str], list[str]], Parameters | None]:
     """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters.
 
-    Raises:
-        InputError: an array or a pair does not fit.
-        UnsupportedError: there are host steps.
+    InputError: an array or a pair does not fit. UnsupportedError: there are host steps.
     """
     bound = None
     if parameters:

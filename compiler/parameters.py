@@ -179,8 +179,7 @@ def with_parameters(
 ) -> tuple[Graph, list[str], Parameters]:
     """Return a graph with these inputs as parameters, its other inputs, the Parameters (on `device`).
 
-    Raises:
-        InputError: there is no such input, its size is symbolic, or the array does not fit.
+    InputError: there is no such input, its size is symbolic, or the array does not fit.
     """
     values = dict(zip(names, graph.inputs))
     for n in wanted:

@@ -26,9 +26,7 @@ RECORD = "tuning log"  # the name of the record in the report
 def resolved(opts: CompileOptions) -> CompileOptions:
     """The options with the winners of the log in place of its path; once they are resolved they stay as they are.
 
-    Raises:
-        TuneError: the log cannot be used, or `tune` is a budget: whoever takes one measures before, and gives the
-            winners.
+    TuneError: the log cannot be used, or `tune` is a budget: whoever takes one measures before, and gives the winners.
     """
     tune = opts.tune
     if tune is None:

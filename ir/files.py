@@ -17,10 +17,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     The data is on the disk before the rename. An exception in the block (a full disk, Control-C) removes the new file
     and leaves `path` as it was. A symbolic link stays a link: the file it leads to is replaced. The mode of an existing
-    file is kept.
-
-    Raises:
-        OSError: the folder does not exist, cannot be written or is full.
+    file is kept. OSError: the folder does not exist, cannot be written or is full.
     """
     os.stat(Path(path).parent)  # `realpath` would drop a folder that does not exist before ".."
     target = Path(os.path.realpath(path))

@@ -81,9 +81,8 @@ def as_env(bindings: Mapping[Var, int]) -> dict[Expr, Expr]:
 def bind_dims(g: Graph, shapes: Sequence[Sequence[int]], known: Mapping[Var, int] | None = None) -> Bindings:
     """The values of symbolic dims at inputs of these shapes; `known` holds what is bound already (for a subgraph).
 
-    Raises:
-        InputError: a rank, a size, or a relation between dims does not hold; names the input, the dim and what was
-            expected.
+    InputError: a rank, a size, or a relation between dims does not hold; names the input, the dim and what was
+    expected.
     """
     bound: Bindings = dict(known or {})
     if len(shapes) != len(g.inputs):
@@ -162,9 +161,8 @@ def _check_facts(bound: Bindings, v: Value, x: Var, n: int) -> None:
 def specialise(g: Graph, dims: Mapping[str, int]) -> Graph:
     """A new graph in which these dims are numbers: types are inferred anew, constants are shared.
 
-    Raises:
-        InputError: no dim has that name, or its declared bounds exclude the number.
-        ShapeError: the graph has no valid types at these sizes.
+    InputError: no dim has that name, or its declared bounds exclude the number. ShapeError: the graph has no valid
+    types at these sizes.
     """
     bound: Bindings = {}
     for name, n in dims.items():

@@ -96,9 +96,8 @@ class PassManager:
     def run(self, graph: Graph, passes: Sequence[Pass], ctx: PassContext) -> bool:
         """Run passes on a graph, in place. Returns whether anything changed.
 
-        Raises:
-            VerifyError: with `ctx.check`, a pass broke an invariant; the message names the pass.
-            InternalError: a pass failed; the message names it.
+        VerifyError: with `ctx.check`, a pass broke an invariant; the message names the pass. InternalError: a pass
+        failed; the message names it.
         """
         changed = False
         if ctx.dump is not None and passes:

@@ -75,8 +75,7 @@ class Log:
         """Add a record, to the file as well. A task that the log has is not written again. Winners and
         decisions on fusion are on the disk when this returns.
 
-        Raises:
-            TuneError: the file cannot be written, or was opened for reading.
+        TuneError: the file cannot be written, or was opened for reading.
         """
         if isinstance(record, Task) and record.key in self.tasks:
             return

@@ -93,10 +93,7 @@ class ProcessRunner:
         """One Trial for each request, as they come.
 
         A schedule whose code has been measured before gets the same figures, if these are as many as it asks for, and
-        checked if it asks.
-
-        Raises:
-            TuneError: a task is for another target, or the device is not here.
+        checked if it asks. TuneError: a task is for another target, or the device is not here.
         """
         for r in requests:
             if r.task.setting.target != self.machine.text:

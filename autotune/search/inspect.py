@@ -36,9 +36,7 @@ def layer(x: f32[256, 512], *, w: f32[512, 1024], b: f32[1024]):
 def tasks_of(text: str, setting: Setting, precision: str | None = None) -> list[tuple[Task, int]]:
     """The tasks of a graph's text, whose constants are drawn here, each with how often it is called.
 
-    Raises:
-        ParseError: the text is no graph.
-        InputError: a constant has a size that is not known.
+    ParseError: the text is no graph. InputError: a constant has a size that is not known.
     """
     machine = machine_of(setting.target)
     program = compile_program(

@@ -159,9 +159,8 @@ class GpuKernel:
     def measure(self, limit: float | None = None) -> float:
         """Seconds of a call: the median of some replays. Past `limit` the first calls are all.
 
-        Raises:
-            AccuracyError: the kernel writes outside of its operands.
-            InternalError: the device failed, and with it the context of this process.
+        AccuracyError: the kernel writes outside of its operands. InternalError: the device failed, and with it the
+        context of this process.
         """
         if self.idle:
             return 0.0

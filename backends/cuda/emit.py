@@ -48,9 +48,8 @@ def kernel_number(symbol: str) -> int:
 def emit_kernel(kernel: Kernel, symbol: str, target: GpuTarget) -> str:
     """The CUDA C++ of a kernel, complete: no header is needed.
 
-    Raises:
-        InternalError: the kernel has no CUDA form (its loops cannot be a grid, a shape is not constant, an operation
-            has no spelling).
+    InternalError: the kernel has no CUDA form (its loops cannot be a grid, a shape is not constant, an operation has no
+    spelling).
     """
     return emit_module([(kernel, symbol)], target)
 

@@ -58,12 +58,9 @@ def compile_cuda(text: str, arch: str) -> Compiled:
     """Compile a translation unit to a cubin for `sm_90a` and so on.
 
     The assembler may rather spill than give up a block that could run beside; a kernel to which that happens is
-    compiled again with leave to take all registers.
-
-    Raises:
-        TargetError: NVRTC is not installed, or does not know the architecture.
-        InternalError: the text does not compile, and then the error shows the log and the lines that it names; or NVRTC
-            takes longer than PATIENCE.
+    compiled again with leave to take all registers. TargetError: NVRTC is not installed, or does not know the
+    architecture. InternalError: the text does not compile, and then the error shows the log and the lines that it
+    names; or NVRTC takes longer than PATIENCE.
     """
     made = _compiled(text, arch)
     if made.spills and _BOUNDS.search(text):
@@ -128,8 +125,7 @@ def compile_many(
 ) -> dict[str, Compiled]:
     """Compile (text, architecture) by name, `threads` at a time. `progress` is called with each done name.
 
-    Raises:
-        TargetError, InternalError: as compile_cuda; of the first failure, when the others under way are done.
+    TargetError, InternalError: as compile_cuda; of the first failure, when the others under way are done.
     """
     library()
     out: dict[str, Compiled] = {}

@@ -114,9 +114,8 @@ class Loaded:
 def load_objects(objs: Sequence[bytes]) -> Loaded:
     """Link objects with each other and into this process.
 
-    Raises:
-        InternalError: a symbol is defined twice, or by none of them and not in ALLOWED_SYMBOLS; or the objects cannot
-            be linked.
+    InternalError: a symbol is defined twice, or by none of them and not in ALLOWED_SYMBOLS; or the objects cannot be
+    linked.
     """
     defined: set[str] = set()
     wanted: set[str] = set()

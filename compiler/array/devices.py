@@ -41,8 +41,7 @@ ALIGN = 16  # bytes: what addresses of kernels' operands are multiples of
 def device_name(device: Any) -> str:
     """Return `cpu` or `cuda:N` for None (the host), a name (`cuda`: `cuda:0`), or a CuPy or torch device.
 
-    Raises:
-        ValueInputError: it is no device. Whether this machine has it is asked where it is used.
+    ValueInputError: it is no device. Whether this machine has it is asked where it is used.
     """
     if device is None:
         return HOST

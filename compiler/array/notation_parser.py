@@ -293,9 +293,8 @@ def parse_statements(
 ) -> list[Assignment]:
     """Assignments to the outputs and to local variables.
 
-    Raises:
-        ParseError: the text is no list of assignments, or an output is not assigned.
-        UnsupportedError: it uses what the notation does not have.
+    ParseError: the text is no list of assignments, or an output is not assigned. UnsupportedError: it uses what the
+    notation does not have.
     """
     parser = Parser(source, set(inputs), dict(outputs), variables)
     made = parser.statements()

@@ -182,9 +182,8 @@ def is_artifact(path: str | os.PathLike[str]) -> bool:
 def open_artifact(path: str | os.PathLike[str] | BinaryIO) -> Artifact:
     """Map a file, or copy what an open one holds, and check every byte of it.
 
-    Raises:
-        ArtifactError: there is no such file, it is something else, of a newer format, or damaged; says where, and what
-            was expected.
+    ArtifactError: there is no such file, it is something else, of a newer format, or damaged; says where, and what was
+    expected.
     """
     if isinstance(path, (str, bytes, os.PathLike)):
         name = os.fsdecode(path)

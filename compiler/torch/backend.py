@@ -38,9 +38,7 @@ def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settin
     """The torch.compile backend. `options={...}` of `torch.compile` are the options of `dnnc.compile`.
 
     Inference is compiled. A graph of which gradients are wanted runs in eager PyTorch, with a warning: use no_grad().
-
-    Raises:
-        UnsupportedError: an operator without a form in graphs; says which, and where in the user's code.
+    UnsupportedError: an operator without a form in graphs; says which, and where in the user's code.
     """
     options = make_options({"threads": min(thread_count(None), torch.get_num_threads()), **_named(settings)})
 

@@ -48,11 +48,8 @@ class Builder:
         """Add a node.
 
         Returns its output, or a tuple of them when the op has several. Attributes that are not given take the type
-        rule's defaults.
-
-        Raises:
-            UnsupportedError: there is no op of that name.
-            ShapeError: the operands' types do not fit; says the op, the types, the attributes and the source.
+        rule's defaults. UnsupportedError: there is no op of that name. ShapeError: the operands' types do not fit; says
+        the op, the types, the attributes and the source.
         """
         record = op if isinstance(op, OpDef) else find_op(self.ops, op)
         node = self.node(record, self.operands(operands), attrs)

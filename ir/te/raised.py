@@ -63,9 +63,8 @@ def outputs_of(kernel: Kernel) -> list[Buffer]:
 def raised(kernel: Kernel, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The results of a kernel for operands, which are its buffers that it only reads.
 
-    Raises:
-        ShapeError: the operands do not have the dtypes and shapes of its parameters.
-        ParseError: it is no naive nest; shows the statement and says what is expected.
+    ShapeError: the operands do not have the dtypes and shapes of its parameters. ParseError: it is no naive nest; shows
+    the statement and says what is expected.
     """
     outputs = outputs_of(kernel)
     inputs = [b for b in kernel.entry.buffers if b not in outputs]

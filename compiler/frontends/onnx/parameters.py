@@ -19,8 +19,7 @@ Bound = dict[str, Any]
 def bound_weights(model: Model, parameters: Mapping[str, Any] | Sequence[str] | bool) -> tuple[Model, Bound]:
     """Return a model with initializers of these names (True: all float arrays) as inputs, and their values.
 
-    Raises:
-        InputError: there is no such initializer.
+    InputError: there is no such initializer.
     """
     arrays = initial_arrays(model.graph, model.folder)
     wanted: Mapping[str, Any]

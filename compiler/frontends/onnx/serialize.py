@@ -26,8 +26,7 @@ _Body = Union[onnx.GraphProto, onnx.FunctionProto]
 def take_apart(model: Any) -> Parts:
     """A model as a protobuf and the bytes (uint8[n]) of its large tensors. Equal models give equal parts.
 
-    Raises:
-        ModelError: as `dnnc.frontends.onnx.reader.load`, or where external data is missing.
+    ModelError: as `dnnc.frontends.onnx.reader.load`, or where external data is missing.
     """
     folder = load(model).folder
     m = onnx.ModelProto()
