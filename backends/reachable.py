@@ -1,8 +1,7 @@
 """Outputs that a right kernel may give where its error is over the plain bound: the second look of the kernel check.
 
 In: the group of a kernel as a graph, the inputs of the check, sampled outputs of the kernel and of the float64
-reference. Out: the worst output that rounding does not explain, or None. Only outputs over the plain bound are judged.
-One is right if any of these holds:
+reference. Out: the worst output that rounding does not explain, or None. An output over the plain bound is right if:
 
 - it is within the bound of the reference in the graph's own types, an integer equal to it: a sum of masks overflows in
   float32 and not in float64;

@@ -4,8 +4,7 @@
                                                             that very array
 
 Where the plan proves that nothing is written there before it was read for the last time, kernels do so at once; else
-the result is copied there in the end. Either way it is one array instead of two that the caller holds. On a device the
-memory is that of the caller's array there.
+the result is copied there in the end. Either way the caller holds one array, on a device in its own memory.
 """
 
 from __future__ import annotations

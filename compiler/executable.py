@@ -40,8 +40,7 @@ class Executable:
     threads may call at once. A model with symbolic dims is specialised to each shape it meets, the last ones kept.
 
     On a CUDA device the first input decides what comes back: NumPy arrays give NumPy arrays; arrays on the device
-    (CuPy, torch, anything with `__cuda_array_interface__` or DLPack) give arrays of their library, computed in the
-    order of the caller's current stream.
+    (CuPy, torch, `__cuda_array_interface__`, DLPack) give their library's arrays, in the caller's stream.
     """
 
     def __init__(self, compiler: ModelCompiler, parameters: Parameters | None = None) -> None:

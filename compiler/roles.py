@@ -1,8 +1,7 @@
 """Special arguments of jitted functions: donated ones, whose memory results take, and bound parameters.
 
 A parameter, an argument or an array that the function captures, is packed when the function is first called with it,
-and again when a call brings another array. The array of a donated argument is dead afterwards, unless somebody else
-sees its memory too: then a copy is donated.
+and again when a call brings another array. A donated array is dead afterwards; of shared memory a copy is donated.
 """
 
 from __future__ import annotations

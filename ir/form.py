@@ -1,8 +1,7 @@
 """How values are made up that are no single array: lists, dicts and None as trees of arrays.
 
-A model's type says what may come (`Kind`), a call shows what comes (`Form`): how long each list is, which optional
-values are there, which keys a dict has. Graphs know arrays only, so a model is read for the form of its inputs, and
-tells the form of its outputs.
+A model's type says what may come (`Kind`), a call what comes (`Form`): lengths of lists, optional values, keys of
+dicts. Graphs know arrays only, so a model is read for the form of its inputs, and tells the form of its outputs.
 """
 
 from __future__ import annotations

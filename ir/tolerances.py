@@ -1,7 +1,6 @@
 """How far a result may be from float64: the one place that states the constants.
 
-rounding contract:  |error| <= C * eps * sqrt(K) * scale,  scale = max |reference| over the output, K the length of the
-reduction
+rounding contract: |error| <= C * eps * sqrt(K) * scale, scale = max |reference|, K the length of the reduction
 
 C = 32: a random walk of K roundings stays within 4 * sqrt(K) * eps for 10^6 elements (Higham, "Accuracy and Stability
 of Numerical Algorithms", 2002, section 2.8: the constant is modest and depends on the wanted probability); the rest is
@@ -10,8 +9,7 @@ relative one. Integers and bools are exact. eps is that of the type in which reg
 stored in a smaller type rounds it once, by at most eps / 2 of that type; STORED = 4 of its eps are allowed, for casts
 inside of the kernel, and where an operand of rounded size meets another.
 
-reduced contract, a model whose values are stored in f16 or bf16:  |error| <= REDUCED * eps * sqrt(D) * scale,  eps of
-that type
+reduced contract, values stored in f16 or bf16: |error| <= REDUCED * eps * sqrt(D) * scale, eps of that type
 
 D is the number of nodes on the longest path. A stored number is off by at most u = eps / 2 of itself, with an rms of u
 / sqrt(3). What a node makes carries the errors of its operand, its weights and its own result: independent ones

@@ -37,8 +37,7 @@ class Layout:
     """The order of a tensor's elements in memory: its physical axes, outermost first; `0 1/16 2 3 1%16` is NCHW16c.
 
     An axis is either one part or split into blocks `axis/b` and `axis%b` (or more levels), each level once. A blocked
-    axis whose size is no multiple of the block is padded; the padding lanes hold 0 (a stray inf times a zero weight is
-    NaN).
+    axis whose size is no multiple of the block is padded; padding lanes hold 0 (inf * 0 is NaN).
     """
 
     parts: tuple[Part, ...]

@@ -5,8 +5,7 @@
         return m.operand(m.node(m.operand(m.root, 0), "neg"), 0)
 
 The driver offers every node to the rules of its op, and again whatever a rewrite may have made possible: new nodes,
-their readers, and the last reader of a value whose other readers vanished. Each rule makes the graph smaller or more
-canonical, so this ends.
+their readers, and the last reader of a value whose other readers vanished. Rules shrink the graph, so this ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a tuning log holds, record by record: JSON data to checked records and back.
 
 A record says its format and its kind: `{"dnnc": 1, "record": "trial", ...}`. The fields are those of the dataclass, so
-the dataclass is the schema: a field without a default must be there, one with a default may be missing (an older dnnc
-wrote it), any other is a mistake.
+the dataclass is the schema: only fields with defaults may be missing (an older dnnc wrote it), others are mistakes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Schedules out of a tuning log instead of the templates' own guess.
 
 In: the winners of a log and the setting of a compilation. Out: the `choose` for `compile_program`, which knows
-afterwards what it found. It lives apart from the log so that compiling for winners of any origin (a search that has
-just ended, a saved model) is the same.
+afterwards what it found, for winners of any origin (a search, a saved model).
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class ProcessRunner:
     def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:
         """One Trial for each request, as they come.
 
-        A schedule whose code has been measured before gets the same figures, if these are as many as it asks for, and
-        checked if it asks. TuneError: a task is for another target, or the device is not here.
+        Code that was measured before gets the same figures, if they are enough and checked where asked. TuneError: a
+        task is for another target, or the device is not here.
         """
         for r in requests:
             if r.task.setting.target != self.machine.text:

@@ -1,9 +1,8 @@
 """The schedule that a cost model picks without measuring.
 
 In: a machine. Out: a `choose` for `dnnc.passes.pipelines.compile_program` that ranks the whole space of a problem by
-the model that ships for machines of its kind, by the roofline where there is none. The templates' own first choice
-stays unless another one is predicted to be faster by a margin, which benchmarks/autotune/evaluate.py found on kernels
-that the model had not seen.
+the model that ships for machines of its kind, by the roofline where there is none. The templates' first choice stays
+unless another is predicted faster by a margin (found by benchmarks/autotune/evaluate.py).
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ In: tasks and their kernels' cubins. Out: seconds of a call, by events around re
 of its own (`worker`): an error on a device ends the context of its process. Any `Device` will do, an interpreter too.
 
 Weights rotate through more memory than the L2 cache holds, as far as a graph of MOST_CALLS reaches; activations and the
-result stay where they are, as they do in a model whose kernels follow each other. Kernels that wait by themselves for
-the one before them begin early.
+result stay where they are, as in a model. Kernels that wait by themselves for the last one begin early.
 """
 
 from __future__ import annotations

@@ -107,8 +107,7 @@ def _corners(image: Ints, sizes: Ints, strides: Ints, begin: Ints) -> tuple[tupl
 
 def walkable(image: Ints, sizes: Ints, strides: Ints, begin: Ints, reach: Ints) -> bool:
     """Can the copy engine gather the pixels of a convolution? Numbers by axis: pixels of the image and of the result,
-    and `reach`, how far a tap lies from the filter's corner. A descriptor has 32 bits for all corners of a kind, and
-    the instruction 16 for each reach.
+    and `reach`, how far a tap lies from the filter's corner. Descriptors have 32 bits for corners, instructions 16.
     """
     bits = {1: 16, 2: 8, 3: 5}[len(sizes)]
     corners = [c for pair in _corners(image, sizes, strides, begin) for c in pair]

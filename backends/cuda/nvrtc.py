@@ -57,10 +57,9 @@ _BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
 def compile_cuda(text: str, arch: str) -> Compiled:
     """Compile a translation unit to a cubin for `sm_90a` and so on.
 
-    The assembler may rather spill than give up a block that could run beside; a kernel to which that happens is
-    compiled again with leave to take all registers. TargetError: NVRTC is not installed, or does not know the
-    architecture. InternalError: the text does not compile, and then the error shows the log and the lines that it
-    names; or NVRTC takes longer than PATIENCE.
+    The assembler may spill to keep a second block; then the kernel is compiled again with all registers. TargetError:
+    NVRTC is not installed, or does not know the architecture. InternalError: the text does not compile, and then the
+    error shows the log and the lines that it names; or NVRTC takes longer than PATIENCE.
     """
     made = _compiled(text, arch)
     if made.spills and _BOUNDS.search(text):

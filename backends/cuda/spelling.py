@@ -1,8 +1,7 @@
 """How CUDA C++ spells types, constants and names.
 
 The prelude gives every type the name it has in the IR, so a kernel's text reads like the IR's. A bool is `bool` in
-registers and a byte in memory. Half floats and smaller ones are structs of their bits: registers compute with f32, and
-a cast is a call.
+registers and a byte in memory. Half floats and smaller ones are structs of their bits: registers hold f32.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What this machine can do at most: multiply-adds per second, and bytes per second from each level of the memory.
 
 In: a CPU and a number of threads. Out: `Ceilings`, which profiles and benchmarks hold a kernel's own rates against.
-They are measured, by kernels of the operator IR that go the way of all kernels, on the threads of the pool. A ceiling
-is a best case: the shortest of many runs.
+They are measured by kernels of the operator IR on the threads of the pool, as the best of many runs.
 """
 
 from __future__ import annotations

@@ -269,8 +269,7 @@ class FuncEmitter:
     def pooled(self, c: float, lanes: int) -> str:
         """A constant out of the table of epilogues.
 
-        LLVM moves what it takes for constant out of all loops, where it occupies registers that a tile needs. The
-        table's address is none that LLVM can know.
+        LLVM hoists constants out of all loops into registers that a tile needs. It cannot know the table's address.
         """
         assert self.pool is not None
         at = self.pool.setdefault(c, len(self.pool))

@@ -3,8 +3,7 @@
 In: a kernel. Out: the buffers to stream. An ordinary store first reads the line that it writes, a third of what a copy
 moves; a non-temporal one of whole vectors does not (Intel, Optimization Reference Manual, 9.4.1.2; 1.4 times the speed
 of x + 1 for 10^7 floats). Such lines are not in the caches afterwards, where results of this size would not have
-stayed. The instructions need addresses that are multiples of their size: a kernel that streams exists twice, and looks
-at its arguments first.
+stayed. The instructions need addresses that are multiples of their size: so such a kernel exists twice.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ from dnnc.ir.te import Scatter, Stage, Tensor
 @dataclass(frozen=True)
 class Product:
     """A stage that is a product: its operands by number, and for each axis of the stage its kind: "b" in both operands,
-    "m" in the first, "n" in the second. `first` and `second` say what each axis of the operands is: a number of an axis
-    of the stage, or -1 for the one summed over.
+    "m" in the first, "n" in the second. `first` and `second`: the stage's axis of each operand axis, or -1 (summed).
     """
 
     stage: Tensor

@@ -2,8 +2,7 @@
 
 The program runs as it always does, its threads, barriers and caches included, but through a timed entry function, in
 which each thread notes the time before and after every kernel call. Out comes a `Profile`: for each kernel its time,
-its rates, and how near they are to what the machine can do at most; for the rest, what is lost waiting at barriers and
-outside of the native call.
+its rates, and how near they are to the machine's limits; the rest is lost at barriers and outside.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ class Builder:
     """Appends nodes, or inserts them in front of `before`. New nodes carry `locs`; both may be changed.
 
     `b.op("add", x, y)` and `b.add(x, y)` are the same. Operands are values, None for an absent optional input, or
-    numbers and arrays, which become constants (a Python number takes the dtype of the first value among the operands).
-    Attributes are keywords.
+    numbers and arrays, which become constants (Python numbers of the first operand's dtype). Attributes are keywords.
     """
 
     def __init__(
@@ -47,9 +46,9 @@ class Builder:
     def op(self, op: str | OpDef, /, *operands: Any, **attrs: Any) -> Any:
         """Add a node.
 
-        Returns its output, or a tuple of them when the op has several. Attributes that are not given take the type
-        rule's defaults. UnsupportedError: there is no op of that name. ShapeError: the operands' types do not fit; says
-        the op, the types, the attributes and the source.
+        Returns its output, or a tuple of them when the op has several. Missing attributes take their defaults.
+        UnsupportedError: there is no op of that name. ShapeError: the operands' types do not fit; says the op, the
+        types, the attributes and the source.
         """
         record = op if isinstance(op, OpDef) else find_op(self.ops, op)
         node = self.node(record, self.operands(operands), attrs)

@@ -4,9 +4,8 @@ A Graph is closed: a node reads only values of its own graph, so a subgraph (att
 all it needs as inputs. Nodes form a linked list, so passes insert and erase while they walk. Every value has a name
 that is unique in its graph and a Python identifier. Constants are read-only views and are hashed once.
 
-Parameters are values whose contents stay the same from call to call but are not known here: weights that belong to
-somebody else. What they hold is a value of the `prologue`, a graph of its own from what users gave to what kernels
-read, which runs when the parameters change.
+Parameters are values whose contents stay the same from call to call but are not known here: foreign weights. They are
+values of the `prologue`, a graph from users' arrays to what kernels read, which runs when the parameters change.
 """
 
 from __future__ import annotations

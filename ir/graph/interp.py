@@ -2,8 +2,7 @@
 
 Per node it calls the op's `reference` or `host`, or builds the op's decomposition and interprets that. Types that
 registers do not hold (f16, bf16, 4-bit) reach the reference in their compute type and its result is rounded to the
-declared one, as kernels do; an op with Trait.BITS gets the stored form. A subgraph reaches a reference as a
-function from arrays to a list of arrays.
+declared one, as kernels do; an op with Trait.BITS gets the stored form. A reference gets subgraphs as functions.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Data moves and products run beside the threads: the copy engine (TMA) and the tensor cores read and write on their own,
 through the *async proxy*. Threads learn of it by mbarriers (copies into shared memory), by `bulk_wait` (copies out of
-it) and by `wgmma_wait`. What threads write to shared memory becomes visible to those engines by `fence_async()`,
-executed by the writers before the barrier.
+it) and by `wgmma_wait`. Threads' writes become visible to the engines by `fence_async()` before the barrier.
 
     mbar_init(b, arrivals)           one thread; then mbar_fence() and a barrier before anybody uses b
     mbar_arrive(b)                   each active thread arrives once

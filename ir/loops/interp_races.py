@@ -17,8 +17,7 @@ _NOBODY, _SEVERAL = 0, -1  # identities start at 1, so that fresh tables are zer
 class Iterations:
     """Iterations of `parallel` loops and grid blocks: unordered, but for `reset`, a barrier of all.
 
-    An element may be touched by two iterations only if both read it, or if both write the same bits (tiles that overlap
-    at an end).
+    An element may be touched by two iterations if both read it, or write the same bits (overlapping tiles).
     """
 
     def __init__(self, noun: str) -> None:

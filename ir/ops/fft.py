@@ -1,10 +1,9 @@
 """Discrete Fourier transforms by mixed radices: n * log(n) operations, and rounding errors that grow with log(n).
 
 A transform of length n = r*m takes n numbers as [r, m, s], where s counts transforms that go on side by side, and makes
-[m, r, s] of them: r-point transforms along the first axis, times roots of unity. What is left are transforms of length
-m of r*s columns, and so on; the result comes in order, without a permutation at the end, and the innermost loop is
-contiguous. Complex numbers are two planes, [2, ...]. Prime factors above LARGEST are left to Bluestein's method: a
-convolution of a length that is a power of two.
+[m, r, s] of them: r-point transforms along the first axis, times roots of unity. Then come transforms of length m of
+r*s columns, and so on; the result comes in order, and the innermost loop is contiguous. Complex numbers are two planes,
+[2, ...]. Prime factors above LARGEST are left to Bluestein's method: a convolution of a length that is a power of two.
 """
 
 from __future__ import annotations

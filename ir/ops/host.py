@@ -1,8 +1,7 @@
 """Ops that a model's Python side runs between native calls, and how sizes come about that only the data knows.
 
 A *fresh dim* is a symbolic dim that no input has: `size = dim("n", 0, bound)`. Two ops bind one, and both take it as
-the attribute `size` (`dnnc.frontends.onnx.unbacked_dims.fresh_dim` makes one in a converter; several nodes may name the
-same one, all must then agree):
+the attribute `size` (in converters: `dnnc.frontends.onnx.unbacked_dims.fresh_dim`; nodes with the same one must agree):
 
     y: f32[n, 4] = truncate(x, count, size=n)      the first `count` elements of x: f32[100, 4] along `axis`; n in [0,
                                                    100]

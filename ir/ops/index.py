@@ -1,7 +1,6 @@
 """Gather and scatter: elements chosen by run-time indices. Negative indices count from the end.
 
-All indices are checked (`guard`). Updates of a scatter take place in their order: of several of one element the last
-one counts, and sums are added up in that order.
+All indices are checked (`guard`). Updates of a scatter go in order: the last one of an element counts.
 """
 
 from __future__ import annotations

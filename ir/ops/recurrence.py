@@ -1,8 +1,7 @@
 """`recurrence`: a loop of known length as one op with one result, so that a kernel may run all of its steps.
 
-The operands, the body and the attributes are those of `loop`, without a condition. All carried and stacked values have
-one type, [batch, hidden]; the result is [stacked * length + carried, batch, hidden]: the rows of the stacked values,
-one value after the other, then the last states.
+The operands, the body and the attributes are those of `loop`, without a condition. Carried and stacked values are all
+[batch, hidden]; the result is [stacked * length + carried, batch, hidden]: stacked rows, then the last states.
 """
 
 from __future__ import annotations

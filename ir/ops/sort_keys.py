@@ -3,10 +3,9 @@
 An element becomes a *key*: its order as an unsigned number in the upper 32 bits, its index in the lower ones, so that
 keys are distinct and an ordinary sort of them is stable and says where each element came from. `digits.py` has what
 CPUs do with keys. For other targets blocks of up to BLOCK keys are sorted by counting, for each key, those before it;
-then pairs of runs are merged, a kernel for each level: the p-th element of a merged pair knows how many of the p before
-it come from the first run (a search over FAN samples at a time), whatever the others do. Levels keep no more than what
-is asked for, so the work is n * log(n) for a sort and about n * BLOCK comparisons for the largest few. A 64-bit type is
-sorted twice, by its lower half first.
+then pairs of runs are merged, a kernel for each level: the p-th element of a merged pair counts those before it of the
+first run (a search over FAN samples at a time). Levels keep no more than what is asked for, so the work is n * log(n)
+for a sort and about n * BLOCK comparisons for the largest few. A 64-bit type is sorted twice, by its lower half first.
 """
 
 from __future__ import annotations

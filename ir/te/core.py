@@ -1,8 +1,7 @@
 """Tensor expressions: what an op computes, element by element over logical indices, for every target alike.
 
 A Tensor is a buffer with a *stage* that says what each of its elements is. An op's `compute` gets Tensors without
-stages (its inputs) and returns Tensors whose stages load from them, perhaps through further Tensors. Lowering inlines,
-places and schedules the stages.
+stages (its inputs) and returns Tensors whose stages load them. Lowering inlines, places and schedules the stages.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class Scatter:
     """Updates of a stage's elements, in the order of the axes: `for axes: out[index] = combine(out[index], value)`.
 
     `index` has an expression for each axis of the result, in terms of `axes`; it may load, and is in range (`guarded`).
-    `combine` is `last`, where the last update of an element is its value, or a reduction of COMBINE; each step is
-    rounded to the result's dtype.
+    `combine` is `last`, an element's last update, or a reduction of COMBINE; steps are rounded to the result's dtype.
     """
 
     axes: tuple[Var, ...]

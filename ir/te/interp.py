@@ -1,8 +1,7 @@
 """Tensor expressions in NumPy: the reference of ops that are defined by nothing else. Slow, and in float64 throughout.
 
 In: tensors of an op's `compute`, arrays for its operands, and the points that are wanted. Out: the elements there. Only
-what these need is computed. Numbers of whole type wrap as theirs do; floats are float64 but where the expression itself
-rounds them to a smaller type.
+what these need is computed. Integers wrap; floats are float64 but where the expression rounds them.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ the operands of a concatenation within its result, where their kernels then writ
     s = slice(x: f32[1, 64, 7, 7], channels 32..63)     ->  s at x + 6272
     c = concat(a, b, axis=1)       ->  a at c + 0, b at c + a.nbytes; the concat itself is no kernel
 
-Only where the region is contiguous (all axes in front have one element) and of known size. Nothing is decided here that
-a kernel could notice: it gets pointers.
+Only where the region is contiguous (all axes in front have one element) and of known size. Kernels get pointers.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class Aliases:
 def find_aliases(graph: Graph, copy: Callable[[Node, int], Value] | None = None, align: int = 1) -> Aliases:
     """The aliases of a graph whose layouts are set, each at a multiple of `align` bytes.
 
-    `copy(node, k)` puts a copy in the place of a concatenation's operand k that lies elsewhere already; without it such
-    a concatenation stays a kernel.
+    `copy(node, k)` copies a concatenation's operand k that lies elsewhere; without it that stays a kernel.
     """
     nodes = list(graph.nodes())
     found: dict[Value, Alias] = {}
@@ -120,9 +118,8 @@ def parts_of(
     n: Node, aliases: Mapping[Value, Alias], made: set[Value], taken: set[Value]
 ) -> list[tuple[Value | None, int]] | None:
     """The operands of a concatenation that may be made in place: for each the value that owns its memory (None: it
-    needs a copy), and its place in the result. None where the concatenation needs a kernel of its own, or is better off
-    with one: of small operands that cost little to compute in it. `made`: values that need no kernel; `taken`: those
-    that have their place elsewhere.
+    needs a copy), and its place in the result. None where the concatenation needs a kernel, or is better off with one
+    (small, cheap operands). `made`: values that need no kernel; `taken`: those that have their place elsewhere.
     """
     if n.op.name != "concat" or len(n.inputs) < 2:
         return None

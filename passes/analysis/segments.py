@@ -5,8 +5,7 @@ order in which to run.
 
 As few segments as possible: a node's level is the number of changes between native and host that must come before it,
 so all native nodes of one level are one segment. Native nodes that depend on no other native node move as far back as
-their readers allow, where they fuse. A dim that no input of a segment shows comes with an input of its own, which holds
-no bytes: its shape is the message.
+their readers allow, where they fuse. A dim that no input shows has an input without bytes.
 """
 
 from __future__ import annotations

@@ -75,8 +75,7 @@ def exp_parts(x: Expr, clamp: bool = True) -> tuple[Expr, Expr]:
     """exp(x) as p * s, s a power of two: p = 2 * exp(r), s = 2^(n - 1), n = rint(x / ln 2), |r| <= ln 2 / 2.
 
     Adding 1.5 * 2^23 + 126 rounds to an integer and leaves n + 126 in the low bits, where it is shifted into the
-    exponent of s. That is 0 at n = -126 and 2^127 at n = 128; `clamp` keeps x between these. NaN stays: min and max
-    with a number as the second operand hand it on.
+    exponent of s. That is 0 at n = -126 and 2^127 at n = 128; `clamp` keeps x between these and hands on NaN.
     """
     x = minimum(maximum(x, -87.5), 89.0) if clamp else x
     t = fma(x, LOG2E, POWER_MAGIC)

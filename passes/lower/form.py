@@ -191,10 +191,9 @@ class Contraction(Form):
             y[..] = epilogue(acc)
 
     A loop on which both factors depend, or none, is a batch loop; of the two sides the one that holds the innermost
-    output loop is `cols`: along it the results lie in memory. Several loops of one side are walked as one index. So a
-    matrix product and a convolution of any rank, groups and dilations are the same thing: only the index expressions of
-    the factors differ. `kernel` has the parameters that the expressions refer to; the sum is computed anew in
-    each iteration of the loops `around`.
+    output loop is `cols`: along it the results lie in memory. Several loops of one side are walked as one index. So
+    matrix products and convolutions differ only in index expressions. `kernel` has the parameters that the expressions
+    refer to; the sum is computed anew in each iteration of the loops `around`.
     """
 
     kind = "contraction"

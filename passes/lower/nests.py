@@ -357,8 +357,7 @@ class _Lowering:
         self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]
     ) -> list[int]:
         """The loops over the output's parts, outermost first: as they lie in memory, but those of a row's number ahead
-        of those over the rest of the row, where the innermost is one of these: sums over images are not computed again
-        for each image.
+        of those over the rest of the row, if it is innermost: sums over images are computed once.
         """
         needed: set[Var] = set()
         for x in _pending(self.element(result, logical), {}):
@@ -471,8 +470,7 @@ class _Lowering:
     def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
         """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows
         are. The lanes there hold 0, and 0 * 0 adds nothing: a sum over whole rows is made of whole vectors, and no
-        index is divided by an odd number of channels. Elements of 4 bytes and more need no vectors to be copied, and
-        their sums end with the channels.
+        index is divided by an odd number of channels. Elements of 4 bytes and more end with the channels.
         """
         pair = (
             stage.value.args

@@ -67,9 +67,8 @@ def expand_tan(x: Expr) -> Expr:
 def _reduced(a: Expr) -> tuple[Expr, Expr]:
     """a = n * pi / 2 + r, |r| <= pi / 4, for finite float32 a >= 0: n as an i32 (low bits), and r; NaN of infinity.
 
-    In float64 the integers of the two exact products are taken off before the rests are added, so that no cancellation
-    loses a digit: no float32 number comes closer to a multiple of pi / 2 than 2^-29 of a quarter turn or so (Payne and
-    Hanek 1983).
+    In float64 the integers of the two exact products are taken off before the rests are added, so that no digit is
+    lost: no float32 comes closer to a multiple of pi / 2 than 2^-29 of a quarter turn or so (Payne and Hanek 1983).
     """
     wide = cast(a, f64)
     products = []

@@ -196,8 +196,7 @@ class _Fuser:
     def stays_in_row(self, n: Node, g: int) -> bool:
         """True if a group over rows takes a node that reduces them, or that computes from rows' numbers.
 
-        The latter is worth it where the reductions behind the numbers follow, whose other readers may not have been
-        visited yet: see `broken`.
+        The latter is worth it where the reductions behind the numbers follow, see `broken`.
         """
         rows = self.numbers.get(n.output) or rows_of(n)
         if rows is None or n in self.apart or not rows.worth() or self.rows.get(g, rows) != rows:

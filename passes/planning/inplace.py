@@ -6,8 +6,7 @@ An output may take the memory of an input that was donated for it, and no other.
 
     y = scatter_nd(x, at, updates)   ->   updates are put into x's memory, and nothing is copied
 
-Only groups without an anchor, and scatters: a contraction's tiles overlap at the end of a row, and the second store
-would read what the first wrote.
+Only groups without an anchor, and scatters: a contraction's overlapping tiles would read what they wrote.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     matmul(where(isnan(p), 0, p), v), where p is such a softmax   ->   attention(..., masked_rows="zero")
 
 The scores, the largest values of a transformer, then never leave a kernel. For targets that have a kernel for it
-(`ctx.facts.fuses_attention`); runs on the canonical graph, before precision: its operands are stored as those of other
-products, and the scores are float32 inside.
+(`ctx.facts.fuses_attention`); runs on the canonical graph, before precision: its scores are float32 inside.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
 
 In steps: batch_norm by constants is `z * s + t`; a scale goes into weights, a shift into the bias of a convolution or
 the addend of a matmul. Valid where the contraction has no other reader and what changes is constant. The products are
-rounded once, from float64; weights that would overflow stay as they are. Rounding is moved, so strict numerics keep the
-graph.
+rounded once, from float64; weights that would overflow stay as they are. Not for strict numerics.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@
     div(e, reduce_sum(e)), e = exp(sub(x, reduce_max(x)))                          ->   softmax(x)
     mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1.0))                                ->   gelu(x), and the form with tanh
 
-Runs on a canonical graph whose equal nodes are merged. The ops round in another order than the chains, so strict
-numerics keep the chains.
+Runs on a canonical graph whose equal nodes are merged. Strict numerics keep the chains, which round otherwise.
 """
 
 from __future__ import annotations

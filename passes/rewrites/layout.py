@@ -8,8 +8,7 @@
 
 Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major
 values; `pack` nodes stand at the borders, one for each value and layout. Constants are relabelled: their bytes are
-packed when the program is linked, those of parameters when they are bound. Type rules see logical shapes throughout.
-Padding lanes of a blocked axis hold 0.
+packed when linked, parameters' when bound. Type rules see logical shapes. Padding lanes of a blocked axis hold 0.
 """
 
 from __future__ import annotations

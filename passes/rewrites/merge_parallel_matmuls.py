@@ -12,8 +12,7 @@ and so do the columns of one product that is cut into equal parts:
         ->   t = transpose(reshape(y, [B, S, 3, H, D]), (2, 0, 1, 3 + ...)),  q = t[0], k = t[1], v = t[2]
 
 The parts are slices along the outermost axis of one value, places in its memory. Chains must have no other readers;
-sizes must be known, since a place in memory needs an offset. Of products chains must be alike; of columns those that
-are not keep what follows their cut.
+sizes must be known, since a place in memory needs an offset. Products need equal chains; other columns keep theirs.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@
         for c in range(n): row[c] = ..            for q: row[q] = ..
         for c in range(n): y[p, c] = ..           for q: y[p, 128*q + t] = ..
 
-What several loops read at the same places is loaded once and stays in registers. The order of a reduction depends on
-the team's size alone.
+Common loads of several loops stay in registers. The order of a reduction depends on the team's size alone.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 In: the body of a schedule. Out: the same with sums, or single expressions, ahead of the loops that only read them.
 
-The compilers behind this move single instructions out of loops, but not the dozens with branches and divisions that a
-logarithm takes.
+Compilers move single instructions out of loops, but not the dozens with branches that a logarithm takes.
 """
 
 from __future__ import annotations

@@ -259,8 +259,7 @@ def annotate(b: Block, kind: str, *names: str) -> Block:
 def hoist_guards(b: Block) -> Block:
     """`for i: if c: s`  ->  `if c: for i: s` wherever c does not depend on i (loop unswitching), innermost loop first.
 
-    The guard of a loop of one iteration never depends on it: `for i in range(1): if i + j < n: s`  ->  `if j < n: for i
-    in range(1): s`
+    Unit loops: `for i in range(1): if i + j < n: s` -> `if j < n: for i in range(1): s`
     """
     out: list[Stmt] = []
     for s in b:

@@ -17,8 +17,7 @@ that data names into ranges; a share lists its updates in a block of them, witho
 `by_threads` gives a GPU's threads a place each, and each walks all updates of its place. `by_blocks` gives its blocks a
 range of rows each, whose threads list the updates of the range together; the threads of a row then apply them.
 
-No schedule makes the loop over shares parallel by a proof: that rows differ is what the condition says. The interpreter
-checks it for races.
+The loop over shares is parallel without a proof: the condition says that rows differ. The interpreter finds races.
 """
 
 from __future__ import annotations

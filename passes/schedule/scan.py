@@ -9,8 +9,7 @@
             y[p, s] = f(acc)
 
 A thread takes `width` neighbours at a time and sums them up; the sums of the threads of a warp are exchanged in
-log2(32) steps, those of warps through shared memory, and what is left of the row follows with the sum so far. The order
-depends on the team's size alone.
+log2(32) steps, those of warps by shared memory; the rest follows. The order depends on the team's size alone.
 """
 
 from __future__ import annotations

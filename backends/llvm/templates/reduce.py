@@ -1,8 +1,7 @@
 """Recipe for reductions: rows (softmax, layer norm, last-axis sums) and windows (pooling, outer sums).
 
 A reduction whose loop walks memory in order becomes vector accumulators over that loop. Otherwise the vectors go over
-the innermost output loop that walks memory in order (channels of a blocked image): each lane reduces for itself. What
-fits neither stays scalar.
+the innermost output loop that walks memory in order (channels of a blocked image): a lane each. Others are scalar.
 """
 
 from __future__ import annotations

@@ -66,9 +66,8 @@ def number(d: Dim, what: str) -> int:
 class Item:
     """An ONNX value, given as one of `value`, `array`, `contents`, `items`; `value` is filled in on demand.
 
-    `contents` is an object array of ints and expressions. `origins` are the graph inputs on whose data it depends. With
-    `keys` it is a map, whose values are the elements of `value` [len(keys)], or a sequence of maps, one for each row of
-    `value` [n, len(keys)].
+    `contents` is an object array of ints and expressions. `origins`: inputs whose data it needs. With `keys` it is a
+    map of elements of `value` [len(keys)], or a sequence of maps, one for each row of `value` [n, len(keys)].
     """
 
     type: TensorType

@@ -7,9 +7,8 @@
                 for k in unroll(bk): acc += a[tm] (outer) b[tn]      from shared memory, 16 bytes at a time
             y = epilogue(acc)
 
-Tiles lie in shared memory as in global memory. A warp covers 4 x 8 thread tiles, so that its reads of shared memory
-take one pass for each operand. Problems with few tiles divide the sum: among `slices` groups of threads of a block, and
-among the `split` blocks of a cluster.
+Tiles lie in shared memory as in global memory. A warp covers 4 x 8 thread tiles, so that shared reads take one pass per
+operand. Few tiles divide the sum: among `slices` groups of threads and `split` blocks of a cluster.
 """
 
 from __future__ import annotations

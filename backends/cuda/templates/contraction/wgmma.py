@@ -1,8 +1,7 @@
 """Contractions in 16-bit floats on Hopper's tensor cores: problems and tiles for `wgmma_kernel.py`.
 
-A problem suits it when both factors are plain matrices, dense along the sum or (the second one) along the columns,
-whatever number of axes they had: the copy engine needs one stride for rows and one for batches. Everything that follows
-the sum is done in registers.
+A problem suits it when both factors are plain matrices, dense along the sum or (the second one) along the columns, of
+any rank: the copy engine needs one stride for rows and one for batches. The epilogue runs in registers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which convolutions the kernel of `wgmma_kernel.py` takes: images of 1 to 3 axes and filters with their channels last,
 in rows that may be padded with zeros to whole vectors, where the copy engine itself gathers the pixels that a tap of
-the filter meets. The nest is compared with what the convolution's attributes say; where it differs, as with groups or a
-fused prologue, other templates are left to it.
+the filter meets. The nest is compared with what the convolution's attributes say; else other templates serve.
 """
 
 from __future__ import annotations

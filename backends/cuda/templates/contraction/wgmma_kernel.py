@@ -42,8 +42,7 @@ class Tiling:
     a multiprocessor; `group` neighbouring row tiles share columns.
 
     With split > 1 a cluster of so many blocks shares a tile, each taking a part of the sum. With one consumer the
-    producer is a warp, so that registers suffice for several blocks on a multiprocessor; of a cluster, and where
-    registers change hands, it is a warp group.
+    producer is a warp, to save registers; in clusters, and where registers change hands, it is a warp group.
     """
 
     bm: int

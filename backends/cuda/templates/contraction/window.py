@@ -1,5 +1,4 @@
-"""Windows over images whose channels lie last: depthwise convolutions and pooling. One thread has a vector of channels
-of a few pixels of a row.
+"""Windows over channels-last images: depthwise convolutions and pooling; a thread has a few pixels' channel vector.
 
     for t in threads (over images, rows, pieces of rows, vectors of channels):
         acc[row, lanes] = 0

@@ -266,9 +266,8 @@ def rotary_embedding(c: Call) -> Any:
 
 
 def group_query_attention(c: Call) -> Any:
-    """Inputs: q (or q, k, v packed), k, v, past keys and values, ends of the sequences, the longest one, caches of cos
-    and sin, positions, a bias of scores, a sink per head, two scales of a quantised cache (not known), weights that
-    normalise q and k.
+    """Inputs: q (or q, k, v packed), k, v, past keys and values, ends of the sequences, the longest one, cos and sin
+    caches, positions, score bias, sinks, two scales of a quantised cache (not known), weights that normalise q and k.
 
     Row r of the batch has `ends[r] + 1 - steps` keys in the cache (none if negative: a first prompt, right-padded).
     """
