@@ -263,11 +263,7 @@ class Backend(ABC):
 
     @abstractmethod
     def build(self, scheduled: ScheduledGraph, job: BuildJob) -> Program:
-        """Compile, check and link.
-
-        KernelsFailed: kernels failed, and the schedule can step down. DnncError: what the first one failed with, where
-        it cannot.
-        """
+        """Compile, check, link. KernelsFailed: the schedule can step down; else DnncError, the first failure."""
 
     def interpret(self, graph: Graph, precision: str | None, outputs: Sequence[str]) -> Any:
         """A program that interprets a graph, for backends that compile nothing. `outputs`: users' names."""

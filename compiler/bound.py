@@ -25,10 +25,7 @@ Bound = dict[str, Any]
 def of_function(
     fn: Any, inputs: Sequence[Any] | Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> tuple[Graph, Bound]:
-    """Trace a function of which some arguments, by name, are parameters; other names are of arrays that it captures.
-
-    InputError: a captured array is not found in what the function computes.
-    """
+    """Trace a function with parameters, arguments or captured arrays. InputError: a captured array is not found."""
 
     known = inspect.signature(fn).parameters
     arguments = {n: tree for n, tree in parameters.items() if n in known}

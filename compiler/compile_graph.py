@@ -115,10 +115,7 @@ def with_roles(
     parameters: Mapping[str, Any],
     backend: Backend,
 ) -> tuple[Graph, tuple[list[str], list[str]], Parameters | None]:
-    """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters.
-
-    InputError: an array or a pair does not fit. UnsupportedError: there are host steps.
-    """
+    """Return a graph with parameters and donated inputs, other names, Parameters. InputError: an array does not fit."""
     bound = None
     if parameters:
         device = backend.device if backend.present else None

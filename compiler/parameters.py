@@ -177,10 +177,7 @@ class Parameters:
 def with_parameters(
     graph: Graph, names: Sequence[str], wanted: Mapping[str, Any], device: Callable[[], Device] | None = None
 ) -> tuple[Graph, list[str], Parameters]:
-    """Return a graph with these inputs as parameters, its other inputs, the Parameters (on `device`).
-
-    InputError: there is no such input, its size is symbolic, or the array does not fit.
-    """
+    """Return a graph with these Parameters, and its other inputs. InputError: no such input, symbolic, or misfit."""
     values = dict(zip(names, graph.inputs))
     for n in wanted:
         if n not in values:

@@ -380,10 +380,7 @@ def product(factors: list[Expr]) -> Expr:
 
 
 def sort_key(e: Expr) -> str:
-    """A deterministic order (not for people): the same in every process, unlike id().
-
-    A key is made of the children's keys, so it must be bounded: a value used twice by its own next step doubles it.
-    """
+    """A deterministic order, equal in every process. Keys hold their children's, so they are bounded in size."""
     k = e._key
     if k is None:
         k = _sort_key(e)

@@ -94,11 +94,7 @@ class PassManager:
     records: list[PassRecord] = field(default_factory=list)
 
     def run(self, graph: Graph, passes: Sequence[Pass], ctx: PassContext) -> bool:
-        """Run passes on a graph, in place. Returns whether anything changed.
-
-        VerifyError: with `ctx.check`, a pass broke an invariant; the message names the pass. InternalError: a pass
-        failed; the message names it.
-        """
+        """Run passes in place; return if anything changed. VerifyError, InternalError: the pass named in it failed."""
         changed = False
         if ctx.dump is not None and passes:
             ctx.dump(f"before {passes[0].name}", graph)

@@ -316,10 +316,7 @@ def between(before: Node | None, n: Node) -> list[Node]:
 
 
 def sweep(graph: Graph, dead: Iterable[Node], outputs: set[Value]) -> list[Node]:
-    """Erase those of the nodes that nobody needs, then what only they needed, constants too.
-
-    `outputs` are the graph's. Returns the nodes that have become the only reader of some value.
-    """
+    """Erase unneeded nodes and what only they needed. Return nodes that are now the only reader of a value."""
     alone: list[Node] = []
     stack = list(dead)
     while stack:

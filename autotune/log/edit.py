@@ -1,7 +1,4 @@
-"""Whole logs made of others: merged into one, or pruned to what is still of use.
-
-In: paths of logs. Out: a log in a file, put in its place in one step. Apart from log.py, which only ever appends.
-"""
+"""Merging and pruning of whole tuning logs: paths of logs in, a log replaced in one step out."""
 
 from __future__ import annotations
 

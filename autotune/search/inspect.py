@@ -34,10 +34,7 @@ def layer(x: f32[256, 512], *, w: f32[512, 1024], b: f32[1024]):
 
 
 def tasks_of(text: str, setting: Setting, precision: str | None = None) -> list[tuple[Task, int]]:
-    """The tasks of a graph's text, whose constants are drawn here, each with how often it is called.
-
-    ParseError: the text is no graph. InputError: a constant has a size that is not known.
-    """
+    """Tasks of a graph's text with random constants, and their calls. ParseError: no graph. InputError: no size."""
     machine = machine_of(setting.target)
     program = compile_program(
         parse(text, _constants(text)), machine.context(setting, precision), machine.templates(setting)

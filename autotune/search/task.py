@@ -90,10 +90,7 @@ def workload_key(problem: Problem, setting: Setting) -> str:
 
 
 def extract(program: Program, setting: Setting) -> list[tuple[Task, int]]:
-    """The tasks of a program, each with the number of its calls, in order of their first one.
-
-    Kernels whose sizes are known at run time only are left out: what is best for one size need not be for another.
-    """
+    """Tasks of a program with their numbers of calls, in order. Kernels with sizes of run time are left out."""
     found: dict[str, Task] = {}
     calls: Counter[str] = Counter()
     for step, graph in program.walk():

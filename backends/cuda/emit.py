@@ -46,11 +46,7 @@ def kernel_number(symbol: str) -> int:
 
 
 def emit_kernel(kernel: Kernel, symbol: str, target: GpuTarget) -> str:
-    """The CUDA C++ of a kernel, complete: no header is needed.
-
-    InternalError: the kernel has no CUDA form (its loops cannot be a grid, a shape is not constant, an operation has no
-    spelling).
-    """
+    """CUDA C++ of a kernel, without headers. InternalError: no grid, no constant shape, or no spelling."""
     return emit_module([(kernel, symbol)], target)
 
 

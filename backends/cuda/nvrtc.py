@@ -122,10 +122,7 @@ def _limit(program: int, seconds: float) -> Any:
 def compile_many(
     texts: Mapping[str, tuple[str, str]], threads: int = 2, progress: Callable[[str], None] = lambda name: None
 ) -> dict[str, Compiled]:
-    """Compile (text, architecture) by name, `threads` at a time. `progress` is called with each done name.
-
-    TargetError, InternalError: as compile_cuda; of the first failure, when the others under way are done.
-    """
+    """Compile (text, architecture) by name, `threads` at a time; `progress` gets done names. Errors as compile_cuda."""
     library()
     out: dict[str, Compiled] = {}
     with ThreadPoolExecutor(max(threads, 1)) as pool:

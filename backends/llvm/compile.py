@@ -112,11 +112,7 @@ class Loaded:
 
 
 def load_objects(objs: Sequence[bytes]) -> Loaded:
-    """Link objects with each other and into this process.
-
-    InternalError: a symbol is defined twice, or by none of them and not in ALLOWED_SYMBOLS; or the objects cannot be
-    linked.
-    """
+    """Link objects together and into this process. InternalError: a duplicate or unknown symbol, or no link."""
     defined: set[str] = set()
     wanted: set[str] = set()
     for obj in objs:

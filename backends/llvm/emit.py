@@ -267,10 +267,7 @@ class FuncEmitter:
         return f"@constants.{self.func.name}"
 
     def pooled(self, c: float, lanes: int) -> str:
-        """A constant out of the table of epilogues.
-
-        LLVM hoists constants out of all loops into registers that a tile needs. It cannot know the table's address.
-        """
+        """An epilogue constant from a table of unknown address, so that LLVM keeps it out of registers."""
         assert self.pool is not None
         at = self.pool.setdefault(c, len(self.pool))
         p = self.pure(f"getelementptr i8, ptr {self.table}, i64 {at * 4}", self.table, here=True)

@@ -81,10 +81,7 @@ done:
 
 
 def entry_text(calls: Sequence[Call], name: str = "entry", functions: Sequence[str] = (), flush: bool = False) -> str:
-    """The LLVM module of an entry function; kernels are declared, to be linked by symbol.
-
-    `functions`: the texts of the loops and branches that `calls` call (`control.control_text`).
-    """
+    """LLVM module of an entry function that declares kernels. `functions`: loops and branches that `calls` call."""
     e = _called(calls, flush)
     lines = [line for text in functions for line in text.splitlines()]
     if any("@copy_bytes(" in line for line in lines):

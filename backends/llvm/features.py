@@ -191,10 +191,7 @@ def vector_bits(features: str) -> int:
 
 @cache
 def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
-    """The rates of a core for vectors of `bits`.
-
-    Features come before the name where they contradict it: a core with AVX512-FP16 is no Rocket Lake.
-    """
+    """Rates of a core for vectors of `bits`. Features contradict names: AVX512-FP16 is no Rocket Lake."""
     on, names = enabled(features), " ".join(names for _, names in _DATAPATHS).split()
     told = cpu in names and ("avx512fp16" in on) <= ("avx512fp16" in X86_CPUS[cpu])
     wanted = cpu if told else next(name for needed, name in _MAKES if needed <= on)

@@ -161,10 +161,7 @@ def _for(em: FuncEmitter, s: For) -> None:
 
 
 def _set_aside(em: FuncEmitter, epilogue: Block) -> dict[Var | Buffer, str]:
-    """Move tiles to memory behind their loop for register-hungry epilogues; return their old places.
-
-    LLVM would rather keep the sums in memory all the time. It cannot know the copy's address.
-    """
+    """Move tiles to memory behind their loop, at addresses unknown to LLVM, to free registers; return old places."""
     em.pool = em.pool or {}
     em.table = em.effect(f'call ptr asm sideeffect "", "=r,0"(ptr {em.pool_name})')
     read = {

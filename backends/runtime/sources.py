@@ -61,10 +61,7 @@ class Sources:
 
 
 def find_kernels(kernels: Sequence[CompiledKernel], wanted: str | None) -> list[tuple[int, CompiledKernel]]:
-    """Return the numbered kernels that a number, kernel name, node name or symbol prefix means; None: all.
-
-    InputError lists what there is.
-    """
+    """Return the numbered kernels that a number, name, node or symbol prefix means, or all. InputError lists them."""
     found = list(enumerate(kernels))
     if wanted is None:
         return found

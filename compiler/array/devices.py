@@ -39,10 +39,7 @@ ALIGN = 16  # bytes: what addresses of kernels' operands are multiples of
 
 
 def device_name(device: Any) -> str:
-    """Return `cpu` or `cuda:N` for None (the host), a name (`cuda`: `cuda:0`), or a CuPy or torch device.
-
-    ValueInputError: it is no device. Whether this machine has it is asked where it is used.
-    """
+    """Return `cpu` or `cuda:N` for None (host), a name (`cuda`: `cuda:0`) or a device; else ValueInputError."""
     if device is None:
         return HOST
     number = getattr(device, "id", None)

@@ -291,11 +291,7 @@ class Parser:
 def parse_statements(
     source: Source, inputs: Collection[str], outputs: Mapping[str, str], variables: Collection[str]
 ) -> list[Assignment]:
-    """Assignments to the outputs and to local variables.
-
-    ParseError: the text is no list of assignments, or an output is not assigned. UnsupportedError: it uses what the
-    notation does not have.
-    """
+    """Parse assignments to outputs and locals. ParseError: no list of assignments. UnsupportedError: other notation."""
     parser = Parser(source, set(inputs), dict(outputs), variables)
     made = parser.statements()
     missing = [name for name in outputs if name not in parser.readable]

@@ -41,10 +41,7 @@ class Laps:
 
 
 class Log:
-    """What one compiled model has noted so far; specialisations come while it is called.
-
-    `notes` say how it came about unless by plain compilation: loaded from a file, or why it was compiled again.
-    """
+    """Facts of a compiled model so far. `notes`: how it came about, from a file, or why it was compiled again."""
 
     def __init__(
         self, name: str, target: str, threads: int, import_seconds: float = 0.0, notes: tuple[str, ...] = ()

@@ -235,10 +235,7 @@ class Graph:
     def constant(
         self, array: Any, name: str | None = None, locs: tuple[Loc, ...] = (), type: TensorType | None = None
     ) -> Value:
-        """A constant that holds the array (not copied; nobody may write to it afterwards).
-
-        `type` is only needed where the array's dtype does not tell it (no type today) or to attach a layout.
-        """
+        """A constant of the array, not copied, and read-only from now. `type`: needed to attach a layout only."""
         a = np.asarray(array)
         a = a.astype(object) if a.dtype.kind in "UST" else a.view()
         a.flags.writeable = False

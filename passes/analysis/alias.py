@@ -33,10 +33,7 @@ class Aliases:
 
 
 def find_aliases(graph: Graph, copy: Callable[[Node, int], Value] | None = None, align: int = 1) -> Aliases:
-    """The aliases of a graph whose layouts are set, each at a multiple of `align` bytes.
-
-    `copy(node, k)` copies a concatenation's operand k that lies elsewhere; without it that stays a kernel.
-    """
+    """Aliases of a graph with layouts, `align` bytes apart. `copy(node, k)` copies concatenation operand k."""
     nodes = list(graph.nodes())
     found: dict[Value, Alias] = {}
     for n in nodes:

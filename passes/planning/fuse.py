@@ -194,10 +194,7 @@ class _Fuser:
         return u in self.indexing or (u.op.index is not None and u.op.index.loads and u.inputs[u.op.index.operand] is v)
 
     def stays_in_row(self, n: Node, g: int) -> bool:
-        """True if a group over rows takes a node that reduces them, or that computes from rows' numbers.
-
-        The latter is worth it where the reductions behind the numbers follow, see `broken`.
-        """
+        """True if a group over rows takes a node that reduces them, or computes from their numbers (if `broken`)."""
         rows = self.numbers.get(n.output) or rows_of(n)
         if rows is None or n in self.apart or not rows.worth() or self.rows.get(g, rows) != rows:
             return False

@@ -87,11 +87,7 @@ def plan_memory(
     inplace: Mapping[Group, Value] | None = None,
     nested: Mapping[Group, tuple[Region, ...]] | None = None,
 ) -> MemoryPlan:
-    """Place every value of a planned graph and of the regions within it.
-
-    `inplace`: for some groups, the input whose memory the output takes (checked here); `nested`: the regions of control
-        flow.
-    """
+    """Place all values of a planned graph. `inplace`: inputs overwritten by groups; `nested`: its regions."""
     return _Planner(Region(graph, fusion, inplace or {}, nested or {})).run()
 
 

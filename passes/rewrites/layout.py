@@ -301,11 +301,7 @@ class _Blocked(Layouts):
         return waste > 1 and (self.strict or (1 + SHUFFLE * each) * GAIN < waste)
 
     def by_panels(self, n: Node) -> Node:
-        """The convolution by panels of outputs, whose filters hold zeros for other groups' inputs.
-
-        conv(x, w, group=3) of 24 -> 24 channels  ->  conv(x, where(mask, concat(w, w, w, axis=1), 0), group=3,
-        panel=16)
-        """
+        """conv(x, w, group=3), 24 channels -> conv(x, where(mask, concat(w, w, w, axis=1), 0), group=3, panel=16)"""
         w, group = n.inputs[1], n.attrs["group"]
         assert w is not None and n.inputs[0] is not None
         panels = panels_of(n.inputs[0].type.shape[1], w.type.shape[0], group, self.lanes)  # type: ignore[arg-type]

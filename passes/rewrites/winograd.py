@@ -1,7 +1,4 @@
-"""Which convolutions are worth Winograd's algorithm: from a node of a graph to a tile size.
-
-Decided where layouts are, since it is the weights that are stored differently; the rest is a matter of the kernel.
-"""
+"""Which convolutions are worth Winograd's algorithm: node in, tile size out; decided with the layouts."""
 
 from __future__ import annotations
 

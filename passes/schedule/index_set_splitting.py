@@ -18,10 +18,7 @@ from dnnc.passes.schedule.state import edit, loops, make_loop, renamed
 
 
 def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...]) -> Block:
-    """`for i in range(n): s` -> `for i in range(p): s` `for i_1 in range(n - p): s[i -> i_1 + p]`, at places p.
-
-    The loops of part k have the names of the first with `suffixes[k]` behind.
-    """
+    """`for i in range(n): s` -> loops `[0, p)` and `[p, n)`, part k of several named with `suffixes[k]` behind."""
 
     def go(s: For) -> Block:
         n = value(s.extent)

@@ -118,10 +118,7 @@ def fuse(b: Block, outer: str, inner: str, name: str) -> Block:
 
 
 def join(b: Block, first: str, second: str) -> Block:
-    """`for i in range(n): s` `for k in range(n): t` -> `for i in range(n): s; t[k -> i]`, for adjacent loops.
-
-    Neither may read what the other writes; what both write they must be free to write in any order.
-    """
+    """`for i in range(n): s` `for k in range(n): t` -> `for i in range(n): s; t[k -> i]`, if adjacent, independent."""
     a, c = find(b, first), find(b, second)
     if a.lo is not c.lo or a.hi is not c.hi or a.kind != c.kind:
         raise ScheduleError(

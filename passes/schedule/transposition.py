@@ -1,7 +1,4 @@
-"""Schedule primitives: a square tile, loads along one loop, stores along another, by vectors and shuffles.
-
-Without it the loads of such a nest gather, one cache access for each lane.
-"""
+"""Schedule primitives: a square tile, transposed by vectors and shuffles in place of gathers."""
 
 from __future__ import annotations
 

@@ -119,10 +119,7 @@ def _store_run(
 
 
 def _without_padding(c: Contraction) -> tuple[Contraction, int] | None:
-    """Return the contraction up to the first padding column, and that column; None without padding.
-
-    select(i < 12, f(min(11, i)), 0)   ->   f(i)
-    """
+    """Return the contraction up to the first padding column, where select(i < 12, f(min(11, i)), 0) is f(i), and it."""
     bounds = [
         (x, e, k)
         for x in walk(c.store.value)

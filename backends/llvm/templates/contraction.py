@@ -320,10 +320,7 @@ def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | Non
 def tiles(
     pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest, inplace: bool, most: tuple[int, ...] = NARROW
 ) -> list[tuple[int, int]]:
-    """Return (mr, nv) by estimated cycles: the larger of FMAs (with tails) and loads over their rates.
-
-    Numbers that are known at run time only count as 30 rows and 10 panels: large tiles waste more at the end.
-    """
+    """Return (mr, nv) by estimated cycles, max(FMAs, loads) over rates. Unknown sizes: 30 rows, 10 panels."""
     # beside accumulators live the panels' vectors and a broadcast: one too many is spilled at every step
     n = target.registers
     scored: list[tuple[float, int, int]] = []
@@ -486,10 +483,7 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> lis
 def _prefetch_next_panel(
     s: Schedule, problem: Problem, knobs: Mapping[str, int | str], outer: list[str], nest: Nest, tag: str
 ) -> None:
-    """Prefetch the next panels into L2 at each step of `ko`, spread over this panel's tiles.
-
-    All lines or none: half of them are in the way of the CPU's own prefetching, which is enough for few rows.
-    """
+    """Prefetch all lines of the next panels into L2 at each step of `ko`, spread over this panel's tiles."""
     weights = problem.anchor.inputs[1] if problem.anchor is not None else None
     k = problem.lowered.params.index(weights) if weights in problem.lowered.params else -1
     if k < 0 or weights is None or weights.type.row_major:

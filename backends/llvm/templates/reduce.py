@@ -49,10 +49,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Sums in flight, vectors, pixels of a tile, rows together, longest straight-line row, threads.
-
-    None for contractions that have a schedule of their own: this one reads what it multiplies from memory each time.
-    """
+    """Sums in flight, vectors, pixels, rows together, straight-line length, threads. None: contractions' recipes."""
     if problem.kind == "contraction" and (
         contraction.candidates(problem, target) or winograd.candidates(problem, target)
     ):

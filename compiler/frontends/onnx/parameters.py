@@ -17,10 +17,7 @@ Bound = dict[str, Any]
 
 
 def bound_weights(model: Model, parameters: Mapping[str, Any] | Sequence[str] | bool) -> tuple[Model, Bound]:
-    """Return a model with initializers of these names (True: all float arrays) as inputs, and their values.
-
-    InputError: there is no such initializer.
-    """
+    """Make initializers of these names (True: all floats) inputs, and return their values. InputError: no such."""
     arrays = initial_arrays(model.graph, model.folder)
     wanted: Mapping[str, Any]
     if isinstance(parameters, bool):

@@ -24,10 +24,7 @@ _Body = Union[onnx.GraphProto, onnx.FunctionProto]
 
 
 def take_apart(model: Any) -> Parts:
-    """A model as a protobuf and the bytes (uint8[n]) of its large tensors. Equal models give equal parts.
-
-    ModelError: as `dnnc.frontends.onnx.reader.load`, or where external data is missing.
-    """
+    """Split a model into protobuf and the bytes (uint8[n]) of large tensors. ModelError: external data is missing."""
     folder = load(model).folder
     m = onnx.ModelProto()
     m.CopyFrom(read_proto(model))

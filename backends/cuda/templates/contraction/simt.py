@@ -286,10 +286,7 @@ class _Simt:
         )
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, sa: Buffer, sb: Buffer) -> None:
-        """A step of the sum out of shared memory, `deep` elements of it at a time.
-
-        One side's are read first. The other side's rows, if along the sum, pass by in turn: registers hold few.
-        """
+        """Run `deep` elements of the sum from shared memory: one side's first, then the other's in turn."""
         a = _Fragments(self.ta, sa, self.tm, self.wm, self.down, self.y, self.deep)
         c = _Fragments(self.tb, sb, self.tn, self.wn, self.across, self.x, self.deep)
         turned = self.ta.rows == "sum" and self.tb.rows == "side"

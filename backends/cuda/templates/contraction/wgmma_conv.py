@@ -103,10 +103,7 @@ def _axes(node: Node, x: TensorType, w: TensorType, y: TensorType) -> list[Axis]
 
 
 def _merged(images: int, axes: list[Axis]) -> tuple[int, list[Axis]]:
-    """The same image with fewer axes: those that a filter does not reach along become images, or one axis.
-
-    [n, d, h, w] under 1 x k x k -> [n * d, h, w];  k x 1 x 1 -> [n, d, h * w]
-    """
+    """Drop axes: [n, d, h, w] under 1 x k x k -> [n * d, h, w]; under k x 1 x 1 -> [n, d, h * w]."""
     out: list[Axis] = []
     for k, x in enumerate(axes):
         if x.plain and not out and k + 1 < len(axes):
