@@ -138,10 +138,7 @@ def sample_dim(v: Var, least: int = 19) -> int:
 def draw(
     rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Expr], limits: tuple[int, int] = (0, 2)
 ) -> Array:
-    """Values for one input: floats in [-1, 1), integers within `limits`, over again where it is large.
-
-    Constants that are small, or that are only looked up, are themselves.
-    """
+    """Make an input's values: floats in [-1, 1), integers in `limits`, tiled if large; small constants as they are."""
     t = v.type
     array = graph.constants.get(v)
     shape = concrete_shape(t, env)
@@ -166,9 +163,7 @@ def draw(
 
 
 def calmed(step: Step, inputs: dict[Value, Array]) -> dict[Value, Array]:
-    """The inputs with smaller matrices for recurrences, whose steps would otherwise make any error of rounding larger
-    and larger.
-    """
+    """Return inputs with smaller recurrence matrices, whose steps would otherwise amplify rounding errors."""
     n = step.group.nodes[0]
     if Trait.RECURRENT not in n.op.traits:
         return inputs
@@ -239,9 +234,7 @@ def indices_fit(step: Step) -> bool:
 
 
 def run_bytes(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], execute: Execute) -> Array:
-    """The kernel's output in logical order, with red zones around it, from `execute` on the bytes of its parameters,
-    which it changes in place.
-    """
+    """Run `execute` on parameter bytes, in place; return the output in logical order with its red zones."""
     written = stored(step.kernel.entry.body)
     inplace = (v for v, b in zip(step.params, step.kernel.entry.buffers) if b in written)
     out = step.group.output if step.group.output in step.params else next(inplace)
@@ -370,9 +363,7 @@ def _places(rng: np.random.Generator, n: int, count: int) -> Array:
 
 
 def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
-    """The most terms that a reduction of the group sums: elements read of its largest operand per element of the
-    anchor's output.
-    """
+    """Return the most terms of a reduction in the group: largest operand's elements per anchor output element."""
 
     def shape(v: Value | None) -> tuple[int, ...]:
         return () if v is None else concrete_shape(v.type, env)

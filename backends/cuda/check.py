@@ -1,6 +1,4 @@
-"""The kernel check on a device: a kernel's function on random inputs, compared with float64 NumPy as
-`dnnc.backends.check` says.
-"""
+"""Kernel check on a device: random inputs against float64 NumPy, as `dnnc.backends.check` says."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def run_once(
     out: Value,
     dims: Mapping[Var, int],
 ) -> tuple[int, int, int]:
-    """Launch on copies of these bytes; those of the output, red zones included, and of small inputs are brought back.
-    Gives the status.
-    """
+    """Launch on copies of these bytes; output with red zones and small inputs come back. Return the status."""
     stream = DEFAULT_STREAM
     starts: dict[Value, int] = {}
     total = ALIGN

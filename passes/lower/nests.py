@@ -1,5 +1,4 @@
-"""A fused group of graph nodes -> one naive kernel: loops over the output's memory, everything else inlined at its
-place.
+"""A fused group -> one naive kernel: loops over the output's memory, everything else inlined at its place.
 
 In come the nodes with their types (layouts included), out comes a Kernel whose text depends on nothing but the
 computation: buffers are called x0, x1, ... and y, so that equal groups of different layers are one kernel. Reductions
@@ -57,10 +56,7 @@ LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the share
 
 @dataclass(frozen=True)
 class Lowered:
-    """A naive kernel and what a recipe needs to know of it.
-
-    `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place).
-    """
+    """A naive kernel and facts for recipes. `params`: each buffer's value: inputs, then the output unless in place."""
 
     kernel: Kernel
     params: tuple[Value, ...]
@@ -100,9 +96,7 @@ def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value 
 
 
 def lower(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Lowered:
-    """Lower a group with one output. `inplace`: the input whose memory the output takes; the kernel then has one
-    parameter for both.
-    """
+    """Lower a group with one output. `inplace`: the input that shares the output's memory and parameter."""
     low = _Lowering(graph, nodes, output, inplace)
     return low.run()
 
@@ -213,9 +207,7 @@ class _Lowering:
         return _buffer("y", self.output.type)
 
     def resolve(self, e: Expr) -> Expr:
-        """Inline element-wise stages and turn loads of inputs into loads of their memory; reductions and kept tensors
-        stay.
-        """
+        """Inline element-wise stages and lower input loads to memory; reductions and kept tensors stay."""
         r = self.memo.get(e)
         if r is None:
             r = self.memo[e] = self._resolve(e)
@@ -239,9 +231,7 @@ class _Lowering:
         return r
 
     def read(self, t: te.Tensor, idx: tuple[Expr, ...]) -> Expr:
-        """An element of an input's memory. Lanes that pad the output may ask for elements that do not exist: those are
-        clamped.
-        """
+        """Load an input element. Padding lanes may ask for elements that do not exist: those are clamped."""
         buf, type_ = self.buffers[t]
 
         def element(*at: Expr) -> Expr:
@@ -281,9 +271,7 @@ class _Lowering:
                 used += size
 
     def is_costly(self, stage: te.Stage, fixed: int) -> bool:
-        """Does an element take more than simple arithmetic, by itself or through what is inlined in it? Numbers of the
-        row are computed once.
-        """
+        """True if an element takes more than simple arithmetic, inlined stages included. Row numbers count once."""
         own = set(stage.axes[fixed:])
         return any(
             isinstance(x, Op) and x.name in COSTLY and not own.isdisjoint(free(x))
@@ -369,8 +357,7 @@ class _Lowering:
         self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]
     ) -> list[int]:
         """The loops over the output's parts, outermost first: as they lie in memory, but those of a row's number ahead
-        of those over the rest of the row, where the innermost is one of these: sums over images are not computed again
-        for each image.
+        of those over the rest of the row, if it is innermost: sums over images are computed once.
         """
         needed: set[Var] = set()
         for x in _pending(self.element(result, logical), {}):
@@ -483,8 +470,7 @@ class _Lowering:
     def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
         """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows
         are. The lanes there hold 0, and 0 * 0 adds nothing: a sum over whole rows is made of whole vectors, and no
-        index is divided by an odd number of channels. Elements of 4 bytes and more need no vectors to be copied, and
-        their sums end with the channels.
+        index is divided by an odd number of channels. Elements of 4 bytes and more end with the channels.
         """
         pair = (
             stage.value.args
@@ -502,9 +488,7 @@ class _Lowering:
         }
 
     def row_end(self, e: Expr) -> dict[Var, int]:
-        """Of an element of an input, the axis variable that walks a padded row `.. a/d a%d` of its memory from the
-        start, and the row's length.
-        """
+        """Return the axis variable that walks a padded row `.. a/d a%d` from its start, and the row's length."""
         if not isinstance(e, Load) or not isinstance(e.buf, te.Tensor) or e.buf not in self.buffers:
             return {}
         t = self.buffers[e.buf][1]
@@ -532,9 +516,7 @@ def _buffer(name: str, t: TensorType) -> Buffer:
 
 
 def _renamed(axes: Sequence[Var]) -> tuple[Var, ...]:
-    """Axes of a stage under names that no loop has. Variables are interned: a loop may be the axis of another stage by
-    its name and bounds.
-    """
+    """Return a stage's axes under unused names: variables are interned, so a loop may be another stage's axis."""
     return tuple(var(f"{v.name}~", v.dtype, v.lo, v.hi, v.div) for v in axes)
 
 
@@ -551,9 +533,7 @@ def known(i: Expr) -> Expr:
 
 
 def narrowed(e: Expr, t: DType) -> Expr:
-    """A number in the type in which `t` computes, as a value of `t` reads it: integers of 2 and 4 bits wrap. Floats are
-    not rounded in between.
-    """
+    """Return a number in `t`'s compute type as its readers see it: 2- and 4-bit integers wrap, floats stay."""
     if not t.is_int or t.computed is t:
         return e
     if isinstance(e, Const) or (isinstance(e, Op) and e.name.startswith("cast_") and e.args[0].dtype is t):
@@ -572,9 +552,8 @@ def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:
 
 
 def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Expr]:
-    """The axes along which the terms of a reduction are the same, with their sizes, and the term for one pass over
-    these: a sum of n equal numbers is n times one of them, which rounds once and not n times; of equal ones the largest
-    is any.
+    """The axes along which the terms of a reduction are the same, with sizes, and the term for one pass over them: a
+    sum of n equal numbers is n times one of them, which rounds once and not n times; of equal ones the largest is any.
     """
     if stage.combine not in ("sum", "max", "min"):
         return {}, term

@@ -6,8 +6,7 @@ An output may take the memory of an input that was donated for it, and no other.
 
     y = scatter_nd(x, at, updates)   ->   updates are put into x's memory, and nothing is copied
 
-Only groups without an anchor, and scatters: a contraction's tiles overlap at the end of a row, and the second store
-would read what the first wrote.
+Only groups without an anchor, and scatters: a contraction's overlapping tiles would read what they wrote.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from dnnc.passes.planning.fuse import FusionPlan, Group
 
 
 def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
-    """For each group that may work in place, the input it may overwrite (whether that is dead by then is the memory
-    plan's question).
-    """
+    """Return the input that each group may overwrite in place; the memory plan decides whether it is dead."""
     out: dict[Group, Value] = {}
     aliases = {v: (source, at) for v, source, at in plan.views}
     taken = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}

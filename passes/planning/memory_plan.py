@@ -26,8 +26,7 @@ __all__ = ["ALIGN", "MemoryPlan", "Slot", "place_slots", "plan_memory"]
 
 @dataclass(frozen=True)
 class Slot:
-    """A stretch of the arena that holds `values` one after another (in place) or under several shapes; alive from first
-    to last step.
+    """A stretch of the arena that holds `values` in turn (in place) or under several shapes, from first to last step.
 
     `pieces`: the byte, the bytes, and the step that writes them, where several kernels fill it (the operands of a
         concatenation).
@@ -60,11 +59,8 @@ class MemoryPlan:
     @property
     def arena(self) -> Arena:
         """The slots as sizes and lifetimes."""
-        return Arena(
-            tuple(s.nbytes for s in self.slots),
-            tuple((s.first, s.last) for s in self.slots),
-            tuple(s.pieces for s in self.slots),
-        )
+        lives = tuple((s.first, s.last) for s in self.slots)
+        return Arena(tuple(s.nbytes for s in self.slots), lives, tuple(s.pieces for s in self.slots))
 
     def offsets(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
         """Byte offsets of the slots and the arena's size, for given dims."""
@@ -91,11 +87,7 @@ def plan_memory(
     inplace: Mapping[Group, Value] | None = None,
     nested: Mapping[Group, tuple[Region, ...]] | None = None,
 ) -> MemoryPlan:
-    """Place every value of a planned graph and of the regions within it.
-
-    `inplace`: for some groups, the input whose memory the output takes (checked here); `nested`: the regions of control
-        flow.
-    """
+    """Place all values of a planned graph. `inplace`: inputs overwritten by groups; `nested`: its regions."""
     return _Planner(Region(graph, fusion, inplace or {}, nested or {})).run()
 
 
@@ -170,11 +162,7 @@ class _Planner:
             self.last[self.root(v)] = end
 
     def donate(self) -> dict[Group, Value]:
-        """Put outputs where the inputs are that were donated for them, as far as nothing is written there before it was
-        read for the last time.
-
-        Returns the groups that then work in place.
-        """
+        """Put outputs into donated inputs that are not read later. Return the groups that then work in place."""
         graph = self.region.graph
         inplace: dict[Group, Value] = {}
         for k, j in graph.donated.items():
