@@ -1,6 +1,6 @@
 """Whole logs made of others: merged into one, or pruned to what is still of use.
 
-In: paths of logs. Out: a log in a file, put in its place in one step. Apart from log.py, which only ever appends.
+In: paths of logs. Out: a log in a file, put in its place in one step. Apart from file.py, which only ever appends.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Guarded(Interpreter):
 
 
 class InterpretedDevice:
-    """See `dnnc.backends.cuda.native.Device`. `launched` counts kernels, `graphs` recordings; each kernel takes
+    """See `dnnc.backends.runtime.device.Device`. `launched` counts kernels, `graphs` recordings; each kernel takes
     `seconds` by the device's clock.
     """
 

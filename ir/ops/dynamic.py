@@ -1,7 +1,7 @@
 """Ops whose result's size depends on the data: native code for the most that there can be, then `truncate` to what
 there is.
 
-What is kept is a list of flags. Its running count says where each kept element goes (`count_true`, two levels of
+What is kept is a list of flags. Its running count says where each kept element goes (`running_count`, two levels of
 blocks), and a search in that count which element stands at each place (`positions`), so nothing is written out of order
 and all elements may be computed at once. An op here takes the fresh dim of its result as the attribute `size`; see
 `dnnc.ir.ops.host`.

@@ -1,9 +1,9 @@
 """Walks an ONNX graph and builds ours: names to items, opsets to meanings, functions inlined, shape arithmetic and
 constants folded.
 
-For each node, in this order: evaluate it over dims (known.py), evaluate it if all inputs are small constants, inline it
-if it is a function of the model, convert it by the tables, inline the function body its schema carries. Errors name the
-node, its operator and opset.
+For each node, in this order: evaluate it over dims (shape_inference.py), evaluate it if all inputs are small constants,
+inline it if it is a function of the model, convert it by the tables, inline the function body its schema carries.
+Errors name the node, its operator and opset.
 """
 
 from __future__ import annotations
