@@ -1,7 +1,7 @@
 """What a compilation did, as data: `f.report`. It prints as plain text, gives JSON, and the command line renders its
 tables in colour.
 
-The driver fills it (`collect.py`), `tables.py` lays it out. Nothing here touches a call: everything is noted while
+`dnnc.compile_program` fills it (`collect.py`), `tables.py` lays it out. Nothing here touches a call: everything is noted while
 compiling.
 """
 
