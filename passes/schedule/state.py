@@ -15,7 +15,6 @@ from dnnc.ir.loops.stmt import (
     If,
     Kernel,
     Stmt,
-    let_var,
     loop_var,
     map_stmt,
     substitute_block,
@@ -107,8 +106,6 @@ def renamed(b: Block, suffix: str) -> Block:
     bufs: dict[Buffer, Buffer] = {}
     out = go(b, {}, bufs)
     return swap_buffers(out, bufs)
-
-
 
 
 class Schedule:
