@@ -10,7 +10,7 @@ import numpy as np
 
 from dnnc.backends.base import Backend, BuildJob, Instance
 from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.backends.runtime.program import Program, written_in_place
+from dnnc.backends.runtime.program import written_in_place
 from dnnc.backends.runtime.sources import Sources
 from dnnc.device_calls import DeviceCalls
 from dnnc.donation import Donation, donated
@@ -107,9 +107,8 @@ class GraphCompiler(ModelCompiler):
         return compile_program(self, dims)
 
     def instance(self, program: Any, dims: Mapping[Var, int]) -> Instance:
-        in_place = frozenset[int]()
-        if isinstance(program, Program):
-            in_place = written_in_place(self.pairs, program.calls, len(self.inputs))
+        known = self.backend.compiles and bool(self.pairs)
+        in_place = written_in_place(self.pairs, program.calls, len(self.inputs)) if known else frozenset[int]()
         return self.runner.instance(program, dims, in_place)
 
     def compile_again(self, graph: Graph, options: CompileOptions) -> Executable:
@@ -137,7 +136,7 @@ class GraphCompiler(ModelCompiler):
     def report(self, signature: Signature, programs: Sequence[Any]) -> Report:
         """Says too how many kernels no device has checked."""
         report = self.log.report(signature)
-        fresh = sum(len(p.checks) for p in programs if isinstance(p, Program))
+        fresh = sum(len(p.checks) for p in programs) if self.backend.compiles else 0
         note = f"{fresh} kernels unverified: each is checked when a device first loads it"
         return replace(report, notes=(*report.notes, note)) if fresh else report
 

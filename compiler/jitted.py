@@ -29,7 +29,7 @@ from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, JitOptions, make_options
 from dnnc.parameters import flat
 from dnnc.pytree import FIXED, Branch, Fixed, Rules, Tree, flatten, key_of, unflatten
-from dnnc.roles import BoundProgram, Roles
+from dnnc.roles import Roles
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -185,7 +185,7 @@ class Jitted:
         """Bind parameter arrays anew at the next call, since their owner wrote into them. Compiles nothing."""
         with self._lock:
             for program, _ in self._programs.values():
-                if isinstance(program, BoundProgram):
+                if self._roles is not None and program is not None:
                     program.stale = True
 
     def _flat(self, arguments: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], Tree]:

@@ -55,7 +55,7 @@ class Roles:
         paths: Sequence[str],
         buffers: Sequence[Any],
         opts: CompileOptions,
-    ) -> Any:
+    ) -> BoundProgram:
         """The program of a traced function, called with all buffers in order."""
         first = [p.split(".")[0] for p in paths]
         if self.donate:
@@ -67,7 +67,7 @@ class Roles:
         held = {k: b for k, b in enumerate(buffers) if k >= len(first) or first[k] in self.parameters}
         bring = (lambda b: b) if backend_class(parse_target(opts.target).kind).numbered else on_host
         made = compile_graph(graph, labels, opts, parameters={labels[0][k]: bring(b) for k, b in held.items()})
-        return BoundProgram(made, labels[0], held, bring) if held else made
+        return BoundProgram(made, labels[0], held, bring)
 
     def _pairs(self, graph: Graph, labels: tuple[list[str], list[str]], first: Sequence[str]) -> dict[str, str]:
         """Pair donated arrays with the first free output of their type. InputError where an argument fits none."""
@@ -180,7 +180,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 class BoundProgram:
-    """A program some of whose arguments are bound: called with all, it binds those anew that are others than before."""
+    """A program whose arguments may be bound: called with all, it binds those anew that are others than before."""
 
     def __init__(self, program: Any, names: Sequence[str], held: dict[int, Any], bring: Callable[[Any], Any]) -> None:
         """`bring`: makes of a buffer what the program can be bound to."""
@@ -189,6 +189,8 @@ class BoundProgram:
         self._lock = threading.Lock()  # a call must not see what another thread binds meanwhile
 
     def __call__(self, *buffers: Any) -> Any:
+        if not self.held:
+            return self.program(*buffers)
         with self._lock:
             changed = {k: buffers[k] for k, old in self.held.items() if not is_same(buffers[k], old)}
             if changed or self.stale:

@@ -194,9 +194,9 @@ class OnDevice:
         return results
 
 
-def started_directly(f: Any, place: Place) -> Callable[..., list[DeviceData]] | None:
+def started_directly(f: Executable, place: Place) -> Callable[..., list[DeviceData]] | None:
     """Return what a model of a few kernels computes, directly on DeviceData; None for other models."""
-    program = f.programs[0] if isinstance(f, Executable) and f.programs and not f.graph.dims else None
+    program = f.programs[0] if f.programs and not f.graph.dims else None
     if not isinstance(program, Program) or len(program.calls) > FEW or program.constant_bytes > KEPT_CONSTANTS:
         return None
     loader = place.backend.expressions(KernelCache(None), False)

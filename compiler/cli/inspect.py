@@ -14,7 +14,6 @@ from dnnc.cli.console import show_code, show_json
 from dnnc.cli.models import load_saved, need_source
 from dnnc.compile_program import schedule
 from dnnc.frontends.onnx import read_model
-from dnnc.hybrid import HybridProgram
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.text import show_kernel
@@ -92,7 +91,7 @@ def inspect_saved(model: str, view: View, options: CompileOptions, as_json: bool
     if options.dims or not f.programs:
         f.prepare([a.shape for a in make_arrays(f, ("zeros",), dict(options.dims), 0)])
     program = f.last_program()
-    if isinstance(program, HybridProgram):
+    if needs_host(f.graph):
         _show_text(f.source(view.stage, view.kernel), view.stage, as_json)
         return
     if view.stage == "graph":
