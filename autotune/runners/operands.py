@@ -33,7 +33,7 @@ PERIOD = 65521  # random numbers until they repeat, a prime so that no stride me
 @dataclass(frozen=True)
 class Operand:
     """A parameter of a kernel. `role`: WARM ones stay where they are, COLD ones come from another place in each call,
-    the OUTPUT is written.
+    an OUTPUT is written.
     """
 
     value: Value
@@ -53,7 +53,7 @@ class Operands:
         group, problem = self.task.rebuilt[1:]
         given = zip(problem.lowered.params, problem.kernel.entry.buffers)
         return tuple(
-            Operand(v, _role(v, v is group.output, b.name in problem.constants), v.type.dtype, _nbytes(v))
+            Operand(v, _role(v, v in group.outputs, b.name in problem.constants), v.type.dtype, _nbytes(v))
             for v, b in given
         )
 
@@ -77,7 +77,7 @@ class Operands:
         own = kernel or problem.kernel
         low = problem.lowered
         made = Scheduled.of(own, choice or NAIVE)
-        return Step(group, problem.kernel, made, lambda: own, low.params, low.dims, problem.flops)
+        return Step(group, problem.kernel, made, lambda: own, low.params, low.outputs, low.dims, problem.flops)
 
 
 def _role(v: Value, written: bool, constant: bool) -> str:

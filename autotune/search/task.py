@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -51,10 +51,11 @@ class Task:
         name: the kernel's, for people.
         kind: of the Problem.
         graph: its group as the text of a graph, layouts included.
-        inplace: number of the input whose memory the output takes.
+        inplace: number of the input whose memory the first output takes.
         constants: numbers of the inputs that no kernel of the program writes.
         setting: where and how it runs.
         flops: of one call.
+        others: for each further output the number of the input whose memory it takes, -1 for none.
     """
 
     key: str
@@ -65,13 +66,14 @@ class Task:
     constants: tuple[int, ...]
     setting: Setting
     flops: int
+    others: tuple[int, ...] = ()
 
     @cached_property
     def rebuilt(self) -> tuple[Graph, Group, Problem]:
         """The graph, its one group, and the problem to schedule. InternalError where the text does not give the
         workload of the key.
         """
-        found = self._read()
+        found = self.of(parse(self.graph))
         if workload_key(found[2], self.setting) != self.key:
             raise InternalError(
                 f"task {self.name}: its graph is that of another workload; remove it from the log\n{self.graph}"
@@ -82,13 +84,15 @@ class Task:
         """The same graph under the key of the kernel that it is lowered to today: another one where lowering has
         changed since.
         """
-        return replace(self, key=workload_key(self._read()[2], self.setting))
+        return replace(self, key=workload_key(self.of(parse(self.graph))[2], self.setting))
 
-    def _read(self) -> tuple[Graph, Group, Problem]:
-        g = parse(self.graph)
+    def of(self, g: Graph) -> tuple[Graph, Group, Problem]:
+        """A graph of the task, its one group, and the problem to schedule."""
         nodes = tuple(g.nodes())
-        group = Group(nodes, g.outputs[0], self.kind)
-        lowered = lower_group(g, group, None if self.inplace is None else g.inputs[self.inplace])
+        group = Group(nodes, tuple(g.outputs), self.kind)
+        taken = (-1 if self.inplace is None else self.inplace, *self.others)
+        inplace: dict[Value, Value] = {v: g.inputs[k] for v, k in zip(g.outputs, taken) if k >= 0}
+        lowered = lower_group(g, group, inplace)
         return g, group, classify(nodes, lowered, {*g.constants, *(g.inputs[k] for k in self.constants)})
 
     def as_json(self) -> dict[str, Any]:
@@ -96,7 +100,8 @@ class Task:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Task:
-        return Task(**{**record, "constants": tuple(record["constants"]), "setting": Setting(**record["setting"])})
+        many: dict[str, Any] = {k: tuple(record[k]) for k in ("constants", "others") if k in record}
+        return Task(**{**record, **many, "setting": Setting(**record["setting"])})
 
 
 def workload_key(problem: Problem, setting: Setting) -> str:
@@ -120,33 +125,34 @@ def extract(program: Program, setting: Setting) -> list[tuple[Task, int]]:
     calls: Counter[str] = Counter()
     for step, graph in program.walk():
         if isinstance(step, Step) and not step.dims:
-            task = task_of(graph, step.group, program.memory.inplace.get(step.group), setting)
+            task = task_of(graph, step.group, program.memory.inplace, setting)
             found.setdefault(task.key, task)
             calls[task.key] += 1
     return [(t, calls[key]) for key, t in found.items()]
 
 
-def task_of(graph: Graph, group: Group, inplace: Value | None, setting: Setting) -> Task:
-    """The task of one group of a graph. `inplace`: the input whose memory its output takes."""
+def task_of(graph: Graph, group: Group, inplace: Mapping[Value, Value], setting: Setting) -> Task:
+    """The task of one group of a graph. `inplace`: for some outputs of groups, the input whose memory each takes."""
     lowered = lower_group(graph, group, inplace)
     problem = classify(group.nodes, lowered, graph.constants)
-    alone, inputs = _alone(graph, group.nodes, group.output)
+    alone, inputs = _alone(graph, group.nodes, group.outputs)
     constants = tuple(k for k, v in enumerate(inputs) if v in graph.constants)
-    at = None if inplace is None else inputs.index(inplace)
+    at, *others = (inputs.index(inplace[v]) if v in inplace else -1 for v in group.outputs)
     kind = group.kind
     return Task(
         workload_key(problem, setting),
         problem.kernel.name,
         kind,
         alone.text(),
-        at,
+        at if at >= 0 else None,
         constants,
         setting,
         int(str(problem.flops)),
+        tuple(others),
     )
 
 
-def _alone(graph: Graph, nodes: Sequence[Node], output: Value) -> tuple[Graph, list[Value]]:
+def _alone(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Graph, list[Value]]:
     """A group as a graph of its own, and the values that its inputs were. Constants that are numbers in the kernel go
     along, others become inputs.
     """
@@ -166,5 +172,5 @@ def _alone(graph: Graph, nodes: Sequence[Node], output: Value) -> tuple[Graph, l
             Node(n.op, [None if v is None else made[v] for v in n.inputs], n.attrs, [o.type for o in n.outputs])
         )
         made.update(zip(n.outputs, new.outputs))
-    g.outputs.append(made[output])
+    g.outputs += [made[v] for v in outputs]
     return g, inputs

@@ -33,6 +33,8 @@ def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | 
     anchor, low = problem.anchor, problem.lowered
     if anchor is None or problem.kind != "contraction" or problem.inplace or low.dims or low.elements == 0:
         return None
+    if len(low.outputs) > 1:
+        return None
     if anchor.op.name != {"cublaslt": "matmul", "cudnn": "conv"}[library] or anchor.attrs.get("out_dtype") is not None:
         return None
     chain = _chain(anchor, low.params)

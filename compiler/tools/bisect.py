@@ -24,6 +24,7 @@ from dnnc.backends.llvm.features import parse_target as parse_cpu
 from dnnc.backends.llvm.gate import physical, run_native, subgraph, unpack
 from dnnc.backends.llvm.native import Native, shape_of
 from dnnc.backends.runtime.frames import Frame, runtime
+from dnnc.backends.runtime.program import Place
 from dnnc.driver import compile_graph
 from dnnc.executable import Executable
 from dnnc.hybrid import HybridProgram, NativeStep
@@ -284,23 +285,27 @@ def entered_body(step: ControlStep, known: Mapping[Value, Array]) -> tuple[Body,
 def _kernel_finding(
     native: Native, step: Step, operands: dict[Value, Array], options: CompileOptions
 ) -> Finding | None:
-    sub = subgraph(step, list(operands), {})
-    arrays = list(operands.values())
-    message = _off(step, native, sub, operands, options)
-    if message is None:
+    found = _off(step, native, operands, options)
+    if found is None:
         return None
-    small = _shrunk(sub, arrays, message, lambda g, x: _compiles_wrong(g, x, options))
+    sub, message = found
+    small = _shrunk(sub, list(operands.values()), message, lambda g, x: _compiles_wrong(g, x, options))
     schedule = f"kernel {step.kernel.name}, schedule {step.choice}"
     return Finding("kernel", schedule, _where(sub), small.message, f"{small.graph}\n{_inputs_text(small)}")
 
 
-def _off(step: Step, native: Native, sub: Graph, operands: dict[Value, Array], options: CompileOptions) -> str | None:
-    """How the result of one kernel differs, or None."""
+def _off(step: Step, native: Native, operands: dict[Value, Array], options: CompileOptions) -> tuple[Graph, str] | None:
+    """What makes the first output of a kernel that differs, and how it does; None where all are right."""
+    graphs = [subgraph(step, list(operands), {}, v) for v in step.group.outputs]
     try:
-        got = run_native(step, native.loaded.address(native.symbols[step.text]), operands, {}, {})
+        results = run_native(step, native.loaded.address(native.symbols[step.text]), operands, {}, {})
     except AccuracyError as e:  # it writes where it should not
-        return f"wrong result: {e}"
-    return wrong(sub, list(operands.values()), [np.ascontiguousarray(got)], replace(options, precision=None))
+        return graphs[0], f"wrong result: {e}"
+    for sub, got in zip(graphs, results):
+        message = wrong(sub, list(operands.values()), [np.ascontiguousarray(got)], replace(options, precision=None))
+        if message is not None:
+            return sub, message
+    return None
 
 
 def _compiles_wrong(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> str | None:
@@ -325,19 +330,17 @@ def find_call(graph: Graph, f: Executable, inputs: Sequence[Array], options: Com
     alone.
     """
     native, program = program_of(f)
-    made = [s.group.output for s in program.steps]
-    known = values_of(program.graph, inputs, made)
+    known = values_of(program.graph, inputs, [v for s in program.steps for v in s.group.outputs])
     for k, step in enumerate(program.steps):
         if isinstance(step, ControlStep):
             continue
-        message = _left(f, native, step, k, inputs, known[step.group.output], options, cpu)
+        wanted = [known[v] for v in step.group.outputs]
+        message = _left(f, native, step, k, inputs, wanted, options, cpu)
         if message is None:
             continue
         small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
         nodes = locations(step.kernel.locs).removeprefix(" at ")
-        culprit = (
-            f"call {k} of {len(made)}, of kernel {step.kernel.name}: its operands were overwritten, or it ran too early"
-        )
+        culprit = f"call {k} of {len(program.steps)}, of kernel {step.kernel.name}: its operands were overwritten, or it ran too early"
         return Finding("memory", culprit, nodes, message, str(small.graph))
     message = wrong(graph, inputs, call(f, inputs, graph), options) or "not every run is wrong: threads race"
     small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
@@ -350,11 +353,11 @@ def _left(
     step: Step,
     k: int,
     inputs: Sequence[Array],
-    want: Array,
+    wanted: Sequence[Array],
     options: CompileOptions,
     cpu: CpuTarget,
 ) -> str | None:
-    """How the result of call `k` differs right after it, in its place in the program's memory."""
+    """How a result of call `k` differs right after it, in its place in the program's memory."""
     calls = list(native.calls[: k + 1])
     symbols = {c.symbol: native.loaded.address(c.symbol) for c in calls}
     stamps = len(inputs) + len(native.outputs)  # a buffer behind the others, for times that nobody reads
@@ -372,8 +375,24 @@ def _left(
     threads = min(options.threads or cpu.threads, cpu.threads) if native.parallel else 1
     dims = np.zeros(1, np.int64)
     runtime().run(loaded.address("entry"), frame.address, ctypes.addressof(pointers), dims.ctypes.data, threads)
-    place = calls[-1].writes[0]
-    t = step.group.output.type
+    places = [calls[-1].args[j] for j in step.outputs]
+    found = (
+        _differs(v.type, place, want, frame, buffers, step, options)
+        for v, place, want in zip(step.group.outputs, places, wanted)
+    )
+    return next((message for message in found if message is not None), None)
+
+
+def _differs(
+    t: TensorType,
+    place: Place,
+    want: Array,
+    frame: Frame,
+    buffers: Sequence[Array],
+    step: Step,
+    options: CompileOptions,
+) -> str | None:
+    """How what lies at a place differs from what is wanted."""
     whole = frame.arena if place.space == "arena" else buffers[place.number].reshape(-1).view(np.uint8)
     start = place.offset if place.space == "arena" else place.inside
     count = int(np.prod(physical(t, {}), dtype=np.int64))

@@ -2,7 +2,9 @@
 place.
 
 In come the nodes with their types (layouts included), out comes a Kernel whose text depends on nothing but the
-computation: buffers are called x0, x1, ... and y, so that equal groups of different layers are one kernel. Reductions
+computation: buffers are called x0, x1, ... and y, so that equal groups of different layers are one kernel. Several
+outputs are y0, y1, ...; the loops are those of the largest, and a number of a row is stored ahead of the loops over the
+row. Reductions
 become an accumulator at the outermost loop depth where their indices are known; a costly intermediate that several
 consumers read becomes a `local` buffer there. Recipes schedule the result; nothing here thinks of speed or targets.
 """
@@ -10,7 +12,7 @@ consumers read becomes a `local` buffer there. Recipes schedule the result; noth
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +46,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.text import attrs_key
 from dnnc.ir.loops.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
 from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.passes.analysis.rows import rows_of
 from dnnc.passes.lower.scatter import Scattered, combine, write
 
 COSTLY = frozenset(
@@ -58,9 +61,10 @@ LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the share
 class Lowered:
     """A naive kernel and what a recipe needs to know of it.
 
-    `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place);
-    `out_loops` are the loops over the output's physical axes; `reductions` the loops of each reduction, in order;
-    `scattered` what schedules of a scatter build on.
+    `params` says which value each buffer parameter is: inputs in order, then the outputs that do not work in place;
+    `out_loops` are the loops over the largest output's physical axes; `reductions` the loops of each reduction, in
+    order; `outputs` the number of the parameter that each output of the group is; `scattered` what schedules of a
+    scatter build on.
     """
 
     kernel: Kernel
@@ -68,6 +72,7 @@ class Lowered:
     dims: tuple[Var, ...]
     out_loops: tuple[str, ...]
     reductions: tuple[tuple[str, ...], ...]
+    outputs: tuple[int, ...]
     inplace: bool = False
     scattered: Scattered | None = None
 
@@ -89,7 +94,9 @@ def group_inputs(nodes: Sequence[Node]) -> list[Value]:
     return list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v not in inside))
 
 
-def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Hashable:
+def likeness(
+    graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value], inplace: Mapping[Value, Value] | None = None
+) -> Hashable:
     """Equal for groups of which `lower` makes the same kernel and `classify` the same problem, the values and locations
     apart: layers of a model that repeat each other are lowered once. Values go by number, attributes by their text,
     dims and numbers by identity.
@@ -100,15 +107,46 @@ def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value 
     made = tuple(
         (n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes
     )
-    return given, made, number[output], number.get(inplace), frozenset(graph.dims.values())
+    writes = tuple((number[v], number.get((inplace or {}).get(v))) for v in outputs)
+    return given, made, writes, frozenset(graph.dims.values())
 
 
-def lower(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Lowered:
-    """Lower a group with one output. `inplace`: the input whose memory the output takes; the kernel then has one
+def lower(
+    graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value], inplace: Mapping[Value, Value] | None = None
+) -> Lowered:
+    """Lower a group. `inplace`: for some of its outputs, the input whose memory each takes; the kernel then has one
     parameter for both.
     """
-    low = _Lowering(graph, nodes, output, inplace)
-    return low.run()
+    return _Lowering(graph, nodes, outputs, inplace or {}).run()
+
+
+def places_in(nodes: Sequence[Node], main: Value, v: Value) -> tuple[int | None, ...] | None:
+    """The axis of `main` that each axis of another output of a group is, or None for axes of one element. None where
+    there is no such thing: `v` then cannot be stored by the loops over `main`.
+
+    Both have the same elements, or v has the numbers of the rows that `main` has the elements of.
+    """
+    shape = main.type.shape
+    if v.type.layout is not None or main.type.layout is not None:
+        same = v.type.layout == main.type.layout and tuple(v.type.shape) == tuple(shape)
+        return tuple(range(v.type.rank)) if same else None
+    long = [k for k, d in enumerate(shape) if d != 1]
+    mine = [k for k, d in enumerate(v.type.shape) if d != 1]
+    if len(mine) != len(long):
+        rows = next((r for r in map(rows_of, nodes) if r is not None), None)
+        if rows is None or rows.shape != tuple(shape):
+            return None
+        long = [k for k in long if k not in rows.axes]
+    if [v.type.shape[k] for k in mine] != [shape[k] for k in long]:
+        return None
+    axis: dict[int, int] = dict(zip(mine, long))
+    return tuple(axis.get(k) for k in range(v.type.rank))
+
+
+def main_output(nodes: Sequence[Node], outputs: Sequence[Value]) -> Value | None:
+    """The output whose loops store all of them; None where there is none."""
+    fits = (m for m in reversed(outputs) if all(v is m or places_in(nodes, m, v) is not None for v in outputs))
+    return next(fits, None)
 
 
 def scalar_constant(graph: Graph, v: Value) -> Expr | None:
@@ -121,8 +159,14 @@ def scalar_constant(graph: Graph, v: Value) -> Expr | None:
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None) -> None:
-        self.graph, self.nodes, self.output, self.inplace = graph, nodes, output, inplace
+    def __init__(
+        self, graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value], inplace: Mapping[Value, Value]
+    ) -> None:
+        self.graph, self.nodes, self.outputs, self.inplace = graph, nodes, tuple(outputs), inplace
+        main = main_output(nodes, outputs)
+        if main is None:
+            raise InternalError(f"the outputs {', '.join(v.name for v in outputs)} of a group have no loops in common")
+        self.output = main
         self.b = Builder()
         self.buffers: dict[te.Tensor, tuple[Buffer, TensorType]] = {}
         self.numbers: dict[te.Tensor, Expr] = {}
@@ -134,33 +178,40 @@ class _Lowering:
         self.reductions: list[tuple[str, ...]] = []
         self.memo: dict[Expr, Expr] = {}
         self.pad_loops: set[str] = set()  # loops over an axis that has padding lanes
-        t = output.type
+        t = self.output.type
         if t.layout is not None:
             uneven = {p.axis for p in t.layout.parts if p.div > 1 and value(const(t.shape[p.axis]) % p.div) != 0}
             self.pad_loops = {_loop_name(t.layout, k) for k, p in enumerate(t.layout.parts) if p.axis in uneven}
 
     def run(self) -> Lowered:
-        result = self.expressions()
-        out = self.out_buffer()
+        results = self.expressions()
+        outs = self.out_buffers()
+        result, out = results[self.output], outs[self.output]
         if result.stage is not None and result.stage.own is not None:
             self.buffers[result.stage.own] = (out, self.output.type)
-        self.choose_kept(result)
+        self.choose_kept([results[v] for v in self.outputs])
         scattered = self.scattered(result, out)
-        loops = self.nest(result, out) if scattered is None else write(self.b, scattered)
+        loops = self.nest(results, outs) if scattered is None else write(self.b, scattered)
+        buffers = list(dict.fromkeys([*(buf for buf, _ in self.buffers.values()), *outs.values()]))
         dims = sorted(
-            {v for p in self.all_buffers(out) for d in p.shape for v in free(d)} | self.other_dims(),
+            {v for p in buffers for d in p.shape for v in free(d)} | self.other_dims(),
             key=lambda v: v.name,
         )
-        params: list[Param] = [*dims, *self.all_buffers(out)]
+        params: list[Param] = [*dims, *buffers]
         name = "_".join(n.op.name for n in self.nodes[:4]) + ("_etc" if len(self.nodes) > 4 else "")
         locs = tuple(dict.fromkeys(loc for n in self.nodes for loc in n.locs))
         kernel = Kernel((Func(name, tuple(params), self.b.block()),), locs)
-        values = tuple(self.params) if self.inplace is not None else (*self.params, self.output)
-        return Lowered(kernel, values, tuple(dims), loops, tuple(self.reductions), self.inplace is not None, scattered)
-
-    def all_buffers(self, out: Buffer) -> list[Buffer]:
-        ins = [buf for buf, _ in self.buffers.values()]
-        return ins if out in ins else [*ins, out]
+        values = (*self.params, *(v for v in self.outputs if v not in self.inplace))
+        return Lowered(
+            kernel,
+            values,
+            tuple(dims),
+            loops,
+            tuple(self.reductions),
+            tuple(values.index(self.inplace.get(v, v)) for v in self.outputs),
+            bool(self.inplace),
+            scattered,
+        )
 
     def other_dims(self) -> set[Var]:
         """Symbolic dims that occur in the loops only (a result may have a dim that no buffer shows by itself)."""
@@ -169,7 +220,7 @@ class _Lowering:
 
     # --- from nodes to tensor expressions -----------------------------------------------------------------------------
 
-    def expressions(self) -> te.Tensor:
+    def expressions(self) -> dict[Value, te.Tensor]:
         tensors: dict[Value, te.Tensor] = {}
         for v in group_inputs(self.nodes):
             t = te.placeholder(f"x{len(self.params)}", v.type.dtype, v.type.shape)
@@ -186,12 +237,16 @@ class _Lowering:
             made = n.op.compute(*(tensors[v] if v is not None else None for v in n.inputs), **n.attrs)
             for v, t in zip(n.outputs, made if isinstance(made, tuple) else (made,)):
                 tensors[v] = t
-        return tensors[self.output]
+        return tensors
 
-    def out_buffer(self) -> Buffer:
-        if self.inplace is not None:
-            return next(buf for (buf, _), v in zip(self.buffers.values(), self.params) if v is self.inplace)
-        return _buffer("y", self.output.type)
+    def out_buffers(self) -> dict[Value, Buffer]:
+        """Where each output is stored."""
+        inputs = dict(zip(self.params, (buf for buf, _ in self.buffers.values())))
+        name = "y{}" if len(self.outputs) > 1 else "y"
+        return {
+            v: inputs[self.inplace[v]] if v in self.inplace else _buffer(name.format(k), v.type)
+            for k, v in enumerate(self.outputs)
+        }
 
     def resolve(self, e: Expr) -> Expr:
         """Inline element-wise stages and turn loads of inputs into loads of their memory; reductions and kept tensors
@@ -238,10 +293,10 @@ class _Lowering:
 
     # --- what is kept in local memory ---------------------------------------------------------------------------------
 
-    def choose_kept(self, result: te.Tensor) -> None:
+    def choose_kept(self, results: Sequence[te.Tensor]) -> None:
         """Costly element-wise tensors that feed a reduction and something else beside it (exp in softmax)."""
         users: dict[te.Tensor, set[te.Tensor]] = {}
-        order = list(te.stages([result]))
+        order = list(te.stages(results))
         for t in order:
             assert t.stage is not None
             for x in walk(t.stage.value):
@@ -323,44 +378,86 @@ class _Lowering:
 
     # --- loops --------------------------------------------------------------------------------------------------------
 
-    def nest(self, result: te.Tensor, out: Buffer) -> tuple[str, ...]:
+    def nest(self, results: Mapping[Value, te.Tensor], outs: Mapping[Value, Buffer]) -> tuple[str, ...]:
         t = self.output.type
         layout = t.layout or Layout(tuple(Part(k) for k in range(t.rank)))
-        names: list[str] = []
-
+        shape = outs[self.output].shape
+        names: dict[int, str] = {}
+        left = list(self.outputs)
         at: list[Var] = [var_ahead(layout, k, t) for k in range(len(layout.parts))]
-        order = self.order(result, layout.logical(tuple(at)), at, out.shape)
+        order = self.order(results, layout.logical(tuple(at)), at, shape)
 
         def open_loops(depth: int) -> None:
             logical = layout.logical(tuple(at))
             bound = frozenset(at[k] for k in order[:depth]) | frozenset(self.graph.dims.values())
-            goal = self.element(result, logical)
-            self.place(goal, bound)
-            if depth == len(order):
-                self.write(out, tuple(at), logical, self.settle(goal))
+            places = {v: self.place_of(v, logical) for v in left}
+            goals = {v: self.element(results[v], place) for v, place in places.items()}
+            for goal in goals.values():
+                self.place(goal, bound)
+            last = depth == len(order)
+            ready = [v for v in left if last or (v is not self.output and all(free(i) <= bound for i in places[v]))]
+            values = {v: self.settle(goals[v]) for v in ready}
+            for v in self.in_safe_order(ready, values, outs):
+                left.remove(v)
+                self.write(v, outs[v], tuple(at) if self.is_whole(v) else places[v], places[v], values[v])
+            if last:
                 return
             k = order[depth]
-            with self.b.loop(_loop_name(layout, k), out.shape[k]) as v:
-                names.append(v.name)
-                at[k] = v
+            with self.b.loop(_loop_name(layout, k), shape[k]) as loop:
+                names[k] = loop.name
+                at[k] = loop
                 open_loops(depth + 1)
 
         open_loops(0)
-        return tuple(names)
+        in_order = order[-1:] == [len(at) - 1]  # else columns, over which vectors go
+        return tuple(names[k] for k in (order if in_order else sorted(order)))
+
+    def in_safe_order(
+        self, ready: Sequence[Value], values: Mapping[Value, Expr], outs: Mapping[Value, Buffer]
+    ) -> list[Value]:
+        """Outputs in an order in which none overwrites what a later one reads."""
+        left, out = list(ready), []
+        while left:
+            read = {v: {x.buf for x in walk(values[v]) if isinstance(x, Load)} for v in left}
+            free_now = (v for v in left if not any(outs[v] in read[w] for w in left if w is not v))
+            v = next(free_now, left[0])  # where each reads another's memory: `find_inplace` refuses that
+            left.remove(v)
+            out.append(v)
+        return out
+
+    def is_whole(self, v: Value) -> bool:
+        """Does an output have the elements of the largest at the same places in memory?"""
+        return v.type.shape == self.output.type.shape
+
+    def place_of(self, v: Value, logical: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The element of an output that is stored with that element of the largest, or ahead of it."""
+        if self.is_whole(v):
+            return logical
+        axes = places_in(self.nodes, self.output, v)
+        assert axes is not None
+        return tuple(const(0) if k is None else logical[k] for k in axes)
 
     def order(
-        self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]
+        self,
+        results: Mapping[Value, te.Tensor],
+        logical: tuple[Expr, ...],
+        at: Sequence[Var],
+        shape: Sequence[Expr],
     ) -> list[int]:
-        """The loops over the output's parts, outermost first: as they lie in memory, but those of a row's number ahead
-        of those over the rest of the row, where the innermost is one of these: sums over images are not computed again
-        for each image.
+        """The loops over the largest output's parts, outermost first: as they lie in memory, but those of a row's
+        number ahead of those over the rest of the row, where the innermost is one of these: sums over images are not
+        computed again for each image. A number that is an output itself is stored once, whatever loop is innermost.
         """
         needed: set[Var] = set()
-        for x in _pending(self.element(result, logical), {}):
-            assert isinstance(x.buf, te.Tensor)
-            needed.update(v for i in x.idx[: self.kept.get(x.buf, len(x.idx))] for v in free(i))
+        for v in self.outputs:
+            place = self.place_of(v, logical)
+            for x in _pending(self.element(results[v], place), {}):
+                assert isinstance(x.buf, te.Tensor)
+                needed.update(v for i in x.idx[: self.kept.get(x.buf, len(x.idx))] for v in free(i))
+            if not self.is_whole(v):
+                needed.update(v for i in place for v in free(i))
         every = list(range(len(at)))
-        if not at or at[-1] in needed:
+        if not at or (at[-1] in needed and all(map(self.is_whole, self.outputs))):
             return every
         rest = [
             k
@@ -503,11 +600,11 @@ class _Lowering:
         whole = t.dtype.bytes < WORD and isinstance(n, int) and isinstance(i, Var) and i.hi == n - 1
         return {i: -(-n // parts[1].mod) * parts[1].mod} if whole else {}  # type: ignore[dict-item]
 
-    def write(self, out: Buffer, at: tuple[Var, ...], logical: tuple[Expr, ...], v: Expr) -> None:
-        t = self.output.type
+    def write(self, output: Value, out: Buffer, at: tuple[Expr, ...], logical: tuple[Expr, ...], v: Expr) -> None:
+        t = output.type
         v = cast(v, t.dtype)
-        if self.pad_loops:  # lanes that are no element hold 0
-            for k in {p.axis for p in t.layout.parts if p.div > 1}:  # type: ignore[union-attr]
+        if t.layout is not None and self.pad_loops:  # lanes that are no element hold 0
+            for k in {p.axis for p in t.layout.parts if p.div > 1}:
                 if value(const(t.shape[k]) - 1 - logical[k]) is None and not nonneg(const(t.shape[k]) - 1 - logical[k]):
                     v = select(logical[k] < const(t.shape[k]), v, const(0, t.dtype))
         self.b.store(out, at or (0,), v)

@@ -113,7 +113,7 @@ def lower_recurrence(graph: Graph, node: Node) -> LoweredRecurrence:
     _write(b, r)
     inputs = [p for p in dict.fromkeys(r.places.values()) if isinstance(p, Buffer)]
     kernel = Kernel((Func("recurrence", (*inputs, r.out), b.block()),), node.locs)
-    return LoweredRecurrence(kernel, r.params, (), (), (), recurrent=r)
+    return LoweredRecurrence(kernel, r.params, (), (), (), (len(r.params) - 1,), recurrent=r)
 
 
 def _write(b: Builder, r: Recurrent) -> None:

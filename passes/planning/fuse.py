@@ -38,22 +38,17 @@ Normed = Callable[[Node, Node], bool]  # see PassContext
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes in order, the one value they make for others, and the class of the anchor ("contraction", "reduction",
-    "scatter", "map", "host", "control").
-
-    Control flow alone has several outputs, which are the node's; `output` is the first.
+    """Nodes in order, the values they make for others, in order, and the class of the anchor ("contraction",
+    "reduction", "scatter", "map", "host", "control").
     """
 
     nodes: tuple[Node, ...]
-    output: Value
+    outputs: tuple[Value, ...]
     kind: str
 
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        return tuple(self.nodes[-1].outputs) if self.kind == "control" else (self.output,)
-
     def __str__(self) -> str:
-        return f"{self.kind}: {' + '.join(n.op.name for n in self.nodes)} -> {self.output.name}"
+        names = ", ".join(v.name for v in self.outputs)
+        return f"{self.kind}: {' + '.join(n.op.name for n in self.nodes)} -> {names}"
 
 
 @dataclass(frozen=True)
@@ -136,10 +131,8 @@ class _Fuser:
                 continue
             inside.update(v for n in nodes[:-1] for v in n.outputs)
             outs = [v for v in nodes[-1].outputs if v.uses or v in self.outputs] or nodes[-1].outputs[:1]
-            groups += [
-                Group(tuple(nodes), v, self.kind[g])
-                for v in (nodes[-1].outputs[:1] if self.kind[g] == "control" else outs)
-            ]
+            made = [tuple(nodes[-1].outputs)] if self.kind[g] == "control" else [(v,) for v in outs]
+            groups += [Group(tuple(nodes), vs, self.kind[g]) for vs in made]
         groups.sort(key=lambda grp: self.order[grp.nodes[-1]])
         return FusionPlan(
             tuple(groups), tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside)

@@ -102,7 +102,7 @@ class Ladder:
             n = _middle(g)
             self.cut.add(n)
             ops = ", ".join(m.op.name for m in g.nodes[:6]) + (" and more" if len(g.nodes) > 6 else "")
-            self.notes.append(f"{ops}{locations(g.output.locs)}: split behind {n.op.name}: {why}")
+            self.notes.append(f"{ops}{locations(g.outputs[0].locs)}: split behind {n.op.name}: {why}")
 
 
 def _middle(g: Group) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Protocol, Union
@@ -57,7 +57,8 @@ class Known(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call: which values its buffers are, which dims its scalars are. `nest` is the kernel as it was lowered
+    """One kernel call: which values its buffers are, which of them each output of the group is (by number), which dims
+    its scalars are. `nest` is the kernel as it was lowered
     for the first group that is like this one; it has the name, the parameters and the places of the scheduled one and
     writes the same of them. `refusal` tells of the schedule that was to be used, where another one had to be.
     """
@@ -67,6 +68,7 @@ class Step:
     scheduled: Scheduled
     make: Callable[[], Kernel] = field(compare=False)
     params: tuple[Value, ...]
+    outputs: tuple[int, ...]
     dims: tuple[Var, ...]
     flops: int | Expr
     refusal: Refusal | None = None
@@ -323,12 +325,14 @@ def build_steps(
     return steps
 
 
-def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
-    """The naive kernel of a group. `inplace`: the input whose memory the output takes."""
+def lower_group(graph: Graph, g: Group, inplace: Mapping[Value, Value] | None = None) -> Lowered:
+    """The naive kernel of a group. `inplace`: for some outputs of groups, the input whose memory each takes."""
     first = g.nodes[0]
     if first.op.name == "recurrence":
         return lower_recurrence(graph, first)
-    return lower_digits(first) if first.op.name == "sort_digits" else lower(graph, g.nodes, g.output, inplace)
+    if first.op.name == "sort_digits":
+        return lower_digits(first)
+    return lower(graph, g.nodes, g.outputs, {v: x for v, x in (inplace or {}).items() if v in g.outputs})
 
 
 @dataclass(frozen=True)
@@ -341,7 +345,9 @@ class _Made:
 
     def step(self, g: Group, params: tuple[Value, ...]) -> Step:
         low = self.problem.lowered
-        return Step(g, low.kernel, self.scheduled, self.make, params, low.dims, self.problem.flops, self.refusal)
+        return Step(
+            g, low.kernel, self.scheduled, self.make, params, low.outputs, low.dims, self.problem.flops, self.refusal
+        )
 
 
 class KnownGroups:
@@ -470,13 +476,13 @@ class _Steps:
         """The kernel call of a group; None where it is unfit, which is noted."""
         if g.kind == "host":
             raise InternalError(
-                f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel"
+                f"{g.nodes[0].op.name}{locations(g.outputs[0].locs)} runs on the host and cannot be a kernel"
             )
         if g.nodes[0].op.name == "recurrence":  # its body reads values that the node does not list
             made = self.lowered(graph, g)
             return made.step(g, made.problem.lowered.params)
-        values = (*group_inputs(g.nodes), g.output)
-        like = likeness(graph, g.nodes, g.output, self.memory.inplace.get(g))
+        values = (*group_inputs(g.nodes), *g.outputs)
+        like = likeness(graph, g.nodes, g.outputs, self.memory.inplace)
         found = self.groups.find(like)
         if found is None:
             why = self.unfit_like.get(like)
@@ -497,7 +503,7 @@ class _Steps:
 
     def lowered(self, graph: Graph, g: Group) -> _Made:
         """A group that is like none before it. It may still be the same nest as one."""
-        low = lower_group(graph, g, self.memory.inplace.get(g))
+        low = lower_group(graph, g, self.memory.inplace)
         problem = classify(g.nodes, low, {*graph.constants, *graph.parameters})
         nest = show_kernel(low.kernel)
         key = nest, problem.constants

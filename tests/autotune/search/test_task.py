@@ -60,7 +60,7 @@ def test_a_task_comes_back_from_json(text: str, target: str) -> None:
         again = Task.from_json(json.loads(json.dumps(task.as_json())))
         assert again == task
         graph, group, problem = again.rebuilt
-        assert graph.outputs == [group.output] and problem.kind and workload_key(problem, setting) == task.key
+        assert graph.outputs == [*group.outputs] and problem.kind and workload_key(problem, setting) == task.key
         assert any(t.candidates(problem) for t in machine.templates(setting)), problem.kind
 
 

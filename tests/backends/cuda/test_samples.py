@@ -40,7 +40,7 @@ def lowered(op: OpDef, s: Sample) -> list[Kernel]:
     g = graph_of(op, s)
     decompose(g, PassContext())
     return [
-        lower(g, x.nodes, x.output, None).kernel for x in plan_fusion(g).groups if x.kind not in ("control", "host")
+        lower(g, x.nodes, x.outputs).kernel for x in plan_fusion(g).groups if x.kind not in ("control", "host")
     ]
 
 

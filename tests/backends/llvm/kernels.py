@@ -92,12 +92,12 @@ def interpret(g: Graph, step: Step, n: int = 1) -> None:
     rng = np.random.default_rng(n)
     env: dict[Expr, Expr] = {v: const(n) for v in g.dims.values()}
     inputs = {v: draw(rng, g, v, env, index_limits(step, v, env)) for v in group_inputs(step.group.nodes)}
-    out = step.group.output
+    (out,) = step.group.outputs
     args: dict[str, Any] = {d.name: n for d in step.dims}
     result = np.full(physical(out.type, env), 99).astype(out.type.dtype.numpy)
     for v, buf in zip(step.params, step.kernel.entry.buffers):
         args[buf.name] = pack(inputs[v], v.type).copy() if v in inputs else result
     run_kernel(step.kernel, args)
     got = unpack(result, out.type, shape_of(out.type, env), step)
-    (want,) = run(subgraph(step, list(inputs), env), list(inputs.values()), "float64")
+    (want,) = run(subgraph(step, list(inputs), env, out), list(inputs.values()), "float64")
     check_close(np.ascontiguousarray(got), want, out.type.dtype, 300)

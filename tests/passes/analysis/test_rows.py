@@ -192,7 +192,7 @@ def test_which_rows_are_worth_one_kernel(
 def nest(text: str) -> str:
     g = graph_of(text)
     (group,) = plan_fusion(g).groups
-    return show_kernel(lower(g, group.nodes, group.output).kernel)
+    return show_kernel(lower(g, group.nodes, group.outputs).kernel)
 
 
 def test_stages_of_a_row() -> None:
