@@ -176,6 +176,10 @@ class _Lowering:
             te.Tensor, int
         ] = {}  # tensors held in local memory -> number of leading axes that are fixed there
         self.reductions: list[tuple[str, ...]] = []
+        self.open = frozenset(graph.dims.values())  # dims and the loops over the outputs that are open
+        self.sums: dict[
+            Hashable, tuple[frozenset[Var], Expr]
+        ] = {}  # reductions -> where they are placed, and the result
         self.memo: dict[Expr, Expr] = {}
         self.pad_loops: set[str] = set()  # loops over an axis that has padding lanes
         t = self.output.type
@@ -306,7 +310,7 @@ class _Lowering:
         for t in order:
             stage = t.stage
             assert stage is not None
-            readers = users.get(t, set())
+            readers = users.get(t, set()) | ({t} if len(results) > 1 and t in results else set())
             if stage.reduce or len(readers) < 2 or not any(r.stage is not None and r.stage.reduce for r in readers):
                 continue
             fixed = self.fixed_axes(t, readers)
@@ -406,6 +410,7 @@ class _Lowering:
             with self.b.loop(_loop_name(layout, k), shape[k]) as loop:
                 names[k] = loop.name
                 at[k] = loop
+                self.open |= {loop}
                 open_loops(depth + 1)
 
         open_loops(0)
@@ -542,9 +547,16 @@ class _Lowering:
         cond = self.resolve(substitute(stage.where, env)) if stage.where is not None else const(True, boolean)
         self.place(term, bound)
         self.place(cond, bound)
+        same = self.same_reduction(stage, t.dtype, term, cond)
+        outer, there = self.sums.get(same, (bound, None)) if same is not None else (bound, None)
+        if there is not None and outer <= bound:
+            self.placed[x] = there
+            return
         counts, term = _counts(stage, term, cond)
         acc = self.b.alloc("acc", t.dtype.computed, 1)
         self.placed[x] = acc[0]
+        if same is not None and bound <= self.open:
+            self.sums[same] = bound, acc[0]
         self.b.store(acc, (0,), identity(stage.combine, t.dtype.computed))
         ends = [1 if v in counts else longer.get(v, v.hi + 1 if v.hi is not None else 0) for v in stage.reduce]
         loops = [self.b.loop(f"r{j}", end) for j, end in enumerate(ends)]
@@ -564,6 +576,12 @@ class _Lowering:
         for scope in [*reversed(guards), *reversed(loops)]:
             scope.__exit__(None, None, None)
         self.reductions.append(tuple(v.name for v in rs))
+
+    def same_reduction(self, stage: te.Stage, dtype: DType, term: Expr, cond: Expr) -> Hashable:
+        """Equal for reductions of several outputs that are the same number; None where that cannot be told yet."""
+        if len(self.outputs) == 1 or _pending(term, self.placed) or _pending(cond, self.placed):
+            return None
+        return stage.combine, dtype.computed, stage.reduce, self.settle(term), self.settle(cond)
 
     def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
         """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows

@@ -1,9 +1,10 @@
 """Group nodes into kernels. The result is a FusionPlan: data that prints, that lowering obeys, and that tuning may vary
 (`variants`).
 
-A group is a connected set of nodes with one output, around at most one *anchor* (a contraction, a reduction, a row op).
-Nodes are visited backwards; one joins the group of its readers when they are all in one group and the rules below allow
-it. So diamonds (x * sigmoid(x)) stay together, and every group has one output by construction.
+A group is a connected set of nodes around at most one *anchor* (a contraction, a reduction, a row op). Nodes are
+visited backwards; one joins the group of its readers when they are all in one group and the rules below allow it. So
+diamonds (x * sigmoid(x)) stay together, and every group has one output by construction. Then groups that read the same
+elements become groups with several outputs (`join_groups`).
 
 Reductions of the same rows are one anchor (`rows`), with what reads their results within the row:
 
@@ -17,14 +18,16 @@ in front of it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.analysis.alias import find_aliases
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.rows import NORMS, ROWS, Rows, chain, find_numbers, rows_of
+from dnnc.passes.planning.join_groups import Joiner, Part
 
 COSTLY = frozenset(
     ("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div")
@@ -123,19 +126,23 @@ class _Fuser:
             if self.kind[g] == "map":
                 self.kind[g] = kind_of(n)
             self.note_rows(n, g)
+        parts = {g: Part(tuple(ns[::-1]), self.kind[g]) for g, ns in self.members.items()}
+        joiner = Joiner(self.graph, parts, self.numbers, self.no_kernel, self.cut)
+        parts = joiner.run() if self.fuse else parts
         groups: list[Group] = []
         inside: set[Value] = set()  # values that no one but their own group sees
-        for g, backwards in self.members.items():
-            nodes = backwards[::-1]
-            if len(nodes) == 1 and self.no_kernel(nodes[0]):
+        for p in parts.values():
+            if len(p.nodes) == 1 and self.no_kernel(p.nodes[0]):
                 continue
-            inside.update(v for n in nodes[:-1] for v in n.outputs)
-            outs = [v for v in nodes[-1].outputs if v.uses or v in self.outputs] or nodes[-1].outputs[:1]
-            made = [tuple(nodes[-1].outputs)] if self.kind[g] == "control" else [(v,) for v in outs]
-            groups += [Group(tuple(nodes), vs, self.kind[g]) for vs in made]
-        groups.sort(key=lambda grp: self.order[grp.nodes[-1]])
+            last = p.nodes[-1]
+            outs = joiner.outputs(p.nodes) or list(last.outputs[:1])
+            inside.update(v for n in p.nodes[:-1] for v in n.outputs if not joiner.is_read(v, p.nodes))
+            one = len(last.outputs) == 1
+            made = [tuple(last.outputs)] if p.kind == "control" else [tuple(outs)] if one else [(v,) for v in outs]
+            groups += [Group(p.nodes, vs, p.kind) for vs in made]
         return FusionPlan(
-            tuple(groups), tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside)
+            tuple(_in_order(groups, self.order)),
+            tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside),
         )
 
     def no_kernel(self, n: Node) -> bool:
@@ -397,6 +404,41 @@ class _Fuser:
             return False
         last = n.output.type.shape[-1]
         return isinstance(last, int) and last % 16 == 0
+
+
+def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]:
+    """Groups in an order in which each comes behind those that it reads, otherwise by their last nodes."""
+    maker = {n: k for k, g in enumerate(groups) for n in g.nodes}
+    readers: dict[int, list[int]] = {k: [] for k in range(len(groups))}
+    waits = [0] * len(groups)
+    for k, g in enumerate(groups):
+        for j in {maker[n] for n in _sources(g.nodes, maker)} - {k}:
+            readers[j].append(k)
+            waits[k] += 1
+    ready = [(order[groups[k].nodes[-1]], k) for k, n in enumerate(waits) if n == 0]
+    heapify(ready)
+    out: list[Group] = []
+    while ready:
+        _, k = heappop(ready)
+        out.append(groups[k])
+        for j in readers[k]:
+            waits[j] -= 1
+            if waits[j] == 0:
+                heappush(ready, (order[groups[j].nodes[-1]], j))
+    return out
+
+
+def _sources(nodes: Sequence[Node], maker: Mapping[Node, int]) -> set[Node]:
+    """The nodes in groups that these read, through nodes that are no kernels too."""
+    found: set[Node] = set()
+    left = [v.node for n in nodes for v in n.inputs if v is not None and v.node is not None]
+    while left:
+        n = left.pop()
+        if n in maker:
+            found.add(n)
+        else:
+            left += [v.node for v in n.inputs if v is not None and v.node is not None]
+    return found
 
 
 def _same(a: Sequence[object], b: Sequence[object]) -> bool:

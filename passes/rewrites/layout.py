@@ -36,7 +36,7 @@ FEW_ROWS = 16  # of a product: two tiles, which read a matrix no slower as it li
 MOST_UNROLLED = 64  # inputs of a group times taps of a row, which are code for each pixel of a tile
 LEAST_POOLED = 4  # channels of a block, others being zeros, that a window is computed for in the time of one number
 LARGE_WINDOW = 128  # taps: sums of long rows are vectors where they lie
-KEEPS_BLOCKS = frozenset(("max_pool", "avg_pool", "lp_pool"))
+KEEPS_BLOCKS = frozenset(("max_pool", "max_pool_index", "avg_pool", "lp_pool"))
 
 
 def blocked(rank: int, lanes: int) -> Layout:
@@ -380,6 +380,8 @@ class _Blocked(Layouts):
         """Small windows: in rows their borders depend on the lane, in blocks on the pixel alone."""
         x = n.inputs[0] if n.inputs else None
         if n.op.name not in KEEPS_BLOCKS or x is None or n.output.type.dtype.computed not in WIDE:
+            return False
+        if any(u.op.name == "max_pool_index" for u, _ in x.uses):  # one kernel for both, and no lanes for indices
             return False
         channels, window = x.type.shape[1], product(n.attrs["kernel"])
         if (
