@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dnnc.ir.graph import Node
 
+COSTLY = frozenset(
+    ("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div")
+)
 LOOPS = frozenset(("cumsum", "cumprod"))  # they reduce within an element, though they are no row ops
 
 

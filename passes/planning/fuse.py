@@ -25,13 +25,11 @@ from heapq import heapify, heappop, heappush
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.analysis.alias import find_aliases
-from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
+from dnnc.passes.analysis.kinds import COSTLY, is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.rows import NORMS, ROWS, Rows, chain, find_numbers, rows_of
+from dnnc.passes.lower.nests import main_output
 from dnnc.passes.planning.join_groups import Joiner, Part
 
-COSTLY = frozenset(
-    ("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div")
-)
 LIGHT = frozenset(
     ("exp", "sqrt", "div")
 )  # of the costly ones, those that take no longer than to write an element and read it again
@@ -136,14 +134,20 @@ class _Fuser:
                 continue
             last = p.nodes[-1]
             outs = joiner.outputs(p.nodes) or list(last.outputs[:1])
+            one = p.kind in ("map", "reduction") and self.one_kernel(p, outs)
             inside.update(v for n in p.nodes[:-1] for v in n.outputs if not joiner.is_read(v, p.nodes))
-            one = len(last.outputs) == 1
             made = [tuple(last.outputs)] if p.kind == "control" else [tuple(outs)] if one else [(v,) for v in outs]
             groups += [Group(p.nodes, vs, p.kind) for vs in made]
         return FusionPlan(
             tuple(_in_order(groups, self.order)),
             tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside),
         )
+
+    def one_kernel(self, p: Part, outputs: Sequence[Value]) -> bool:
+        """Does one kernel make all outputs of a group? Else each is made by one of its own."""
+        n = p.nodes[-1]
+        alone = len(n.outputs) > 1 and (not self.fuse or n in self.cut or "sequential" in n.op.traits)
+        return not alone and main_output(p.nodes, outputs) is not None
 
     def no_kernel(self, n: Node) -> bool:
         """Is the node's result memory of others, for which nothing needs to be computed?"""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.passes.analysis.kinds import is_pointwise, kind_of
+from dnnc.passes.analysis.kinds import COSTLY, is_pointwise, kind_of
 from dnnc.passes.analysis.rows import Rows, rows_of
 from dnnc.passes.lower.nests import main_output
 
@@ -183,7 +183,8 @@ class Joiner:
             return False
         crossing = [(n, u, k) for n in nodes if n not in second for u, k in n.outputs[0].uses if u in second]
         if crossing:
-            return all(n in along for n, _, _ in crossing)
+            again = rows is not None and any(rows_of(u) is not None for u in second)
+            return all(n in along for n, _, _ in crossing) and not (again and any(_takes_long(n, rows) for n in first))
         mine, theirs = (self.along_operands([n for n in along if n in part], rows) for part in (first, second))
         return bool(mine & theirs)
 
@@ -229,6 +230,14 @@ class Joiner:
 
 def _same(v: Value, w: Value) -> bool:
     return v.type.layout == w.type.layout and tuple(v.type.shape) == tuple(w.type.shape)
+
+
+def _takes_long(n: Node, rows: Rows | None) -> bool:
+    """Does an element take longer than to read it from memory, where each pass over a row computes it again?"""
+    if rows is None or not rows.of_elements(n.outputs[0]) or rows_of(n) is not None:
+        return False  # a number of a row is computed once
+    moves = "movement" in n.op.traits and n.op.name != "gather"
+    return moves or (n.op.name in COSTLY and not rows.lie_in_one_piece())
 
 
 def _same_windows(nodes: Sequence[Node]) -> bool:
