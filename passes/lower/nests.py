@@ -46,15 +46,11 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.text import attrs_key
 from dnnc.ir.loops.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
 from dnnc.ir.types import Layout, Part, TensorType
-from dnnc.passes.analysis.rows import rows_of
+from dnnc.passes.analysis.outputs import main_output, places_in
+from dnnc.passes.lower.kept import choose_kept, pending
 from dnnc.passes.lower.scatter import Scattered, combine, write
 
-COSTLY = frozenset(
-    ("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh")
-)
 WORD = 4  # bytes: the least that hardware copies from memory to memory
-LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
-LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the shared memory of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -120,35 +116,6 @@ def lower(
     return _Lowering(graph, nodes, outputs, inplace or {}).run()
 
 
-def places_in(nodes: Sequence[Node], main: Value, v: Value) -> tuple[int | None, ...] | None:
-    """The axis of `main` that each axis of another output of a group is, or None for axes of one element. None where
-    there is no such thing: `v` then cannot be stored by the loops over `main`.
-
-    Both have the same elements, or v has the numbers of the rows that `main` has the elements of.
-    """
-    shape = main.type.shape
-    if v.type.layout is not None or main.type.layout is not None:
-        same = v.type.layout == main.type.layout and tuple(v.type.shape) == tuple(shape)
-        return tuple(range(v.type.rank)) if same else None
-    long = [k for k, d in enumerate(shape) if d != 1]
-    mine = [k for k, d in enumerate(v.type.shape) if d != 1]
-    if len(mine) != len(long):
-        rows = next((r for r in map(rows_of, nodes) if r is not None), None)
-        if rows is None or rows.shape != tuple(shape):
-            return None
-        long = [k for k in long if k not in rows.axes]
-    if [v.type.shape[k] for k in mine] != [shape[k] for k in long]:
-        return None
-    axis: dict[int, int] = dict(zip(mine, long))
-    return tuple(axis.get(k) for k in range(v.type.rank))
-
-
-def main_output(nodes: Sequence[Node], outputs: Sequence[Value]) -> Value | None:
-    """The output whose loops store all of them; None where there is none."""
-    fits = (m for m in reversed(outputs) if all(v is m or places_in(nodes, m, v) is not None for v in outputs))
-    return next(fits, None)
-
-
 def scalar_constant(graph: Graph, v: Value) -> Expr | None:
     """A constant of one element as a number: it becomes part of the kernel's text."""
     array = graph.constants.get(v)
@@ -193,7 +160,7 @@ class _Lowering:
         result, out = results[self.output], outs[self.output]
         if result.stage is not None and result.stage.own is not None:
             self.buffers[result.stage.own] = (out, self.output.type)
-        self.choose_kept([results[v] for v in self.outputs])
+        choose_kept([results[v] for v in self.outputs], self.resolve, self.kept)
         scattered = self.scattered(result, out)
         loops = self.nest(results, outs) if scattered is None else write(self.b, scattered)
         buffers = list(dict.fromkeys([*(buf for buf, _ in self.buffers.values()), *outs.values()]))
@@ -206,16 +173,9 @@ class _Lowering:
         locs = tuple(dict.fromkeys(loc for n in self.nodes for loc in n.locs))
         kernel = Kernel((Func(name, tuple(params), self.b.block()),), locs)
         values = (*self.params, *(v for v in self.outputs if v not in self.inplace))
-        return Lowered(
-            kernel,
-            values,
-            tuple(dims),
-            loops,
-            tuple(self.reductions),
-            tuple(values.index(self.inplace.get(v, v)) for v in self.outputs),
-            bool(self.inplace),
-            scattered,
-        )
+        written = tuple(values.index(self.inplace.get(v, v)) for v in self.outputs)
+        reductions, inplace = tuple(self.reductions), bool(self.inplace)
+        return Lowered(kernel, values, tuple(dims), loops, reductions, written, inplace, scattered)
 
     def other_dims(self) -> set[Var]:
         """Symbolic dims that occur in the loops only (a result may have a dim that no buffer shows by itself)."""
@@ -294,77 +254,6 @@ class _Lowering:
                 for i, d in zip(at, buf.shape)
             )
         return load(buf, at or (0,))
-
-    # --- what is kept in local memory ---------------------------------------------------------------------------------
-
-    def choose_kept(self, results: Sequence[te.Tensor]) -> None:
-        """Costly element-wise tensors that feed a reduction and something else beside it (exp in softmax)."""
-        users: dict[te.Tensor, set[te.Tensor]] = {}
-        order = list(te.stages(results))
-        for t in order:
-            assert t.stage is not None
-            for x in walk(t.stage.value):
-                if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x.buf.stage is not None:
-                    users.setdefault(x.buf, set()).add(t)
-        used = 0  # elements of all rows that are kept
-        for t in order:
-            stage = t.stage
-            assert stage is not None
-            readers = users.get(t, set()) | ({t} if len(results) > 1 and t in results else set())
-            if stage.reduce or len(readers) < 2 or not any(r.stage is not None and r.stage.reduce for r in readers):
-                continue
-            fixed = self.fixed_axes(t, readers)
-            size = value(unwrap(_product(t.shape[fixed:])))
-            if size is None or not 1 < size <= LOCAL_LIMIT or (used + size) * t.dtype.computed.bytes > LOCAL_BYTES:
-                continue
-            if self.is_costly(stage, fixed) and self.is_row(t, fixed, readers):
-                self.kept[t] = fixed
-                used += size
-
-    def is_costly(self, stage: te.Stage, fixed: int) -> bool:
-        """Does an element take more than simple arithmetic, by itself or through what is inlined in it? Numbers of the
-        row are computed once.
-        """
-        own = set(stage.axes[fixed:])
-        return any(
-            isinstance(x, Op) and x.name in COSTLY and not own.isdisjoint(free(x))
-            for x in walk(self.resolve(stage.value))
-        )
-
-    def is_row(self, t: te.Tensor, fixed: int, readers: set[te.Tensor]) -> bool:
-        """Does every reduction that the tensor is made of have one value for what lies behind the fixed axes, and every
-        one that reads it go over all of that?
-        """
-        assert t.stage is not None
-        own = set(t.stage.axes[fixed:])
-        if not all(
-            own.isdisjoint(v for i in x.idx for v in free(i)) for x in _pending(self.resolve(t.stage.value), {})
-        ):
-            return False
-        stages = [r.stage for r in readers if r.stage is not None and r.stage.reduce]
-        read = [
-            (s, i) for s in stages for x in walk(s.value) if isinstance(x, Load) and x.buf is t for i in x.idx[fixed:]
-        ]
-        return all(free(i) <= set(s.reduce) for s, i in read)
-
-    @staticmethod
-    def fixed_axes(t: te.Tensor, readers: set[te.Tensor]) -> int:
-        """Leading axes that every reader indexes by its own axis of that number: rows of one loop nest."""
-        n = len(t.shape)
-        for r in readers:
-            assert r.stage is not None
-            for x in walk(r.stage.value):
-                if isinstance(x, Load) and x.buf is t:
-                    same = 0
-                    while (
-                        same < min(n, len(r.stage.axes))
-                        and x.idx[same] is r.stage.axes[same]
-                        and r.stage.axes[same] not in r.stage.reduce
-                    ):
-                        same += 1
-                    n = min(n, same if r.stage.reduce else min(same, n))
-        reduced = min((len(r.stage.axes) for r in readers if r.stage is not None and r.stage.reduce), default=n)
-        return min(n, reduced)
 
     def scattered(self, result: te.Tensor, out: Buffer) -> Scattered | None:
         """What the updates of a result read and write, if it has some."""
@@ -456,7 +345,7 @@ class _Lowering:
         needed: set[Var] = set()
         for v in self.outputs:
             place = self.place_of(v, logical)
-            for x in _pending(self.element(results[v], place), {}):
+            for x in pending(self.element(results[v], place), {}):
                 assert isinstance(x.buf, te.Tensor)
                 needed.update(v for i in x.idx[: self.kept.get(x.buf, len(x.idx))] for v in free(i))
             if not self.is_whole(v):
@@ -480,7 +369,7 @@ class _Lowering:
 
     def place(self, e: Expr, bound: frozenset[Var]) -> None:
         """Compute, here, every reduction and kept tensor in e whose indices are known here."""
-        for x in _pending(e, self.placed):
+        for x in pending(e, self.placed):
             t = x.buf
             assert isinstance(t, te.Tensor)
             fixed = self.kept.get(t, len(t.shape))
@@ -579,7 +468,7 @@ class _Lowering:
 
     def same_reduction(self, stage: te.Stage, dtype: DType, term: Expr, cond: Expr) -> Hashable:
         """Equal for reductions of several outputs that are the same number; None where that cannot be told yet."""
-        if len(self.outputs) == 1 or _pending(term, self.placed) or _pending(cond, self.placed):
+        if len(self.outputs) == 1 or pending(term, self.placed) or pending(cond, self.placed):
             return None
         return stage.combine, dtype.computed, stage.reduce, self.settle(term), self.settle(cond)
 
@@ -651,13 +540,6 @@ def _loop_name(layout: Layout, k: int) -> str:
     return f"i{p.axis}" + ("b" * sum(1 for q in layout.parts if q.axis == p.axis and q.div > p.div))
 
 
-def _product(shape: Sequence[Expr]) -> Expr:
-    r: Expr = const(1)
-    for d in shape:
-        r = r * d
-    return r
-
-
 def _known(i: Expr) -> Expr:
     """An index that can have one value only is that value (axes of size 1)."""
     lo, hi = bounds(i)
@@ -676,13 +558,6 @@ def narrowed(e: Expr, t: DType) -> Expr:
         return op("&", e, const((1 << t.bits) - 1, t.computed))
     unused = const(t.computed.bits - t.bits, t.computed)
     return call("shr", call("shl", e, unused), unused)
-
-
-def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:
-    """Loads of stages in an expression that have no place yet, in a deterministic order."""
-    return [
-        x for x in reversed(list(walk(e))) if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x not in placed
-    ]
 
 
 def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Expr]:

@@ -26,8 +26,8 @@ from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.analysis.alias import find_aliases
 from dnnc.passes.analysis.kinds import COSTLY, is_kernel, is_pointwise, is_view, kind_of
+from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import NORMS, ROWS, Rows, chain, find_numbers, rows_of
-from dnnc.passes.lower.nests import main_output
 from dnnc.passes.planning.join_groups import Joiner, Part
 
 LIGHT = frozenset(

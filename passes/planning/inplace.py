@@ -7,8 +7,9 @@ An output may take the memory of an input that was donated for it, and no other.
 
     y = scatter_nd(x, at, updates)   ->   updates are put into x's memory, and nothing is copied
 
-Only groups without an anchor, and scatters: a contraction's tiles overlap at the end of a row, and the second store
-would read what the first wrote. Of several outputs, each may take an input that no store ahead of its own overwrites.
+Only groups without an anchor, scatters, and what is computed of the numbers of rows: a contraction's tiles overlap at
+the end of a row, and the second store would read what the first wrote. Of several outputs, each may take an input that
+no store ahead of its own overwrites.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Value, Value]:
     aliases = {v: (source, at) for v, source, at in plan.views}
     donated = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
     for g in plan.groups:
-        if g.kind in ("map", "scatter"):
+        if g.kind in ("map", "scatter") or len(g.outputs) > 1:
             out.update(_pairs(graph, g, aliases, {v: _wanted(graph, g, v, aliases, donated) for v in g.outputs}))
     return out
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.analysis.kinds import COSTLY, is_pointwise, kind_of
+from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, rows_of
-from dnnc.passes.lower.nests import main_output
 
 MOST_NODES = 32  # of a joined group
 MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds
@@ -47,13 +47,20 @@ class Joiner:
         graph: Graph,
         parts: Mapping[int, Part],
         numbers: Mapping[Value, Rows],
-        is_view: Callable[[Node], bool],
+        no_kernel: Callable[[Node], bool],
         cut: Collection[Node],
     ) -> None:
-        self.parts, self.numbers, self.is_view, self.cut = dict(parts), numbers, is_view, cut
+        self.parts, self.numbers, self.no_kernel, self.cut = dict(parts), numbers, no_kernel, cut
         self.order = {n: k for k, n in enumerate(graph.nodes())}
         self.results = set(graph.outputs)
+        self.donated = {self.source(graph.outputs[k]) for k in graph.donated}
         self.of = {n: g for g, p in parts.items() for n in p.nodes}
+
+    def source(self, v: Value) -> Value:
+        """The value that a view shows, or the value itself."""
+        while v.node is not None and self.is_view(v.node) and v.node.inputs[0] is not None:
+            v = v.node.inputs[0]
+        return v
 
     def run(self) -> dict[int, Part]:
         changed = True
@@ -84,16 +91,14 @@ class Joiner:
         return (
             all(kind_of(n) in ("map", "reduction") and n.op.traits.isdisjoint(("sequential",)) for n in nodes)
             and all(len(n.outputs) == 1 and n not in self.cut for n in nodes)
-            and not all(map(self.is_view, nodes))
+            and not all(map(self.no_kernel, nodes))
         )
 
     def neighbours(self, b: int) -> Iterator[int]:
         """Groups ahead of b whose results it reads, through views too, and those that read what it reads."""
         seen = {b}
         for v in self.reads(b):
-            n = v.node
-            while n is not None and len(n.outputs) == 1 and self.is_alone(n) and n.inputs[0] is not None:
-                n = n.inputs[0].node
+            n = self.source(v).node
             others = [] if n is None else [self.of[n]]
             last = self.order[self.parts[b].nodes[-1]]
             readers = [g for u, _ in v.uses if self.order[u] < last and (g := self.of[u]) != b]
@@ -101,6 +106,10 @@ class Joiner:
                 if g not in seen and self.open(g):
                     seen.add(g)
                     yield g
+
+    def is_view(self, n: Node) -> bool:
+        """Does a node show memory of its operand?"""
+        return self.no_kernel(n) and n.op.name != "concat"
 
     def is_alone(self, n: Node) -> bool:
         """Is a node no kernel?"""
@@ -178,6 +187,8 @@ class Joiner:
         rows = next(iter(kinds), None)
         if rows is not None and not rows.worth():
             return False
+        if rows is not None and any(v in self.donated and rows.of_elements(v) for v in outputs):
+            return False  # several passes would read what the last one overwrites
         along = self.along(nodes, outputs, rows)
         if not all(n in along for n in anchors) or not all(v.node in along for v in outputs):
             return False

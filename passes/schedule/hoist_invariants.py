@@ -28,7 +28,7 @@ from dnnc.ir.loops.stmt import (
     stored,
     walk_stmts,
 )
-from dnnc.passes.lower.nests import COSTLY
+from dnnc.passes.lower.kept import COSTLY
 from dnnc.passes.schedule.state import edit
 
 Keep = Callable[[Expr], tuple[Block, Expr]]  # a number -> the statements that compute it, and how it is read then
