@@ -34,7 +34,7 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Value, Value]:
     aliases = {v: (source, at) for v, source, at in plan.views}
     donated = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
     for g in plan.groups:
-        if g.kind in ("map", "scatter") or len(g.outputs) > 1:
+        if g.kind in ("map", "scatter") or (g.kind == "reduction" and len(g.outputs) > 1):
             out.update(_pairs(graph, g, aliases, {v: _wanted(graph, g, v, aliases, donated) for v in g.outputs}))
     return out
 

@@ -96,7 +96,7 @@ def test_overwriting_shares_the_slot() -> None:
     fusion = plan_fusion(g, fuse=False)
     a = next(v for grp in fusion.groups for v in grp.outputs if v.name == "a")
     relu = next(grp for grp in fusion.groups if grp.outputs[0].name == "b")
-    plan = plan_memory(g, fusion, {relu: a})
+    plan = plan_memory(g, fusion, {relu.outputs[0]: a})
     assert plan.inplace == {relu.outputs[0]: a}
     assert [[v.name for v in s.values] for s in plan.slots] == [["a", "b"]]
 
