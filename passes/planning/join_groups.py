@@ -247,8 +247,7 @@ def _takes_long(n: Node, rows: Rows | None) -> bool:
     """Does an element take longer than to read it from memory, where each pass over a row computes it again?"""
     if rows is None or not rows.of_elements(n.outputs[0]) or rows_of(n) is not None:
         return False  # a number of a row is computed once
-    moves = "movement" in n.op.traits and n.op.name != "gather"
-    return moves or (n.op.name in COSTLY and not rows.lie_in_one_piece())
+    return n.op.name in COSTLY or ("movement" in n.op.traits and n.op.name != "gather")
 
 
 def _same_windows(nodes: Sequence[Node]) -> bool:

@@ -379,9 +379,7 @@ class _Blocked(Layouts):
     def pools(self, n: Node) -> bool:
         """Small windows: in rows their borders depend on the lane, in blocks on the pixel alone."""
         x = n.inputs[0] if n.inputs else None
-        if n.op.name not in KEEPS_BLOCKS or x is None or n.output.type.dtype.computed not in WIDE:
-            return False
-        if any(u.op.name == "max_pool_index" for u, _ in x.uses):  # one kernel for both, and no lanes for indices
+        if n.op.name not in KEEPS_BLOCKS or x is None or x.type.dtype.computed not in WIDE:
             return False
         channels, window = x.type.shape[1], product(n.attrs["kernel"])
         if (
