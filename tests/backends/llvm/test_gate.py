@@ -174,6 +174,30 @@ def test_planted_bugs_are_caught(name: str, bug: str, change: Callable[[Kernel],
         check(program(GRAPHS[name]), change, only=next(GRAPHS[name].nodes()).op.name.removesuffix("_transpose"))
 
 
+@pytest.mark.parametrize("wrong", ["y0", "y1", "y2"])
+def test_every_output_is_checked(wrong: str) -> None:
+    p = program(
+        parse(
+            """
+def g(x: f32[40, 60]):
+    m = reduce_mean(x, axes=(1,), keepdims=True)
+    y = sub(x, m)
+    return y, reduce_max(y, axes=(1,), keepdims=True), m"""
+        )
+    )
+    (step,) = p.kernels
+    assert len(step.group.outputs) == 3
+    check(p)
+    name = step.group.outputs[int(wrong[1])].name
+    shifted = rewritten(stmt=lambda s: replace(s, value=s.value + 1.0) if is_store_to(s, wrong) else s)
+    with pytest.raises(AccuracyError, match=f"output .* of {name} is"):
+        check(p, shifted)
+
+
+def is_store_to(s: Any, name: str) -> bool:
+    return isinstance(s, Store) and s.buf.name == name
+
+
 def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
     """gelu(-8) = -5e-15 is the difference of two numbers near 8; one output, so nothing larger beside it gives the
     scale.
