@@ -3,8 +3,8 @@
 
 A group is a connected set of nodes around at most one *anchor* (a contraction, a reduction, a row op). Nodes are
 visited backwards; one joins the group of its readers when they are all in one group and the rules below allow it. So
-diamonds (x * sigmoid(x)) stay together, and every group has one output by construction. Then groups that read the same
-elements become groups with several outputs (`join_groups`).
+diamonds (x * sigmoid(x)) stay together, and every group of this walk has one output by construction. Then groups that
+read the same elements are joined (`join_groups`).
 
 Reductions of the same rows are one anchor (`rows`), with what reads their results within the row:
 

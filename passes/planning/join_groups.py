@@ -50,7 +50,7 @@ class Joiner:
         no_kernel: Callable[[Node], bool],
         cut: Collection[Node],
     ) -> None:
-        self.parts, self.numbers, self.no_kernel, self.cut = dict(parts), numbers, no_kernel, cut
+        self.graph, self.parts, self.numbers, self.no_kernel, self.cut = graph, dict(parts), numbers, no_kernel, cut
         self.order = {n: k for k, n in enumerate(graph.nodes())}
         self.results = set(graph.outputs)
         self.donated = {self.source(graph.outputs[k]) for k in graph.donated}
@@ -101,7 +101,8 @@ class Joiner:
             n = self.source(v).node
             others = [] if n is None else [self.of[n]]
             last = self.order[self.parts[b].nodes[-1]]
-            readers = [g for u, _ in v.uses if self.order[u] < last and (g := self.of[u]) != b]
+            shared = () if v.type.size == 1 or self.graph.settled(v) else v.uses
+            readers = [g for u, _ in shared if self.order[u] < last and (g := self.of[u]) != b]
             for g in (*others, *readers[::-1][:2]):  # of those that share an operand the nearest
                 if g not in seen and self.open(g):
                     seen.add(g)
