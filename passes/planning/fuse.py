@@ -65,14 +65,19 @@ class FusionPlan:
 
 
 def plan_fusion(
-    graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()
+    graph: Graph,
+    fuse: bool = True,
+    align: int = 1,
+    normed: Normed | None = None,
+    cut: Collection[Node] = (),
+    serial_rows: bool = False,
 ) -> FusionPlan:
-    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`, `normed`: see
-    PassContext; `cut`: nodes that do not join the group of their readers.
+    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`, `normed`,
+    `serial_rows`: see TargetFacts; `cut`: nodes that do not join the group of their readers.
     """
     apart: set[Node] = set()
     while True:
-        fuser = _Fuser(graph, fuse, align, normed, apart, cut)
+        fuser = _Fuser(graph, fuse, align, normed, apart, cut, serial_rows)
         plan = fuser.run()
         broken = fuser.broken()
         if not broken:
@@ -93,8 +98,10 @@ class _Fuser:
         normed: Normed | None,
         apart: Collection[Node],
         cut: Collection[Node],
+        serial_rows: bool,
     ) -> None:
         self.graph, self.fuse, self.normed, self.apart, self.cut = graph, fuse, normed, apart, cut
+        self.serial_rows = serial_rows
         self.nodes = list(graph.nodes())
         self.order = {n: i for i, n in enumerate(self.nodes)}
         self.outputs = set(graph.outputs)
@@ -125,7 +132,7 @@ class _Fuser:
                 self.kind[g] = kind_of(n)
             self.note_rows(n, g)
         parts = {g: Part(tuple(ns[::-1]), self.kind[g]) for g, ns in self.members.items()}
-        joiner = Joiner(self.graph, parts, self.numbers, self.no_kernel, self.cut)
+        joiner = Joiner(self.graph, parts, self.numbers, self.no_kernel, self.cut, self.serial_rows)
         parts = joiner.run() if self.fuse else parts
         groups: list[Group] = []
         inside: set[Value] = set()  # values that no one but their own group sees

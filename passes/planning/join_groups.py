@@ -49,8 +49,13 @@ class Joiner:
         numbers: Mapping[Value, Rows],
         no_kernel: Callable[[Node], bool],
         cut: Collection[Node],
+        serial_rows: bool = False,
     ) -> None:
+        """`numbers`: of rows; `no_kernel`: does a node need none; `cut`: nodes whose groups are not joined;
+        `serial_rows`: see TargetFacts.
+        """
         self.graph, self.parts, self.numbers, self.no_kernel, self.cut = graph, dict(parts), numbers, no_kernel, cut
+        self.before, self.serial_rows = dict(parts), serial_rows
         self.order = {n: k for k, n in enumerate(graph.nodes())}
         self.results = set(graph.outputs)
         self.donated = {self.source(graph.outputs[k]) for k in graph.donated}
@@ -69,7 +74,31 @@ class Joiner:
             for b in sorted(self.parts, key=lambda g: -self.order[self.parts[g].nodes[-1]]):
                 while b in self.parts and self.joins(b):
                     changed = True
+        for g in list(self.parts) if self.serial_rows else ():
+            self.take_out(g)
         return self.parts
+
+    def take_out(self, g: int) -> None:
+        """Make elements that are stored, and that rows are reduced of, in a kernel of their own again: one pass over
+        memory is faster than to compute them for each pass over a row.
+        """
+        nodes = self.parts[g].nodes
+        rows = next((r for r in map(rows_of, nodes) if r is not None), None)
+        if rows is None:
+            return
+        part_of = {n: k for k, p in self.before.items() for n in p.nodes if self.of[n] == g}
+        for k in {part_of[n] for n in nodes if n.outputs[0] in self.outputs(nodes) and rows.of_elements(n.outputs[0])}:
+            own = self.before[k]
+            made = {v for n in nodes if part_of[n] != k for v in n.outputs}
+            first = made.isdisjoint(v for n in own.nodes for v in n.inputs if v is not None)
+            if first and own.kind == "map" and self.feeds_reduction(own.nodes[-1], nodes):
+                rest = tuple(n for n in self.parts[g].nodes if part_of[n] != k)
+                self.parts[g], self.parts[k] = Part(rest, "reduction"), own
+                self.of.update((n, k) for n in own.nodes)
+
+    def feeds_reduction(self, n: Node, nodes: Collection[Node]) -> bool:
+        readers = [u for u, _ in n.outputs[0].uses if u in nodes]
+        return any(rows_of(u) is not None or self.feeds_reduction(u, nodes) for u in readers)
 
     def joins(self, b: int) -> bool:
         """Join a group with the first of its neighbours that it may be joined with, if there is one."""

@@ -14,12 +14,13 @@ from dnnc.ir.loops.count import statements
 from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.loops.verify import verify_kernel
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.digits import lower_digits
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.recurrence import lower_recurrence
-from dnnc.passes.planning.fuse import FusionPlan, Group, Normed, plan_fusion
+from dnnc.passes.planning.fuse import FusionPlan, Group, plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
@@ -122,6 +123,7 @@ class ControlStep:
 
 AnyStep = Union[Step, ControlStep]
 Revise = Callable[[Region, MemoryPlan], "tuple[Region, MemoryPlan]"]  # another plan of the same graph
+ANY_TARGET = TargetFacts()
 TURNS = 8  # schedules of a nest that are tried, beside the first of each template
 
 
@@ -273,15 +275,13 @@ def _turns(
             yield c
 
 
-def plan_region(
-    graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()
-) -> Region:
-    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`, `normed`: see
-    PassContext; `cut`: nodes that do not join the group of their readers.
+def plan_region(graph: Graph, fuse: bool = True, facts: TargetFacts = ANY_TARGET, cut: Collection[Node] = ()) -> Region:
+    """Group the nodes of a graph and of those nested in it, and find what may work in place. `cut`: nodes that do not
+    join the group of their readers.
     """
-    fusion = plan_fusion(graph, fuse, align, normed, cut)
+    fusion = plan_fusion(graph, fuse, facts.align, facts.fuses_norm, cut, facts.serial_rows)
     nested = {
-        g: tuple(plan_region(s, fuse, align, normed, cut) for s in g.nodes[0].subgraphs())
+        g: tuple(plan_region(s, fuse, facts, cut) for s in g.nodes[0].subgraphs())
         for g in fusion.groups
         if g.kind == "control"
     }
@@ -395,7 +395,7 @@ class Planner:
 
     def region(self) -> Region:
         """The graph with its groups."""
-        return plan_region(self.graph, self.fuse, self.ctx.facts.align, self.ctx.facts.fuses_norm, self.ladder.cut)
+        return plan_region(self.graph, self.fuse, self.ctx.facts, self.ladder.cut)
 
     def program(self) -> Program:
         """Groups, memory and kernels."""
