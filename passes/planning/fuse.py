@@ -28,12 +28,11 @@ from dnnc.passes.analysis.alias import find_aliases
 from dnnc.passes.analysis.kinds import COSTLY, is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import NORMS, ROWS, Rows, chain, find_numbers, rows_of
-from dnnc.passes.planning.join_groups import Joiner, Part
+from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part
 
 LIGHT = frozenset(
     ("exp", "sqrt", "div")
 )  # of the costly ones, those that take no longer than to write an element and read it again
-MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
 

@@ -23,7 +23,7 @@ from dnnc.passes.analysis.kinds import COSTLY, is_pointwise, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, rows_of
 
-MOST_NODES = 32  # of a joined group
+MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds
 
 
@@ -157,7 +157,7 @@ class Joiner:
         views = self.views_between(set(first), b)
         nodes = tuple(sorted({*first, *views, *second}, key=self.order.__getitem__))
         outputs = self.outputs(nodes)
-        if len(nodes) > MOST_NODES or len(outputs) > MOST_OUTPUTS:
+        if len(nodes) > MAX_NODES or len(outputs) > MOST_OUTPUTS:
             return None
         if main_output(nodes, outputs) is None or not self.in_one_pass(nodes, outputs, {*first}, {*second}):
             return None
@@ -222,10 +222,10 @@ class Joiner:
         along = self.along(nodes, outputs, rows)
         if not all(n in along for n in anchors) or not all(v.node in along for v in outputs):
             return False
-        crossing = [(n, u, k) for n in nodes if n not in second for u, k in n.outputs[0].uses if u in second]
+        crossing = [n for n in first if any(u in nodes and u not in first for u, _ in n.outputs[0].uses)]
         if crossing:
             again = rows is not None and any(rows_of(u) is not None for u in second)
-            return all(n in along for n, _, _ in crossing) and not (again and any(_takes_long(n, rows) for n in first))
+            return all(n in along for n in crossing) and not (again and any(_takes_long(n, rows) for n in first))
         mine, theirs = (self.along_operands([n for n in along if n in part], rows) for part in (first, second))
         return bool(mine & theirs)
 

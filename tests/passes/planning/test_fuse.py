@@ -16,7 +16,8 @@ from dnnc.passes.analysis.kinds import kind_of
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.pipelines import PASSES
-from dnnc.passes.planning.fuse import MAX_NODES, plan_fusion
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.planning.join_groups import MAX_NODES
 from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.tools.sample_graphs import graph_of
 from support.random_graphs import random_graph
