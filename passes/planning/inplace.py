@@ -14,13 +14,13 @@ no store ahead of its own overwrites.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from dnnc.ir.expr import Load, walk
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, Store, accesses, walk_stmts
 from dnnc.passes.analysis.alias import root
-from dnnc.passes.lower.nests import Lowered, group_inputs, lower
+from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.planning.fuse import FusionPlan, Group
 
 Aliases = Mapping[Value, tuple[Value, int]]
@@ -28,14 +28,23 @@ Aliases = Mapping[Value, tuple[Value, int]]
 
 def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Value, Value]:
     """For each output of a group that may work in place, the input that it may overwrite (whether that is dead by then
-    is the memory plan's question).
+    is the memory plan's question). Groups that are alike are lowered once.
     """
     out: dict[Value, Value] = {}
+    alike: dict[Hashable, list[tuple[int, int]]] = {}  # outputs and inputs by number
     aliases = {v: (source, at) for v, source, at in plan.views}
     donated = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
     for g in plan.groups:
         if g.kind in ("map", "scatter") or (g.kind == "reduction" and len(g.outputs) > 1):
-            out.update(_pairs(graph, g, aliases, {v: _wanted(graph, g, v, aliases, donated) for v in g.outputs}))
+            wanted = {v: _wanted(graph, g, v, aliases, donated) for v in g.outputs}
+            if not any(wanted.values()):
+                continue
+            values = [*group_inputs(g.nodes), *g.outputs]
+            numbers = tuple(tuple(map(values.index, xs)) for xs in wanted.values())
+            key = likeness(graph, g.nodes, g.outputs), numbers
+            if key not in alike:
+                alike[key] = [(values.index(y), values.index(x)) for y, x in _pairs(graph, g, wanted).items()]
+            out.update((values[y], values[x]) for y, x in alike[key])
     return out
 
 
@@ -55,11 +64,9 @@ def _wanted(graph: Graph, g: Group, output: Value, aliases: Aliases, donated: Ma
     return [v for v in wanted if read.count(root(aliases, v)[0]) == 1]
 
 
-def _pairs(graph: Graph, g: Group, aliases: Aliases, wanted: Mapping[Value, list[Value]]) -> dict[Value, Value]:
+def _pairs(graph: Graph, g: Group, wanted: Mapping[Value, list[Value]]) -> dict[Value, Value]:
     """Outputs with the input that each may overwrite."""
     out: dict[Value, Value] = {}
-    if not any(wanted.values()):
-        return out
     low = lower(graph, g.nodes, g.outputs)
     for y, choices in wanted.items():
         for x in choices:
