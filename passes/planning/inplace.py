@@ -51,14 +51,14 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Value, Value]:
 def _wanted(graph: Graph, g: Group, output: Value, aliases: Aliases, donated: Mapping[Value, Value]) -> list[Value]:
     """The inputs that an output could take by their type, and by whose memory they are."""
     whole, at = root(aliases, output)
-    given = donated.get(whole)
-    if output in graph.outputs and given is None:
+    donor = donated.get(whole)
+    if output in graph.outputs and donor is None:
         return []
     wanted = [v for v in group_inputs(g.nodes) if v.type == output.type and not graph.settled(v)]
-    if given is None:
+    if donor is None:
         wanted = [v for v in wanted if v not in graph.inputs]
     else:
-        wanted = [v for v in wanted if root(aliases, v) == (given, 0) and at == 0]
+        wanted = [v for v in wanted if root(aliases, v) == (donor, 0) and at == 0]
     read = [root(aliases, v)[0] for v in group_inputs(g.nodes)]
     # what is read through another value too is read at other places
     return [v for v in wanted if read.count(root(aliases, v)[0]) == 1]

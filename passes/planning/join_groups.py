@@ -88,15 +88,16 @@ class Joiner:
             return
         part_of = {n: k for k, p in self.before.items() for n in p.nodes if self.of[n] == g}
         for k in {part_of[n] for n in nodes if n.outputs[0] in self.outputs(nodes) and rows.of_elements(n.outputs[0])}:
-            own = self.before[k]
-            made = {v for n in nodes if part_of[n] != k for v in n.outputs}
-            first = made.isdisjoint(v for n in own.nodes for v in n.inputs if v is not None)
-            if first and own.kind == "map" and self.feeds_reduction(own.nodes[-1], nodes):
-                rest = tuple(n for n in self.parts[g].nodes if part_of[n] != k)
-                self.parts[g], self.parts[k] = Part(rest, "reduction"), own
-                self.of.update((n, k) for n in own.nodes)
+            part = self.before[k]
+            others = {v for n in nodes if part_of[n] != k for v in n.outputs}
+            reads_others = not others.isdisjoint(v for n in part.nodes for v in n.inputs if v is not None)
+            if part.kind == "map" and not reads_others and self.feeds_reduction(part.nodes[-1], nodes):
+                remaining = tuple(n for n in self.parts[g].nodes if part_of[n] != k)
+                self.parts[g], self.parts[k] = Part(remaining, "reduction"), part
+                self.of.update((n, k) for n in part.nodes)
 
     def feeds_reduction(self, n: Node, nodes: Collection[Node]) -> bool:
+        """Does one of the nodes reduce a row of what n makes?"""
         readers = [u for u, _ in n.outputs[0].uses if u in nodes]
         return any(rows_of(u) is not None or self.feeds_reduction(u, nodes) for u in readers)
 
@@ -105,12 +106,12 @@ class Joiner:
         if not self.open(b):
             return False
         for a in self.neighbours(b):
-            made = self.joined(a, b)
-            if made is not None:
-                for g in {self.of[n] for n in made.nodes} - {b}:
+            part = self.joined(a, b)
+            if part is not None:
+                for g in {self.of[n] for n in part.nodes} - {b}:
                     del self.parts[g]
-                self.parts[b] = made
-                self.of.update((n, b) for n in made.nodes)
+                self.parts[b] = part
+                self.of.update((n, b) for n in part.nodes)
                 return True
         return False
 
@@ -142,14 +143,14 @@ class Joiner:
         return self.no_kernel(n) and n.op.name != "concat"
 
     def is_alone(self, n: Node) -> bool:
-        """Is a node no kernel?"""
+        """Is a node a view that is in no group?"""
         return self.is_view(n) and len(self.parts[self.of[n]].nodes) == 1
 
     def reads(self, g: int) -> list[Value]:
         """What a group reads, in order of first use."""
         nodes = self.parts[g].nodes
-        made = {v for n in nodes for v in n.outputs}
-        return list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v not in made))
+        inside = {v for n in nodes for v in n.outputs}
+        return list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v not in inside))
 
     def joined(self, a: int, b: int) -> Part | None:
         """The two groups as one, with the views between them; None where they stay apart."""
@@ -184,6 +185,7 @@ class Joiner:
         return [v for n in nodes for v in n.outputs if self.is_read(v, inside) and not self.is_view(n)]
 
     def is_read(self, v: Value, inside: Collection[Node]) -> bool:
+        """Is a value, or a view of it, a result or read by other nodes than these?"""
         return v in self.results or any(
             u not in inside or (self.is_view(u) and self.is_read(u.outputs[0], inside)) for u, _ in v.uses
         )
@@ -236,27 +238,24 @@ class Joiner:
         inside, out = set(nodes), set[Node]()
         for n in reversed(nodes):
             v = n.outputs[0]
-            placed = v in outputs or any(u in inside for u, _ in v.uses)
+            readers = [(u, k) for u, k in v.uses if u in inside]
             fits = rows is None or rows.of_elements(v) or self.numbers.get(v) == rows or rows_of(n) == rows
-            if (
-                placed
-                and fits
-                and all(u not in inside or (u in out and self.reads_own(v, u, k, rows)) for u, k in v.uses)
-            ):
+            if not fits or (not readers and v not in outputs):
+                continue
+            if all(u in out and self.reads_own(v, u, k, rows) for u, k in readers):
                 out.add(n)
         return out
 
     def reads_own(self, v: Value, u: Node, k: int, rows: Rows | None) -> bool:
         """Does operand k of u, in its place, read the element of v of its own place, or the number of its own row?"""
-        made = u.outputs[0]
-        same = _same(v, made)
+        result = u.outputs[0]
         if rows is None:
-            return (is_pointwise(u) and same) or (k in u.op.indices and same)
+            return _same(v, result) and (is_pointwise(u) or k in u.op.indices)
         if rows_of(u) == rows:
             return k == 0 and rows.of_elements(v)
-        if self.numbers.get(made) == rows:
+        if self.numbers.get(result) == rows:
             return self.numbers.get(v) == rows
-        return is_pointwise(u) and rows.of_elements(made) and (rows.of_elements(v) or rows.reads_own(v))
+        return is_pointwise(u) and rows.of_elements(result) and (rows.of_elements(v) or rows.reads_own(v))
 
     def along_operands(self, along: Sequence[Node], rows: Rows | None) -> set[Value]:
         """Operands from outside that nodes of a pass read in it, as large as what is passed over."""
