@@ -100,7 +100,7 @@ def node_rows(target: str, part: int, parts: int, only: str) -> dict[str, Row]:
     import dnnc
 
     if target == "interpreted":
-        from dnnc.tools.interpreted import install
+        from dnnc.backends.cuda.interpreted import install
 
         install()
     rows = {}

@@ -7,10 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dnnc.backends.cuda.arrays import Defer, device_array, is_device_array, kind_of, output_array
-from dnnc.backends.cuda.graph import Frame
-from dnnc.backends.cuda.instance import CudaInstance
-from dnnc.backends.cuda.native import PARAMETER_ALIGN, Device, DeviceArray
+from dnnc.backends.runtime.arrays import Defer, device_array, is_device_array, kind_of, output_array
+from dnnc.backends.runtime.device import PARAMETER_ALIGN, Device, DeviceArray
 from dnnc.donation import Donation
 from dnnc.ir.errors import InputError
 from dnnc.parameters import Parameters
@@ -18,8 +16,8 @@ from dnnc.program_cache import ProgramCache
 from dnnc.signature import Signature, converted
 
 
-class CudaCalls:
-    """See DeviceCalls. `device` opens the device: TargetError where there is none."""
+class DeviceCalls:
+    """Calls whose first input lies on a device. `device` opens it. TargetError: it is not here."""
 
     def __init__(
         self, device: Callable[[], Device], signature: Signature, donation: Donation | None, cache: ProgramCache
@@ -67,7 +65,7 @@ class CudaCalls:
         views = self._views(values, device, weights, keep=True)
         instance = self._instance(views)
         made = self._output_views(instance, views, results, device, weights)
-        frame = Frame(instance.loaded())
+        frame = instance.own_frame()
         kind = kind_of(values[0], device)
         addresses = [v.address for v in views], [v.address for v in made]
         if any(a % PARAMETER_ALIGN for group in addresses for a in group):
@@ -80,7 +78,7 @@ class CudaCalls:
 
     def _start(
         self,
-        instance: CudaInstance,
+        instance: Any,
         views: Sequence[DeviceArray],
         made: Sequence[DeviceArray],
         stream: int,
@@ -95,9 +93,8 @@ class CudaCalls:
             elif instance.program.guarded:
                 _raise(instance, frame.outcome(stream))
 
-    def _instance(self, views: Sequence[DeviceArray]) -> CudaInstance:
+    def _instance(self, views: Sequence[DeviceArray]) -> Any:
         instance = self._cache.instance(tuple([v.shape for v in views]))
-        assert isinstance(instance, CudaInstance)
         return instance
 
     def _views(
@@ -139,7 +136,7 @@ class CudaCalls:
 
     def _output_views(
         self,
-        instance: CudaInstance,
+        instance: Any,
         inputs: Sequence[DeviceArray],
         results: Sequence[Any],
         device: Device,
@@ -164,9 +161,7 @@ class BoundCall:
 
     __slots__ = ("_instance", "_frame", "_keep", "_launch", "_stream")
 
-    def __init__(
-        self, launch: Callable[[int], None], stream: int, frame: Frame | None, keep: Any, instance: CudaInstance
-    ) -> None:
+    def __init__(self, launch: Callable[[int], None], stream: int, frame: Any, keep: Any, instance: Any) -> None:
         self._launch, self._stream, self._frame, self._keep, self._instance = launch, stream, frame, keep, instance
 
     def __call__(self) -> None:
@@ -200,7 +195,7 @@ def _on_device(parameters: Parameters | None) -> Sequence[DeviceArray]:
     return () if parameters is None else parameters.on_device
 
 
-def _raise(instance: CudaInstance, status: tuple[int, int, int]) -> None:
+def _raise(instance: Any, status: tuple[int, int, int]) -> None:
     """InputError where a kernel has found an index outside of its axis."""
     if status[0]:
         instance.fail(status)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.cuda.arrays import is_device_array
-from dnnc.backends.cuda.native import DeviceArray
+from dnnc.backends.runtime.arrays import is_device_array
+from dnnc.backends.runtime.device import DeviceArray
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 
@@ -120,7 +120,7 @@ class Donation:
         results: Sequence[Any] = given if given is not None else [None] * len(instance.outputs or ())
         buffers = []
         for k, r in enumerate(results):
-            if k in instance.at_once:
+            if k in instance.in_place:
                 r = arrays[self.pairs[k]]
             elif r is None:
                 r = np.empty(*(instance.outputs or ())[k])

@@ -10,17 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dnnc.backends.llvm.features import parse_target as parse_cpu
-from dnnc.backends.runtime.frames import runtime
+from dnnc.backends.base import Backend
+from dnnc.backends.registry import backend_class, open_backend
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.bound import of_function, of_graph
-from dnnc.cpu_build import has_control, segment_maker
-from dnnc.cpu_compiler import CpuCompiler
 from dnnc.donation import donated
 from dnnc.executable import Executable
-from dnnc.hybrid import HybridCompiler, staged
+from dnnc.graph_compiler import GraphCompiler, SavedCode
+from dnnc.hybrid import HybridCompiler, has_control, staged
 from dnnc.import_cache import Condition, ImportCache, ImportCompiler, ImportInputs, Variant
-from dnnc.interpreted import InterpreterCompiler
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError, a_type
 from dnnc.ir.form import ARRAY
@@ -39,7 +37,6 @@ from dnnc.tune_option import resolved
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from dnnc.device_driver import Machine
     from dnnc.options import Options
 
 __all__ = ["Executable", "TensorSpec", "compile"]
@@ -224,7 +221,7 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     seconds = time.perf_counter() - start
     onnx = (lambda: take_apart(model)) if imported.graph.dims else None
     f = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds, onnx)
-    if said.dims and parse_target(opts.target).kind != "reference":
+    if said.dims and backend_class(parse_target(opts.target).kind).compiles:
         # the import takes symbolic dims to be at least 1, which lets shapes simplify; empty inputs get a program of
         # their own
         read = rereader(model, opts, progress)
@@ -348,36 +345,58 @@ def compile_graph(
     graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
     graph = bound_dims(graph, {n: d for n, d in opts.dims.items() if not isinstance(d, int)})
     names = expose(graph, names, opts.outputs)
-    target = parse_target(opts.target)
-    machine = None
-    if target.kind == "cuda":
-        from dnnc.device_driver import compile_for_device, cuda_machine
-
-        machine = cuda_machine(opts)
-    graph, names, bound = with_roles(graph, names, opts, parameters or {}, machine)
-    if target.kind == "reference":
-        return Executable(InterpreterCompiler(graph, names, opts, bound), bound)
-    if machine is not None:
-        kernels = KernelCache(cache_folder(opts.cache))
-        return compile_for_device(
-            graph, names, opts, kernels, machine, progress, import_seconds, onnx, parameters=bound
-        )
-    cpu = parse_cpu(str(target), opts.threads)
-    check_possible(graph)
+    backend = open_backend(opts.target, opts.threads)
+    graph, names, bound = with_roles(graph, names, opts, parameters or {}, backend)
     cache = KernelCache(cache_folder(opts.cache))
-    runtime().start(cache)
-    threads = min(thread_count(opts.threads), cpu.threads)
-    if needs_host(graph):
-        make = segment_maker(opts, cpu, cache, progress)
-        return staged(HybridCompiler(graph, names, opts, cpu, threads, import_seconds, make, onnx))
+    return compile_for(graph, names, opts, backend, cache, progress, import_seconds, onnx, bound)
+
+
+def compile_for(
+    graph: Graph,
+    names: tuple[Sequence[str], Sequence[str]],
+    opts: CompileOptions,
+    backend: Backend,
+    cache: KernelCache,
+    progress: Progress | None = None,
+    import_seconds: float = 0.0,
+    onnx: Callable[[], OnnxParts] | None = None,
+    parameters: Parameters | None = None,
+    saved: SavedCode | None = None,
+    notes: tuple[str, ...] = (),
+) -> Executable:
+    """Compile a graph whose dims are as the options say for a backend; see `compile_graph`.
+
+    Args:
+        saved: machine code out of a saved model.
+        notes: for the report.
+    """
+    if not backend.compiles:
+        opts = CompileOptions(target=opts.target, precision=opts.precision, donate=opts.donate)
+    else:
+        check_possible(graph)
+    backend.start(cache)
+    threads = min(thread_count(opts.threads), backend.threads)
+    log = Log(graph.name, str(opts.target), threads, import_seconds, notes)
+    if backend.compiles and needs_host(graph):
+        return staged(HybridCompiler(graph, names, opts, backend, log, cache, progress, onnx))
     symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims) and not has_control(graph)
-    lows = lows_without_empties(graph) if symbolic else None
-    log = Log(graph.name, str(target), threads, import_seconds)
-    f = Executable(
-        CpuCompiler(graph, names, opts, cpu, log, cache, lows, progress=progress, parameters=bound, onnx=onnx), bound
+    shared = lows_without_empties(graph) if symbolic and backend.any_sizes else None
+    compiler = GraphCompiler(
+        graph,
+        names,
+        opts,
+        backend,
+        log,
+        cache,
+        shared=shared,
+        progress=progress,
+        saved=saved,
+        parameters=parameters,
+        onnx=onnx,
     )
+    f = Executable(compiler, parameters)
     if not graph.dims:
-        f.prepare([tuple(int(d) for d in v.type.shape if isinstance(d, int)) for v in graph.inputs])
+        f.prepare([tuple(int(str(d)) for d in v.type.shape) for v in graph.inputs])
     return f
 
 
@@ -386,10 +405,9 @@ def with_roles(
     names: tuple[list[str], list[str]],
     opts: CompileOptions,
     parameters: Mapping[str, Any],
-    machine: Machine | None,
+    backend: Backend,
 ) -> tuple[Graph, tuple[list[str], list[str]], Parameters | None]:
     """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters.
-    `machine`: of a device.
 
     Raises:
         InputError: an array or a pair does not fit.
@@ -397,14 +415,13 @@ def with_roles(
     """
     bound = None
     if parameters:
-        graph, inputs, bound = with_parameters(
-            graph, names[0], parameters, machine.device if machine is not None and machine.present else None
-        )
+        device = backend.device if backend.present else None
+        graph, inputs, bound = with_parameters(graph, names[0], parameters, device)
         names = inputs, names[1]
     if opts.donate:
         graph = graph if bound is not None else graph.copy()
         graph.donated = donated(graph, names, opts.donate)
-    if (bound is not None or opts.donate) and parse_target(opts.target).kind != "reference" and needs_host(graph):
+    if (bound is not None or opts.donate) and backend.compiles and needs_host(graph):
         asked = "parameters" if bound is not None else "donate"
         raise UnsupportedError(
             f"{asked}= is for models without steps on the host; `report` of the model compiled without it names those"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from dnnc.backends.cuda.arrays import is_device_array, to_host
+from dnnc.backends.runtime.arrays import is_device_array, to_host
 from dnnc.donation import Donation, donated
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph
@@ -128,6 +128,10 @@ class Executable:
         first call.
         """
         return self._compiler.source(self.last_program(), stage, kernel)
+
+    def sources(self, program: Any) -> Any:
+        """The texts of one of its programs; see `dnnc.backends.runtime.sources.Sources`."""
+        return self._compiler.sources(program)
 
     def last_program(self) -> Any:
         """The newest program. InputError names the dims that are open where there is none."""

@@ -16,23 +16,35 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
-from dnnc.backends.cuda.arrays import device_array, from_host, is_device_array, kind_of, to_host
-from dnnc.backends.cuda.native import Device
-from dnnc.cpu_compiler import only_for_devices
+from dnnc.backends.base import Backend
+from dnnc.backends.runtime.arrays import device_array, from_host, is_device_array, kind_of, to_host
+from dnnc.backends.runtime.device import Device
+from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.results import copy_results
 from dnnc.donation import Donation
 from dnnc.executable import Executable
-from dnnc.ir.errors import DnncError, InputError, UnsupportedError, a_type, count, locations
+from dnnc.graph_compiler import GraphCompiler, only_for_devices
+from dnnc.ir.errors import DnncError, InputError, UnsupportedError, locations
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.interp import run_node
-from dnnc.ir.shapes import Bindings, as_env, bind_dims, bind_shape, resolve, specialise
+from dnnc.ir.shapes import (
+    Bindings,
+    as_env,
+    bind_dims,
+    bind_shape,
+    bound_dims,
+    lows_without_empties,
+    resolve,
+    specialise,
+)
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters
 from dnnc.passes.analysis.segments import Segment, prepare, split
 from dnnc.passes.base import pass_context
 from dnnc.program_cache import ModelCompiler, OnnxParts, ProgramCache, Shapes
 from dnnc.report import Report
-from dnnc.report.log import Log
+from dnnc.report.log import Log, Progress
 from dnnc.signature import Signature
 from dnnc.tools.accuracy import check_model
 
@@ -184,7 +196,7 @@ class HybridProgram:
     """A divided graph, ready to run; an instance of itself, since it takes sizes from what it is given."""
 
     outputs = None
-    at_once: frozenset[int] = frozenset()
+    in_place: frozenset[int] = frozenset()
 
     def __init__(
         self, graph: Graph, steps: tuple[Runs, ...], constants: Mapping[Value, Array], names: Sequence[str]
@@ -255,17 +267,6 @@ class HybridProgram:
         return "\n".join(texts)
 
 
-def copy_results(results: Sequence[Array], buffers: Sequence[Array], names: Sequence[str]) -> None:
-    """Copy outputs, whose sizes only the call has told, to buffers of the caller. InputError where one does not fit."""
-    if len(buffers) != len(results):
-        raise InputError(f"the model has {count(len(results), 'output')}, got {count(len(buffers), 'buffer')}")
-    for name, out, r in zip(names, buffers, results):
-        if not isinstance(out, np.ndarray) or out.shape != r.shape or out.dtype != r.dtype or not out.flags.writeable:
-            shown = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else a_type(out)
-            raise InputError(f"output {name}: expected a writable array {r.dtype} {r.shape}, got {shown}")
-        out[...] = r
-
-
 def _own(a: Array, others: Sequence[Array]) -> Array:
     """The array, or a copy where it is another's memory, is not contiguous, or would keep much more alive than it
     has.
@@ -296,8 +297,10 @@ def divide(graph: Graph, options: CompileOptions, make: Make, names: Sequence[st
 
 
 class HybridCompiler(ModelCompiler):
-    """Divides a model for the sizes of its inputs; for all sizes where the options give bounds for each. `device` opens
-    the device of the segments.
+    """Divides a model for the sizes of its inputs; for all sizes where the options give bounds for each.
+
+    Attributes:
+        backend: of the segments.
     """
 
     def __init__(
@@ -305,16 +308,15 @@ class HybridCompiler(ModelCompiler):
         graph: Graph,
         names: tuple[Sequence[str], Sequence[str]],
         options: CompileOptions,
-        target: Any,
-        threads: int,
-        import_seconds: float,
-        make: Make,
+        backend: Backend,
+        log: Log,
+        cache: KernelCache,
+        progress: Progress | None = None,
         onnx: Callable[[], OnnxParts] | None = None,
-        device: Callable[[], Device] | None = None,
     ) -> None:
         self.interface, (self.inputs, self.outputs) = graph, names
-        self.options, self.target, self.onnx, self._make, self._device = options, target, onnx, make, device
-        self.log = Log(graph.name, str(options.target), threads, import_seconds)
+        self.options, self.backend, self.log, self.onnx = options, backend, log, onnx
+        self.cache, self.progress = cache, progress
         self.dims = tuple(
             sorted(
                 {x for v in graph.inputs for d in v.type.shape if isinstance(d, Expr) for x in free(d)},
@@ -327,12 +329,31 @@ class HybridCompiler(ModelCompiler):
     def graph(self) -> Graph:
         return self.interface
 
+    @property
+    def target(self) -> Any:
+        return self.backend.target
+
+    def _segment(self, graph: Graph, shared: bool) -> Executable:
+        """Compile a segment between host steps: for all sizes, or (False) for each that comes."""
+        # Checking whole segments on random values between steps would mean nothing.
+        options = replace(self.options, dims={}, outputs=(), verify="kernels" if self.options.verify else False)
+        lows = None
+        if shared and self.backend.any_sizes and not has_control(graph):
+            empties = {n: 1 for n, x in graph.dims.items() if x.lo == 0}  # no elements: a program of their own
+            lows = {**empties, **lows_without_empties(bound_dims(graph, {n: (1, None) for n in empties}))}
+        log = Log(graph.name, str(options.target), self.log.threads)
+        names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
+        compiler = GraphCompiler(
+            graph, names, options, self.backend, log, self.cache, shared=lows, progress=self.progress
+        )
+        return Executable(compiler)
+
     def sizes(self, dims: Mapping[Var, int]) -> tuple[int, ...]:
         return () if self.shared else tuple(dims[x] for x in self.dims)
 
     def compile(self, dims: Mapping[Var, int]) -> HybridProgram:
         graph = self.graph.copy() if self.shared else specialise(self.graph, {x.name: dims[x] for x in self.dims})
-        program = divide(graph, self.options, self._make, self.outputs)
+        program = divide(graph, self.options, self._segment, self.outputs)
         if self.options.verify == "model":
             self._check(program, {x: dims[x] for x in self.dims})
         return program
@@ -355,12 +376,13 @@ class HybridCompiler(ModelCompiler):
         dims = bind_dims(self.graph, shapes)
         for s in instance.steps:
             if isinstance(s, NativeStep) and (
-                self._device is None or not s.segment.graph.dims
+                self.backend.any_sizes or not s.segment.graph.dims
             ):  # what a device runs is made for certain sizes
                 s.prepare({x: dims[x] for x in s.segment.graph.dims.values() if x in dims})
 
     def device_calls(self, signature: Signature, donation: Donation | None, cache: ProgramCache) -> HybridCalls | None:
-        return None if self._device is None else HybridCalls(self._device, signature, cache)
+        device = self.backend.device
+        return None if device is None else HybridCalls(device, signature, cache)
 
     def report(self, signature: Signature, programs: Sequence[HybridProgram]) -> Report:
         """Its programs are the segments, its fallbacks the host nodes."""
@@ -373,19 +395,23 @@ class HybridCompiler(ModelCompiler):
 
     def profile(self, f: Executable, collect: Callable[[], list[Array]], repeats: int | None) -> Profile:
         """Kernels of all segments, and host nodes, whose schedule is called "host"."""
-        from dnnc.tools.hybrid_profile import profile
+        from dnnc.tools.hybrid_profile import profile  # loads what measures, which a call does without
 
         arrays = collect()
-        return profile(f, f.cache.instance(tuple([a.shape for a in arrays])).program, arrays, repeats)
+        program = f.cache.instance(tuple([a.shape for a in arrays])).program
+        return profile(f, program, arrays, self.backend, repeats)
 
     def save(self, path: Any, programs: Mapping[tuple[int, ...], Any], small: bool, archs: Sequence[str]) -> None:
         """Loading compiles the graph again; `small` makes no difference."""
-        from dnnc.artifact.writer import save_staged
+        from dnnc.artifact.writer import save_graph  # loads what writes, which a call does without
 
         only_for_devices(archs)
-        save_staged(
-            path, self.graph, self.inputs, self.outputs, self.options, None if self.onnx is None else self.onnx()
-        )
+        save_graph(path, "graph", self)
+
+
+def has_control(graph: Graph) -> bool:
+    """True if there are loops or branches, whose functions are made for fixed sizes."""
+    return any("control" in n.op.traits for n in graph.nodes())
 
 
 def staged(compiler: HybridCompiler) -> Executable:

@@ -296,7 +296,7 @@ class ImportCompiler(ModelCompiler):
         """Variants are compiled anew for the first calls after loading. ModelError if the model's file is not there any
         more.
         """
-        from dnnc.artifact.writer import save_late
+        from dnnc.artifact.writer import save_onnx  # loads what writes, which a call does without
 
         assert self.onnx is not None
-        save_late(path, self.options, self.onnx())
+        save_onnx(path, self.options, self.onnx())

@@ -270,7 +270,7 @@ class Jitted:
     def _for(self, device: str | None) -> CompileOptions:
         """The options, for the device of the arguments; those on the host go wherever the options say."""
         target = parse_target(self._options.target)
-        if device in (None, HOST) or (target.kind == "cuda" and f"cuda:{target.device}" == device):
+        if device in (None, HOST) or f"{target.kind}:{target.device}" == device:
             return self._options
         return replace(self._options, target=str(device), dims=dict(self._options.dims))
 
@@ -285,7 +285,7 @@ def _again(fn: Callable[..., Any], *settings: Any) -> Jitted:
 
 def quickly(program: Any, device: str) -> Any:
     """A program that takes arrays of dnnc on a device; with less around the launches where it has few kernels."""
-    from dnnc.array.device_light import started_directly
+    from dnnc.array.expressions import started_directly
 
     return started_directly(program, place(device)) or program
 

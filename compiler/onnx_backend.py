@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
-from dnnc.backends.cuda.device import device_problem
+from dnnc.backends.registry import backend_class
 from dnnc.driver import compile as compile_model
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.ir.errors import DnncError, InputError, TargetError
@@ -129,7 +129,7 @@ def _problem(device: str) -> str:
     kind, _, number = device.partition(":")
     if kind not in TARGETS or not (number or "0").isdigit():
         return f"dnnc compiles for {', '.join(TARGETS)}"
-    return device_problem(int(number or 0)) if kind == "CUDA" else ""
+    return str(backend_class(TARGETS[kind]).device_problem(int(number or 0)))
 
 
 def model_of(node: Any, arrays: Sequence[np.ndarray[Any, Any]], opset: int | None) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, Union
 
+from dnnc.backends.registry import check_target
 from dnnc.ir.errors import InputError, TargetError, TuneError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -173,23 +174,10 @@ def _check_target(target: object, threads: int | None) -> None:
                 f"target={target!r}: expected a string such as 'llvm' or 'cuda -arch=sm_90a', or a dnnc.Target"
             )
         return
-    words = target.split()
-    kind, _, device = words[0].partition(":") if words else ("", "", "")
-    if kind not in ("llvm", "cuda", "reference"):
-        raise TargetError(
-            f"target={target!r}: expected 'llvm', 'cuda' or 'reference' first; `dnnc targets` lists what this machine "
-            "has"
-        )
-    if device and not (kind == "cuda" and device.isdigit()):
-        raise TargetError(f"target={target!r}: a device number is written cuda:1")
-    for w in words[1:]:
-        if not w.startswith("-") or "=" not in w:
-            raise TargetError(
-                f"target={target!r}: {w!r} is no option; they are written -name=value, such as -mcpu=skylake-avx512"
-            )
-        name, _, v = w.partition("=")
-        if name == "-threads" and threads is not None and v != str(threads):
-            raise TargetError(f"target={target!r} says -threads={v}, but threads={threads} is given; give one of them")
+    parsed = check_target(target)
+    asked = parsed.option("threads")
+    if asked and threads is not None and asked != str(threads):
+        raise TargetError(f"target={target!r} says -threads={asked}, but threads={threads} is given; give one of them")
 
 
 def _check_tune(tune: object) -> None:

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.cuda.arrays import device_array, is_device_array, kind_of, to_host
-from dnnc.backends.cuda.native import DEFAULT_STREAM, Device, DeviceArray
+from dnnc.backends.runtime.arrays import device_array, is_device_array, kind_of, to_host
+from dnnc.backends.runtime.device import DEFAULT_STREAM, Device, DeviceArray
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Value
 from dnnc.signature import TensorSpec, converted
 
 if TYPE_CHECKING:
-    from dnnc.backends.cuda.native import CudaNative
-    from dnnc.backends.llvm.native import Native
+    from dnnc.backends.runtime.program import Program
 
 Array = np.ndarray[Any, Any]
+Bind = Callable[[Any, Mapping[str, Any], Callable[[Any], Array]], None]  # see `Backend.bind_parameters`
 
 
 def flat(tree: Any) -> dict[str, Any]:
@@ -59,8 +59,8 @@ class Parameters:
         """
         self._values, self._device = dict(values), device
         self._arrays = {n: self._checked(n, arrays[n]) for n in values}
-        self._tables: dict[int, tuple[weakref.ref[Native], Table]] = {}
-        self._devices: list[weakref.ref[CudaNative]] = []  # programs of a device
+        self._tables: dict[int, tuple[weakref.ref[Program], Table]] = {}
+        self._devices: list[tuple[weakref.ref[Program], Bind]] = []  # programs of a device
         self._lock = threading.RLock()
         self.bound = 0  # how often tables were made
 
@@ -85,7 +85,7 @@ class Parameters:
         """The contents of what is bound now, by the name of the value that stands for it in the graph."""
         return self._fetched(next(self._arrays[n] for n, v in self._values.items() if v.name == name))
 
-    def table(self, native: Native) -> Table:
+    def table(self, native: Program) -> Table:
         """The table of a program, made when it is asked for first."""
         found = self._tables.get(id(native))
         if found is not None and found[0]() is native:
@@ -107,12 +107,12 @@ class Parameters:
         with self._lock:
             arrays = {**self._arrays, **{n: self._checked(n, a) for n, a in changed.items()}}
             natives = [n for r, _ in self._tables.values() if (n := r()) is not None]
-            for d in self._on_devices():
-                d.bind(self._settled(arrays), self._fetched)
+            for program, bind in self._on_devices():
+                bind(program, self._settled(arrays), self._fetched)
             tables = {id(n): (weakref.ref(n), self._made(n, arrays)) for n in natives}
             self._arrays, self._tables = arrays, tables
 
-    def _made(self, native: Native, arrays: Mapping[str, Array | DeviceArray]) -> Table:
+    def _made(self, native: Program, arrays: Mapping[str, Array | DeviceArray]) -> Table:
         assert native.prologue is not None
         self.bound += 1
         return Table(native.prologue.run({v.name: self._fetched(arrays[n]) for n, v in self._values.items()}))
@@ -160,17 +160,21 @@ class Parameters:
             raise InputError(f"parameter {name}: expected shape {list(t.shape)}, got {list(given.shape)}")
         return given
 
-    def load(self, native: CudaNative) -> None:
-        """Put what a program of a device reads of parameters behind its constants, now and at each refit."""
-        if native.prologue is None:
+    def load(self, program: Program, bind: Bind) -> None:
+        """Give a program of a device what it reads of parameters, now and at each refit."""
+        if program.prologue is None:
             return
         with self._lock:
-            native.bind(self._settled(self._arrays), self._fetched)
-            self._devices.append(weakref.ref(native))
+            bind(program, self._settled(self._arrays), self._fetched)
+            self._devices.append((weakref.ref(program), bind))
 
-    def _on_devices(self) -> list[CudaNative]:
-        self._devices = [r for r in self._devices if r() is not None]
-        return [n for r in self._devices if (n := r()) is not None]
+    def _on_devices(self) -> list[tuple[Program, Bind]]:
+        self._devices = [(r, bind) for r, bind in self._devices if r() is not None]
+        return [(p, bind) for r, bind in self._devices if (p := r()) is not None]
+
+    def frozen(self, graph: Graph) -> Graph:
+        """The graph with what parameters hold now as constants."""
+        return frozen(graph, self.held)
 
 
 def with_parameters(

@@ -9,10 +9,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnnc.backends.base import Instance
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
@@ -24,10 +25,10 @@ from dnnc.report.log import Log
 from dnnc.signature import Signature
 
 if TYPE_CHECKING:
+    from dnnc.device_calls import DeviceCalls
     from dnnc.donation import Donation
     from dnnc.executable import Executable
     from dnnc.import_cache import ImportCache
-    from dnnc.parameters import Parameters
     from dnnc.tools.profile import Profile
 
 Array = np.ndarray[Any, Any]
@@ -35,44 +36,6 @@ Shapes = tuple[tuple[int, ...], ...]
 OnnxParts = tuple[bytes, Sequence[Array]]
 MAX_PROGRAMS = 16  # programs kept for different shapes of one model
 MAX_INSTANCES = 512  # instances kept of one model, some kilobytes each
-
-
-class Instance(Protocol):
-    """A program at the sizes of a call.
-
-    Attributes:
-        program: what it runs.
-        outputs: shape and dtype of each output; None where only a call tells.
-        at_once: outputs that are made in the memory of the input that is donated for them; others are copied there.
-        used: set by the cache when it is asked for again.
-    """
-
-    used: bool
-
-    @property
-    def program(self) -> Any: ...
-
-    @property
-    def outputs(self) -> Sequence[tuple[tuple[int, ...], Any]] | None: ...
-
-    @property
-    def at_once(self) -> frozenset[int]: ...
-
-    def call(self, arrays: Sequence[Array]) -> list[Array]:
-        """Run on contiguous arrays of the right shapes and dtypes; returns fresh arrays."""
-        ...
-
-    def into(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        """Run, and leave the results in these buffers."""
-        ...
-
-
-class DeviceCalls(Protocol):
-    """Calls whose first input lies on a device."""
-
-    def run(self, values: Sequence[Any], outputs: Any, stream: Any, parameters: Parameters | None) -> list[Any]: ...
-
-    def bind(self, values: Sequence[Any], outputs: Any, parameters: Parameters | None) -> Callable[[], Any]: ...
 
 
 class ModelCompiler(ABC):
@@ -137,7 +100,7 @@ class ModelCompiler(ABC):
     def refitted(self, instances: Sequence[Any]) -> None:  # noqa: B027
         """Parameters hold other arrays from now on."""
 
-    def device_calls(self, signature: Signature, donation: Donation | None, cache: ProgramCache) -> DeviceCalls | None:
+    def device_calls(self, signature: Signature, donation: Donation | None, cache: ProgramCache) -> DeviceCalls | Any:
         """What runs calls on arrays of a device; None where there is no device."""
         return None
 

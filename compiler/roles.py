@@ -19,7 +19,8 @@ import numpy as np
 
 from dnnc.array.core import Array, from_data
 from dnnc.array.devices import HOST, DeviceData, on_host
-from dnnc.backends.cuda.arrays import is_read_only
+from dnnc.backends.registry import backend_class
+from dnnc.backends.runtime.arrays import is_read_only
 from dnnc.bound import from_constant, holder
 from dnnc.driver import compile_graph
 from dnnc.ir.errors import InputError
@@ -68,7 +69,7 @@ class Roles:
         labels = [*labels[0], *self.captured], labels[1]
         buffers = [*buffers, *self.settled()]
         held = {k: b for k, b in enumerate(buffers) if k >= len(first) or first[k] in self.parameters}
-        bring = (lambda b: b) if parse_target(opts.target).kind == "cuda" else on_host
+        bring = (lambda b: b) if backend_class(parse_target(opts.target).kind).numbered else on_host
         made = compile_graph(graph, labels, opts, parameters={labels[0][k]: bring(b) for k, b in held.items()})
         return BoundProgram(made, labels[0], held, bring) if held else made
 

@@ -25,8 +25,7 @@ from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.tune_option import rounds_products
 
 if TYPE_CHECKING:
-    from dnnc.backends.cuda.target import GpuTarget
-    from dnnc.backends.llvm.features import CpuTarget
+    from dnnc.backends.base import Backend
 
 T = TypeVar("T")
 FORMAT = "schedule-1"  # of records
@@ -39,12 +38,12 @@ class Schedules:
     Args:
         store: where records are kept, and other processes find them.
         opts: of which numerics, precision and level decide schedules.
-        target: the CPU or GPU.
+        backend: of the target.
     """
 
-    def __init__(self, store: KernelCache, opts: CompileOptions, target: CpuTarget | GpuTarget) -> None:
+    def __init__(self, store: KernelCache, opts: CompileOptions, backend: Backend) -> None:
         self.store = store
-        setting = repr(target), opts.numerics, str(opts.opt_level), str(rounds_products(opts))
+        setting = repr(backend.target), opts.numerics, str(opts.opt_level), str(rounds_products(opts))
         self.seed = "\0".join([FORMAT, sources_version(), *setting])
         self._recent: OrderedDict[str, Scheduled] = OrderedDict()
 
@@ -70,11 +69,11 @@ class Schedules:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def schedules_for(opts: CompileOptions, target: CpuTarget | GpuTarget, store: KernelCache | None) -> Schedules | None:
+def schedules_for(opts: CompileOptions, backend: Backend, store: KernelCache | None) -> Schedules | None:
     """The records for a compilation; None where schedules are to be made anew."""
     if store is None or store.path is None or isinstance(opts.tune, Mapping) or check_every_pass():
         return None
-    return Schedules(store, opts, target)
+    return Schedules(store, opts, backend)
 
 
 @cache

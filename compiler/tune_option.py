@@ -1,7 +1,6 @@
 """The option `tune`: from what a user gives to the schedules that a compilation replays.
 
-In: CompileOptions. Out: options whose `tune` is None or Winners, and the `choose` for `compile_program`. Both drivers
-come here.
+In: CompileOptions. Out: options whose `tune` is None or Winners, and the `choose` for scheduling.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dnnc.ir.errors import TuneError
-from dnnc.ir.target import parse_target
+from dnnc.backends.registry import open_backend
+from dnnc.ir.errors import TargetError, TuneError
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassManager, PassRecord
 from dnnc.passes.planning.program import Program
@@ -20,6 +19,7 @@ from dnnc.passes.schedule.step import Choose, first_choice
 
 if TYPE_CHECKING:
     from dnnc.autotune.search.task import Setting
+    from dnnc.backends.base import Backend
     from dnnc.backends.runtime.kernel_cache import KernelCache
     from dnnc.passes.planning.program import Revise
 
@@ -53,17 +53,22 @@ def resolved(opts: CompileOptions) -> CompileOptions:
     return replace(opts, tune=winners, dims=dict(opts.dims))
 
 
-def setting_of(opts: CompileOptions, target: str = "") -> Setting:
-    """Where and how the kernels of a compilation run, as tuning logs say it. TargetError for the interpreter, which has
-    no kernels.
+def setting_of(opts: CompileOptions, backend: Backend | None = None) -> Setting:
+    """Where and how the kernels of a compilation run, as tuning logs say it.
 
-    `target`: what the options' target turned out to be, where the driver knows.
+    Args:
+        opts: of the compilation.
+        backend: of its target, if it is open already.
+
+    Raises:
+        TargetError: the target has no kernels to tune.
     """
-    from dnnc.autotune.runners.machine import canonical
     from dnnc.autotune.search.task import Setting
 
-    rounded = parse_target(opts.target).kind == "cuda" and rounds_products(opts)
-    return Setting(canonical(target or str(opts.target), opts.threads), opts.numerics, rounded)
+    backend = backend or open_backend(opts.target, opts.threads)
+    if not backend.compiles:
+        raise TargetError(f"target {backend.name!r} has no kernels to tune")
+    return Setting(backend.text, opts.numerics, backend.rounds_products and rounds_products(opts))
 
 
 def rounds_products(opts: CompileOptions) -> bool:
@@ -71,16 +76,14 @@ def rounds_products(opts: CompileOptions) -> bool:
     return opts.precision == "tf32" or (opts.numerics == "fast" and opts.precision is None)
 
 
-def choose_of(opts: CompileOptions, target: str = "", kept: KernelCache | None = None) -> Choose:
-    """How schedules are chosen: by the winners where there are some, else without measuring. `target`: see
-    `setting_of`; `kept`: where picks are kept.
-    """
+def choose_of(opts: CompileOptions, backend: Backend, kept: KernelCache | None = None) -> Choose:
+    """How schedules are chosen: by the winners of a log, else without measuring. `kept`: where picks are kept."""
     tuned = resolved(opts).tune
     if not isinstance(tuned, Mapping):
-        return unmeasured(opts, target, kept)
+        return unmeasured(opts, backend, kept)
     from dnnc.autotune.log.replay import chooser
 
-    return chooser(tuned, setting_of(opts, target), unmeasured(opts, target, kept))
+    return chooser(tuned, setting_of(opts, backend), unmeasured(opts, backend, kept))
 
 
 def revise_of(choose: Choose) -> Revise | None:
@@ -91,18 +94,17 @@ def revise_of(choose: Choose) -> Revise | None:
     return revise
 
 
-def unmeasured(opts: CompileOptions, target: str = "", kept: KernelCache | None = None) -> Choose:
+def unmeasured(opts: CompileOptions, backend: Backend, kept: KernelCache | None = None) -> Choose:
     """What the cost model that ships takes for fastest; without optimization the templates' own first choice."""
     if opts.opt_level < 3:
         return first_choice
 
     @cache
     def model() -> Choose:  # not loaded where all schedules are known
-        from dnnc.autotune.runners.machine import machine_of
+        from dnnc.autotune.runners.machine import Machine
         from dnnc.autotune.search.choose import pretrained
 
-        setting = setting_of(opts, target)
-        return pretrained(machine_of(setting.target), setting, kept=kept)
+        return pretrained(Machine(backend), setting_of(opts, backend), kept=kept)
 
     return lambda problem, candidates: model()(problem, candidates)
 

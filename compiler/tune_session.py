@@ -29,6 +29,8 @@ from dnnc.autotune.search.task import Setting, Task, extract
 from dnnc.autotune.search.task_search import Model
 from dnnc.autotune.search.trial import Runner
 from dnnc.autotune.search.variants import variations
+from dnnc.backends.registry import backend_class, open_backend
+from dnnc.compile_program import schedule
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, TuneError, a_type
 from dnnc.ir.graph import Graph
@@ -143,10 +145,10 @@ def tune(
         raise TuneError("tune= is an option of dnnc.compile; dnnc.tune takes budget= and log=")
     opts = make_options({**options, "target": target})
     setting = setting_of(opts)
-    calls = with_libraries(setting.target) if libraries else None
+    machine = machine_of(setting.target)
+    calls = with_libraries(machine) if libraries else None
     name, made = programs_of(model, opts)
     tasks = selected(tasks_in(made, setting), only)
-    machine = machine_of(setting.target)
     plan = Plan(
         space_of(machine, opts, space, calls),
         features_of(machine, libraries),
@@ -281,17 +283,8 @@ def programs(graph: Graph, opts: CompileOptions) -> Iterator[Program]:
 
 
 def program_of(graph: Graph, opts: CompileOptions) -> Program:
-    """A graph as the driver compiles it."""
-    target = parse_target(opts.target)
-    if target.kind == "cuda":
-        from dnnc.device_driver import cuda_machine
-        from dnnc.device_driver import make_program as make_device_program
-
-        return make_device_program(specialise(graph, {}), cuda_machine(opts), opts)
-    from dnnc.backends.llvm.features import parse_target as parse_cpu
-    from dnnc.cpu_build import make_program
-
-    return make_program(specialise(graph, {}), parse_cpu(str(target), opts.threads), opts)
+    """A graph as the compiler schedules it."""
+    return schedule(specialise(graph, {}), open_backend(opts.target, opts.threads), opts)
 
 
 def selected(tasks: Sequence[tuple[Task, int]], only: str | Sequence[str] | None) -> list[tuple[Task, int]]:
@@ -320,7 +313,7 @@ def space_of(
     """The choices of a task: what an untuned compilation takes, `calls` of libraries, then dnnc's space, or one's
     own.
     """
-    usual = choose_of(replace(opts, tune=None, dims=dict(opts.dims)))
+    usual = choose_of(replace(opts, tune=None, dims=dict(opts.dims)), machine.backend)
 
     def choices(task: Task) -> list[Choice]:
         problem = task.rebuilt[2]
@@ -343,7 +336,7 @@ def features_of(machine: Machine, libraries: bool = False) -> Callable[[Task, Se
     def features(task: Task, choices: Sequence[Choice]) -> Any:
         from dnnc.autotune.model.features import features
 
-        return features(task.rebuilt[2], as_known(choices) if libraries else choices, machine.limits)
+        return features(task.rebuilt[2], as_known(choices, machine) if libraries else choices, machine.limits)
 
     return features
 
@@ -391,7 +384,7 @@ def make_runner(name: str, opts: CompileOptions, setting: Setting, devices: Sequ
     """A runner by its name."""
     if name not in RUNNERS:
         raise TuneError(f"runner={name!r}: expected {' or '.join(RUNNERS)}, or an object with `measure` and `close`")
-    target = str(parse_target(opts.target)) if parse_target(opts.target).kind == "cuda" else setting.target
+    target = str(opts.target) if backend_class(parse_target(opts.target).kind).numbered else setting.target
     if name == "ray":
         from dnnc.autotune.runners.ray_runner import RayRunner
 

@@ -274,3 +274,13 @@ def _specialise(g: Graph, env: dict[Expr, Expr], known: Copies | None = None) ->
 
 def _keep_layout(t: TensorType, old: TensorType) -> TensorType:
     return TensorType(t.dtype, t.shape, old.layout) if t.layout is None and old.layout is not None else t
+
+
+def concrete_shape(t: TensorType, env: Mapping[Expr, Expr]) -> tuple[int, ...]:
+    """A shape with its symbolic dims filled in."""
+    out = []
+    for d in t.shape:
+        n = value(substitute(const(d), env))
+        assert n is not None, f"{d!r} is not fixed by the dims of the call"
+        out.append(n)
+    return tuple(out)

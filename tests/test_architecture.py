@@ -49,7 +49,7 @@ HOMES = {
     "xgboost": ("autotune",),
     "ray": ("autotune/runners/ray_runner.py",),
     "plotly": ("compiler/report",),
-    "torch": ("compiler/frontends/torch", "compiler/torch/", "compiler/tools/peers.py", "backends/cuda/arrays.py"),
+    "torch": ("compiler/frontends/torch", "compiler/torch/", "compiler/tools/peers.py", "backends/runtime/arrays.py"),
 }
 # Caches that are filled at run time; every other module-level container is a constant.
 MUTABLE_GLOBALS = {("ir/expr.py", "_table"), ("ir/dtype.py", "_BY_NUMPY")}

@@ -16,10 +16,10 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from dnnc import device_driver
 from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
+from dnnc.backends.cuda.interpreted import InterpretedDevice
+from support.devices import install
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -123,8 +123,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
         PROGRAMS_MADE.made.clear()
 
     monkeypatch.setenv("DNNC_CACHE_DIR", str(tmp_path))
-    machine = interpreted_machine(InterpretedDevice())
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda opts: machine)
+    install(monkeypatch, InterpretedDevice())
     clear()
     yield
     clear()

@@ -23,7 +23,7 @@ from dnnc.autotune.model.work import KINDS, Walked, Work, work_of
 from dnnc.passes.schedule.problem import Choice, Problem
 
 if TYPE_CHECKING:
-    from dnnc.autotune.runners.machine import Limits
+    from dnnc.ir.target import Limits
 
 Array = np.ndarray[Any, Any]
 PROBLEMS = ("contraction", "normed", "attention", "recurrence", "sequence", "reduce", "scatter", "map")

@@ -18,7 +18,7 @@ from dnnc.autotune.model.work import Work, work_of
 from dnnc.passes.schedule.problem import Choice, Problem
 
 if TYPE_CHECKING:
-    from dnnc.autotune.runners.machine import Limits
+    from dnnc.ir.target import Limits
 
 SM_CORES = 128  # multiply-adds of f32 that a multiprocessor begins in a cycle
 WGMMA, MMA = 2048, 1024  # multiply-adds of 16-bit floats a cycle of a multiprocessor

@@ -31,7 +31,7 @@ from dnnc.autotune.model.work import Work
 from dnnc.passes.schedule.problem import Choice
 
 if TYPE_CHECKING:
-    from dnnc.autotune.runners.machine import Limits
+    from dnnc.ir.target import Limits
 
 NAMES = (
     "rows_asked", "cols_asked", "products", "shared", "waiting", "finish", "start", "l2", "warps", "waves", "tail",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dnnc.autotune.log.record import plain_choice
-from dnnc.autotune.runners.machine import Built
 from dnnc.autotune.runners.subprocess_runner import Child, Ended, Late
 from dnnc.autotune.search.trial import OK, Request, Trial
+from dnnc.backends.base import Built
 from dnnc.ir.errors import TuneError
 
 MOVED = 0.05  # change of the reference that counts

@@ -13,9 +13,9 @@ import time
 from collections import deque
 
 from dnnc.autotune.runners.device_runner import Job
+from dnnc.backends.runtime.operands import HELD
 
 BATCH = 8  # kernels that a device's process has at a time
-HELD = 3  # tasks whose operands a device's process keeps in memory
 PACE = 0.03  # seconds of a job of a task that nobody has measured yet
 MUCH, BRIEF = (
     0.5,

@@ -23,11 +23,12 @@ from typing import Any, Union
 from dnnc.autotune.log.record import plain_choice
 from dnnc.autotune.runners.device_runner import Job, Station
 from dnnc.autotune.runners.job_queue import Ready
-from dnnc.autotune.runners.machine import Built
 from dnnc.autotune.runners.subprocess_runner import Child, Closed, Ended, Late
 from dnnc.autotune.runners.worker import FACTORY, machine_by
 from dnnc.autotune.search.task import Task
 from dnnc.autotune.search.trial import OK, Request, Trial
+from dnnc.backends.base import Built
+from dnnc.backends.registry import backend_class
 from dnnc.backends.runtime.frames import cpu_count
 from dnnc.ir.errors import TuneError
 from dnnc.ir.target import parse_target as parse_words
@@ -209,7 +210,7 @@ def dnnc_version() -> str:
 def at_device(target: str, number: int) -> str:
     """The target's text with another device's number; of a CPU as it is."""
     words = parse_words(target)
-    return str(replace(words, device=number)) if words.kind == "cuda" else target
+    return str(replace(words, device=number)) if backend_class(words.kind).numbered else target
 
 
 def answers(trial: Trial, request: Request) -> bool:

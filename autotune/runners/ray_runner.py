@@ -18,18 +18,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dnnc.autotune.runners.dispatcher import Deal, Parcel
+from dnnc.autotune.runners.measure import ProcessRunner
 from dnnc.autotune.search.task import Task
 from dnnc.autotune.search.trial import Request, Runner, Trial
-from dnnc.ir.errors import TargetError, TuneError, install
+from dnnc.backends.registry import backend_class, open_backend
+from dnnc.ir.errors import TuneError, install
 from dnnc.ir.target import Target, parse_target
 from dnnc.passes.schedule.problem import Choice
-
-if TYPE_CHECKING:
-    from dnnc.backends.cuda.target import GpuTarget
-    from dnnc.backends.llvm.features import CpuTarget
 
 START_SECONDS = 60.0  # until an actor has loaded dnnc; longer, and its resources are in use by others
 GRACE_SECONDS = 5.0  # that the first worker waits for the others
@@ -62,33 +60,9 @@ OpenOutpost = Callable[
 
 
 def open_outpost(target: str, cores: int) -> Outpost:
-    """A ProcessRunner on the machine this runs on. TargetError where the machine does not run code for the target."""
-    from dnnc.autotune.runners.machine import CpuMachine, machine_of
-    from dnnc.autotune.runners.measure import ProcessRunner
-
-    machine = machine_of(target)
-    name = _cpu_here(machine.target) if isinstance(machine, CpuMachine) else _gpu_here(machine.target)
-    return Outpost(machine.text, name, ProcessRunner(machine.text, devices=(0,), builders=cores))
-
-
-def _cpu_here(target: CpuTarget) -> str:
-    from dnnc.backends.llvm.features import host_cpu
-
-    name = host_cpu()[0]
-    if target.foreign:
-        raise TargetError(f"this machine is {name}, which lacks {', '.join(target.foreign[:4])} of {target.cpu}")
-    return name
-
-
-def _gpu_here(target: GpuTarget) -> str:
-    from dnnc.backends.cuda.target import ask_device, why_no_device
-
-    found = ask_device(0)  # Ray shows a worker its own GPU alone
-    if found is None:
-        raise TargetError(f"no CUDA device: {why_no_device(0)}")
-    if found.arch != target.arch:
-        raise TargetError(f"this machine has {found.name}, {found.arch}, not {target.arch}")
-    return found.name
+    """A ProcessRunner on the machine this runs on. TargetError: it does not run code for the target."""
+    backend = open_backend(target)
+    return Outpost(backend.text, backend.here(), ProcessRunner(backend.text, devices=(0,), builders=cores))
 
 
 @dataclass(frozen=True)
@@ -148,7 +122,7 @@ def places(node: dict[str, Any], targets: Sequence[Target]) -> Iterator[tuple[Pl
         return
     cores, gpus = int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0))
     for target in targets:
-        on_gpu = target.kind == "cuda"
+        on_gpu = backend_class(target.kind).numbered
         count = gpus if on_gpu else min(cores, 1)
         for k in range(count):
             share = cores // count

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
-from dnnc.backends.llvm.worker import receive, send
+from dnnc.backends.runtime.messages import receive, send
 from dnnc.ir.errors import TuneError
 
 START_SECONDS = 120.0  # until a process has loaded what it needs, a device's libraries on a slow disk too

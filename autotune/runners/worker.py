@@ -1,7 +1,7 @@
 """A process that builds or measures kernels for another one: `python -m dnnc.autotune.runners.worker ROLE TARGET
 [FACTORY]`.
 
-Messages are those of `dnnc.backends.llvm.worker`, in on stdin, out on stdout: a JSON header and a body of bytes.
+Messages are those of `dnnc.backends.runtime.messages`, in on stdin, out on stdout: a JSON header and a body of bytes.
 Nothing is unpickled.
 ROLE "build":   {"op": "build", "task", "choice"} -> {"symbol", "facts", "spills", "seconds", "text": its bytes}, body: text and code.
 ROLE "measure": {"op": "load", "id", "task", "choice", "symbol", "facts", "text"}, body -> {};  {"op": "time", "id",
@@ -24,12 +24,13 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from dnnc.autotune.log.record import read_choice
-from dnnc.autotune.runners.machine import Built, Machine
+from dnnc.autotune.runners.machine import Machine
 from dnnc.autotune.search.task import Setting, Task, task_of
-from dnnc.backends.llvm.worker import receive, send
+from dnnc.backends.base import BoundKernel, Built
+from dnnc.backends.runtime.messages import receive, send
 from dnnc.ir.errors import AccuracyError, DnncError
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.text import show_kernel
@@ -49,43 +50,11 @@ WATCH_SECONDS = 0.5  # between looks whether the parent lives
 Answer = tuple[dict[str, Any], bytes]
 
 
-class Kernel(Protocol):
-    """A kernel of a task, ready to run."""
-
-    def measure(self, limit: float | None = None) -> float:
-        """Seconds of a call, one repeat."""
-        ...
-
-    def fastest(self, calls: int) -> float: ...
-
-    def check(self, text: str, choice: Choice) -> bool: ...
-
-
-class Bench(Protocol):
-    """What times kernels of one machine: `cpu_bench.CpuBench`, `gpu_bench.GpuBench`."""
-
-    def load(self, task: Task, built: Built) -> Kernel: ...
-
-
 def machine_by(factory: str, target: str) -> Machine:
     """The machine that a factory "module:function" makes for a target."""
     module, _, name = factory.partition(":")
     made: Machine = getattr(import_module(module), name)(target)
     return made
-
-
-def bench_of(machine: Any) -> Bench:
-    """The machine's own bench where it has one (`machine.bench()`), else that of its kind."""
-    if hasattr(machine, "bench"):
-        own: Bench = machine.bench()
-        return own
-    if machine.limits.kind == "gpu":
-        from dnnc.autotune.runners.gpu_bench import GpuBench
-
-        return GpuBench(machine)
-    from dnnc.autotune.runners.cpu_bench import CpuBench
-
-    return CpuBench(machine)
 
 
 class Tasks:
@@ -138,13 +107,13 @@ class Measurer:
     """The role "measure"."""
 
     def __init__(self, machine: Machine) -> None:
-        self.bench, self.tasks = bench_of(machine), Tasks()
-        self.loaded: dict[int, tuple[Kernel, str, Choice]] = {}
+        self.bench, self.tasks = machine.bench(), Tasks()
+        self.loaded: dict[int, tuple[BoundKernel, str, Choice]] = {}
         self.standard = self._standard(machine)
         found = sorted(self.reference() for _ in range(CALIBRATIONS))
         self.hello = {"ready": machine.name, "text": machine.text, "reference": found[CALIBRATIONS // 4]}
 
-    def _standard(self, machine: Machine) -> Kernel:
+    def _standard(self, machine: Machine) -> BoundKernel:
         g = parse(REFERENCE)
         nodes = tuple(g.nodes())
         task = task_of(g, Group(nodes, tuple(g.outputs), "contraction"), {}, Setting(machine.text))

@@ -19,9 +19,9 @@ from typing import Any
 
 from dnnc.autotune.runners.machine import machine_of
 from dnnc.autotune.runners.measure import ProcessRunner
-from dnnc.autotune.runners.operands import noise
 from dnnc.autotune.search.task import Setting, Task, extract
 from dnnc.autotune.search.trial import Request, Trial
+from dnnc.backends.runtime.operands import noise
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph.text import parse

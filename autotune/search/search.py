@@ -3,7 +3,7 @@
 In: tasks with their calls, a runner, a log, a budget. Out: a Result; every trial is in the log before anybody hears of
 it. Three parts: each task's default (and last winner), so that the shares of the model's time are known; batches for
 the tasks that promise most; and for each task a final, in which what was fastest is measured once more in turns with
-the default, with the kernel gate. The default wins ties. Fused groups with a share are measured in parts as well
+the default, with the kernel check. The default wins ties. Fused groups with a share are measured in parts as well
 (`rivals`), and at last against these.
 """
 
@@ -506,7 +506,7 @@ class _Session:
             if unchecked:
                 self.verdicts[key] = (
                     None,
-                    "the kernel gate cannot check this kernel, so the default stays",
+                    "the kernel check cannot check this kernel, so the default stays",
                     math.inf,
                     math.inf,
                 )

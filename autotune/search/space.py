@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
+from dnnc.autotune.runners.machine import Machine
 from dnnc.autotune.search.task import Task
-from dnnc.ir.errors import TuneError, install
-from dnnc.ir.target import parse_target
 from dnnc.passes.schedule.problem import Choice, Problem, Template
 
 MOST = 512  # choices of a problem
@@ -35,34 +34,21 @@ def space(problem: Problem, templates: Sequence[Template], most: int = MOST) -> 
     return list(dict.fromkeys([*guesses, *turns]))[:most]
 
 
-def with_libraries(target: str) -> Callable[[Task], list[Choice]]:
-    """What calls of vendor libraries a search may measure beside our own schedules: of the libraries that are here, for
-    a GPU.
+def with_libraries(machine: Machine) -> Callable[[Task], list[Choice]]:
+    """What calls of vendors' libraries a search may measure beside our own schedules.
 
     Raises:
-        TuneError: the target is no GPU, or no library is here.
+        TuneError: there are no libraries for the target, or none is here.
     """
-    from dnnc.backends.cuda.library import VENDORS, installed
-    from dnnc.backends.cuda.templates.library import library_choices
-
-    if parse_target(target).kind != "cuda":
-        raise TuneError(f"libraries=True: {target!r} has none; cuBLASLt and cuDNN are for GPUs, target='cuda'")
-    names = installed()
-    if not names:
-        missing = " and ".join(v.title for v in VENDORS.values())
-        raise TuneError(f"libraries=True: {missing} are not here: {install('libraries')}, or tune without libraries")
+    machine.backend.library_choices(None, "standard", False)
 
     def choices(task: Task) -> list[Choice]:
-        setting = task.setting
-        return [] if setting.numerics == "strict" else library_choices(task.rebuilt[2], names, setting.rounded)
+        return machine.backend.library_choices(task.rebuilt[2], task.setting.numerics, task.setting.rounded)
 
     return choices
 
 
-def as_known(choices: Sequence[Choice]) -> list[Choice]:
-    """The choices as a cost model is to see them: calls of libraries, of which it knows nothing, as the default, which
-    is the first.
-    """
-    from dnnc.backends.cuda.library import is_library
-
-    return [choices[0] if is_library(c.template) else c for c in choices]
+def as_known(choices: Sequence[Choice], machine: Machine) -> list[Choice]:
+    """The choices as a cost model sees them: it knows nothing of library calls, so they become the default, the first."""
+    libraries = {t.name for t in machine.backend.library_templates("standard")}
+    return [choices[0] if c.template in libraries else c for c in choices]

@@ -35,7 +35,7 @@ class Trial:
         seconds: of one call, one number per repeat, in the order of measuring; empty where it failed.
         error: what was said where it failed.
         code: hex SHA-256 of the machine code; two schedules of the same code are one.
-        checked: has the kernel gate compared it with float64?
+        checked: has the kernel check compared it with float64?
         compile_seconds: of printing and compiling.
         machine: what it ran on, such as "znver5" or "NVIDIA H200".
         version: of dnnc.
@@ -98,7 +98,7 @@ class Request:
         limit: seconds of one call past which measuring stops early with what there is: 3 times the best so far; None
             for none.
         repeats: how many numbers `seconds` shall hold.
-        check: run the kernel gate as well, and fail with "wrong" where it does.
+        check: run the kernel check as well, and fail with "wrong" where it does.
     """
 
     task: Task

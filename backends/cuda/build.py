@@ -1,4 +1,4 @@
-"""A scheduled program -> a CudaNative: kernels compiled (or taken from the cache), values given their places, nothing
+"""A scheduled program -> a Program: kernels compiled (or taken from the cache), values given their places, nothing
 of it on a device yet.
 
 No device is needed. Kernels that no device has checked carry their check with them; it runs when the program is first
@@ -10,34 +10,35 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dnnc.backends.cuda as package
+from dnnc.backends.base import BuildJob
+from dnnc.backends.cuda.check import check_kernel
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
-from dnnc.backends.cuda.gate import check_kernel
-from dnnc.backends.cuda.launch import Launch
-from dnnc.backends.cuda.library import ONE, LibraryCall, call_of, installed, is_library, need, version_of
-from dnnc.backends.cuda.native import Check, CudaNative, Device
+from dnnc.backends.cuda.library import ONE, LibraryCall, call_of, described, installed, is_library, need, version_of
+from dnnc.backends.cuda.loading import check_loaded, load_kernel
 from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_identity
 from dnnc.backends.runtime import codec
+from dnnc.backends.runtime.device import Device, Launch
 from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.backends.runtime.link import Linker, control_names, describe, describe_control, place_constants
-from dnnc.backends.runtime.program import Control, Loop, NativeKernel
+from dnnc.backends.runtime.link import link
+from dnnc.backends.runtime.program import Check, Control, Loop, Program
 from dnnc.backends.runtime.prologue import prologue_of
-from dnnc.ir.errors import DnncError, TargetError
+from dnnc.ir.errors import DnncError, InternalError, TargetError
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.planning.ladder import Failure, fail
-from dnnc.passes.planning.program import Program, Step
+from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.passes.planning.program import Step
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
 
 FORMAT = "cuda-1"  # of kernels and their calling convention; part of every cache key
-Progress = Callable[[str, int, int], None]
 
 
 class Compiler(Protocol):
@@ -78,9 +79,13 @@ def printer_version() -> str:
     h = hashlib.sha256()
     for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
         if path.stem not in (
-            "native",
+            "backend",
+            "constants",
             "graph",
-            "gate",
+            "check",
+            "loading",
+            "instance",
+            "interpreted",
             "device",
             "build",
             "tensor_maps",
@@ -95,7 +100,7 @@ def symbol_of(text: str, arch: str, version: str) -> str:
     return "k_" + hashlib.sha256("\0".join([FORMAT, version, arch, text]).encode()).hexdigest()
 
 
-def symbols_of(program: Program, arch: str, version: str) -> dict[str, str]:
+def symbols_of(program: ScheduledGraph, arch: str, version: str) -> dict[str, str]:
     """The names of a program's kernels by their texts. Those of calls depend on the version of the library, which
     decides what is computed how.
     """
@@ -130,69 +135,34 @@ def checked_key(symbol: str) -> str:
     return hashlib.sha256(f"checked {symbol}".encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Given:
-    """Code of a saved model, by symbol, and the symbols of kernels that a device had checked."""
-
-    cubins: Mapping[str, bytes]
-    checked: frozenset[str]
-
-
-def build(
-    program: Program,
-    target: GpuTarget,
-    kernels: KernelCache,
-    compiler: Compiler,
-    verify: bool = True,
-    progress: Progress | None = None,
-    given: Given | None = None,
-    spare: dict[str, bytes] | None = None,
-) -> CudaNative:
-    """Compile and link.
-
-    Args:
-        program: scheduled kernels with their plan, for fixed sizes.
-        target: the GPU.
-        kernels: where code is looked for first, and kept.
-        compiler: makes what is missing.
-        verify: are kernels to be checked before they are used?
-        progress: told ("compile", done, of).
-        given: code out of a saved model; the cache is not asked for it.
-        spare: takes the code of this program, for a second attempt at it; the cache may keep none.
-
-    Raises:
-        KernelsFailed: kernels failed, and the program can step down.
-        DnncError: what the first one failed with, where it cannot.
-    """
-    symbols = symbols_of(program, target.arch, compiler.version)
-    steps = {symbols[s.text]: (s, graph) for s, graph in program.walk() if isinstance(s, Step)}
+def build(scheduled: ScheduledGraph, target: GpuTarget, compiler: Compiler, job: BuildJob) -> Program:
+    """Compile and link, for fixed sizes; nothing of it is on a device yet. See `Backend.build`."""
+    symbols = symbols_of(scheduled, target.arch, compiler.version)
+    steps = {symbols[s.text]: (s, graph) for s, graph in scheduled.walk() if isinstance(s, Step)}
     calls = {name: call for name, (s, _) in steps.items() if (call := step_call(s)) is not None}
     for name in calls:
         need(steps[name][0].kernel)
-    cubins = {name: call.code for name, call in calls.items()}
-    for name in (name for name in steps if name not in calls):
-        found = given.cubins.get(name) if given else spare.get(name) if spare else None
-        found = kernels.get(name[2:]) if found is None else found
-        if found is not None:
-            cubins[name] = found
+    found = {name: code for name in steps if name not in calls and (code := job.find(name)) is not None}
+    cubins = {**{name: call.code for name, call in calls.items()}, **found}
     missing = {name: s for name, (s, _) in steps.items() if name not in cubins}
-    tell = (lambda done, of: progress("compile", done, of)) if progress else None
-    made, failures = _compiled(missing, target, compiler, tell) if missing else ({}, [])
-    for name, cubin in made.items():
-        kernels.put(name[2:], cubin)
-        cubins[name] = cubin
-    if spare is not None:
-        spare.update(made)
+    compiled, failures = _compiled(missing, target, compiler, job.tell("compile")) if missing else ({}, [])
+    job.keep(compiled)
     launches = {}
     for name, (s, _) in steps.items():
         try:
-            launches[name] = ONE if name in calls else launched(name, s, kernels)
+            launches[name] = ONE if name in calls else launched(name, s, job.cache)
         except DnncError as e:
             failures.append(Failure(s, "launch", e))
-    fail(program, failures)
-    checks = _checks(steps, kernels, given) if verify else {}
-    params = {name: tuple(p.name for p in s.nest.entry.params) for name, (s, _) in steps.items()}
-    return _linked(program, target, symbols, cubins, (launches, params), checks, len(missing))
+    fail(scheduled, failures)
+    return replace(
+        link(scheduled, symbols, control_text, parameters=True),
+        code={**cubins, **compiled},
+        launches=launches,
+        params={name: tuple(p.name for p in s.nest.entry.params) for name, (s, _) in steps.items()},
+        compiled=len(missing),
+        checks=_checks(steps, job) if job.check else {},
+        prologue=prologue_of(scheduled),
+    )
 
 
 def _compiled(
@@ -215,11 +185,10 @@ def _compiled(
     return made, failures
 
 
-def _checks(steps: Mapping[str, tuple[Step, Graph]], kernels: KernelCache, given: Given | None) -> dict[str, Check]:
+def _checks(steps: Mapping[str, tuple[Step, Graph]], job: BuildJob) -> dict[str, Check]:
     """By symbol, the checks of kernels that no device has made."""
-    known = given.checked if given else frozenset()
-    fresh = {name: v for name, v in steps.items() if name not in known and kernels.get(checked_key(name)) is None}
-    return {name: _check(name, s, graph, kernels) for name, (s, graph) in fresh.items()}
+    fresh = {n: v for n, v in steps.items() if n not in job.checked and job.cache.get(checked_key(n)) is None}
+    return {name: _check(name, s, graph, job.cache) for name, (s, graph) in fresh.items()}
 
 
 def _check(name: str, step: Step, graph: Graph, kernels: KernelCache) -> Check:
@@ -230,54 +199,32 @@ def _check(name: str, step: Step, graph: Graph, kernels: KernelCache) -> Check:
     return check
 
 
-def linked_texts(program: Program, target: GpuTarget, version: str) -> tuple[NativeKernel, ...]:
-    """The kernels of a program as data, then its loops and branches; nothing is compiled."""
-    symbols = symbols_of(program, target.arch, version)
-    return _described(
-        program,
-        symbols,
-        {c.symbol: c for c in Linker(program, symbols, place_constants(program, parameters=True).offsets).controls()},
-    )
+def check_program(program: Program, device: Device, job: BuildJob) -> None:
+    """Load the kernels of a program and check those that no device has checked. Raises as `build` does."""
+    scheduled = program.scheduled
+    assert scheduled is not None
+    steps = {program.symbols[s.text]: s for s in scheduled.kernels}
+    functions, failures = {}, []
+    for symbol in program.code:
+        try:
+            functions[symbol] = load_kernel(program, symbol, device)
+        except InternalError as e:
+            failures.append(Failure(steps[symbol], "loading", e))
+    count, tell = len(program.checks), job.tell("check")
+    for k, symbol in enumerate([s for s in program.checks if s in functions]):
+        try:
+            check_loaded(program, symbol, device, functions[symbol])
+        except DnncError as e:
+            failures.append(Failure(steps[symbol], "kernel check", e))
+        if tell is not None:
+            tell(k + 1, count)
+    fail(scheduled, failures)
 
 
-def _described(
-    program: Program, symbols: Mapping[str, str], controls: Mapping[str, Control]
-) -> tuple[NativeKernel, ...]:
-    texts = [control_text(controls[name]) for name in reversed(control_names(program))]
-    return *describe(program, symbols), *describe_control(program, texts)
-
-
-def _linked(
-    program: Program,
-    target: GpuTarget,
-    symbols: Mapping[str, str],
-    cubins: Mapping[str, bytes],
-    started: tuple[Mapping[str, Launch], Mapping[str, tuple[str, ...]]],
-    checks: dict[str, Check],
-    compiled: int,
-) -> CudaNative:
-    constants = place_constants(program, parameters=True)
-    linker = Linker(program, symbols, constants.offsets)
-    controls: dict[str, Control] = {c.symbol: c for c in linker.controls()}
-    graph = program.graph
-    return CudaNative(
-        target.arch,
-        cubins,
-        *started,
-        tuple(linker.entry()),
-        controls,
-        constants,
-        tuple(v.type for v in graph.inputs),
-        tuple(v.type for v in graph.outputs),
-        program.memory.arena,
-        _described(program, symbols, controls),
-        graph.text,
-        compiled,
-        checks,
-        program,
-        prologue_of(program),
-        dict(graph.donated),
-    )
+def library_notes(scheduled: ScheduledGraph) -> tuple[str, ...]:
+    """For the report: the kernels that are calls of libraries, and of which version."""
+    called = {s.text: (s.kernel, call) for s in scheduled.kernels if (call := step_call(s)) is not None}
+    return tuple(f"{k.name} is a library call: {described(call)}, version {need(k)}" for k, call in called.values())
 
 
 def control_text(c: Control) -> str:

@@ -25,7 +25,7 @@ from dnnc.backends.cuda.tensor_maps import encoded
 from dnnc.ir.errors import DnncError, InternalError, TargetError
 
 if TYPE_CHECKING:
-    from dnnc.backends.cuda.launch import Launch
+    from dnnc.backends.runtime.device import Launch
 
 Array = np.ndarray[Any, Any]
 SHARED_DEFAULT = 48 << 10  # bytes of shared memory that a kernel may have without asking for more

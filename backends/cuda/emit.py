@@ -22,10 +22,11 @@ from dnnc.backends.cuda.hopper import EFFECTS as HOPPER_EFFECTS
 from dnnc.backends.cuda.hopper import HELPERS as HOPPER_HELPERS
 from dnnc.backends.cuda.hopper import VALUES as HOPPER_VALUES
 from dnnc.backends.cuda.index import EQUAL, PLUS, UNARY, Text
-from dnnc.backends.cuda.launch import Launch, Shape, TensorMap, shape_of
+from dnnc.backends.cuda.launch import Shape, shape_of
 from dnnc.backends.cuda.prelude import HELPERS, prelude
 from dnnc.backends.cuda.spelling import RESERVED, ctype, identifier, literal, scalar, stored
 from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.runtime.device import Launch, TensorMap
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import InternalError

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dnnc.backends.cuda.native import PARAMETER_ALIGN
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction.gemv_norm import takes
 from dnnc.backends.cuda.templates.reduction import recurrence
+from dnnc.backends.runtime.device import PARAMETER_ALIGN
 from dnnc.ir.target import GPU_SPLIT, TargetFacts
 
 

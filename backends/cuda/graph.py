@@ -15,20 +15,10 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.cuda.library import CallFunction, workspace_bytes
-from dnnc.backends.cuda.native import (
-    ALIGN,
-    DEFAULT_STREAM,
-    PARAMETER_ALIGN,
-    STATUS_BYTES,
-    Constants,
-    CudaNative,
-    Device,
-    Memory,
-    Recorded,
-    Reference,
-)
+from dnnc.backends.cuda.loading import Constants, Reference, check_loaded, load_kernel, stepwise
+from dnnc.backends.runtime.device import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, Device, Memory, Recorded
 from dnnc.backends.runtime.frames import ALIGN as CONDITION_STRIDE
-from dnnc.backends.runtime.program import Branch, Call, Control, Loop, Place, Row, placed
+from dnnc.backends.runtime.program import Branch, Call, Control, Loop, MemoryRef, Program, Row, written_in_place
 from dnnc.ir.errors import InternalError
 
 Array = np.ndarray[Any, Any]
@@ -49,12 +39,12 @@ class LoadedProgram:
     already.
     """
 
-    def __init__(self, native: CudaNative, device: Device, others: Sequence[LoadedProgram] = ()) -> None:
+    def __init__(self, native: Program, device: Device, others: Sequence[LoadedProgram] = ()) -> None:
         self.native, self.device = native, device
-        self.functions = native.functions(device)
+        self.functions = {symbol: load_kernel(native, symbol, device) for symbol in native.code}
         for symbol in list(native.checks):
-            native.check(symbol, device, self.functions[symbol])
-        held = native.bound or Constants(native.constants, ())  # as it is now
+            check_loaded(native, symbol, device, self.functions[symbol])
+        held = native.loaded or Constants(native.constants, ())  # as it is now
         self.references = held.references
         self.constants = self._constants(held, others)
         self._at: dict[int, int] = {}
@@ -64,9 +54,9 @@ class LoadedProgram:
         )  # calls of a frame follow each other
         self.inputs = [_nbytes(t) for t in native.inputs]
         self.outputs = [_nbytes(t) for t in native.outputs]
-        self.at_once = placed(native.donated, native.calls, len(native.inputs))
+        self.in_place = written_in_place(native.donated, native.calls, len(native.inputs))
         self.kernels = self.nodes(native.calls)
-        self.recordable = not native.stepwise() and self.kernels <= MOST_NODES
+        self.recordable = not stepwise(native) and self.kernels <= MOST_NODES
 
     def _constants(self, held: Constants, others: Sequence[LoadedProgram]) -> Memory:
         block, there = held.block, _where(held.references)
@@ -144,7 +134,7 @@ class Walk:
         self._rows: dict[tuple[str, int], Any] = {}
         self.on_call: Callable[[Call], None] | None = None  # told of every kernel before it is started
 
-    def address(self, p: Place, buffers: Sequence[int]) -> int:
+    def address(self, p: MemoryRef, buffers: Sequence[int]) -> int:
         if p.space == "buffer":
             return buffers[p.number] + p.inside
         return self.at.arena + p.offset if p.space == "arena" else self.loaded.constant(p.number)
@@ -317,9 +307,11 @@ class Frame:
         are made in the memory of their input have its place.
         """
         if self._slots is None:
-            inputs, at_once = self.loaded.inputs, self.loaded.at_once
-            memory, at = self._places([*inputs, *(0 if k in at_once else n for k, n in enumerate(self.loaded.outputs))])
-            for k in at_once:
+            inputs, in_place = self.loaded.inputs, self.loaded.in_place
+            memory, at = self._places(
+                [*inputs, *(0 if k in in_place else n for k, n in enumerate(self.loaded.outputs))]
+            )
+            for k in in_place:
                 at[len(inputs) + k] = at[self.loaded.native.donated[k]]
             self._slots = memory, at
         return self._slots[1]
@@ -386,9 +378,9 @@ class Frame:
         moved = sum(loaded.inputs) + sum(loaded.outputs)
         if again:
             moved -= sum(
-                loaded.inputs[j] + (loaded.outputs[k] if k in loaded.at_once else 0) for k, j in donated.items()
+                loaded.inputs[j] + (loaded.outputs[k] if k in loaded.in_place else 0) for k, j in donated.items()
             )
-        own = sum(COPY + 2 * loaded.outputs[k] / COPIED for k in donated if k not in loaded.at_once)
+        own = sum(COPY + 2 * loaded.outputs[k] / COPIED for k in donated if k not in loaded.in_place)
         return not loaded.recordable or START * loaded.kernels + own < START + COPY * len(buffers) + 2 * moved / COPIED
 
     def _through_slots(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, again: bool) -> None:
@@ -402,7 +394,7 @@ class Frame:
             self._forget_but(graph, stream)
             for k, j in donated.items():
                 places[j] = inputs[j]
-                places[n + k] = inputs[j] if k in self.loaded.at_once else places[n + k]
+                places[n + k] = inputs[j] if k in self.loaded.in_place else places[n + k]
         for place, source, size in zip(places, inputs, self.loaded.inputs):
             self.device.copy(place, source, size, stream)
         self.go(graph, lambda at: self.walk.run(self.loaded.native.calls, places, at), stream)
@@ -432,7 +424,7 @@ class Frame:
         buffers, copies = [*inputs, *outputs], []
         for k, j in self.loaded.native.donated.items():
             own, wanted = inputs[j], outputs[k]
-            made = own if k in self.loaded.at_once else wanted if wanted != own else self.elsewhere(k)
+            made = own if k in self.loaded.in_place else wanted if wanted != own else self.elsewhere(k)
             buffers[len(inputs) + k] = made
             copies += [(to, made, self.loaded.outputs[k]) for to in dict.fromkeys((own, wanted)) if to != made]
 

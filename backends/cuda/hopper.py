@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.index import constant
-from dnnc.backends.cuda.launch import TensorMap
+from dnnc.backends.runtime.device import TensorMap
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Ref

@@ -5,7 +5,8 @@ call at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 
 from dnnc.backends.cuda.emit import kernel_number
 from dnnc.backends.cuda.graph import Frame, LoadedProgram
-from dnnc.backends.cuda.native import CudaNative, Device
+from dnnc.backends.runtime.device import Device
+from dnnc.backends.runtime.program import Program
 from dnnc.ir.errors import InputError
+from dnnc.ir.expr import Var
 from dnnc.ir.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -30,10 +33,10 @@ class CudaInstance:
     """
 
     def __init__(
-        self, program: CudaNative, device: Callable[[], Device], others: Callable[[], Sequence[LoadedProgram]]
+        self, program: Program, device: Callable[[], Device], others: Callable[[], Sequence[LoadedProgram]]
     ) -> None:
         self.program, self._device, self._others = program, device, others
-        self.at_once, self.used = frozenset(program.donated), False
+        self.in_place, self.used = frozenset(program.donated), False
         self.outputs = [(_shape(t), t.dtype.numpy) for t in program.outputs]
         self.empty = all(0 in s for s, _ in self.outputs)
         self._loaded: LoadedProgram | None = None
@@ -91,6 +94,10 @@ class CudaInstance:
         """The program, if it is loaded."""
         return self._loaded
 
+    def own_frame(self) -> Frame:
+        """A frame that only its holder uses."""
+        return Frame(self.loaded())
+
     @contextmanager
     def frame(self) -> Iterator[Frame]:
         """A frame that no other call uses, as soon as there is one."""
@@ -114,3 +121,28 @@ class CudaInstance:
 
 def _shape(t: TensorType) -> tuple[int, ...]:
     return tuple(int(str(d)) for d in t.shape)
+
+
+class CudaRunner:
+    """Runs the programs of one model; see Runner. `present`: programs are loaded as soon as they are compiled."""
+
+    def __init__(self, device: Callable[[], Device], present: bool) -> None:
+        self._device, self._present = device, present
+        self._instances: weakref.WeakSet[CudaInstance] = weakref.WeakSet()
+        # Programs with the weights of before the last refit: work of theirs may still be queued.
+        self._before: list[LoadedProgram] = []
+
+    def instance(self, program: Program, dims: Mapping[Var, int], in_place: frozenset[int]) -> CudaInstance:
+        instance = CudaInstance(program, self._device, self._loaded)
+        self._instances.add(instance)
+        if self._present and not instance.empty:
+            instance.loaded()
+        return instance
+
+    def _loaded(self) -> list[LoadedProgram]:
+        """The programs of the model that are on the device."""
+        return [p for i in list(self._instances) if (p := i.ready) is not None]
+
+    def refitted(self, instances: Sequence[Any]) -> None:
+        """New weights are loaded at the next call."""
+        self._before = [p for i in instances if (p := i.reload()) is not None]

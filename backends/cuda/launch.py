@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dnnc.backends.cuda.index import constant
-from dnnc.ir.dtype import DType
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import value
 from dnnc.ir.loops.stmt import Alloc, Block, For, Kernel, Let, Store, blocks, walk_stmts
@@ -23,39 +22,6 @@ BLOCKS, THREADS = ("block.x", "block.y", "block.z"), ("thread.x", "warp", "lane"
 LIMITS = {"block.x": (1 << 31) - 1, "block.y": 65535, "block.z": 65535}
 MAX_THREADS = 1024
 MAX_CLUSTER = 8  # blocks that every device can run at once
-
-
-@dataclass(frozen=True)
-class TensorMap:
-    """What a TMA descriptor says of a parameter: elements per axis and bytes between them, innermost last, and the box
-    of one copy.
-
-    swizzle: bytes (0, 32, 64, 128). `steps` and `corners` are of im2col: elements from one position of the filter to
-        the next, and (lower,
-    upper) reach of the filter per spatial axis; empty for a tiled map.
-    """
-
-    param: str
-    dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle: int = 0
-    steps: tuple[int, ...] = ()
-    corners: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class Launch:
-    """grid and block as CUDA takes them (a grid with a 0 is not launched), and bytes of shared memory to ask for at the
-    launch.
-    """
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int = 0
-    cluster: int = 1
-    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dnnc.backends.cuda.launch import Launch
+from dnnc.backends.runtime.device import Launch
 from dnnc.ir.errors import InternalError, TargetError, install
 from dnnc.ir.loops.stmt import Kernel
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dnnc.ir.errors import InternalError
 
 if TYPE_CHECKING:
-    from dnnc.backends.cuda.launch import TensorMap
+    from dnnc.backends.runtime.device import TensorMap
 
 BYTES, ALIGN = 128, 64  # of a descriptor
 # CUtensorMapDataType; 8-bit floats travel as bytes

@@ -1,35 +1,35 @@
-"""A scheduled program -> native code: kernels compiled (or taken from the cache), checked, and linked with the
+"""A scheduled graph -> a program for the CPU: kernels compiled (or taken from the cache), checked, and linked with the
 program's entry function.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from dnnc.backends.base import BuildJob
 from dnnc.backends.llvm import compile as compile_
 from dnnc.backends.llvm import emit, spelling, values
+from dnnc.backends.llvm.backend import FORMAT
+from dnnc.backends.llvm.check import check_kernel
+from dnnc.backends.llvm.code import load_code
 from dnnc.backends.llvm.compile import compile_text, llvm_version, load_objects
 from dnnc.backends.llvm.control import control_text
 from dnnc.backends.llvm.emit import emit_kernel
-from dnnc.backends.llvm.entry import entry_text
+from dnnc.backends.llvm.entry import ENTRY, entry_text
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.native import ENTRY, FORMAT, Native
 from dnnc.backends.llvm.worker_pool import CompileService
-from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.backends.runtime.link import Linker, describe, describe_control, lay_out_constants
-from dnnc.backends.runtime.program import Call
+from dnnc.backends.runtime.link import link
+from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.prologue import prologue_of
 from dnnc.ir.errors import DnncError
+from dnnc.ir.graph import Graph
 from dnnc.passes.planning.ladder import Failure, fail
-from dnnc.passes.planning.program import Program, Step
-
-Array = np.ndarray[Any, Any]
+from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.passes.planning.program import Step
 
 
 @cache
@@ -49,85 +49,33 @@ def symbol_of(text: str, target: CpuTarget) -> str:
     return "k_" + hashlib.sha256(key.encode()).hexdigest()
 
 
-Check = Callable[[Step, int], None]  # a step and the address of its kernel
-Progress = Callable[[str, int, int], None]
-
-
-def build(
-    program: Program,
-    target: CpuTarget,
-    kernels: KernelCache,
-    service: CompileService,
-    check: Check | None,
-    progress: Progress | None = None,
-    given: Mapping[str, bytes] | None = None,
-    flush: bool = False,
-    spare: dict[str, bytes] | None = None,
-) -> Native:
-    """Compile, check and link.
-
-    Args:
-        program: scheduled kernels with their plan.
-        target: the CPU.
-        kernels: where kernels are looked for first, and kept.
-        service: compiles those that are missing.
-        check: `check(step, address)` runs once for every kernel that was not in the cache, before it enters it.
-        progress: told (stage, done, of).
-        given: objects by symbol, out of a saved model; the cache is not asked for these.
-        flush: are denormals zero while the program runs?
-        spare: takes the objects of this program, for a second attempt at it; the cache may keep none.
-
-    Raises:
-        KernelsFailed: kernels failed, and the program can step down.
-        DnncError: what the first one failed with, where it cannot.
-    """
-    symbols = {s.text: symbol_of(s.text, target) for s in program.kernels}
-    objects: dict[str, bytes] = {}
-    missing: dict[str, Step] = {}
-    for s in program.kernels:
-        name = symbols[s.text]
-        if name in objects or name in missing:
-            continue
-        found = (
-            given[name]
-            if given and name in given
-            else spare[name]
-            if spare and name in spare
-            else kernels.get(name[2:])
-        )
-        if found is not None:
-            objects[name] = found
-        else:
-            missing[name] = s
+def build(scheduled: ScheduledGraph, target: CpuTarget, job: BuildJob) -> Program:
+    """Compile, check and link; see `Backend.build`."""
+    symbols = {s.text: symbol_of(s.text, target) for s in scheduled.kernels}
+    steps = {symbols[s.text]: (s, graph) for s, graph in scheduled.walk() if isinstance(s, Step)}
+    objects = {name: found for name in steps if (found := job.find(name)) is not None}
+    missing = {name: v for name, v in steps.items() if name not in objects}
     texts, failures = _emitted(missing, target)
-    tell = (lambda done, of: progress("compile", done, of)) if progress else None
     failed: dict[str, Exception] = {}
-    made = service.compile_many(list(texts.items()), target.cpu, target.features, tell, failed)
-    failures += [Failure(missing[name], "compilation", e) for name, e in failed.items()]
-    if check is not None and made:
-        failures += _check_all(missing, made, check, progress)
+    with CompileService(target.threads) as service:
+        compiled = service.compile_many(list(texts.items()), target.cpu, target.features, job.tell("compile"), failed)
+    failures += [Failure(missing[name][0], "compilation", e) for name, e in failed.items()]
+    if job.check and compiled:
+        failures += _checked(missing, compiled, job)
     wrong = {id(f.step) for f in failures}
-    for name, obj in made.items():
-        if id(missing[name]) not in wrong:
-            kernels.put(name[2:], obj)
-    if spare is not None:
-        spare.update({name: obj for name, obj in made.items() if id(missing[name]) not in wrong})
-    fail(program, failures)
-    objects.update(made)
-    constants, offsets = lay_out_constants(program)
-    linker = Linker(program, symbols, offsets)
-    made_calls = linker.entry()
-    control = [control_text(c) for c in linker.controls()]
-    texts[ENTRY] = entry_text(made_calls, functions=control, flush=flush)
-    objects[ENTRY] = compile_text(texts[ENTRY], target.cpu, target.features)
-    return _linked(program, symbols, objects, constants, made_calls, control, texts, len(missing), flush)
+    job.keep({name: obj for name, obj in compiled.items() if id(missing[name][0]) not in wrong})
+    fail(scheduled, failures)
+    return _linked(scheduled, symbols, {**objects, **compiled}, target, job, texts, len(missing))
 
 
-def _emitted(missing: Mapping[str, Step], target: CpuTarget) -> tuple[dict[str, str], list[Failure]]:
+Missing = Mapping[str, tuple[Step, Graph]]  # steps by symbol, each with its graph
+
+
+def _emitted(missing: Missing, target: CpuTarget) -> tuple[dict[str, str], list[Failure]]:
     """The LLVM text of kernels by symbol, and those that cannot be emitted."""
     texts: dict[str, str] = {}
     failures: list[Failure] = []
-    for name, s in missing.items():
+    for name, (s, _) in missing.items():
         try:
             texts[name] = emit_kernel(s.kernel, name, target.feature_set)
         except Exception as e:
@@ -135,48 +83,48 @@ def _emitted(missing: Mapping[str, Step], target: CpuTarget) -> tuple[dict[str, 
     return texts, failures
 
 
-def _check_all(
-    missing: Mapping[str, Step], made: Mapping[str, bytes], check: Check, progress: Progress | None
-) -> list[Failure]:
+def _checked(missing: Missing, compiled: Mapping[str, bytes], job: BuildJob) -> list[Failure]:
     """Check new kernels, linked with each other only. Returns those that are refused."""
-    trial = load_objects(list(made.values()))
+    trial = load_objects(list(compiled.values()))
     failures: list[Failure] = []
-    for k, name in enumerate(made):
+    tell = job.tell("check")
+    for k, name in enumerate(compiled):
+        step, graph = missing[name]
         try:
-            check(missing[name], trial.address(name))
+            check_kernel(graph, step, trial.address(name))
         except DnncError as e:
-            failures.append(Failure(missing[name], "kernel check", e))
-        if progress:
-            progress("check", k + 1, len(made))
+            failures.append(Failure(step, "kernel check", e))
+        if tell is not None:
+            tell(k + 1, len(compiled))
     return failures
 
 
 def _linked(
-    program: Program,
+    scheduled: ScheduledGraph,
     symbols: Mapping[str, str],
-    objects: Mapping[str, bytes],
-    constants: Array,
-    made_calls: Sequence[Call],
-    control: Sequence[str],
-    texts: Mapping[str, str],
+    objects: dict[str, bytes],
+    target: CpuTarget,
+    job: BuildJob,
+    texts: dict[str, str],
     compiled: int,
-    flush: bool,
-) -> Native:
-    loaded = load_objects(list(objects.values()))
-    return Native(
-        loaded,
-        loaded.address(ENTRY),
-        constants,
-        tuple(made_calls),
-        program.dims,
-        tuple(v.type for v in program.graph.outputs),
-        program.memory.arena,
-        (*describe(program, symbols), *describe_control(program, control)),
-        objects,
-        program.graph.text,
-        compiled,
-        texts,
+) -> Program:
+    program = link(scheduled, symbols, control_text)
+    if not job.entry:
+        return replace(program, code=objects, texts=texts, compiled=compiled)
+    texts[ENTRY] = entry_source(program, job.flush)
+    objects[ENTRY] = compile_text(texts[ENTRY], target.cpu, target.features)
+    return replace(
         program,
-        flush,
-        prologue_of(program),
+        code=objects,
+        texts=texts,
+        compiled=compiled,
+        prologue=prologue_of(scheduled),
+        flush=job.flush,
+        loaded=load_code(objects),
     )
+
+
+def entry_source(program: Program, flush: bool) -> str:
+    """The LLVM text of a program's entry function, with its loops and branches."""
+    control = [k.text for k in reversed(program.kernels) if k.control]
+    return entry_text(list(program.calls), functions=control, flush=flush)

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.backends.base import Ceilings, Level
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.entry import entry_text
 from dnnc.backends.llvm.features import CpuTarget, last_level_cache
 from dnnc.backends.runtime.frames import Frame, aligned_empty, runtime
-from dnnc.backends.runtime.program import Call, Place
+from dnnc.backends.runtime.program import Call, MemoryRef
 from dnnc.ir.dtype import f32
 from dnnc.ir.expr import const, fma
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
@@ -44,37 +45,6 @@ class Probe:
     call: Callable[[], None]
     flops: int
     bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Level:
-    """A level of the memory: all threads together keep `capacity` bytes in it (0: as many as there are) and move so
-    many bytes per second.
-    """
-
-    name: str
-    capacity: int
-    read: float
-    copy: float  # read and written bytes added up
-
-    @property
-    def rate(self) -> float:
-        return max(self.read, self.copy)
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Measured limits of `threads` threads: float32 operations per second (a multiply-add is two), and levels, the
-    nearest first.
-    """
-
-    threads: int
-    flops: float
-    levels: tuple[Level, ...]
-
-    def level(self, nbytes: float) -> Level:
-        """The nearest level that holds so many bytes."""
-        return next((v for v in self.levels if nbytes <= v.capacity), self.levels[-1])
 
 
 @cache
@@ -190,7 +160,7 @@ def bind(kernel: Kernel, target: CpuTarget, buffers: Sequence[Array], threads: i
     """A kernel with its buffers as a function without arguments; it keeps them alive. Its parallel loop is divided
     among the threads.
     """
-    places = tuple(Place("buffer", k) for k in range(len(buffers)))
+    places = tuple(MemoryRef("buffer", k) for k in range(len(buffers)))
     texts = emit_kernel(kernel, "k_bound", target.feature_set), entry_text([Call("k_bound", places, places, (), True)])
     loaded = load_objects([compile_text(t, target.cpu, target.features) for t in texts])
     entry, frame, launch = loaded.address("entry"), Frame(64), runtime().launch

@@ -25,14 +25,14 @@ from dnnc.backends.runtime.frames import (
     FRAME_OFFSETS,
     FRAME_STATUS,
 )
-from dnnc.backends.runtime.program import Call, Place
+from dnnc.backends.runtime.program import Call, MemoryRef
 
 
 def barriers(calls: Sequence[Call]) -> list[bool]:
     """For each call: must all threads meet before it?"""
     out: list[bool] = []
-    reads: list[Place] = []
-    writes: list[Place] = []
+    reads: list[MemoryRef] = []
+    writes: list[MemoryRef] = []
     crowd = False  # has a parallel kernel run since the last barrier?
     for c in calls:
         own = [a for a in c.args if a not in c.writes]
@@ -126,7 +126,7 @@ def _called(calls: Sequence[Call], flush: bool = False) -> _Entry:
 
 
 def stamp_places(calls: Sequence[Call]) -> list[tuple[int, int]]:
-    """For each call: where a thread notes the time before it, and after it. Place 0 is for the start of the thread.
+    """For each call: where a thread notes the time before it, and after it. MemoryRef 0 is for the start of the thread.
 
     Only a barrier lies between the end of one call and the start of the next, so without one they share a place.
     """
@@ -175,6 +175,7 @@ def tick_counter() -> str:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
+ENTRY = "entry"  # the symbol of an entry function
 FLUSH = 0x8040  # of MXCSR: results that are denormal are 0, and so are operands
 
 
@@ -240,13 +241,13 @@ class _Entry:
             self.known[key] = f"%{what}"
         return self.known[key]
 
-    def address(self, p: Place) -> str:
+    def address(self, p: MemoryRef) -> str:
         key = (p.space, p.number, p.offset, p.inside)
         if key in self.known:
             return self.known[key]
         self.count += 1
         v = f"%a{self.count}"
-        if p.space in ("buffer", "bound"):
+        if p.space in ("buffer", "parameter"):
             whole = f"{v}.b" if p.inside else v
             table = "%buffers" if p.space == "buffer" else self.slot(FRAME_BOUND, "bound")
             self.top += [
@@ -289,7 +290,7 @@ class _Entry:
         """The row of this thread in the buffer of stamps."""
         self.top += [
             f"  %row = mul i64 %tid, {stride}",
-            f"  %stamps = getelementptr i64, ptr {self.address(Place('buffer', buffer))}, i64 %row",
+            f"  %stamps = getelementptr i64, ptr {self.address(MemoryRef('buffer', buffer))}, i64 %row",
         ]
 
     def stamp(self, place: int) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -290,3 +292,31 @@ def _thread_count(asked: str | int | None) -> int:
     if not str(asked).isdigit() or int(asked) < 1:
         raise TargetError(f"-threads={asked}: expected an integer of at least 1")
     return min(int(asked), cpu_count())
+
+
+def canonical_text(t: CpuTarget) -> str:
+    """The target as text, the same for equal CPUs: `llvm -mcpu=znver5 -threads=2`."""
+    return " ".join(["llvm", f"-mcpu={t.cpu}", *_unusual(t), f"-threads={t.threads}"])
+
+
+@cache
+def _unusual(t: CpuTarget) -> tuple[str, ...]:
+    """`-mattr=` with the features that count and that differ from those that CPUs of this name have; nothing where none
+    does.
+    """
+    usual = frozenset(X86_CPUS.get(t.cpu, ()))
+    counted = frozenset(f for names in X86_CPUS.values() for f in names)
+    on = t.feature_set & counted
+
+    def gives(flags: Sequence[str]) -> bool:
+        return enabled(",".join([*(f"+{f}" for f in sorted(usual)), *flags])) & counted == on
+
+    flags = sorted(
+        [*(f"+{f}" for f in on - usual), *(f"-{f}" for f in usual - on)],
+        key=lambda f: (f[0], re.sub(r"\d+", "", f[1:]), f),
+    )
+    for f in sorted(flags, key=lambda f: (-len(f), f)):  # one that follows from another need not be said
+        rest = [x for x in flags if x != f]
+        if gives(rest):
+            flags = rest
+    return (f"-mattr={','.join(flags)}",) if flags else ()

@@ -4,96 +4,121 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from dnnc.backends.llvm.native import Native, shape_of
-from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, address_of, runtime
+from dnnc.backends.base import ParameterTables
+from dnnc.backends.llvm.code import Code
+from dnnc.backends.llvm.pool import (
+    CALL_API,
+    CALL_BUFFERS,
+    CALL_DIMS,
+    CALL_ENTRY,
+    CALL_FRAME,
+    CALL_NTHREADS,
+    CALL_OUT,
+    CALL_WORDS,
+    PYTHON_API,
+)
+from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
+from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.results import maker
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Expr, Var, const
+from dnnc.ir.shapes import concrete_shape
 
-if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
-
-
-class Table(Protocol):
-    """Addresses of what a program reads of its parameters; keeps that memory alive."""
-
-    address: int
+Array = np.ndarray[Any, Any]
+HEAD = 2  # words in front of the buffers: addresses of the arena and of the constants, which the table runner reads
 
 
-class Tables(Protocol):
-    """Gives the table of a program."""
-
-    def table(self, native: Native) -> Table: ...
+@cache
+def python_api() -> list[int]:
+    """Addresses of the functions of CPython that a call uses."""
+    return [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in PYTHON_API]
 
 
 class CallFrame:
-    """The memory of one call: a frame, and the addresses of its buffers. Calls of all shapes use it in turns. `table`:
-    of the parameters that it reads, which stay alive as long.
+    """The memory of one call at a time: a frame, the addresses of its buffers, and the record that describes the call.
+
+    Calls of all shapes of a model use it in turns.
+
+    Attributes:
+        frame: slots and arena.
+        owner: the instance whose plan it has now.
+        pointers: int64: HEAD words, addresses of the buffers, then sizes and counters of a table.
+        record: see `dnnc.backends.llvm.pool`; `address` is its own.
+        table: addresses of what the program reads of parameters, kept alive.
     """
 
-    __slots__ = ("address", "frame", "owner", "pointers", "table")
+    __slots__ = ("address", "frame", "owner", "pointers", "record", "table")
 
-    def __init__(self, frame: Frame, buffers: int, owner: CpuInstance) -> None:
-        self.frame, self.owner = frame, owner
-        self.pointers: Any = (ctypes.c_void_p * buffers)()
-        self.address: int = ctypes.addressof(self.pointers)
-        self.table: Table | None = None
+    def __init__(self, frame: Frame, buffers: int) -> None:
+        self.frame = frame
+        self.owner: CpuInstance | None = None
+        self.pointers = np.zeros(HEAD + buffers, np.int64)
+        self.record = np.zeros(CALL_WORDS, np.int64)
+        self.record[CALL_API:] = python_api()
+        self.record[CALL_OUT] = self.pointers.ctypes.data + 8 * HEAD
+        self.record[CALL_FRAME] = frame.address
+        self.pointers[0] = frame.arena.ctypes.data
+        self.address: int = self.record.ctypes.data
+        self.table: Any = None
 
 
 class CpuInstance:
     """A program at fixed sizes: what a call needs without looking anything up.
 
-    `free` is shared by the shapes of an executable: as many frames as calls ran at once, each as large as its largest
-    call needed. `at_once`: outputs that kernels write to the memory of donated inputs; `used`: called again since
-    somebody last asked.
+    Attributes:
+        free: frames that no call uses; the shapes of a model share them. Each is as large as its largest call needed.
+        in_place: outputs that kernels write to the memory of donated inputs.
+        used: True if it was called again since somebody last asked.
     """
 
     __slots__ = (
         "arena_bytes",
-        "at_once",
+        "code",
         "dims",
-        "dims_address",
         "empty",
-        "entry",
         "free",
-        "launch",
+        "in_place",
         "new",
         "nthreads",
         "offsets",
         "outputs",
         "parameters",
         "program",
+        "run",
         "used",
+        "words",
     )
 
     def __init__(
         self,
-        program: Native,
+        program: Program,
         dims: Mapping[Var, int],
         nthreads: int,
         free: list[CallFrame],
-        parameters: Tables | None,
-        at_once: frozenset[int],
+        parameters: ParameterTables | None = None,
+        in_place: frozenset[int] = frozenset(),
     ) -> None:
         env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
-        self.program, self.entry = program, program.entry
+        self.program = program
+        self.code: Code = program.loaded
         self.nthreads = nthreads if program.parallel else 1
-        self.outputs = [(shape_of(t, env), t.dtype.numpy) for t in program.outputs]
+        self.outputs = [(concrete_shape(t, env), t.dtype.numpy) for t in program.outputs]
         self.new = maker(self.outputs)
         self.empty = all(0 in s for s, _ in self.outputs)
         self.dims = np.array([dims[v] for v in program.dims], np.int64)
-        self.dims_address: int = self.dims.ctypes.data
         offsets, self.arena_bytes = program.sizes(dims)
         self.offsets = np.array(offsets, np.int64)
+        self.words = len(program.inputs) + len(program.outputs)
         self.free = free
         self.parameters = parameters if program.prologue is not None else None
-        self.at_once = at_once
+        self.in_place = in_place
         self.used = False
-        self.launch = runtime().launch
+        self.run = runtime().call
 
     def call(self, arrays: Sequence[Array]) -> list[Array]:
         """Run on contiguous arrays of the right shapes and dtypes; returns fresh arrays."""
@@ -103,35 +128,26 @@ class CpuInstance:
         return results
 
     def into(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        """Run, and leave the results in these buffers. InputError: an index that was read at run time lies outside of
-        its axis.
-        """
+        """Run and leave the results in these buffers. InputError: an index read at run time is outside its axis."""
         if self.empty:
             return
-        held = self.take(len(arrays) + len(results))
-        pointers = held.pointers
-        k = 0
-        for a in arrays:
-            pointers[k] = address_of(a)
-            k += 1
-        for a in results:
-            pointers[k] = address_of(a)
-            k += 1
-        status = self.launch(self.entry, held.frame.address, held.address, self.dims_address, self.nthreads)
-        if status:
+        held = self.take()
+        if self.run(held.address, arrays, results):
             self.fail(held.frame)
+        self.put(held)
+
+    def put(self, held: CallFrame) -> None:
+        """Give a frame back."""
         self.free.append(held)
 
-    def take(self, buffers: int) -> CallFrame:
+    def take(self) -> CallFrame:
         """A frame that no other call uses, with this plan."""
         try:
             held = self.free.pop()
         except IndexError:
             held = None
-        if held is None or held.frame.arena.nbytes < self.arena_bytes:
-            held = self._own(CallFrame(Frame(self.arena_bytes), buffers, self))
-        elif held.owner is not self:
-            self._own(held)
+        if held is None or held.frame.arena.nbytes < self.arena_bytes or held.owner is not self:
+            held = self._adopted(held)
         if self.parameters is not None:
             table = self.parameters.table(self.program)
             if held.table is not table:
@@ -139,11 +155,18 @@ class CpuInstance:
                 held.frame.slots[FRAME_BOUND] = table.address
         return held
 
-    def _own(self, held: CallFrame) -> CallFrame:
-        """Give a frame this plan."""
+    def _adopted(self, held: CallFrame | None) -> CallFrame:
+        """A frame with this plan: this one if it is large enough."""
+        if held is None or held.frame.arena.nbytes < self.arena_bytes or len(held.pointers) < HEAD + self.words:
+            held = CallFrame(Frame(self.arena_bytes), self.words)
         held.owner = self
-        held.frame.slots[FRAME_OFFSETS] = self.offsets.ctypes.data
-        held.frame.slots[FRAME_CONSTANTS] = self.program.constants.ctypes.data
+        slots, record, constants = held.frame.slots, held.record, self.program.constants.ctypes.data
+        slots[FRAME_OFFSETS] = self.offsets.ctypes.data
+        slots[FRAME_CONSTANTS] = held.pointers[1] = constants
+        record[CALL_ENTRY], record[CALL_NTHREADS] = self.code.entry, self.nthreads
+        table = self.code.table
+        record[CALL_BUFFERS] = held.pointers.ctypes.data + (8 * HEAD if table is None else 0)
+        record[CALL_DIMS] = self.dims.ctypes.data if table is None else table.ctypes.data
         return held
 
     def fail(self, frame: Frame) -> None:
@@ -154,3 +177,20 @@ class CpuInstance:
             f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of "
             "integer inputs"
         )
+
+
+class CpuRunner:
+    """Runs the programs of one model; see Runner."""
+
+    def __init__(self, threads: int, parameters: ParameterTables | None) -> None:
+        self.threads, self.parameters = threads, parameters
+        self.frames: list[CallFrame] = []
+
+    def instance(self, program: Program, dims: Mapping[Var, int], in_place: frozenset[int]) -> CpuInstance:
+        by_name = {v.name: n for v, n in dims.items()}
+        sizes = {v: by_name[v.name] for v in program.dims}
+        return CpuInstance(program, sizes, self.threads, self.frames, self.parameters, in_place)
+
+    def refitted(self, instances: Sequence[Any]) -> None:
+        """Frames hold what the old arrays were packed into."""
+        self.frames.clear()

@@ -498,10 +498,98 @@ clear:
 """
 
 
+# A call from Python: what `call` reads, int64 each. The last ones are addresses of CPython's functions, in this order.
+CALL_OUT = 0  # address at which the addresses of the arguments are written
+CALL_ENTRY, CALL_FRAME, CALL_BUFFERS, CALL_DIMS, CALL_NTHREADS = 1, 2, 3, 4, 5  # of `dnnc_pool_run`
+CALL_API = 6
+PYTHON_API = (
+    "PyObject_GetBuffer", "PyBuffer_Release", "PySequence_Size", "PySequence_GetItem", "Py_DecRef",
+    "PyEval_SaveThread", "PyEval_RestoreThread",
+)  # fmt: skip
+CALL_WORDS = CALL_API + len(PYTHON_API)
+
+_CALL = f"""
+; Writes the addresses of the buffers of a sequence from %out on; returns the address behind the last, null on an error.
+define internal ptr @addresses(ptr %call, ptr %arrays, ptr %out) nounwind {{
+entry:
+  %view = alloca [128 x i8], align 16
+  %get.p = getelementptr i64, ptr %call, i64 {CALL_API}
+  %get = load ptr, ptr %get.p
+  %release.p = getelementptr i64, ptr %call, i64 {CALL_API + 1}
+  %release = load ptr, ptr %release.p
+  %size.p = getelementptr i64, ptr %call, i64 {CALL_API + 2}
+  %size = load ptr, ptr %size.p
+  %item.p = getelementptr i64, ptr %call, i64 {CALL_API + 3}
+  %item = load ptr, ptr %item.p
+  %drop.p = getelementptr i64, ptr %call, i64 {CALL_API + 4}
+  %drop = load ptr, ptr %drop.p
+  %n = call i64 %size(ptr %arrays)
+  br label %next
+next:
+  %k = phi i64 [ 0, %entry ], [ %k1, %written ]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %array, label %done
+array:
+  %object = call ptr %item(ptr %arrays, i64 %k)
+  %rc = call i32 %get(ptr %object, ptr %view, i32 0)
+  call void %drop(ptr %object)
+  %failed = icmp ne i32 %rc, 0
+  br i1 %failed, label %error, label %written
+written:
+  %address = load i64, ptr %view
+  %at = getelementptr i64, ptr %out, i64 %k
+  store i64 %address, ptr %at
+  call void %release(ptr %view)
+  %k1 = add i64 %k, 1
+  br label %next
+done:
+  %end = getelementptr i64, ptr %out, i64 %n
+  ret ptr %end
+error:
+  ret ptr null
+}}
+
+; Runs a program on arrays that Python holds; -1 with an exception set where one of them gives no buffer.
+define i64 @dnnc_pool_call(ptr %pool, ptr %call, ptr %arrays, ptr %results) nounwind {{
+entry:
+  %out.p = getelementptr i64, ptr %call, i64 {CALL_OUT}
+  %out = load ptr, ptr %out.p
+  %behind = call ptr @addresses(ptr %call, ptr %arrays, ptr %out)
+  %bad = icmp eq ptr %behind, null
+  br i1 %bad, label %error, label %rest
+rest:
+  %last = call ptr @addresses(ptr %call, ptr %results, ptr %behind)
+  %worse = icmp eq ptr %last, null
+  br i1 %worse, label %error, label %run
+run:
+  %entry.p = getelementptr i64, ptr %call, i64 {CALL_ENTRY}
+  %entry.f = load ptr, ptr %entry.p
+  %frame.p = getelementptr i64, ptr %call, i64 {CALL_FRAME}
+  %frame = load ptr, ptr %frame.p
+  %buffers.p = getelementptr i64, ptr %call, i64 {CALL_BUFFERS}
+  %buffers = load ptr, ptr %buffers.p
+  %dims.p = getelementptr i64, ptr %call, i64 {CALL_DIMS}
+  %dims = load ptr, ptr %dims.p
+  %n.p = getelementptr i64, ptr %call, i64 {CALL_NTHREADS}
+  %n = load i64, ptr %n.p
+  %save.p = getelementptr i64, ptr %call, i64 {CALL_API + 5}
+  %save = load ptr, ptr %save.p
+  %restore.p = getelementptr i64, ptr %call, i64 {CALL_API + 6}
+  %restore = load ptr, ptr %restore.p
+  %state = call ptr %save()
+  %status = call i64 @dnnc_pool_run(ptr %pool, ptr %entry.f, ptr %frame, ptr %buffers, ptr %dims, i64 %n)
+  call void %restore(ptr %state)
+  ret i64 %status
+error:
+  ret i64 -1
+}}
+"""
+
+
 def pool_text(threads: bool = True) -> str:
     """The LLVM text of the pool. `threads=False`: the same functions without any thread, for systems other than Linux
     on x86-64.
     """
     if not threads:
-        return _STATE + _ALONE + _SINGLE
-    return _DECLARATIONS + _STATE + _ALONE + _WAIT + _BARRIER + _PLACEMENT + _WORKER + _START + _RUN + _STOP
+        return _STATE + _ALONE + _SINGLE + _CALL
+    return _DECLARATIONS + _STATE + _ALONE + _WAIT + _BARRIER + _PLACEMENT + _WORKER + _START + _RUN + _STOP + _CALL

@@ -1,8 +1,6 @@
 """A compiler process: `python -m dnnc.backends.llvm.worker`. LLVM text comes in on stdin, objects go out on stdout,
 until stdin ends.
 
-A message, either way, is two little-endian uint32 (bytes of the header, bytes of the body), a JSON header, and the
-body.
 Hello:   {"ready": LLVM version}, no body; sent once, when llvmlite is loaded.
 Request: {"key", "cpu", "features"}, body: the text.
 Answer:  {"key"}, body: the object; or {"key", "error": message}, no body.
@@ -10,34 +8,13 @@ Answer:  {"key"}, body: the object; or {"key", "error": message}, no body.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import struct
 import sys
-from typing import Any, BinaryIO
 
 from dnnc.backends.llvm.compile import compile_text, llvm_version
+from dnnc.backends.runtime.messages import receive, send
 from dnnc.ir.errors import DnncError
-
-_LENGTHS = struct.Struct("<II")
-
-
-def send(stream: BinaryIO, header: dict[str, Any], body: bytes = b"") -> None:
-    """Write one message. OSError when the other side is gone."""
-    head = json.dumps(header).encode()
-    stream.write(_LENGTHS.pack(len(head), len(body)) + head + body)
-    stream.flush()
-
-
-def receive(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """Read one message; None when the stream has ended, in the middle of a message too."""
-    lengths = stream.read(_LENGTHS.size)
-    if len(lengths) < _LENGTHS.size:
-        return None
-    head_size, body_size = _LENGTHS.unpack(lengths)
-    head, body = stream.read(head_size), stream.read(body_size)
-    return (json.loads(head), body) if len(head) == head_size and len(body) == body_size else None
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from dnnc.backends.llvm.compile import compile_text, llvm_version
-from dnnc.backends.llvm.worker import receive, send
+from dnnc.backends.runtime.messages import receive, send
 from dnnc.ir.errors import InternalError
 
 Item = tuple[str, str]  # key, text

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,30 +46,6 @@ def aligned_empty(nbytes: int, align: int = ALIGN) -> np.ndarray[Any, np.dtype[n
     raw = np.empty(nbytes + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start:][:nbytes]  # in two steps: an empty slice forgets its start
-
-
-_word = ctypes.c_size_t.from_address
-_HEAD = object.__basicsize__
-
-
-def address_of(a: np.ndarray[Any, Any]) -> int:
-    """Where the elements of an array begin: `a.ctypes.data` in a sixth of its time, which each operand of each call
-    takes.
-
-    What follows the head of an object is for arrays this address: the first field of PyArrayObject_fields, which
-    NumPy's C API declares.
-    """
-    return _word(id(a) + _HEAD).value
-
-
-def _told(a: np.ndarray[Any, Any]) -> int:
-    return a.ctypes.data
-
-
-if any(
-    address_of(a) != _told(a) for a in (np.arange(8), np.arange(8)[3:], np.empty((0, 3)))
-):  # an interpreter whose objects are not memory
-    address_of = _told
 
 
 def cpu_count() -> int:
@@ -139,6 +115,15 @@ class Runtime:
         """`run` without a look-up: keep it for repeated calls. It stays valid, also in a forked child."""
         return (self._pool or self.start()).launch
 
+    @property
+    def call(self) -> Callable[[int, Sequence[Any], Sequence[Any]], int]:
+        """Runs an entry function on arrays: `call(record, arrays, results) -> status`.
+
+        The record (see `dnnc.backends.llvm.pool`, CALL_OUT and so on) says what to run, and where the addresses of the
+        arrays go. Arrays are contiguous objects with the buffer protocol. Releases the GIL while the program runs.
+        """
+        return (self._pool or self.start()).call
+
     def run(self, entry: int, frame: int, buffers: int, dims: int, nthreads: int) -> int:
         """Run `i64 entry(frame, buffers, dims, tid, nthreads)` on `nthreads` threads, the caller's among them; the
         others are addresses.
@@ -169,6 +154,7 @@ class NativePool:
     state: int
     bytes: int
     launch: Launch
+    call: Callable[[int, Sequence[Any], Sequence[Any]], int]
     stop: Callable[[], int]
 
     def clear(self) -> None:
@@ -195,7 +181,10 @@ def load_pool(cache: KernelCache | None = None) -> NativePool:
     state: int = function("dnnc_pool_state", ctypes.c_void_p)()
     run = function("dnnc_pool_run", ctypes.c_int64, *[ctypes.c_void_p] * 5, ctypes.c_int64)
     stop = function("dnnc_pool_stop", ctypes.c_int64, ctypes.c_void_p)
-    return NativePool(loaded, state, POOL_BYTES, partial(run, state), partial(stop, state))
+    objects = ctypes.c_void_p, ctypes.py_object, ctypes.py_object
+    call: Any = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *objects)(loaded.address("dnnc_pool_call"))
+    call.loaded = loaded
+    return NativePool(loaded, state, POOL_BYTES, partial(run, state), partial(call, state), partial(stop, state))
 
 
 _RUNTIME = Runtime()

@@ -8,14 +8,25 @@ graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dnnc.backends.runtime.frames import ALIGN, aligned_empty
-from dnnc.backends.runtime.program import CONTROL, Branch, Call, Carried, Control, Loop, NativeKernel, Place, Row
+from dnnc.backends.runtime.program import (
+    CONTROL,
+    Branch,
+    Call,
+    Carried,
+    CompiledKernel,
+    Control,
+    Loop,
+    MemoryRef,
+    Program,
+    Row,
+)
 from dnnc.ir import winograd
 from dnnc.ir.errors import Loc, locations
 from dnnc.ir.expr import const, value
@@ -23,7 +34,8 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, stored
 from dnnc.ir.types import Layout, Part, TensorType
 from dnnc.passes.analysis.alias import root as root_of
-from dnnc.passes.planning.program import AnyStep, ControlStep, Program, Step
+from dnnc.passes.planning.program import AnyStep, ControlStep, Step
+from dnnc.passes.planning.program import Program as ScheduledGraph
 
 Array = np.ndarray[Any, Any]
 PROBED = 1024  # elements of a constant that are looked at before it is hashed
@@ -74,7 +86,7 @@ def _transposed(a: Array, layout: Layout) -> Array:
     return full.reshape(split).transpose([where[p] for p in parts])
 
 
-def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel, ...]:
+def describe(program: ScheduledGraph, symbols: Mapping[str, str]) -> tuple[CompiledKernel, ...]:
     """The unique kernels of a program as data, in order of their first call."""
     out = []
     for text, steps in unique_kernels(program).items():
@@ -83,12 +95,12 @@ def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel
         calls_ = tuple(map(step_nodes, steps))
         where = locations(s.nest.locs)
         out.append(
-            NativeKernel(s.nest.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names))
+            CompiledKernel(s.nest.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names))
         )
     return tuple(out)
 
 
-def describe_control(program: Program, texts: Sequence[str]) -> tuple[NativeKernel, ...]:
+def describe_control(program: ScheduledGraph, texts: Sequence[str]) -> tuple[CompiledKernel, ...]:
     """The loops and branches of a program as data; `texts`: of their functions, inner ones first."""
     out = []
     for s, symbol, text in zip(program.control, control_names(program), reversed(texts)):
@@ -96,17 +108,17 @@ def describe_control(program: Program, texts: Sequence[str]) -> tuple[NativeKern
         names = dict.fromkeys(loc.name for loc in node.locs)
         shown = ", ".join(_short(loc) for loc in dict.fromkeys(node.locs)) or node.op.name
         out.append(
-            NativeKernel(node.op.name, symbol, text, CONTROL, True, locations(node.locs), (shown,), tuple(names))
+            CompiledKernel(node.op.name, symbol, text, CONTROL, True, locations(node.locs), (shown,), tuple(names))
         )
     return tuple(out)
 
 
-def control_names(program: Program) -> list[str]:
+def control_names(program: ScheduledGraph) -> list[str]:
     """The symbols of `program.control`."""
     return [f"control_{k}" for k in range(len(program.control))]
 
 
-def unique_kernels(program: Program) -> dict[str, list[Step]]:
+def unique_kernels(program: ScheduledGraph) -> dict[str, list[Step]]:
     """The steps by the text of their kernel, in order of the first call."""
     out: dict[str, list[Step]] = {}
     for s in program.kernels:
@@ -134,7 +146,7 @@ class ConstantBlock:
     offsets: Mapping[Value, int]
     places: tuple[tuple[int, Array, TensorType], ...]
 
-    def made(self) -> Array:
+    def block(self) -> Array:
         """The block."""
         block = aligned_empty(self.nbytes)
         block[:] = 0  # the gaps too, so that a saved block is always the same
@@ -144,7 +156,7 @@ class ConstantBlock:
         return block
 
 
-def place_constants(program: Program, parameters: bool = False) -> ConstantBlock:
+def place_constants(program: ScheduledGraph, parameters: bool = False) -> ConstantBlock:
     """A place for every constant that a kernel reads; equal bytes have one.
 
     `parameters`: also room for what kernels read of parameters, in the order of the plan's numbers, behind the
@@ -172,25 +184,19 @@ def place_constants(program: Program, parameters: bool = False) -> ConstantBlock
     return ConstantBlock(max(total, 1), offsets, tuple(places))
 
 
-def lay_out_constants(program: Program) -> tuple[Array, Mapping[Value, int]]:
-    """One block with every constant that a kernel reads, and the byte at which each lies; see `place_constants`."""
-    placed = place_constants(program)
-    return placed.made(), placed.offsets
-
-
 def _probe(a: Array) -> bytes:
     """Some elements of an array: arrays that differ in them need not be hashed."""
     return a.reshape(-1)[:: max(a.size // PROBED, 1)].tobytes() if a.flags.c_contiguous else b""
 
 
-def _lay_out_parameters(program: Program, offsets: dict[Value, int], start: int) -> int:
+def _lay_out_parameters(program: ScheduledGraph, offsets: dict[Value, int], start: int) -> int:
     """Enter the places of what is read of parameters; gives the byte behind them."""
     memory, at = program.memory, [start]
     for _, t in memory.bound:
         at.append(at[-1] + -(-math.prod(int(str(d)) for d in (*t.physical, t.dtype.bytes)) // ALIGN) * ALIGN)
     for v in dict.fromkeys(v for s, _ in program.walk() for v in s.params):
         space, number = memory.place[v]
-        if space == "bound":
+        if space == "parameter":
             offsets[v] = at[number] + memory.inside.get(v, 0)
     return at[-1]
 
@@ -198,7 +204,7 @@ def _lay_out_parameters(program: Program, offsets: dict[Value, int], start: int)
 class Linker:
     """Gives the values of a program their places, and its steps their calls; offsets are literal when every size is."""
 
-    def __init__(self, program: Program, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> None:
+    def __init__(self, program: ScheduledGraph, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> None:
         self.program, self.symbols, self.constants = program, symbols, constants
         self.static = not program.dims
         self.plan = program.memory.arena
@@ -206,24 +212,24 @@ class Linker:
         self.position = {v: k for k, v in enumerate(program.dims)}
         self.names = dict(zip((s.group for s in program.control), control_names(program)))
 
-    def place(self, v: Value, graph: Graph) -> Place:
+    def place(self, v: Value, graph: Graph) -> MemoryRef:
         memory = self.program.memory
         space, number = memory.place[v]
-        if space == "constant" or (space == "bound" and v in self.constants):
-            return Place("constant", self.constants[v])
+        if space == "constant" or (space == "parameter" and v in self.constants):
+            return MemoryRef("constant", self.constants[v])
         inside, size = memory.inside.get(v, 0), value(const(v.type.nbytes))
-        if space == "bound":
-            return Place("bound", number, inside=inside)
+        if space == "parameter":
+            return MemoryRef("parameter", number, inside=inside)
         if space in ("input", "output"):
             at = number + (len(graph.inputs) if space == "output" else 0)
-            return Place("buffer", at, nbytes=-1 if size is None else size, inside=inside)
+            return MemoryRef("buffer", at, nbytes=-1 if size is None else size, inside=inside)
         return self.slot(number, inside, size)
 
-    def slot(self, number: int, inside: int = 0, size: int | None = None) -> Place:
+    def slot(self, number: int, inside: int = 0, size: int | None = None) -> MemoryRef:
         if not self.static:
-            return Place("arena", number, inside=inside, life=self.plan.held(number))
+            return MemoryRef("arena", number, inside=inside, life=self.plan.held(number))
         whole = value(const(self.program.memory.slots[number].nbytes))
-        return Place("arena", number, self.arena[number] + inside, (whole or 0) if size is None else size)
+        return MemoryRef("arena", number, self.arena[number] + inside, (whole or 0) if size is None else size)
 
     def entry(self) -> list[Call]:
         """The calls of the entry function."""
@@ -299,3 +305,38 @@ def _bytes(v: Value) -> int:
     n = v.type.nbytes
     assert isinstance(n, int), "programs with loops are made for fixed sizes"
     return n
+
+
+def link(
+    scheduled: ScheduledGraph,
+    symbols: Mapping[str, str],
+    control_text: Callable[[Control], str],
+    parameters: bool = False,
+) -> Program:
+    """A scheduled graph as a program that has no machine code yet.
+
+    Args:
+        scheduled: kernels with their plan.
+        symbols: names of kernels by their text.
+        control_text: what a loop or branch is shown as.
+        parameters: True if what kernels read of parameters lies behind the constants.
+    """
+    constants = place_constants(scheduled, parameters)
+    linker = Linker(scheduled, symbols, constants.offsets)
+    controls = linker.controls()
+    graph = scheduled.graph
+    return Program(
+        (*describe(scheduled, symbols), *describe_control(scheduled, [control_text(c) for c in controls])),
+        {},
+        tuple(linker.entry()),
+        {c.symbol: c for c in controls},
+        scheduled.dims,
+        tuple(v.type for v in graph.inputs),
+        tuple(v.type for v in graph.outputs),
+        scheduled.memory.arena,
+        constants.nbytes,
+        constants.block,
+        graph.text,
+        scheduled=scheduled,
+        donated=dict(graph.donated),
+    )

@@ -1,26 +1,41 @@
-"""A linked program's parts as data: where values lie, which calls are made, loops and branches, and what is known of
-each kernel.
+"""A linked program as data: where values lie, which calls are made, loops and branches, code, constants, memory.
 
-They come from a scheduled program (`link.py`) or out of a saved model; every backend runs them in its own way.
+It comes from a scheduled graph (`link.py`) or out of a saved model; every backend loads and runs it in its own way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Union
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Union
 
+import numpy as np
+
+from dnnc.backends.runtime.device import Device, Launch
+from dnnc.ir.arena import Arena
+from dnnc.ir.expr import Var
+from dnnc.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from dnnc.backends.runtime.prologue import Prologue
+    from dnnc.passes.planning.program import Program as ScheduledGraph
+
+Array = np.ndarray[Any, Any]
+Check = Callable[[Device, Any, Launch], None]  # runs a kernel once on a device and compares; AccuracyError
 CONTROL = "control"  # the choice of what is no kernel but a loop or a branch
 
 
 @dataclass(frozen=True)
-class Place:
-    """Memory of one argument: `space` is "buffer" (number), "constant" (byte offset), "bound" (number among what is
-    read of parameters), "arena" (slot; offset and size when static).
+class MemoryRef:
+    """Where a kernel argument lies.
 
-    `inside`: the byte at which the argument begins within it; the offset of a static plan counts it already.
-    `life`: of a symbolic plan's slot the first and the last step at which its bytes are nobody else's, if that is
-        known.
+    Attributes:
+        space: "buffer" (input or output of the call), "constant", "parameter" or "arena".
+        number: of the buffer; of a constant its byte offset; index into the table of parameters; of the arena's slot.
+        offset, nbytes: bytes within a static arena; -1 where sizes are symbolic.
+        inside: byte at which the argument begins within its slot; a static offset counts it already.
+        life: (first, last) step during which a symbolic slot is exclusive, or None.
     """
 
     space: str
@@ -30,9 +45,9 @@ class Place:
     inside: int = 0
     life: tuple[int, int] | None = None
 
-    def meets(self, other: Place) -> bool:
+    def meets(self, other: MemoryRef) -> bool:
         """May the two overlap?"""
-        if self.space != other.space or self.space in ("constant", "bound"):
+        if self.space != other.space or self.space in ("constant", "parameter"):
             return False
         if self.space == "buffer":
             apart = self.nbytes >= 0 <= other.nbytes and (
@@ -54,8 +69,8 @@ class Call:
     """
 
     symbol: str
-    args: tuple[Place, ...]
-    writes: tuple[Place, ...]
+    args: tuple[MemoryRef, ...]
+    writes: tuple[MemoryRef, ...]
     dims: tuple[int, ...]
     parallel: bool
 
@@ -116,7 +131,7 @@ class Branch:
 Control = Union[Loop, Branch]
 
 
-def placed(donated: Mapping[int, int], calls: Sequence[Call], inputs: int) -> frozenset[int]:
+def written_in_place(donated: Mapping[int, int], calls: Sequence[Call], inputs: int) -> frozenset[int]:
     """The outputs that a program of so many inputs writes into the memory of the input that was donated for them: it
     knows no other place.
     """
@@ -125,7 +140,7 @@ def placed(donated: Mapping[int, int], calls: Sequence[Call], inputs: int) -> fr
 
 
 @dataclass(frozen=True)
-class NativeKernel:
+class CompiledKernel:
     """A unique kernel, as data; or a loop or branch, whose function stands in the object of the entry.
 
     Attributes:
@@ -157,3 +172,82 @@ class NativeKernel:
     def guarded(self) -> bool:
         """Does it read at indices that are known at run time only?"""
         return "guard(" in self.text
+
+
+@dataclass(eq=False)
+class Program:
+    """A linked program: all that a call, a report and a saved model need of it, and nothing that made it.
+
+    Attributes:
+        kernels: unique kernels in order of their first call, then loops and branches.
+        code: machine code by symbol.
+        calls: kernels, loops and branches in order.
+        controls: loops and branches by symbol.
+        dims: symbolic dims in the order in which a call passes them.
+        inputs, outputs: their types.
+        arena: plan of the memory between calls.
+        constant_bytes: size of the block of constants.
+        make_constants: gives that block, 64-byte aligned.
+        graph_text: text of the graph after the passes; with True, comments name the nodes' origins.
+        launches: by symbol, how a device starts the kernel; empty for CPUs.
+        params: by symbol, names of the kernel's parameters; empty for CPUs.
+        compiled: number of kernels that were not in the cache.
+        texts: by symbol, source of what was compiled here.
+        checks: by symbol, kernel checks that wait for a device; those that passed are removed.
+        scheduled: what it was made of; None for a loaded program.
+        prologue: computes what kernels read of parameters; None if they read none.
+        donated: output number -> number of the input whose memory it takes.
+        flush: True if denormals are zero while it runs.
+        loaded: what its backend has loaded of it.
+    """
+
+    kernels: tuple[CompiledKernel, ...]
+    code: Mapping[str, bytes]
+    calls: tuple[Call, ...]
+    controls: Mapping[str, Control]
+    dims: tuple[Var, ...]
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    arena: Arena
+    constant_bytes: int
+    make_constants: Callable[[], Array]
+    graph_text: Callable[[bool], str]
+    launches: Mapping[str, Launch] = field(default_factory=dict)
+    params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    compiled: int = 0
+    texts: Mapping[str, str] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
+    scheduled: ScheduledGraph | None = None
+    prologue: Prologue | None = None
+    donated: Mapping[int, int] = field(default_factory=dict)
+    flush: bool = False
+    loaded: Any = None
+
+    @cached_property
+    def constants(self) -> Array:
+        """The block of constants; made when first asked for, since a program that is only saved needs none."""
+        return self.make_constants()
+
+    @property
+    def parallel(self) -> bool:
+        """True if any kernel shares its work between threads."""
+        return any(c.parallel for c in self.calls)
+
+    @property
+    def guarded(self) -> bool:
+        """True if any kernel reads at indices that are known at run time only."""
+        return any(k.guarded for k in self.kernels)
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """Kernel text -> symbol."""
+        return {k.text: k.symbol for k in self.kernels}
+
+    def sizes(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
+        """Byte offsets into the arena, and its size, for given dims."""
+        return self.arena.offsets(dims)
+
+
+def offsets_of_constants(calls: Sequence[Call]) -> list[int]:
+    """Where constants begin in the block of a program, in order; each reaches to the next, padding included."""
+    return sorted({a.number for c in calls for a in c.args if a.space == "constant"})

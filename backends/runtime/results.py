@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.runtime.frames import aligned_empty
+from dnnc.ir.errors import InputError, a_type, count
 
 Array = np.ndarray[Any, Any]
 LEAST = 1 << 20  # bytes of a result worth it: a smaller one comes from memory that the process has
@@ -114,3 +115,14 @@ def maker(outputs: Sequence[tuple[Sequence[int], Any]]) -> Callable[[Sequence[in
     """
     large = any(math.prod(s) * np.dtype(d).itemsize >= LEAST for s, d in outputs)
     return results().empty if large else np.empty
+
+
+def copy_results(results: Sequence[Array], buffers: Sequence[Array], names: Sequence[str]) -> None:
+    """Copy outputs, whose sizes only the call has told, to buffers of the caller. InputError: one does not fit."""
+    if len(buffers) != len(results):
+        raise InputError(f"the model has {count(len(results), 'output')}, got {count(len(buffers), 'buffer')}")
+    for name, out, r in zip(names, buffers, results):
+        if not isinstance(out, np.ndarray) or out.shape != r.shape or out.dtype != r.dtype or not out.flags.writeable:
+            shown = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else a_type(out)
+            raise InputError(f"output {name}: expected a writable array {r.dtype} {r.shape}, got {shown}")
+        out[...] = r

@@ -25,13 +25,12 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # zoo
 import zoo
 
 import dnnc
-from dnnc import device_driver
+from dnnc.backends.cuda.backend import CudaBackend
 from dnnc.backends.cuda.build import NvrtcCompiler
 from dnnc.backends.cuda.emit import emit_kernel
 from dnnc.backends.cuda.nvrtc import compile_many
-from dnnc.backends.cuda.target import FACTS, GpuTarget
-from dnnc.backends.cuda.templates import templates
-from dnnc.device_driver import Machine
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.registry import BACKENDS
 from dnnc.ir.errors import DnncError
 from dnnc.ir.loops.stmt import Kernel
 
@@ -67,13 +66,17 @@ def arguments() -> argparse.Namespace:
     return ap.parse_args()
 
 
-def machine(arch: str, compiler: NvrtcCompiler, rounded: bool) -> Machine:
-    """Of that architecture, without a device."""
+class WatchfulBackend(CudaBackend):
+    """A GPU that is not here, whose compiler looks for spills."""
 
-    def device() -> Any:
-        raise DnncError("there is no device here")
+    watch: WatchfulCompiler
 
-    return Machine(FACTS[arch], compiler, templates(FACTS[arch], rounded), device, False)
+    def _device_here(self) -> None:
+        return None
+
+    @property
+    def compiler(self) -> WatchfulCompiler:
+        return self.watch
 
 
 def compile_model(folder: Path, row: Mapping[str, Any], a: argparse.Namespace, cache: str) -> collections.Counter[str]:
@@ -90,7 +93,8 @@ def compile_model(folder: Path, row: Mapping[str, Any], a: argparse.Namespace, c
 def main() -> int:
     a = arguments()
     compiler = WatchfulCompiler(os.cpu_count() or 1)
-    device_driver.cuda_machine = lambda options: machine(a.arch, compiler, a.precision == "tf32")
+    WatchfulBackend.watch = compiler
+    BACKENDS["cuda"] = WatchfulBackend
     rows, failed = zoo.read_manifest(a.models), 0
     names = (
         a.set.split(",")

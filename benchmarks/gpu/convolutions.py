@@ -30,14 +30,14 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.backends.cuda.check import check_kernel
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
-from dnnc.backends.cuda.gate import check_kernel
 from dnnc.backends.cuda.nvrtc import Compiled, compile_many
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import DEFAULT_ARCH, FACTS, GpuTarget, ask_device
-from dnnc.backends.cuda.templates import templates
-from dnnc.device_driver import cuda_machine, make_program
+from dnnc.backends.registry import open_backend
+from dnnc.compile_program import schedule
 from dnnc.ir.errors import AccuracyError, DnncError
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.text import parse
@@ -228,11 +228,11 @@ class Maker:
     def __init__(self, target: GpuTarget, others: int) -> None:
         self.options = CompileOptions(target=f"cuda -arch={target.arch}", cache=False)
         self.target, self.others = target, others
-        self.machine = replace(cuda_machine(self.options), target=target, templates=templates(target))
+        self.backend = open_backend(self.options.target)
 
     def made(self, case: Case) -> list[Made]:
         """What a model would run, then others."""
-        program = make_program(case.graph(), self.machine, self.options)
+        program = schedule(case.graph(), self.backend, self.options)
         steps = tuple(s for s in program.kernels if not {n.op.name for n in s.group.nodes} <= MOVES)
         main = next((k for k, s in enumerate(steps) if any("contraction" in n.op.traits for n in s.group.nodes)), 0)
         first = Made(case, program.graph, steps, main)

@@ -3,7 +3,7 @@
     python benchmarks/gpu/libraries.py [--only WORD] [--ours N] [--json OUT] [--no-times]
     PYTHONPATH=.types python3 benchmarks/gpu/libraries.py     where dnnc is not installed; `make .types` makes that folder
 
-First small models are compiled as a log with library calls would have it: with the kernel gate, without it (so that a
+First small models are compiled as a log with library calls would have it: with the kernel check, without it (so that a
 library's first call is while a graph is recorded), from NumPy and from CuPy arrays, bound, and out of a file. Then
 kernels of six shapes are timed as the tuner times them, weights cold: N schedules of ours, the untuned one first, and
 each suggestion of the library. What fails is told at its place; the exit status is 1 if anything but a suggestion that
@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 
 import dnnc
-from dnnc.autotune.runners.gpu_bench import GpuBench
-from dnnc.autotune.runners.machine import GpuMachine, machine_of
+from dnnc.autotune.runners.machine import Machine, machine_of
 from dnnc.autotune.runners.worker import build
 from dnnc.autotune.search.space import space, with_libraries
 from dnnc.autotune.search.task import Task
@@ -78,7 +77,7 @@ SHAPES = {
 def winners_of(g: Graph, library: str, number: int, precision: str | None) -> dict[str, Choice]:
     """As a log would say it: a library's call for each kernel that it can do."""
     _, tasks = tasks_of(g, make_options({"target": "cuda", "precision": precision, "cache": False}))
-    offered = with_libraries("cuda")
+    offered = with_libraries(machine_of("cuda"))
     found = {}
     for task, _ in tasks:
         calls = [
@@ -165,11 +164,11 @@ def task_of_shape(shape: str) -> Task:
     return next(t for t, _ in tasks if t.kind == "contraction")
 
 
-def times(name: str, shape: str, machine: GpuMachine, bench: GpuBench, count: int) -> dict[str, Any]:
+def times(name: str, shape: str, machine: Machine, bench: Any, count: int) -> dict[str, Any]:
     """Microseconds of our schedules and of the library's suggestions; None where one does not apply, or is wrong."""
     task = task_of_shape(shape)
     ours = space(task.rebuilt[2], machine.templates(task.setting))[:count]
-    theirs = with_libraries("cuda")(task)
+    theirs = with_libraries(machine_of("cuda"))(task)
     with ThreadPoolExecutor(16) as pool:
         made = list(pool.map(lambda c: _built(machine, task, c), [*ours, *theirs]))
     found: dict[str, float | None] = {}
@@ -198,7 +197,7 @@ def times(name: str, shape: str, machine: GpuMachine, bench: GpuBench, count: in
     }
 
 
-def _built(machine: GpuMachine, task: Task, choice: Choice) -> Any:
+def _built(machine: Machine, task: Task, choice: Choice) -> Any:
     try:
         return build(machine, task, choice)
     except DnncError as e:
@@ -230,8 +229,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     if not a.no_times:
         machine = machine_of(setting_of(make_options({"target": "cuda"})).target)
-        assert isinstance(machine, GpuMachine)
-        bench = GpuBench(machine)
+        bench = machine.bench()
 
         def timed(name: str, shape: str) -> str:
             rows.append(times(name, shape, machine, bench, a.ours))

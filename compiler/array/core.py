@@ -23,8 +23,8 @@ from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.lazy import Lazy, apply, buffer, leaf, materialise
 from dnnc.array.promotion import DType, dtype_of, real_of
 from dnnc.array.sizes import Size
-from dnnc.backends.cuda.arrays import Kind
-from dnnc.backends.cuda.native import DeviceArray
+from dnnc.backends.runtime.arrays import Kind
+from dnnc.backends.runtime.device import DeviceArray
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import InputError
 from dnnc.ir.types import TensorType

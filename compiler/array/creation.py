@@ -73,7 +73,7 @@ def _lies_on_device(obj: Any) -> bool:
     """Is it an array of another library on a CUDA device?"""
     if isinstance(obj, (np.ndarray, np.generic, list, tuple, *NUMBERS)):
         return False
-    from dnnc.backends.cuda.arrays import is_device_array
+    from dnnc.backends.runtime.arrays import is_device_array
 
     return is_device_array(obj)
 

@@ -23,17 +23,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dnnc.array.errors import ValueInputError
-from dnnc.backends.cuda.arrays import Kind, device_number, dtype_name, interface_array
-from dnnc.backends.cuda.native import DeviceArray
+from dnnc.backends.registry import backend_class, open_backend
+from dnnc.backends.runtime.arrays import Kind, device_number, dtype_name, interface_array
+from dnnc.backends.runtime.device import DeviceArray
 from dnnc.ir.errors import InputError, TargetError
 
 if TYPE_CHECKING:
-    from dnnc.device_driver import Machine
+    from dnnc.backends.base import Backend
 
 Array = np.ndarray[Any, Any]
 HOST = "cpu"
 NUMBERS = 1024  # numbers that are kept on a device, of each of its streams
 NUMBER_BYTES = 16  # what one takes there
+ASKED = 1 << 30  # bytes of results from which a device is asked for room first
 ALIGN = 16  # bytes: what addresses of kernels' operands are multiples of
 
 
@@ -87,10 +89,9 @@ def home(device: Any) -> str | None:
 
 def devices() -> tuple[str, ...]:
     """The devices of this machine, the host first."""
-    from dnnc.backends.cuda.target import ask_device
-
+    backend = backend_class("cuda")
     found = [HOST]
-    while ask_device(len(found) - 1) is not None:
+    while not backend.device_problem(len(found) - 1):
         found.append(f"cuda:{len(found) - 1}")
     return tuple(found)
 
@@ -176,12 +177,18 @@ class Place:
     still find an index outside of its axis.
     """
 
-    def __init__(self, name: str, machine: Machine) -> None:
-        self.name, self.machine = name, machine
-        self.device = machine.device()
+    def __init__(self, name: str, backend: Backend) -> None:
+        assert backend.device is not None, "arrays of this target lie on the host"
+        self.name, self.backend = name, backend
+        self.device = backend.device()
         self.pending: dict[Any, tuple[Callable[[], None], int, Any]] = {}
         self._numbers: OrderedDict[Any, DeviceData] = OrderedDict()
         self._lock = threading.Lock()
+
+    def ask_for(self, nbytes: int) -> None:
+        """TargetError where large results do not fit, before anything is compiled for them."""
+        if nbytes > ASKED:
+            self.device.pooled(nbytes)  # which goes back to the pool, and is taken from there
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -312,11 +319,8 @@ class Place:
 @cache
 def place(name: str) -> Place:
     """The device of a name such as `cuda:0`. TargetError says what is missing, and what to do."""
-    from dnnc import device_driver
-    from dnnc.options import make_options
-
     try:
-        return Place(name, device_driver.cuda_machine(make_options({"target": name})))
+        return Place(name, open_backend(name))
     except TargetError as e:
         raise TargetError(
             f"device={name!r}: {e}; dnnc.array.__array_namespace_info__().devices() lists what is here"

@@ -426,13 +426,9 @@ class Programs:
 @cache
 def compiler(device: str = HOST) -> Any:
     """What makes programs for a device in this process; loaded at the first one."""
-    if device != HOST:
-        from dnnc.array.device_light import DeviceCompiler
+    from dnnc.array.expressions import ExpressionCompiler  # loads the compiler, which values alone do without
 
-        return DeviceCompiler(place(device))
-    from dnnc.array.light import Compiler
-
-    return Compiler()
+    return ExpressionCompiler(None if device == HOST else place(device))
 
 
 PROGRAMS_MADE = Programs()

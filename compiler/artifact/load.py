@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,22 +19,20 @@ import dnnc
 from dnnc.artifact.format import REMEDY, open_artifact
 from dnnc.artifact.manifest import SavedModel, ranges
 from dnnc.artifact.reader import Restored
-from dnnc.backends.llvm.compile import llvm_version
-from dnnc.backends.llvm.features import CpuTarget, enabled, host_cpu, parse_target
-from dnnc.backends.llvm.native import FORMAT
+from dnnc.backends.base import Backend
+from dnnc.backends.registry import backend_class, open_backend
 from dnnc.backends.runtime.codec import decode
-from dnnc.backends.runtime.frames import runtime
 from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.cpu_compiler import CpuCompiler
 from dnnc.donation import donated
 from dnnc.executable import Executable
+from dnnc.graph_compiler import GraphCompiler, SavedCode
 from dnnc.ir.errors import ArtifactError, ArtifactWarning, DnncError, InputError
 from dnnc.ir.graph import Graph
-from dnnc.ir.target import parse_target as parse_words
+from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, cache_folder, thread_count
 from dnnc.report.log import Log
 
-KINDS = ("programs", "staged", "reference", "late", "device")
+KINDS = ("programs", "graph", "onnx")
 
 
 def load(
@@ -70,92 +68,59 @@ def load(
         raise InputError(f"code={code!r}: expected True or False")
     saved = _open(path)
     options = _options(saved, threads, cache)
-    if saved.model.kind == "late":
-        from dnnc.driver import compile_onnx
+    if saved.model.kind == "onnx":
+        from dnnc.driver import compile_onnx  # loads the importer
 
         return compile_onnx(saved.onnx_model(), options, None)
-    if saved.model.kind == "reference":
-        from dnnc.interpreted import InterpreterCompiler
+    options, moved = _for_device_here(options)
+    backend = open_backend(options.target, options.threads)
+    kernels = KernelCache(cache_folder(options.cache))
+    if saved.model.kind == "programs":
+        reason = unfit(saved.model, backend) if code else "code=False"
+        if code and reason:
+            text = f"{saved.path}: {reason}; compiling again from the graph in the file"
+            warnings.warn(text, ArtifactWarning, stacklevel=2)
+        return _with_programs(saved, options, backend, kernels, reason, start)
+    from dnnc.driver import compile_for  # loads the passes
 
-        return Executable(InterpreterCompiler(saved.graph, (saved.model.inputs, saved.model.outputs), options))
-    if saved.model.kind == "staged":
-        return _staged(saved, options)
-    if saved.model.kind == "device":
-        return _device(saved, options, code)
-    reason = unfit(saved.model) if code else "code=False"
-    if code and reason:
-        warnings.warn(
-            f"{saved.path}: {reason}; compiling again from the graph in the file", ArtifactWarning, stacklevel=2
-        )
-    return _executable(saved, options, reason, start)
-
-
-def _staged(saved: Restored, options: CompileOptions) -> Executable:
-    """A model with host steps, compiled from its graph; kernels that this machine has met come from its cache."""
-    from dnnc.driver import compile_graph
-
-    graph, names = saved.graph, (list(saved.model.inputs), list(saved.model.outputs))
+    objects, checked = saved.code() if code else ({}, frozenset())
+    names = list(saved.model.inputs), list(saved.model.outputs)
+    graph = saved.graph
+    graph.donated = donated(graph, names, options.donate)
     left = {n: d for n, d in options.dims.items() if n in graph.dims}
-    f = compile_graph(
-        graph, names, replace(options, dims=left, outputs=()), onnx=None if saved.model.onnx is None else saved.onnx
+    f = compile_for(
+        graph,
+        names,
+        replace(options, dims=left, outputs=()),
+        backend,
+        kernels,
+        onnx=None if saved.model.onnx is None else saved.onnx,
+        saved=SavedCode(objects, checked),
+        notes=(f"loaded from {saved.path}" if code else f"compiled again from {saved.path}: code=False", *moved),
     )
     if saved.model.onnx is not None:
         f.cache.when_empty = lambda shapes: _reread(saved, options, shapes)
     return f
 
 
-def _device(saved: Restored, options: CompileOptions, code: bool) -> Executable:
-    """A model for a CUDA device. Kernels whose code is in the file, made by the same versions for the same
-    architecture, are not compiled again.
-    """
-    from dnnc.backends.cuda.build import Given
-    from dnnc.device_driver import compile_for_device, cuda_machine
-
-    options, moved = _for_device_here(options)
-    machine = cuda_machine(options)
-    given = Given(*saved.cubins()) if code else None
-    names, onnx = (
-        (list(saved.model.inputs), list(saved.model.outputs)),
-        None if saved.model.onnx is None else saved.onnx,
-    )
-    notes = (f"loaded from {saved.path}" if code else f"compiled again from {saved.path}: code=False", *moved)
-    own = replace(options, dims={}, outputs=())
-    saved.graph.donated = donated(saved.graph, names, options.donate)
-    f = compile_for_device(
-        saved.graph, names, own, KernelCache(cache_folder(options.cache)), machine, onnx=onnx, given=given, notes=notes
-    )
-    if onnx is not None:
-        f.cache.when_empty = lambda shapes: _reread(saved, options, shapes)
-    return f
-
-
 def _for_device_here(options: CompileOptions) -> tuple[CompileOptions, tuple[str, ...]]:
-    """The options, for the architecture of this machine's device where it is another one; and what to say of it."""
-    from dnnc.backends.cuda.target import ask_device
-
-    target = parse_words(str(options.target))
-    arch, here = target.option("arch"), ask_device(target.device)
-    if not arch or here is None or here.arch == arch:
+    """The options, for the device of this machine if that is of another architecture; and what to say of it."""
+    target = parse_target(options.target)
+    arch = target.option("arch")
+    here = backend_class(target.kind).arch_here(target.device) if arch else ""
+    if not arch or not here or here == arch:
         return options, ()
-    return replace(options, target=f"cuda:{target.device}", dims=dict(options.dims)), (
-        f"it was made for {arch}, this device is {here.arch}",
+    moved = replace(target, options=())
+    return replace(options, target=str(moved), dims=dict(options.dims)), (
+        f"it was made for {arch}, this device is {here}",
     )
 
 
-def unfit(model: SavedModel) -> str:
-    """Why the code of a saved model cannot run here; empty when it can."""
-    here = {
-        "dnnc": (model.dnnc, dnnc.__version__),
-        "the kernel format": (model.kernels, FORMAT),
-        "LLVM": (model.llvm, llvm_version()),
-    }
-    for what, (then, now) in here.items():
-        if then != now:
-            return f"it was compiled by {what} {then}, this is {what} {now}"
-    if model.cpu is None:
-        return ""
-    missing = sorted(enabled(model.cpu.features) - enabled(host_cpu()[1]))
-    return f"it was compiled for {model.cpu.cpu}, and this CPU lacks {', '.join(missing)}" if missing else ""
+def unfit(model: SavedModel, backend: Backend) -> str:
+    """Why the code of a saved model cannot run here; empty if it can."""
+    if model.dnnc != dnnc.__version__:
+        return f"it was compiled by dnnc {model.dnnc}, this is dnnc {dnnc.__version__}"
+    return "" if model.machine is None else backend.unfit(model.code_version, model.machine)
 
 
 def _open(path: str | os.PathLike[str] | BinaryIO) -> Restored:
@@ -192,31 +157,41 @@ def _options(saved: Restored, threads: int | None, cache: bool | str | Path) -> 
     return options if given.threads is None else replace(options, threads=threads, dims=dict(options.dims))
 
 
-def _executable(saved: Restored, options: CompileOptions, reason: str, start: float) -> Executable:
-    """`reason`: why its code is not to be used, or empty."""
+def _with_programs(
+    saved: Restored, options: CompileOptions, backend: Backend, kernels: KernelCache, reason: str, start: float
+) -> Executable:
+    """An executable whose programs are in the file. `reason`: why they are not to be used, or empty."""
     model, interface = saved.model, saved.interface
-    here = parse_target(str(options.target), options.threads)
-    cpu = CpuTarget(**vars(model.cpu)) if model.cpu is not None and not reason else here
-    kernels = KernelCache(cache_folder(options.cache))
-    runtime().start(kernels)
-    threads = min(thread_count(options.threads), here.threads)
+    threads = min(thread_count(options.threads), backend.threads)
+    if model.machine is not None and not reason:
+        backend = backend.like(model.machine)
+    backend.start(kernels)
     note = f"compiled again from {saved.path}: {reason}" if reason else f"loaded from {saved.path}"
     log = Log(interface.name, str(options.target), threads, notes=(note,))
-    objects: Mapping[str, bytes] = {} if reason else saved.objects()
 
     def graph() -> Graph:
         saved.graph.donated = donated(saved.graph, (model.inputs, model.outputs), options.donate)
         return saved.graph
 
-    onnx, names = None if model.onnx is None else saved.onnx, (model.inputs, model.outputs)
-    f = Executable(
-        CpuCompiler(interface, names, options, cpu, log, kernels, model.shared, graph=graph, objects=objects, onnx=onnx)
+    onnx = None if model.onnx is None else saved.onnx
+    compiler = GraphCompiler(
+        interface,
+        (model.inputs, model.outputs),
+        options,
+        backend,
+        log,
+        kernels,
+        shared=model.shared,
+        graph=graph,
+        saved=SavedCode({} if reason else saved.kernels()),
+        onnx=onnx,
     )
+    f = Executable(compiler)
     if onnx is not None:
         f.cache.when_empty = lambda shapes: _reread(saved, options, shapes)
     ready = [p for p in model.programs if p.constants and not reason]
     for p in ready:
-        f.cache.programs[p.sizes] = saved.native(p)
+        f.cache.programs[p.sizes] = saved.program(p, backend)
         log.add(saved.reporter(p))
     log.import_seconds = time.perf_counter() - start
     if not interface.dims and not ready:

@@ -14,26 +14,12 @@ Count = Union[int, str]  # a number, or its expression in symbolic dims
 
 
 @dataclass(frozen=True)
-class SavedCpu:
-    """See CpuTarget."""
-
-    cpu: str
-    features: str
-    vector_bits: int
-    registers: int
-    threads: int
-    l1: int
-    l2: int
-
-
-@dataclass(frozen=True)
 class SavedKernel:
-    """See NativeKernel and KernelReport. `text` lies in the section "operator", `object` in "objects"."""
+    """See CompiledKernel and KernelReport. `text` lies in the section "operator"."""
 
     name: str
     symbol: str
     text: Range
-    object: Range
     choice: str
     parallel: bool
     where: str
@@ -90,7 +76,7 @@ class SavedProgram:
         pieces: of slots that several kernels fill: the byte, the bytes, and the step that writes them.
         calls: what the entry function does.
         kernels: the unique kernels.
-        entry: the entry function, in the section "objects".
+        code: machine code by symbol, in the section "objects".
         constants: the section of the constants; empty in a small file, which has none.
         graph: the graph after the passes, in the section "graphs".
         graph_locs: the same with node names as comments.
@@ -104,7 +90,7 @@ class SavedProgram:
     pieces: tuple[tuple[tuple[int, int, int], ...], ...]
     calls: tuple[SavedCall, ...]
     kernels: tuple[SavedKernel, ...]
-    entry: Range
+    code: dict[str, Range]
     constants: str
     graph: Range
     graph_locs: Range
@@ -135,19 +121,18 @@ class SavedModel:
     """A saved model.
 
     Attributes:
-        kind: "programs", "staged" (a graph to divide at host steps and compile), "reference" (a graph to interpret), or
-            "late" (a model that is read at the call).
-        dnnc: version that wrote it; with it, the formats of kernels and of LLVM's objects.
-        kernels: the format of kernels and their calling convention.
-        llvm: the version that made the objects.
+        kind: "programs" (linked programs, ready to run), "graph" (a graph to compile or interpret, perhaps with machine
+            code for its kernels), or "onnx" (a model that is read for the inputs of a call).
+        dnnc: version that wrote it.
+        code_version: of the backend; changes with everything that machine code depends on.
         target: as the user gave it.
-        cpu: what the objects were made for; None where there are none.
+        machine: facts of the machine that code is for; None if there is no code.
         options: the compile options that are not the machine's.
         inputs: what users call the inputs.
         outputs: what users call the outputs.
         input_types: the inputs as the signature of a graph.
         output_types: the outputs so.
-        shared: see Origin.
+        shared: see GraphCompiler.
         constants: of the imported graph, whose text is the section "model".
         onnx: the tensors of the ONNX model, which is the section "onnx"; None where there is none.
         programs: oldest first.
@@ -155,10 +140,9 @@ class SavedModel:
 
     kind: str
     dnnc: str
-    kernels: str
-    llvm: str
+    code_version: str
     target: str
-    cpu: SavedCpu | None
+    machine: dict[str, Any] | None
     options: dict[str, Any]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -175,7 +159,7 @@ def ranges(model: SavedModel) -> Iterator[tuple[str, Range]]:
     yield from ((c.section, c.place) for c in model.constants)
     yield from ((d.section, d.place) for d in model.onnx or ())
     for p in model.programs:
-        yield "objects", p.entry
+        yield from (("objects", place) for place in p.code.values())
         yield from (("graphs", p.graph), ("graphs", p.graph_locs))
         for k in p.kernels:
-            yield from (("objects", k.object), ("operator", k.text))
+            yield "operator", k.text

@@ -11,9 +11,8 @@ import numpy as np
 
 from dnnc.artifact.format import REMEDY, Artifact
 from dnnc.artifact.manifest import Range, SavedModel, SavedPlace, SavedProgram
-from dnnc.backends.llvm.compile import load_objects
-from dnnc.backends.llvm.native import ENTRY, Native
-from dnnc.backends.runtime.program import CONTROL, Call, NativeKernel, Place
+from dnnc.backends.base import Backend
+from dnnc.backends.runtime.program import Call, CompiledKernel, MemoryRef, Program
 from dnnc.ir.arena import Arena
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.errors import ArtifactError, DnncError, Loc
@@ -104,52 +103,63 @@ class Restored:
 
         return put_together(*self.onnx())
 
-    def cubins(self) -> tuple[dict[str, bytes], frozenset[str]]:
-        """Machine code for a device by symbol, and the symbols of kernels that a device has checked."""
+    def code(self) -> tuple[dict[str, bytes], frozenset[str]]:
+        """Machine code by symbol, and the symbols of kernels that a device has checked."""
+        if "code" not in self.file.sections:
+            return {}, frozenset()
         try:
-            index = [
-                (str(s), (int(at), int(n)), bool(checked)) for s, at, n, checked in json.loads(self.text("cubins"))
-            ]
+            index = [(str(s), (int(at), int(n)), bool(checked)) for s, at, n, checked in json.loads(self.text("code"))]
         except (ValueError, TypeError) as e:
-            raise self.wrong("section 'cubins'", e) from None
+            raise self.wrong("section 'code'", e) from None
         size = self.file.section("objects").nbytes if index else 0
         if any(at < 0 or n < 0 or at + n > size for _, (at, n), _ in index):
-            raise self.wrong("section 'cubins'", f"it names code outside of section 'objects', which has {size} bytes")
+            raise self.wrong("section 'code'", f"it names code outside of section 'objects', which has {size} bytes")
         return {s: self._object(place) for s, place, _ in index}, frozenset(s for s, _, checked in index if checked)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
-    def objects(self) -> dict[str, bytes]:
-        """Kernels of all programs, by symbol."""
-        return {k.symbol: self._object(k.object) for p in self.model.programs for k in p.kernels if k.choice != CONTROL}
+    def kernels(self) -> dict[str, bytes]:
+        """Machine code of the kernels of all programs, by symbol."""
+        return {
+            k.symbol: self._object(p.code[k.symbol])
+            for p in self.model.programs
+            for k in p.kernels
+            if k.symbol in p.code
+        }
 
     def _object(self, place: Range) -> bytes:
         return self.piece("objects", place).tobytes()
 
-    def native(self, p: SavedProgram) -> Native:
-        """A program, linked; its constants are those in the file."""
-        dims, outputs, arena = self._types(p)
+    def program(self, p: SavedProgram, backend: Backend) -> Program:
+        """A program, loaded; its constants are those in the file."""
+        dims, inputs, outputs, arena = self._types(p)
         constants = np.frombuffer(self.file.section(p.constants), np.uint8)
-        objects = {
-            ENTRY: self._object(p.entry),
-            **{k.symbol: self._object(k.object) for k in p.kernels if k.choice != CONTROL},
-        }
-        try:
-            loaded = load_objects(list(objects.values()))
-            entry = loaded.address(ENTRY)
-        except DnncError as e:
-            raise self.wrong("section 'objects'", e) from None
-        kernels = tuple(self._kernel(p, n) for n in range(len(p.kernels)))
-        calls = self._calls(p, constants.nbytes, len(dims))
 
         def graph_text(locs: bool) -> str:
             return self.text("graphs", p.graph_locs if locs else p.graph)
 
-        flush = self.model.options.get("numerics") == "fast"
-        return Native(loaded, entry, constants, calls, dims, outputs, arena, kernels, objects, graph_text, flush=flush)
+        program = Program(
+            tuple(self._kernel(p, n) for n in range(len(p.kernels))),
+            {symbol: self._object(place) for symbol, place in p.code.items()},
+            self._calls(p, constants.nbytes, len(dims)),
+            {},
+            dims,
+            inputs,
+            outputs,
+            arena,
+            constants.nbytes,
+            lambda: constants,
+            graph_text,
+            flush=self.model.options.get("numerics") == "fast",
+        )
+        try:
+            backend.load(program)
+        except DnncError as e:
+            raise self.wrong("section 'objects'", e) from None
+        return program
 
-    def _types(self, p: SavedProgram) -> tuple[tuple[Var, ...], tuple[TensorType, ...], Arena]:
-        """Dims, outputs and arena of a program."""
+    def _types(self, p: SavedProgram) -> tuple[tuple[Var, ...], tuple[TensorType, ...], tuple[TensorType, ...], Arena]:
+        """Dims, inputs, outputs and arena of a program."""
         types = [v.type for v in self.parsed(p.types, "the types of a program").inputs]
         dims = tuple(d for d in types[0].shape if isinstance(d, Var)) if types else ()
         slots = types[1 + p.outputs :]
@@ -164,11 +174,12 @@ class Restored:
                 "the types of a program",
                 f"{len(types)} for dims, {len(self.model.outputs)} outputs and {len(p.lives)} slots",
             )
-        return dims, tuple(types[1 : 1 + p.outputs]), Arena(tuple(t.shape[0] for t in slots), p.lives, p.pieces)
+        inputs = tuple(v.type for v in self.interface.inputs)
+        return dims, inputs, tuple(types[1 : 1 + p.outputs]), Arena(tuple(t.shape[0] for t in slots), p.lives, p.pieces)
 
-    def _kernel(self, p: SavedProgram, number: int) -> NativeKernel:
+    def _kernel(self, p: SavedProgram, number: int) -> CompiledKernel:
         k = p.kernels[number]
-        return NativeKernel(
+        return CompiledKernel(
             k.name, k.symbol, self.text("operator", k.text), k.choice, k.parallel, k.where, k.calls, k.nodes
         )
 
@@ -176,7 +187,7 @@ class Restored:
         buffers = len(self.model.inputs) + len(self.model.outputs)
         limits = dict(zip(SPACES, (buffers, constants, len(p.lives))))
 
-        def places(saved: Sequence[SavedPlace]) -> tuple[Place, ...]:
+        def places(saved: Sequence[SavedPlace]) -> tuple[MemoryRef, ...]:
             for space, number, *_ in saved:
                 if not 0 <= number < limits.get(space, 0):
                     raise self.wrong("a call", f"it reads {space} {number}, of which there are {limits.get(space, 0)}")
@@ -184,7 +195,7 @@ class Restored:
                 p.lives[number] if space == "arena" and offset < 0 and not p.pieces[number] else None
                 for space, number, offset, *_ in saved
             ]
-            return tuple(Place(*x, life=life) for x, life in zip(saved, lives))
+            return tuple(MemoryRef(*x, life=life) for x, life in zip(saved, lives))
 
         out = []
         for c in p.calls:

@@ -22,7 +22,6 @@ from dnnc.artifact.manifest import (
     Range,
     SavedCall,
     SavedConstant,
-    SavedCpu,
     SavedData,
     SavedKernel,
     SavedModel,
@@ -32,11 +31,11 @@ from dnnc.artifact.manifest import (
     SavedReport,
 )
 from dnnc.artifact.reader import places_of
-from dnnc.backends.llvm.compile import llvm_version
-from dnnc.backends.llvm.native import ENTRY, FORMAT, Native, offsets_of_constants
+from dnnc.backends.base import Backend
 from dnnc.backends.runtime.codec import encode
-from dnnc.backends.runtime.program import Place
-from dnnc.cpu_compiler import CpuCompiler
+from dnnc.backends.runtime.program import CompiledKernel, MemoryRef, Program, offsets_of_constants
+from dnnc.graph_compiler import GraphCompiler, only_for_devices
+from dnnc.hybrid import HybridCompiler
 from dnnc.ir.dtype import u8
 from dnnc.ir.errors import Loc
 from dnnc.ir.graph import Graph
@@ -56,105 +55,123 @@ MACHINE_OPTIONS = (
     "tune",
 )  # the target has its place, the cache is of the machine that compiled, of `tune` the winners are kept
 Destination = str | os.PathLike[str] | BinaryIO
-Programs = Sequence[tuple[tuple[int, ...], Native]]
 
 
-def save_programs(
-    path: Destination, compiler: CpuCompiler, programs: Programs, reports: Sequence[ProgramReport], small: bool
+def save_model(
+    path: Destination,
+    compiler: GraphCompiler,
+    programs: Mapping[tuple[int, ...], Any],
+    small: bool,
+    archs: Sequence[str],
 ) -> None:
-    """Write a model with the programs compiled so far. ArtifactError where the file cannot be written."""
+    """Write a model with what was compiled of it.
+
+    Args:
+        path: the file.
+        compiler: of the model.
+        programs: by the sizes that they serve.
+        small: leave out constants in the order in which kernels read them.
+        archs: other architectures to compile for.
+
+    Raises:
+        ArtifactError: the file cannot be written.
+        InputError: the target has no architectures.
+    """
+    backend = compiler.backend
+    if backend.saves_programs:
+        only_for_devices(archs)
+        _save_programs(path, compiler, programs, small)
+        return
+    if not backend.compiles:
+        only_for_devices(archs)
+        save_graph(path, "graph", compiler)
+        return
+    save_graph(path, "graph", compiler, _code_for(compiler, programs, archs))
+
+
+def _save_programs(
+    path: Destination, compiler: GraphCompiler, programs: Mapping[tuple[int, ...], Program], small: bool
+) -> None:
     f = _File()
-    constants = [] if small else [n.constants for _, n in programs]
-    names = f.packed(constants, [offsets_of_constants(n.calls) for _, n in programs])
-    saved = [
-        f.program(sizes, n, r, name) for (sizes, n), r, name in zip(programs, reports, names or [""] * len(programs))
-    ]
-    cpu = SavedCpu(**dataclasses.asdict(compiler.target)) if programs else None
+    linked = list(programs.values())
+    constants = [] if small else [p.constants for p in linked]
+    sections = f.packed(constants, [offsets_of_constants(p.calls) for p in linked]) or [""] * len(linked)
+    saved = [f.program(*x) for x in zip(programs, linked, compiler.log.programs, sections)]
     onnx = None if compiler.onnx is None else f.onnx(compiler.onnx())
-    model = _graph_model(f, "programs", compiler.graph, compiler, cpu)
+    model = _graph_model(f, "programs", compiler, compiler.backend if programs else None)
     f.write(path, dataclasses.replace(model, onnx=onnx, programs=tuple(saved)))
 
 
-def save_reference(
-    path: Destination, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], options: CompileOptions
-) -> None:
-    """Write a model that the interpreter runs. ArtifactError where the file cannot be written."""
-    f = _File()
-    f.write(path, _graph_model(f, "reference", graph, _Names(inputs, outputs, options), None))
+def _code_for(
+    compiler: GraphCompiler, programs: Mapping[tuple[int, ...], Program], archs: Sequence[str]
+) -> tuple[dict[str, bytes], set[str]]:
+    """Machine code of the programs so far, for this architecture and others, and the symbols that are checked."""
+    code: dict[str, bytes] = {}
+    checked: set[str] = set()
+    dims = [dict(zip(sorted(compiler.graph.dims.values(), key=lambda v: v.name), sizes)) for sizes in programs]
+    others = [compiler.elsewhere(a) for a in dict.fromkeys(archs) if a != getattr(compiler.target, "arch", "")]
+    for p in (*(c.compile(d) for c in others for d in dims), *programs.values()):
+        code.update(p.code)
+        checked |= set(p.code) - set(p.checks)
+    return code, checked
 
 
-def save_staged(
+def save_graph(
     path: Destination,
-    graph: Graph,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    options: CompileOptions,
-    onnx: OnnxParts | None,
+    kind: str,
+    compiler: GraphCompiler | HybridCompiler,
+    code: tuple[Mapping[str, bytes], Collection[str]] | None = None,
 ) -> None:
-    """Write a model with host steps: its graph, which loading divides and compiles. ArtifactError where the file cannot
-    be written.
+    """Write a graph that loading compiles again, and perhaps machine code that it then finds.
+
+    Args:
+        path: the file. ArtifactError: it cannot be written.
+        kind: see SavedModel.
+        compiler: of the model.
+        code: by symbol, and the symbols of kernels that a device has checked.
     """
     f = _File()
-    data = None if onnx is None else f.onnx(onnx)
-    model = _graph_model(f, "staged", graph, _Names(inputs, outputs, options), None)
+    data = None if compiler.onnx is None else f.onnx(compiler.onnx())
+    model = _graph_model(f, kind, compiler, None)
+    if code is not None:
+        objects, checked = code
+        index = [[symbol, *f.objects.add(data), symbol in checked] for symbol, data in sorted(objects.items())]
+        f.sections.append(("code", json.dumps(index, separators=(",", ":")).encode()))
     f.write(path, dataclasses.replace(model, onnx=data))
 
 
-def save_late(path: Destination, options: CompileOptions, onnx: OnnxParts) -> None:
-    """Write a model that is read at the call. ArtifactError where the file cannot be written."""
+def save_onnx(path: Destination, options: CompileOptions, onnx: OnnxParts) -> None:
+    """Write a model that is read at the call. ArtifactError: the file cannot be written."""
     f = _File()
     data = f.onnx(onnx)
-    model = SavedModel(
-        "late", *_versions(), str(options.target), None, _plain_options(options), (), (), "", "", None, (), data, ()
-    )
-    f.write(path, model)
+    rest = None, _plain_options(options), (), (), "", "", None, (), data, ()
+    f.write(path, SavedModel("onnx", dnnc.__version__, "", str(options.target), *rest))
 
 
-def save_device(
-    path: Destination,
-    graph: Graph,
-    names: tuple[Sequence[str], Sequence[str]],
-    options: CompileOptions,
-    code: tuple[Mapping[str, bytes], Collection[str]],
-    onnx: OnnxParts | None,
-) -> None:
-    """Write a model for a device: its graph, and `code`: machine code by symbol, and the symbols that a device has
-    checked.
-
-    Loading runs the passes and finds the code. ArtifactError where the file cannot be written.
-    """
-    f = _File()
-    data = None if onnx is None else f.onnx(onnx)
-    model = _graph_model(f, "device", graph, _Names(*names, options), None)
-    cubins, checked = code
-    index = [[symbol, *f.objects.add(cubin), symbol in checked] for symbol, cubin in sorted(cubins.items())]
-    f.sections.append(("cubins", json.dumps(index, separators=(",", ":")).encode()))
-    f.write(path, dataclasses.replace(model, onnx=data))
-
-
-@dataclass(frozen=True)
-class _Names:
-    inputs: Sequence[str]
-    outputs: Sequence[str]
-    options: CompileOptions
-    shared: None = None
-
-
-def _graph_model(f: _File, kind: str, graph: Graph, origin: CpuCompiler | _Names, cpu: SavedCpu | None) -> SavedModel:
-    """The model with its imported graph."""
+def _graph_model(f: _File, kind: str, compiler: GraphCompiler | HybridCompiler, backend: Backend | None) -> SavedModel:
+    """The model with its imported graph. `backend`: for which it holds programs."""
+    graph = compiler.graph
     constants = f.graph(graph)
     types = (
         types_text(graph.name, [(v.name, v.type) for v in graph.inputs]),
         types_text(graph.name, _numbered("out", [v.type for v in graph.outputs])),
     )
-    names = tuple(origin.inputs), tuple(origin.outputs)
-    shared = None if origin.shared is None else dict(origin.shared)
-    target, options = str(origin.options.target), _plain_options(origin.options)
-    return SavedModel(kind, *_versions(), target, cpu, options, *names, *types, shared, constants, None, ())
-
-
-def _versions() -> tuple[str, str, str]:
-    return dnnc.__version__, FORMAT, llvm_version()
+    names = tuple(compiler.inputs), tuple(compiler.outputs)
+    shared = compiler.shared if isinstance(compiler.shared, Mapping) else None
+    return SavedModel(
+        kind,
+        dnnc.__version__,
+        "" if backend is None else backend.code_version,
+        str(compiler.options.target),
+        None if backend is None else encode(backend.target),
+        _plain_options(compiler.options),
+        *names,
+        *types,
+        None if shared is None else dict(shared),
+        constants,
+        None,
+        (),
+    )
 
 
 def _plain_options(options: CompileOptions) -> dict[str, Any]:
@@ -252,36 +269,30 @@ class _File:
         self.sections.append(("onnx", proto))
         return tuple(SavedData(*self.data(a)) for a in data)
 
-    def program(self, sizes: tuple[int, ...], native: Native, report: ProgramReport, constants: str) -> SavedProgram:
-        slots = [TensorType(u8, (n,)) for n in native.arena.sizes]
-        typed = [("dims", TensorType(u8, native.dims)), *_numbered("out", native.outputs), *_numbered("slot", slots)]
-        number = {k.symbol: n for n, k in enumerate(native.kernels)}
-        kernels = tuple(self._kernel(native, k, report.kernels[k]) for k in range(len(native.kernels)))
-        calls = tuple(SavedCall(number[c.symbol], _places(c.args), _places(c.writes), c.dims) for c in native.calls)
+    def program(self, sizes: tuple[int, ...], p: Program, report: ProgramReport, constants: str) -> SavedProgram:
+        slots = [TensorType(u8, (n,)) for n in p.arena.sizes]
+        typed = [("dims", TensorType(u8, p.dims)), *_numbered("out", p.outputs), *_numbered("slot", slots)]
+        number = {k.symbol: n for n, k in enumerate(p.kernels)}
+        kernels = tuple(self._kernel(k, report.kernels[n]) for n, k in enumerate(p.kernels))
+        calls = tuple(SavedCall(number[c.symbol], _places(c.args), _places(c.writes), c.dims) for c in p.calls)
         return SavedProgram(
             sizes,
             types_text("program", typed),
-            len(native.outputs),
-            native.arena.lives,
-            native.arena.pieces,
+            len(p.outputs),
+            p.arena.lives,
+            p.arena.pieces,
             calls,
             kernels,
-            self.objects.add(native.objects[ENTRY]),
+            {symbol: self.objects.add(code) for symbol, code in sorted(p.code.items())},
             constants,
-            self.graphs.add(native.graph_text(False).encode()),
-            self.graphs.add(native.graph_text(True).encode()),
+            self.graphs.add(p.graph_text(False).encode()),
+            self.graphs.add(p.graph_text(True).encode()),
             _report(report),
         )
 
-    def _kernel(self, native: Native, number: int, r: KernelReport) -> SavedKernel:
-        k = native.kernels[number]
-        text, code = (
-            self.operator.add(k.text.encode()),
-            self.objects.add(native.objects[ENTRY if k.control else k.symbol]),
-        )
-        return SavedKernel(
-            k.name, k.symbol, text, code, k.choice, k.parallel, k.where, k.calls, k.nodes, r.flops, r.bytes
-        )
+    def _kernel(self, k: CompiledKernel, r: KernelReport) -> SavedKernel:
+        text = self.operator.add(k.text.encode())
+        return SavedKernel(k.name, k.symbol, text, k.choice, k.parallel, k.where, k.calls, k.nodes, r.flops, r.bytes)
 
 
 @dataclass
@@ -301,7 +312,7 @@ class _Joined:
         return at, len(piece)
 
 
-def _places(places: Sequence[Place]) -> tuple[SavedPlace, ...]:
+def _places(places: Sequence[MemoryRef]) -> tuple[SavedPlace, ...]:
     return tuple((p.space, p.number, p.offset, p.nbytes, p.inside) for p in places)
 
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import Any
 
 import typer
 
-from dnnc.backends.cuda.nvrtc import nvrtc_version
-from dnnc.backends.cuda.target import FACTS, ask_device, devices
-from dnnc.backends.llvm.compile import llvm_version
-from dnnc.backends.llvm.features import X86_CPUS, parse_target
-from dnnc.backends.runtime.frames import has_threads
+from dnnc.backends.registry import backend_class, names
 from dnnc.backends.runtime.kernel_cache import KernelCache, unwritable
 from dnnc.cli.arguments import parse_cache
 from dnnc.cli.console import show_json, show_tables
-from dnnc.ir.errors import TargetError, count, install
+from dnnc.ir.errors import count
 from dnnc.ir.ops import FAMILIES
-from dnnc.options import cache_folder, thread_count
+from dnnc.options import cache_folder
 from dnnc.report.tables import Table, show_bytes
 
 # --- targets ----------------------------------------------------------------------------------------------------------
@@ -27,67 +21,22 @@ from dnnc.report.tables import Table, show_bytes
 
 def targets_command(as_json: bool) -> None:
     """What this machine can compile for, and why not for the others."""
-    found = [
-        llvm_target(),
-        cuda_target(),
-        {"name": "reference", "available": True, "reason": "", "what": "the graph interpreter in NumPy; slow"},
-    ]
+    found = [backend_class(name).availability() for name in names()]
     if as_json:
         show_json(found)
         return
     for t in found:
-        details = [(k, _detail(v)) for k, v in t.items() if k not in ("name", "available", "reason")]
+        details = [(k, _detail(k, v)) for k, v in t.items() if k not in ("name", "available", "reason")]
         title = f"{t['name']}: {'available' if t['available'] else 'not available'}"
         rows = [*([("because", t["reason"])] if t["reason"] else []), *details]
         show_tables([Table(title, ("", ""), tuple(rows))])
         typer.echo()
 
 
-def _detail(v: Any) -> str:
-    return " ".join(map(str, v)) if isinstance(v, list) else str(v)
-
-
-def llvm_target() -> dict[str, Any]:
-    """This machine as an LLVM target."""
-    t = parse_target("llvm", thread_count())
-    known = {f for features in X86_CPUS.values() for f in features}
-    return {
-        "name": "llvm",
-        "available": True,
-        "reason": "",
-        "cpu": t.cpu,
-        "llvm": llvm_version(),
-        "vectors": f"{t.vector_bits} bits, {t.registers} registers",
-        "threads": t.threads if has_threads() else f"1 (no thread pool on {sys.platform})",
-        "l1": show_bytes(t.l1),
-        "l2": show_bytes(t.l2),
-        "features": sorted(t.feature_set & known),
-    }
-
-
-def cuda_target() -> dict[str, Any]:
-    """What of CUDA is here."""
-    cupy = find_spec("cupy") is not None
-    found_devices, driver = devices()
-    compiler = ""
-    missing = [] if cupy else [f"CuPy is not installed: {install('cuda13')} (or cuda12)"]
-    if cupy:
-        try:
-            compiler = f"NVRTC {nvrtc_version()}"
-        except TargetError as e:
-            missing.append(str(e))
-    if driver:
-        missing.append(f"{driver}; models can be compiled for others: 'cuda -arch=sm_90a'" if compiler else driver)
-    found = [f"{n}: {t.name} ({t.arch}, {t.sms} SMs)" for n in range(found_devices) if (t := ask_device(n)) is not None]
-    return {
-        "name": "cuda",
-        "available": not missing,
-        "reason": "; ".join(missing),
-        "cupy": "installed" if cupy else "missing",
-        "compiler": compiler or "missing",
-        "architectures": sorted(FACTS),
-        "devices": found or found_devices,
-    }
+def _detail(name: str, v: Any) -> str:
+    if isinstance(v, list):
+        return " ".join(map(str, v))
+    return show_bytes(v) if name in ("l1", "l2") else str(v)
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any
 
 from dnnc.artifact.format import is_artifact
-from dnnc.backends.llvm.build import symbol_of
-from dnnc.backends.llvm.features import CpuTarget, parse_target
-from dnnc.backends.runtime.link import Linker, describe, place_constants
+from dnnc.backends.base import Backend
+from dnnc.backends.registry import open_backend
+from dnnc.backends.runtime.sources import Sources
 from dnnc.cli.arguments import load_graph, make_arrays, open_dims
 from dnnc.cli.console import show_code, show_json
 from dnnc.cli.models import load_saved, need_source
-from dnnc.cpu_build import make_program
-from dnnc.executable import Executable
+from dnnc.compile_program import schedule
 from dnnc.frontends.onnx import read_model
 from dnnc.hybrid import HybridProgram
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.shapes import specialise
-from dnnc.ir.target import parse_target as parse_words
 from dnnc.options import CompileOptions
 from dnnc.passes.analysis.segments import HostStep, needs_host, split
 from dnnc.passes.analysis.segments import prepare as prepare_split
 from dnnc.passes.base import pass_context
 from dnnc.passes.planning.program import Program
-from dnnc.report.device_sources import STAGES as DEVICE_STAGES
-from dnnc.report.device_sources import DeviceSources
-from dnnc.report.device_sources import sources_of as device_sources_of
-from dnnc.report.sources import STAGES, Sources, sources_of
-
-if TYPE_CHECKING:
-    from dnnc.device_driver import Machine
-
-AnySources = Union[Sources, DeviceSources]
 
 
 @dataclass(frozen=True)
@@ -58,10 +47,10 @@ def inspect_command(model: str, view: View, options: CompileOptions, as_json: bo
     if view.stage == "graph" and view.naive:
         _show_graph(graph.text(view.locs), as_json)
         return
-    machine = machine_of(options)
-    stages = STAGES if isinstance(machine, CpuTarget) else DEVICE_STAGES
-    if view.stage not in stages:
-        raise InputError(f"there is no stage {view.stage!r} for target {options.target}; there are {', '.join(stages)}")
+    machine = open_backend(options.target, options.threads)
+    if view.stage not in machine.stages:
+        stages = ", ".join(machine.stages)
+        raise InputError(f"there is no stage {view.stage!r} for target {options.target}; there are {stages}")
     if needs_host(graph):
         _show_steps(graph, view, machine, options, as_json)
         return
@@ -72,17 +61,7 @@ def inspect_command(model: str, view: View, options: CompileOptions, as_json: bo
     show_sources(program_sources(program, machine, view.naive), view, as_json)
 
 
-def machine_of(options: CompileOptions) -> CpuTarget | Machine:
-    """What is compiled for. TargetError where that is not possible here."""
-    target = parse_words(options.target)
-    if target.kind != "cuda":
-        return parse_target(str(target), options.threads)
-    from dnnc.device_driver import cuda_machine
-
-    return cuda_machine(options)
-
-
-def _show_steps(graph: Graph, view: View, machine: CpuTarget | Machine, options: CompileOptions, as_json: bool) -> None:
+def _show_steps(graph: Graph, view: View, machine: Backend, options: CompileOptions, as_json: bool) -> None:
     """A model with host nodes: its segments' texts in order, and in the graph the nodes between them."""
     prepare_split(graph, pass_context(numerics=options.numerics, precision=options.precision))
     texts = []
@@ -121,14 +100,10 @@ def inspect_saved(model: str, view: View, options: CompileOptions, as_json: bool
     if view.stage == "graph":
         _show_graph(program.graph_text(view.locs), as_json)
         return
-    show_sources(_sources(f, program), view, as_json)
+    show_sources(f.sources(program), view, as_json)
 
 
-def _sources(f: Executable, program: Any) -> AnySources:
-    return sources_of(program, f.target) if isinstance(f.target, CpuTarget) else device_sources_of(program, f.target)
-
-
-def show_sources(sources: AnySources, view: View, as_json: bool) -> None:
+def show_sources(sources: Sources, view: View, as_json: bool) -> None:
     """Print kernels at a stage."""
     if as_json:
         show_json({"stage": view.stage, "kernels": kernels(sources, view)})
@@ -157,16 +132,12 @@ def read_graph(model: str, dims: dict[str, Any]) -> Graph:
     return specialise(graph, fixed)
 
 
-def lowered(graph: Graph, machine: CpuTarget | Machine, options: CompileOptions) -> Program:
+def lowered(graph: Graph, machine: Backend, options: CompileOptions) -> Program:
     """The program of a graph, with open dims as symbols. InputError names them where that does not work."""
-    if not isinstance(machine, CpuTarget):
-        from dnnc.device_driver import make_program as make_device_program
-
-        if graph.dims:
-            raise InputError(open_dims("kernels for a device are made for fixed sizes", list(graph.dims)))
-        return make_device_program(specialise(graph, {}), machine, options)
+    if graph.dims and not machine.any_sizes:
+        raise InputError(open_dims("kernels for a device are made for fixed sizes", list(graph.dims)))
     try:
-        return make_program(specialise(graph, {}), machine, options)
+        return schedule(specialise(graph, {}), machine, options)
     except DnncError as e:
         if not graph.dims:
             raise
@@ -175,32 +146,14 @@ def lowered(graph: Graph, machine: CpuTarget | Machine, options: CompileOptions)
         ) from e
 
 
-def program_sources(program: Program, machine: CpuTarget | Machine, naive: bool = False) -> AnySources:
+def program_sources(program: Program, machine: Backend, naive: bool = False) -> Sources:
     """The texts of a program that nobody has compiled to machine code."""
-    if not isinstance(machine, CpuTarget):
-        return _device_sources(program, machine, naive)
-    cpu = machine
-    symbols = {s.text: symbol_of(s.text, cpu) for s in program.kernels}
-    texts = {symbols[s.text]: show_kernel(s.nest) for s in program.kernels} if naive else None
-    return Sources(
-        describe(program, symbols),
-        lambda: Linker(program, symbols, place_constants(program).offsets).entry(),
-        program.graph.text,
-        cpu,
-        texts,
-    )
+    linked = machine.describe(program)
+    texts = {linked.symbols[s.text]: show_kernel(s.nest) for s in program.kernels} if naive else None
+    return Sources(linked, machine, texts)
 
 
-def _device_sources(program: Program, machine: Machine, naive: bool) -> DeviceSources:
-    from dnnc.backends.cuda.build import linked_texts
-
-    kernels = linked_texts(program, machine.target, machine.compiler.version)
-    symbols = {k.text: k.symbol for k in kernels}
-    texts = {symbols[s.text]: show_kernel(s.nest) for s in program.kernels} if naive else None
-    return DeviceSources(kernels, program.graph.text, machine.target, texts)
-
-
-def kernels(sources: AnySources, view: View) -> list[dict[str, Any]]:
+def kernels(sources: Sources, view: View) -> list[dict[str, Any]]:
     """The kernels of a view as data."""
     return [
         {

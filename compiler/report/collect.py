@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from dnnc.backends.llvm.native import Native
 from dnnc.backends.runtime.link import describe, describe_control, unique_kernels
+from dnnc.backends.runtime.program import Program
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import Expr, Var, const, value
 from dnnc.ir.shapes import as_env, resolve
 from dnnc.passes.base import PassRecord
-from dnnc.passes.planning.program import AnyStep, Program, Step
+from dnnc.passes.planning.program import AnyStep, Step
+from dnnc.passes.planning.program import Program as ScheduledGraph
 from dnnc.report import Count, KernelReport, MemoryReport, ProgramReport
 from dnnc.report.log import Laps, Log
-
-if TYPE_CHECKING:
-    from dnnc.backends.cuda.native import CudaNative
 
 __all__ = ["Laps", "Log", "kernel_reports", "program_report"]
 
 
 def program_report(
-    native: Native | CudaNative,
+    program: Program,
     dims: Mapping[Var, int],
     symbolic: bool,
     passes: Sequence[PassRecord],
     seconds: Mapping[str, float],
 ) -> ProgramReport:
-    """What is known of a program that was compiled here. `dims`: the sizes that it was made for or, if it serves all,
-    was first asked for.
+    """What is known of a program that was compiled here.
+
+    `dims`: the sizes that it was made for or, if it serves all, was first asked for.
     """
-    program = native.program
-    assert program is not None, "a loaded program brings its report"
+    scheduled = program.scheduled
+    assert scheduled is not None, "a loaded program brings its report"
     sizes = {v.name: n for v, n in dims.items()}  # by name: a program for all sizes may have closer bounds
-    here = {v: sizes[v.name] for v in native.dims}
-    memory = MemoryReport(native.sizes(here)[1], native.arena.lower_bound(here), native.constant_bytes)
-    host = tuple(_where(g.nodes[0].locs, g.nodes[0].op.name) for g in program.fusion.groups if g.kind == "host")
+    here = {v: sizes[v.name] for v in program.dims}
+    memory = MemoryReport(program.sizes(here)[1], program.arena.lower_bound(here), program.constant_bytes)
+    host = tuple(_where(g.nodes[0].locs, g.nodes[0].op.name) for g in scheduled.fusion.groups if g.kind == "host")
     shown = dict(sorted(sizes.items()))
-    kernels = kernel_reports(program, native.symbols, here)
-    return ProgramReport(shown, symbolic, tuple(passes), kernels, memory, native.compiled, host, dict(seconds))
+    kernels = kernel_reports(scheduled, program.symbols, here)
+    return ProgramReport(shown, symbolic, tuple(passes), kernels, memory, program.compiled, host, dict(seconds))
 
 
-def kernel_reports(program: Program, symbols: Mapping[str, str], dims: Mapping[Var, int]) -> tuple[KernelReport, ...]:
+def kernel_reports(
+    program: ScheduledGraph, symbols: Mapping[str, str], dims: Mapping[Var, int]
+) -> tuple[KernelReport, ...]:
     """The unique kernels of a program in order of their first call."""
     env = as_env(dims)
     out = []

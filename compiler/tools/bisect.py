@@ -9,35 +9,31 @@ not taken not at all); and where all of these are right, by the memory that the 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dnnc.backends.llvm.compile import compile_text, load_objects
-from dnnc.backends.llvm.entry import timed_entry_text
-from dnnc.backends.llvm.facts import facts
-from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.features import parse_target as parse_cpu
-from dnnc.backends.llvm.gate import physical, run_native, subgraph, unpack
-from dnnc.backends.llvm.native import Native, shape_of
-from dnnc.backends.runtime.frames import Frame, runtime
-from dnnc.backends.runtime.program import Place
+from dnnc.backends.base import Backend
+from dnnc.backends.check import physical, subgraph, unpack
+from dnnc.backends.registry import open_backend
+from dnnc.backends.runtime.program import MemoryRef, Program
+from dnnc.compile_program import context_of
 from dnnc.driver import compile_graph
 from dnnc.executable import Executable
 from dnnc.hybrid import HybridProgram, NativeStep
 from dnnc.ir.errors import AccuracyError, DnncError, InternalError, ScheduleError, VerifyError, locations
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.interp import run
-from dnnc.ir.target import parse_target
+from dnnc.ir.shapes import concrete_shape
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.passes.base import Pass, PassContext, PassManager, pass_context
+from dnnc.passes.base import Pass, PassContext, PassManager
 from dnnc.passes.lower.nests import group_inputs
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.planning.program import AnyStep, Body, ControlStep, Program, Step
+from dnnc.passes.planning.program import AnyStep, Body, ControlStep, Step
+from dnnc.passes.planning.program import Program as ScheduledGraph
 from dnnc.tools.accuracy import first_difference
 from dnnc.tools.shrink import Failure, shrink
 
@@ -94,13 +90,13 @@ def bisect(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> Fi
         return gave_up(graph, inputs, options, e)
     if f.report.host:
         return in_segments(f, inputs, options)
-    if parse_target(options.target).kind != "llvm" or wrong(graph, inputs, call(f, inputs, graph), options) is None:
+    backend = open_backend(options.target, options.threads)
+    if not backend.compiles or wrong(graph, inputs, call(f, inputs, graph), options) is None:
         return None
-    cpu = parse_cpu(str(options.target), options.threads)
     return (
-        find_pass(graph, inputs, options, cpu)
-        or find_kernel(graph, f, inputs, options)
-        or find_call(graph, f, inputs, options, cpu)
+        find_pass(graph, inputs, options, backend)
+        or find_kernel(f, inputs, options, backend)
+        or find_call(graph, f, inputs, options, backend)
     )
 
 
@@ -176,9 +172,9 @@ def gave_up(graph: Graph, inputs: Sequence[Array], options: CompileOptions, erro
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 
-def find_pass(graph: Graph, inputs: Sequence[Array], options: CompileOptions, cpu: CpuTarget) -> Finding | None:
+def find_pass(graph: Graph, inputs: Sequence[Array], options: CompileOptions, backend: Backend) -> Finding | None:
     """The first pass that changes what a graph computes."""
-    ctx = pass_context(facts(cpu, options.numerics), numerics=options.numerics, precision=options.precision)
+    ctx = context_of(options, backend)
     g = graph.copy()
     for p in LEVELS[options.opt_level]:
         before = g.copy()
@@ -216,14 +212,14 @@ def _stored(a: Array, t: TensorType) -> Array:
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def program_of(f: Executable) -> tuple[Native, Program]:
+def program_of(f: Executable) -> tuple[Program, ScheduledGraph]:
     """What an executable calls, and what that was made of."""
-    native = f.programs[-1]
-    if native.program is None:
+    program: Program = f.programs[-1]
+    if program.scheduled is None:
         raise InternalError(
             "a program that was loaded from a file has no steps; compile the model that it was made from"
         )
-    return native, native.program
+    return program, program.scheduled
 
 
 def values_of(graph: Graph, inputs: Sequence[Array], wanted: Sequence[Value]) -> dict[Value, Array]:
@@ -238,28 +234,31 @@ def values_of(graph: Graph, inputs: Sequence[Array], wanted: Sequence[Value]) ->
         graph.outputs = outputs
 
 
-def find_kernel(graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
+Runner = Callable[
+    [Step], "Callable[[Mapping[Value, Array]], Sequence[Array]] | None"
+]  # gives what runs the kernel of a step
+
+
+def find_kernel(f: Executable, inputs: Sequence[Array], options: CompileOptions, backend: Backend) -> Finding | None:
     """The first kernel whose result is off when it runs alone on the numbers that it gets in the model, in a loop those
     of the first iteration.
     """
-    native, program = program_of(f)
-    return _first_wrong(native, program.graph, program.steps, inputs, options)
+    program, scheduled = program_of(f)
+    runner: Runner = lambda step: backend.kernel_runner(program, step)  # noqa: E731
+    return _first_wrong(runner, scheduled.graph, scheduled.steps, inputs, options)
 
 
 def _first_wrong(
-    native: Native, graph: Graph, steps: Sequence[AnyStep], inputs: Sequence[Array], options: CompileOptions
+    runner: Runner, graph: Graph, steps: Sequence[AnyStep], inputs: Sequence[Array], options: CompileOptions
 ) -> Finding | None:
     known = values_of(graph, inputs, list(dict.fromkeys(v for s in steps for v in group_inputs(s.group.nodes))))
     for step in steps:
         if isinstance(step, ControlStep):
             entered = entered_body(step, known)
-            found = (
-                None
-                if entered is None
-                else _first_wrong(native, entered[0].graph, entered[0].steps, entered[1], options)
-            )
+            body = None if entered is None else (entered[0].graph, entered[0].steps, entered[1])
+            found = None if body is None else _first_wrong(runner, *body, options)
         else:
-            found = _kernel_finding(native, step, {v: known[v] for v in group_inputs(step.group.nodes)}, options)
+            found = _kernel_finding(runner, step, {v: known[v] for v in group_inputs(step.group.nodes)}, options)
         if found is not None:
             return found
     return None
@@ -283,9 +282,10 @@ def entered_body(step: ControlStep, known: Mapping[Value, Array]) -> tuple[Body,
 
 
 def _kernel_finding(
-    native: Native, step: Step, operands: dict[Value, Array], options: CompileOptions
+    runner: Runner, step: Step, operands: dict[Value, Array], options: CompileOptions
 ) -> Finding | None:
-    found = _off(step, native, operands, options)
+    run = runner(step)
+    found = None if run is None else _off(run, step, operands, options)
     if found is None:
         return None
     sub, message = found
@@ -294,11 +294,16 @@ def _kernel_finding(
     return Finding("kernel", schedule, _where(sub), small.message, f"{small.graph}\n{_inputs_text(small)}")
 
 
-def _off(step: Step, native: Native, operands: dict[Value, Array], options: CompileOptions) -> tuple[Graph, str] | None:
+def _off(
+    run: Callable[[Mapping[Value, Array]], Sequence[Array]],
+    step: Step,
+    operands: dict[Value, Array],
+    options: CompileOptions,
+) -> tuple[Graph, str] | None:
     """What makes the first output of a kernel that differs, and how it does; None where all are right."""
     graphs = [subgraph(step, list(operands), {}, v) for v in step.group.outputs]
     try:
-        results = run_native(step, native.loaded.address(native.symbols[step.text]), operands, {}, {})
+        results = run(operands)
     except AccuracyError as e:  # it writes where it should not
         return graphs[0], f"wrong result: {e}"
     for sub, got in zip(graphs, results):
@@ -325,22 +330,28 @@ def _inputs_text(failure: Failure) -> str:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def find_call(graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions, cpu: CpuTarget) -> Finding:
+def find_call(
+    graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions, backend: Backend
+) -> Finding:
     """The first call after which the memory of a program does not hold what it should, though each kernel is right
     alone.
     """
-    native, program = program_of(f)
-    known = values_of(program.graph, inputs, [v for s in program.steps for v in s.group.outputs])
-    for k, step in enumerate(program.steps):
+    program, scheduled = program_of(f)
+    known = values_of(scheduled.graph, inputs, [v for s in scheduled.steps for v in s.group.outputs])
+    for k, step in enumerate(scheduled.steps):
         if isinstance(step, ControlStep):
             continue
+        read = backend.run_calls(program, k + 1, inputs, options.threads or backend.threads)
         wanted = [known[v] for v in step.group.outputs]
-        message = _left(f, native, step, k, inputs, wanted, options, cpu)
+        message = None if read is None else _left(read, program, step, k, wanted, options)
         if message is None:
             continue
         small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
         nodes = locations(step.kernel.locs).removeprefix(" at ")
-        culprit = f"call {k} of {len(program.steps)}, of kernel {step.kernel.name}: its operands were overwritten, or it ran too early"
+        culprit = (
+            f"call {k} of {len(scheduled.steps)}, of kernel {step.kernel.name}: its operands were overwritten, or it ran too "
+            "early"
+        )
         return Finding("memory", culprit, nodes, message, str(small.graph))
     message = wrong(graph, inputs, call(f, inputs, graph), options) or "not every run is wrong: threads race"
     small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
@@ -348,59 +359,36 @@ def find_call(graph: Graph, f: Executable, inputs: Sequence[Array], options: Com
 
 
 def _left(
-    f: Executable,
-    native: Native,
+    read: Callable[[MemoryRef, int], bytes],
+    program: Program,
     step: Step,
     k: int,
-    inputs: Sequence[Array],
     wanted: Sequence[Array],
     options: CompileOptions,
-    cpu: CpuTarget,
 ) -> str | None:
     """How a result of call `k` differs right after it, in its place in the program's memory."""
-    calls = list(native.calls[: k + 1])
-    symbols = {c.symbol: native.loaded.address(c.symbol) for c in calls}
-    stamps = len(inputs) + len(native.outputs)  # a buffer behind the others, for times that nobody reads
-    stride = 8 * (2 * len(calls) + 8)
-    loaded = load_objects(
-        [compile_text(timed_entry_text(calls, symbols, stamps, stride, native.flush), cpu.cpu, cpu.features)]
-    )
-    results = [np.empty(shape_of(t, {}), t.dtype.numpy) for t in native.outputs]
-    times = np.zeros((cpu.threads, stride), np.int64)
-    given = [np.ascontiguousarray(a) for a in inputs]
-    buffers = [*given, *results, times]
-    pointers = (ctypes.c_void_p * len(buffers))(*[b.ctypes.data for b in buffers])
-    _, arena = native.sizes({})
-    frame = Frame(arena, 0, native.constants.ctypes.data)
-    threads = min(options.threads or cpu.threads, cpu.threads) if native.parallel else 1
-    dims = np.zeros(1, np.int64)
-    runtime().run(loaded.address("entry"), frame.address, ctypes.addressof(pointers), dims.ctypes.data, threads)
-    places = [calls[-1].args[j] for j in step.outputs]
+    args = program.calls[k].args
     found = (
-        _differs(v.type, place, want, frame, buffers, step, options)
-        for v, place, want in zip(step.group.outputs, places, wanted)
+        _differs(read, v.type, args[j], want, step, options)
+        for v, j, want in zip(step.group.outputs, step.outputs, wanted)
     )
     return next((message for message in found if message is not None), None)
 
 
 def _differs(
+    read: Callable[[MemoryRef, int], bytes],
     t: TensorType,
-    place: Place,
+    place: MemoryRef,
     want: Array,
-    frame: Frame,
-    buffers: Sequence[Array],
     step: Step,
     options: CompileOptions,
 ) -> str | None:
     """How what lies at a place differs from what is wanted."""
-    whole = frame.arena if place.space == "arena" else buffers[place.number].reshape(-1).view(np.uint8)
-    start = place.offset if place.space == "arena" else place.inside
-    count = int(np.prod(physical(t, {}), dtype=np.int64))
-    raw = np.frombuffer(
-        whole[start : start + count * t.dtype.bytes].tobytes(), np.bool_ if t.dtype.kind == "b" else t.dtype.numpy
-    )
+    shape = physical(t, {})
+    data = read(place, int(np.prod(shape, dtype=np.int64)) * t.dtype.bytes)
+    raw = np.frombuffer(data, np.bool_ if t.dtype.kind == "b" else t.dtype.numpy)
     try:
-        got = unpack(raw.reshape(physical(t, {})), t, shape_of(t, {}), step)
+        got = unpack(raw.reshape(shape), t, concrete_shape(t, {}), step)
     except AccuracyError as e:
         return f"wrong result: {e}"
     shown = Graph("value")

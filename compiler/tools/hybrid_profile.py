@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.llvm.ceilings import ceilings
+from dnnc.backends.base import LEAST, MOST, SECONDS, Backend, Ceilings
+from dnnc.hybrid import HostStep, HybridProgram, NativeStep
 from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Value
 from dnnc.ir.shapes import Bindings
-from dnnc.tools.profile import LEAST, MOST, SECONDS, CallTime, KernelTime, Profile
+from dnnc.tools.profile import CallTime, KernelTime, Profile
 
 if TYPE_CHECKING:
     from dnnc.executable import Executable
-    from dnnc.hybrid import HostStep, HybridProgram, NativeStep
 
 Array = np.ndarray[Any, Any]
 
 
-def profile(f: Executable, program: HybridProgram, arrays: Sequence[Array], repeats: int | None = None) -> Profile:
+def profile(
+    f: Executable, program: HybridProgram, arrays: Sequence[Array], backend: Backend, repeats: int | None = None
+) -> Profile:
     """Measure a call of `program` on these arrays. Each step is measured by itself, on what the steps before it made.
 
     Raises:
         InputError: as a call, or `repeats` is below 1.
     """
-    from dnnc.hybrid import NativeStep
-
     if repeats is not None:
         repeats = integer(repeats, "repeats", 1)
     env, bound = program.start(arrays)
@@ -48,7 +48,9 @@ def profile(f: Executable, program: HybridProgram, arrays: Sequence[Array], repe
             host.append((s, _seconds(lambda s=s, env=before: s.run(dict(env), dict(bound)), repeats)[0]))  # type: ignore[misc]
     total, count = _seconds(lambda: program.call(arrays), repeats)
     dims = {x.name: n for x, n in sorted(bound.items(), key=lambda item: item[0].name)}
-    return _together(f, parts, host, total, count, dims)
+    threads = max((p.threads for p in parts), default=1)
+    limits = parts[0].ceilings if parts else backend.ceilings(threads)
+    return _together(f, parts, host, total, count, dims, limits)
 
 
 def _native(s: NativeStep, env: dict[Value, Array], bound: Bindings, repeats: int | None) -> list[Profile]:
@@ -78,6 +80,7 @@ def _together(
     total: float,
     count: int,
     dims: dict[str, int],
+    limits: Ceilings,
 ) -> Profile:
     rows = [dataclasses.replace(k, share=k.seconds / total) for p in parts for k in p.kernels]
     rows += [
@@ -87,7 +90,6 @@ def _together(
     calls = [c for p in parts for c in p.calls] + [CallTime(s.node.op.name, s.where, t, 0.0, 1.0) for s, t in host]
     rows.sort(key=lambda r: -r.seconds)
     threads = max((p.threads for p in parts), default=1)
-    limits = parts[0].ceilings if parts else ceilings(f.target, threads)
     waiting = sum(p.waiting for p in parts)
     overhead = max(total - waiting - sum(r.seconds for r in rows), 0.0)
     return Profile(

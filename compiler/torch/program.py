@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from dnnc.backends.registry import backend_class
 from dnnc.driver import compile as compile_model
 from dnnc.driver import compile_graph
 from dnnc.frontends.torch.export import Fixed, Program, examples, exported, read_program
@@ -66,7 +67,8 @@ def bind(
     arrays = {n: array_of(t) for n, t in weights.items()}
     if not arrays:
         return compile_graph(graph, (list(names), outputs), opts, progress)
-    if parse_target(opts.target).kind == "llvm" and not needs_host(graph):
+    backend = backend_class(parse_target(opts.target).kind)
+    if backend.compiles and not backend.numbered and not needs_host(graph):
         return compile_graph(graph, (list(names), outputs), opts, progress, parameters=arrays)
     graph, left = constant(graph, names, arrays)
     return compile_graph(graph, (left, outputs), opts, progress)

@@ -230,7 +230,7 @@ class _Run:
 def run_at(
     g: Graph, inputs: Sequence[Any] | Mapping[str, Any], points: Sequence[Any], precision: Precision = "float64"
 ) -> list[Array]:
-    """The outputs of a graph at some points only: what the kernel gate compares.
+    """The outputs of a graph at some points only: what the kernel check compares.
 
     Element-wise nodes are evaluated at the points alone, a node with `reference_at` (matmul, conv, reductions) computes
     only the asked elements of its output; all else, and what these read, is computed whole, once.

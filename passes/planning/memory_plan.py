@@ -41,7 +41,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """`place[v]` is ("input" | "output" | "constant" | "bound" | "arena", number); an arena's number is a slot's.
+    """`place[v]` is ("input" | "output" | "constant" | "parameter" | "arena", number); an arena's number is a slot's.
     `inside[v]`: the byte there at which v begins, where that is not 0. `bound`: what the kernels read of parameters,
     values of the prologue in the types that they have here.
     """
@@ -138,7 +138,7 @@ class _Planner:
         self.place.update((v, ("input", k)) for k, v in enumerate(region.graph.inputs))
         self.place.update((v, ("constant", k)) for k, v in enumerate(region.graph.constants))
         self.place.update(
-            (v, ("bound", self.bound.setdefault((held, v.type), len(self.bound))))
+            (v, ("parameter", self.bound.setdefault((held, v.type), len(self.bound))))
             for v, held in region.graph.parameters.items()
         )
         self.aliases.update((v, (source, at)) for v, source, at in region.fusion.views)

@@ -9,16 +9,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dnnc.autotune.runners.machine import Built, CpuMachine, GpuMachine
+from dnnc.autotune.runners.machine import Machine
 from dnnc.autotune.runners.machine import machine_of as real_machine_of
 from dnnc.autotune.search.task import Setting, Task, task_of
-from dnnc.backends.cuda.target import FACTS
-from dnnc.backends.cuda.target import parse_target as parse_gpu
+from dnnc.backends.base import Built
+from dnnc.backends.cuda.backend import CudaBackend
+from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.llvm.spelling import spelled
 from dnnc.ir.errors import AccuracyError, InternalError
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.target import Target, parse_target
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.schedule.problem import Choice, Problem, Template
@@ -45,7 +47,7 @@ def choice(name: str, **knobs: int | str) -> Choice:
     return Choice(name, tuple(knobs.items()))
 
 
-class PlantedCpu(CpuMachine):
+class PlantedCpu(Machine):
     """A CPU with PLANTED as templates for the task of RELU; nothing verifies them."""
 
     def templates(self, setting: Setting) -> Sequence[Template]:
@@ -72,9 +74,7 @@ class PlantedCpu(CpuMachine):
 
 
 def machine_of(target: str) -> PlantedCpu:
-    machine = real_machine_of(target)
-    assert isinstance(machine, CpuMachine)
-    return PlantedCpu(machine.target)
+    return PlantedCpu(real_machine_of(target).backend)
 
 
 # --- a GPU that is not there ------------------------------------------------------------------------------------------
@@ -106,12 +106,19 @@ class FakeBench:
         return FakeKernel(built.facts["knobs"])
 
 
-class FakeGpu(GpuMachine):
+class PretendedGpu(CudaBackend):
+    """An H200 of any number."""
+
+    def _parsed(self, target: Target) -> tuple[int, GpuTarget]:
+        return target.device, FACTS["sm_90a"]
+
+
+class FakeGpu(Machine):
     """A GPU whose code is made of knobs. `name` tells the device's number."""
 
     @property
     def name(self) -> str:
-        return f"device {self.number}"
+        return f"device {self.backend.number}"
 
     def templates(self, setting: Setting) -> Sequence[Template]:
         def apply(problem: Problem, knobs: Mapping[str, int | str]) -> Kernel:
@@ -135,5 +142,4 @@ class FakeGpu(GpuMachine):
 
 
 def gpu_of(target: str) -> FakeGpu:
-    number = parse_gpu(target)[0]
-    return FakeGpu(FACTS["sm_90a"], number)
+    return FakeGpu(PretendedGpu(parse_target(target)))

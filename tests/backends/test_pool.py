@@ -15,13 +15,22 @@ import numpy as np
 import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects, undefined_symbols
-from dnnc.backends.llvm.pool import MAX_THREADS, pool_text
+from dnnc.backends.llvm.instance import python_api
+from dnnc.backends.llvm.pool import (
+    CALL_API,
+    CALL_ENTRY,
+    CALL_FRAME,
+    CALL_NTHREADS,
+    CALL_OUT,
+    CALL_WORDS,
+    MAX_THREADS,
+    pool_text,
+)
 from dnnc.backends.runtime.frames import (
     FRAME_BARRIER,
     FRAME_NTHREADS,
     Frame,
     NativePool,
-    address_of,
     aligned_empty,
     cpu_count,
     has_threads,
@@ -89,6 +98,8 @@ define i64 @mark(ptr %frame, ptr %cells, ptr %dims, i64 %tid, i64 %n) nounwind {
 """
 
 several_threads = pytest.mark.parametrize("threads", [2, 3, 4])
+
+EMPTY = "define i64 @entry(ptr %f, ptr %b, ptr %d, i64 %t, i64 %n) {\n  ret i64 0\n}\n"
 
 
 @pytest.fixture(scope="module")
@@ -277,23 +288,33 @@ def test_frames_are_aligned() -> None:
     assert 1 <= cpu_count() <= (os.cpu_count() or 1)
 
 
-def test_address_of() -> None:
-    own, read_only = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones(5)
-    read_only.flags.writeable = False
-    for a in (
-        own,
-        own[1:],
-        own[:, 2],
-        own.T,
-        read_only,
+@pytest.mark.parametrize(
+    "a",
+    [
+        np.arange(12, dtype=np.float32).reshape(3, 4),
+        np.arange(12)[5:],
         np.empty((0, 3)),
         np.array(3.0),
         np.ones(3, ml_dtypes.bfloat16),
-        np.array(["a", None], object),
-    ):
-        assert address_of(a) == a.ctypes.data == a.__array_interface__["data"][0]
-    assert address_of(np.ma.masked_array(own, own > 2)) > 0
-    matrix = own.view(np.matrix)
-    assert address_of(matrix) == matrix.ctypes.data
-    mapped = np.frombuffer(bytes(range(64)), np.uint8, 8, 16)
-    assert address_of(mapped) == mapped.ctypes.data
+        np.frombuffer(bytes(range(64)), np.uint8, 8, 16),
+        np.arange(6.0).view(np.matrix),
+    ],
+)
+def test_a_call_finds_the_memory_of_arrays(a: np.ndarray) -> None:
+    """Of arrays that are read-only, views, empty, of no dimension, and of dtypes that are not NumPy's."""
+    out, record = np.zeros(3, np.int64), np.zeros(CALL_WORDS, np.int64)
+    record[CALL_API:] = python_api()
+    record[CALL_OUT] = out.ctypes.data
+    nothing = load_objects([compile_text(EMPTY, "x86-64", "")])
+    frame = Frame(64)
+    record[CALL_ENTRY], record[CALL_FRAME], record[CALL_NTHREADS] = nothing.address("entry"), frame.address, 1
+    assert runtime().call(record.ctypes.data, [a, a], (a,)) == 0
+    assert out.tolist() == [a.ctypes.data] * 3
+
+
+def test_a_call_says_what_has_no_buffer() -> None:
+    record, out = np.zeros(CALL_WORDS, np.int64), np.zeros(3, np.int64)
+    record[CALL_API:] = python_api()
+    record[CALL_OUT] = out.ctypes.data
+    with pytest.raises(TypeError, match="bytes-like object is required"):
+        runtime().call(record.ctypes.data, [3.0], [])

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dnnc import device_driver
 from dnnc.backends.reachable import Sample, bounds, judge
 from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
-from dnnc.tools.interpreted import interpreted_machine
+from support.devices import install
 from support.faults import campaign, cancelling
 from support.random_graphs import random_graph
 
@@ -65,7 +64,7 @@ def test_right_kernels_of_chains_that_cancel_pass(seed: int) -> None:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_kernels_pass_on_the_interpreted_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda options: interpreted_machine())
+    install(monkeypatch)
     compile(graph(name), target="cuda", cache=False, strict_compile=True)
 
 

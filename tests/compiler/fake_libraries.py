@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from dnnc.tools.interpreted import InterpretedDevice
+from dnnc.backends.cuda.interpreted import InterpretedDevice
 
 Array = np.ndarray[Any, Any]
 BLAS_TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: np.dtype(ml_dtypes.bfloat16)}

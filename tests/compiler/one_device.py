@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dnnc import device_driver
 from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.backends.cuda import target as cuda_target
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.tools.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
+from support.devices import install
 
 GPU = "cuda:0"
 
@@ -29,7 +29,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Inte
 
     own = InterpretedDevice()
     monkeypatch.setenv("DNNC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda *_: interpreted_machine(own))
+    install(monkeypatch, own)
     monkeypatch.setattr(cuda_target, "ask_device", lambda k=0: GpuTarget() if k == 0 else None)
     clear()
     yield own

@@ -41,7 +41,7 @@ def test_one_program_serves_every_size() -> None:
         x = image(n, n)
         assert np.abs(f(x) - run(g, [x], "float64")[0]).max() < 2e-6
     assert len(f.programs) == 1
-    assert len({s.text for s in f.programs[0].program.steps}) == len(f.programs[0].program.steps)
+    assert len({s.text for s in f.programs[0].scheduled.steps}) == len(f.programs[0].scheduled.steps)
 
 
 def test_sizes_are_specialised_when_nothing_bounds_them() -> None:

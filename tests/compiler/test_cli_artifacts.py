@@ -51,7 +51,7 @@ def test_json_tells_of_the_file(model: Path) -> None:
 
 def test_small(model: Path) -> None:
     dnnc_command("compile", "m.py", "--dims", "N=2", "-o", "m.dnnc", "--small")
-    assert dnnc.load("m.dnnc").programs[0].program is not None
+    assert dnnc.load("m.dnnc").programs[0].scheduled is not None
     assert "Invalid value for --small" in dnnc_command("compile", "m.py", "--dims", "N=2", "--small", code=2).output
 
 
@@ -99,11 +99,12 @@ def test_refused(words: tuple[str, ...], message: str, model: Path) -> None:
 
 def test_a_file_that_does_not_fit_is_told_in_one_line(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dnnc_command("compile", "m.py", "--dims", "N=2", "-o", "m.dnnc")
-    monkeypatch.setattr(dnnc.artifact.load, "FORMAT", "0")
+    monkeypatch.setattr("dnnc.backends.llvm.backend.FORMAT", "0")
     result: Any = dnnc_command("run", "m.dnnc")
     (line,) = result.stderr.splitlines()
+    version = dnnc.backends.llvm.backend.llvm_version()
     assert line == (
-        "warning: m.dnnc: it was compiled by the kernel format 1, this is the kernel format 0; compiling again from "
-        "the graph in the file"
+        f"warning: m.dnnc: it was compiled for kernel format 1, LLVM {version}, this is kernel format 0, LLVM "
+        f"{version}; compiling again from the graph in the file"
     )
     assert "float32[2, 2]" in result.stdout

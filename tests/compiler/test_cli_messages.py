@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from command_line import dnnc, dnnc_json
 
+from dnnc.backends.cuda import backend as cuda_backend
 from dnnc.backends.cuda import target as cuda_target
+from dnnc.backends.registry import open_backend
 from dnnc.ir.errors import InputError, TargetError
 from dnnc.options import PRECISION_ALIASES, CompileOptions
 
@@ -146,12 +148,11 @@ def test_no_driver_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_program_for_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dnnc.device_driver import cuda_machine
-
-    monkeypatch.setattr(cuda_target, "ask_device", lambda number=0: None)
+    for module in (cuda_target, cuda_backend):
+        monkeypatch.setattr(module, "ask_device", lambda number=0: None)
     monkeypatch.setattr(cuda_target, "devices", lambda: (0, "there is no NVIDIA driver (libcuda.so.1)"))
     with pytest.raises(TargetError, match=r"for sm_90a and cannot run here: there is no NVIDIA driver.*f\.save") as e:
-        cuda_machine(CompileOptions(target="cuda -arch=sm_90a")).device()
+        open_backend("cuda -arch=sm_90a").device()
     assert "-arch=" not in str(e.value)
 
 

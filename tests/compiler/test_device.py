@@ -14,16 +14,16 @@ from device_programs import NET, ODD_ROWS, RECURRENT, STACKED, WHILE
 
 import dnnc
 import dnnc.ir.errors
-from dnnc import device_driver
 from dnnc.backends.cuda.instance import MAX_FRAMES
-from dnnc.backends.cuda.native import CudaNative
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedBackend, InterpretedDevice
+from dnnc.backends.runtime.program import Program
 from dnnc.executable import Executable
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.passes.schedule.problem import Template
-from dnnc.tools.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
+from support.devices import install
 
 COUNTED = """
 def net(n: i64, x: f32[3, 8], y: f32[8]):
@@ -64,7 +64,7 @@ def main(x: f32[10, 4], count: i64):
 def device(monkeypatch: pytest.MonkeyPatch) -> InterpretedDevice:
     """The device of `target="cuda"` in a test."""
     own = InterpretedDevice()
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine(own))
+    install(monkeypatch, own)
     return own
 
 
@@ -130,7 +130,7 @@ def net(x: f32[{rows}, 1025], y: f32[5, 1025]):
     g = parse(text)
     f = compiled(g)
     check(f, g, arrays_for(g))
-    inside = f.programs[0].program.memory.inside.values()
+    inside = f.programs[0].scheduled.memory.inside.values()
     assert bool(inside) == pieces and all(at % 16 == 0 for at in inside)
 
 
@@ -364,21 +364,20 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def absent() -> Any:
         raise dnnc.TargetError("there is none")
 
-    machine = interpreted_machine(own, present=False)
-    monkeypatch.setattr(
-        device_driver,
-        "cuda_machine",
-        lambda *_: device_driver.Machine(machine.target, machine.compiler, machine.templates, absent, False),
-    )
+    install(monkeypatch, own, present=False)
+    monkeypatch.setattr(InterpretedBackend, "_open", lambda self: absent())
     g = graph_of(NET)
     f = compiled(g)
-    kernels = len(f.programs[0].cubins)
+    kernels = len(f.programs[0].code)
     assert own.launched == 0 and f"{kernels} kernels unverified" in str(f.report)
     with pytest.raises(dnnc.TargetError, match="there is none"):
         f(*arrays_for(g))
     f.save(tmp_path / "m.dnnc")
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda *_: interpreted_machine(own))
-    monkeypatch.setattr("dnnc.tools.interpreted.TextCompiler.compile", lambda *_: pytest.fail("it is in the file"))
+    monkeypatch.undo()
+    install(monkeypatch, own)
+    monkeypatch.setattr(
+        "dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("it is in the file")
+    )
     loaded = dnnc.load(tmp_path / "m.dnnc", cache=False)
     assert own.launched >= kernels and loaded.programs[0].checks == {}  # checked where it was first loaded
     check(loaded, g, arrays_for(g))
@@ -391,7 +390,7 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_code_false_compiles_again(tmp_path: Path, device: InterpretedDevice) -> None:
     compiled(NET).save(tmp_path / "m.dnnc")
     f = dnnc.load(tmp_path / "m.dnnc", code=False, cache=False)
-    assert f.programs[0].compiled == len(f.programs[0].cubins) and "code=False" in f.report.notes[0]
+    assert f.programs[0].compiled == len(f.programs[0].code) and "code=False" in f.report.notes[0]
     assert dnnc.load(tmp_path / "m.dnnc", cache=False).programs[0].compiled == 0
 
 
@@ -404,11 +403,11 @@ def test_kernels_come_from_the_cache_checked(tmp_path: Path, device: Interpreted
 
 def test_sources(device: InterpretedDevice) -> None:
     f = compiled(NET)
-    native: CudaNative = f.programs[0]
+    native: Program = f.programs[0]
     assert f.source("graph") == native.graph_text(False)
     assert "block.x" in f.source("operator", "0")
     text = f.source("cuda")
-    assert all("void __launch_bounds__" in text and s in text for s in native.cubins)
+    assert all("void __launch_bounds__" in text and s in text for s in native.code)
     with pytest.raises(
         dnnc.InputError, match="there is no stage 'llvm' for this target; there are graph, operator, cuda, ptx"
     ):
@@ -433,17 +432,10 @@ def test_targets_that_are_none() -> None:
 
 
 def test_a_schedule_that_does_not_hold_gives_way(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(target: str, threads: int | None = None) -> device_driver.Machine:
-        m = interpreted_machine(device)
+    def apply(problem: Any, knobs: Any) -> Any:
+        raise dnnc.ir.errors.VerifyError("cannot show it")
 
-        def apply(problem: Any, knobs: Any) -> Any:
-            raise dnnc.ir.errors.VerifyError("cannot show it")
-
-        return device_driver.Machine(
-            m.target, m.compiler, [Template("first", lambda p: [()], apply), *m.templates], m.device, m.present
-        )
-
-    monkeypatch.setattr(device_driver, "cuda_machine", broken)
+    install(monkeypatch, device, templates=[Template("first", lambda p: [()], apply)])
     monkeypatch.delenv("DNNC_STRICT")
     g = graph_of(NET)
     f = compiled(g)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from one_device import one_device, there
 
+from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.driver import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.options import make_options
-from dnnc.tools.interpreted import InterpretedDevice
 
 CUT = """\
     y: f32[2, {s}, 96] = add(matmul(x, w), d)

@@ -17,12 +17,11 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 import dnnc
-from dnnc import device_driver
 from dnnc.artifact.format import open_artifact, write_artifact
 from dnnc.backends.cuda.target import FACTS
 from dnnc.cli.app import app
-from dnnc.tools.interpreted import interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
+from support.devices import install
 
 TARGET = ("--target", "cuda -arch=sm_90a")
 
@@ -83,13 +82,13 @@ def test_targets_say_what_is_missing() -> None:
 
 
 def test_damaged_code_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda *_: interpreted_machine())
+    install(monkeypatch)
     dnnc.compile(graph_of("def g(x: f32[5]):\n    return exp(x)"), target="cuda", cache=False).save(tmp_path / "m.dnnc")
     file = open_artifact(tmp_path / "m.dnnc")
     for wrong in (b"[[1]]", b'{"a": 1}', b'[["k", 0, 9999999, true]]', b'[["k", -4, 2, true]]', b"\xff"):
-        sections = [(n, wrong if n == "cubins" else bytes(file.section(n))) for n in file.sections]
+        sections = [(n, wrong if n == "code" else bytes(file.section(n))) for n in file.sections]
         write_artifact(tmp_path / "bad.dnnc", dict(file.manifest), sections)
-        with pytest.raises(dnnc.ArtifactError, match="section 'cubins'"):
+        with pytest.raises(dnnc.ArtifactError, match="section 'code'"):
             dnnc.load(tmp_path / "bad.dnnc", cache=False)
         assert dnnc.load(tmp_path / "bad.dnnc", code=False, cache=False)(np.zeros(5, np.float32)).tolist() == [1] * 5
 
@@ -101,7 +100,7 @@ sys.modules["llvmlite"] = None
 import dnnc
 from dnnc.tools.sample_graphs import graph_of
 f = dnnc.compile(graph_of("def g(x: f32[4, 8]):\\n    return softmax(x)"), target="cuda -arch=sm_80", cache=False)
-assert all(c[:4] == b"\\x7fELF" for c in f.programs[0].cubins.values())
+assert all(c[:4] == b"\\x7fELF" for c in f.programs[0].code.values())
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
@@ -111,15 +110,15 @@ def test_code_for_several_architectures(model: str, tmp_path: Path, monkeypatch:
     file = tmp_path / "m.dnnc"
     made = cli("compile", model, *TARGET, "--dims", "N=2", "--also", "sm_80, sm_90a", "-o", str(file))
     assert made.exit_code == 0, made.output
-    symbols = [s for s, *_ in json.loads(bytes(open_artifact(file).section("cubins")))]
+    symbols = [s for s, *_ in json.loads(bytes(open_artifact(file).section("code")))]
     assert len(symbols) == len(set(symbols)) == 2
-    monkeypatch.setattr(device_driver, "open_device", lambda number: None)
-    monkeypatch.setattr(
-        device_driver, "check_native", lambda *_: {}
-    )  # what would load the code on the device, as would:
+    monkeypatch.setattr("dnnc.backends.cuda.backend.open_device", lambda number: None)
+    # What would load the code on the device:
+    monkeypatch.setattr("dnnc.backends.cuda.backend.check_program", lambda *_: None)
     monkeypatch.setattr("dnnc.backends.cuda.instance.CudaInstance.loaded", lambda self: None)
     for arch, compiled in (("sm_80", 0), ("sm_90a", 0), ("sm_86", 1)):
-        monkeypatch.setattr("dnnc.backends.cuda.target.ask_device", lambda number=0, arch=arch: FACTS[arch])
+        for module in ("target", "backend"):
+            monkeypatch.setattr(f"dnnc.backends.cuda.{module}.ask_device", lambda number=0, arch=arch: FACTS[arch])
         f = dnnc.load(file, cache=False)
         f.prepare([(2, 3)])
         assert f.target.arch == arch and f.programs[0].compiled == compiled, arch

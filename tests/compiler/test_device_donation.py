@@ -16,12 +16,12 @@ from one_device import GPU, one_device, there
 import dnnc
 import dnnc.array as xp
 from dnnc.backends.cuda import graph as cuda_graph
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice
 from dnnc.driver import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.options import make_options
 from dnnc.tools.accuracy import first_difference
-from dnnc.tools.interpreted import DeviceBuffer, InterpretedDevice
 from support.fuzz import input_dims
 from support.random_graphs import random_graph
 
@@ -57,9 +57,9 @@ def close(got: Any, want: Array) -> None:
     np.testing.assert_allclose(got.get() if isinstance(got, DeviceBuffer) else got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("text", "pairs", "at_once"), [(c[1], c[2], c[4]) for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(("text", "pairs", "in_place"), [(c[1], c[2], c[4]) for c in CASES], ids=[c[0] for c in CASES])
 def test_memory_and_numbers(
-    text: str, pairs: dict[str, str], at_once: str, device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch
+    text: str, pairs: dict[str, str], in_place: str, device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     g = parse(text)
     f = compiled(text, pairs)
@@ -77,8 +77,8 @@ def test_memory_and_numbers(
                 assert got[outputs.index(b)] is given[inputs.index(a)]
                 close(given[inputs.index(a)], want[outputs.index(b)])
     (bound,) = f.cache.instances.values()
-    elsewhere = set(pairs.values()) - set(at_once.split())
-    assert {outputs[k] for k in bound.loaded().at_once} == set(pairs.values()) - elsewhere
+    elsewhere = set(pairs.values()) - set(in_place.split())
+    assert {outputs[k] for k in bound.loaded().in_place} == set(pairs.values()) - elsewhere
     for name in pairs.values():
         assert (
             f"{name}: copied to the memory of its input"
@@ -279,7 +279,7 @@ def test_saved_checked_and_profiled(tmp_path: Path, device: InterpretedDevice) -
         s, x = there(device, np.ones(4, np.float32), np.ones(4, np.float32))
         assert g(s, x) is s and (s.get() == 2).all()
         (bound,) = g.cache.instances.values()
-        assert bound.loaded().at_once == {0}
+        assert bound.loaded().in_place == {0}
     s = np.ones(4, np.float32)
     assert f.profile(s, s.copy(), repeats=2) and (s == 1).all()
 

@@ -15,11 +15,11 @@ from test_parameters import LOOP, NET, contents
 
 import dnnc
 import dnnc.array as xp
+from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.driver import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.options import make_options
-from dnnc.tools.interpreted import InterpretedDevice
 
 Array = np.ndarray[Any, Any]
 TABLE = "def g(i: i64[3], e: f32[512, 4], b: f32[4]):\n    y: f32[3, 4] = add(gather(e, i), b)\n    return y\n"

@@ -37,9 +37,9 @@ def test_memory_and_numbers(text: str, pairs: dict[str, str], plain: str, fused:
     if options.get("target"):
         return
     (bound,) = f.cache.instances.values()
-    at_once = {outputs[k] for k in bound.at_once}
-    assert at_once == set(filter(None, (fused if "threads" in options else plain).split()))
-    for name in set(pairs.values()) - at_once:
+    in_place = {outputs[k] for k in bound.in_place}
+    assert in_place == set(filter(None, (fused if "threads" in options else plain).split()))
+    for name in set(pairs.values()) - in_place:
         assert f"{name}: copied to the memory of its input" in str(f.report)
 
 

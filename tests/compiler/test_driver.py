@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import dnnc
-import dnnc.backends.llvm.build as build_module
 from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _symbols, load_objects
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph
@@ -61,7 +60,7 @@ def test_refused(model: Any, options: dict[str, Any], error: type[Exception], me
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     f = dnnc.compile(graph_of(NET), cache=tmp_path, progress=lambda *news: told.append(news))
-    kernels = len({s.text for s in f.programs[0].program.steps})
+    kernels = len({s.text for s in f.programs[0].scheduled.steps})
     for stage in ("compile", "check"):
         assert [n for n in told if n[0] == stage] == [(stage, k, kernels) for k in range(1, kernels + 1)]
     told.clear()
@@ -90,19 +89,19 @@ def test_every_native_function_has_a_kernel_and_nothing_else_is_called(
         objects[:] = objs
         return load_objects(objs)
 
-    monkeypatch.setattr(build_module, "load_objects", load)
+    monkeypatch.setattr("dnnc.backends.llvm.code.load_objects", load)
     f = dnnc.compile(graph_of(NET), cache=False, opt_level=level)
     (native,) = f.programs
-    kernels = {native.symbols[s.text] for s in native.program.steps}
+    kernels = {native.symbols[s.text] for s in native.scheduled.steps}
     defined, undefined = (set().union(*sets) for sets in zip(*map(_symbols, objects)))
-    assert defined == native.loaded.names == kernels | {"entry"}
+    assert defined == set(native.loaded.kernels) == kernels | {"entry"}
     assert undefined - kernels <= ALLOWED_SYMBOLS
     assert set(native.texts) == defined
 
 
 def test_kernels_print_parse_and_verify() -> None:
     (native,) = dnnc.compile(graph_of(NET), cache=False).programs
-    for s in native.program.steps:
+    for s in native.scheduled.steps:
         assert show_kernel(s.kernel) == s.text == show_kernel(verify_kernel(parse_kernel(s.text)))
         assert sum(1 for f in s.kernel.funcs for _ in walk_stmts(f.body)) <= 300
 
@@ -113,7 +112,7 @@ def test_equal_groups_are_one_kernel() -> None:
     z = relu(conv(y, b, pads=(1, 1, 1, 1)))
     return relu(conv(z, c, pads=(1, 1, 1, 1)))"""
     (native,) = dnnc.compile(graph_of(text), cache=False).programs
-    convs = [s for s in native.program.steps if "conv" in s.kernel.name]
+    convs = [s for s in native.scheduled.steps if "conv" in s.kernel.name]
     assert len(convs) == 3 and len({s.text for s in convs}) == 1
 
 

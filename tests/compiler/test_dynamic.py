@@ -15,7 +15,7 @@ import pytest
 
 import dnnc
 from dnnc.backends.llvm.entry import barriers
-from dnnc.backends.runtime.program import Place
+from dnnc.backends.runtime.program import MemoryRef
 from dnnc.ir.graph.interp import run
 from dnnc.program_cache import MAX_INSTANCES, MAX_PROGRAMS
 from dnnc.tools.sample_graphs import graph_of
@@ -48,7 +48,7 @@ def results(made: Any) -> list[Any]:
     return list(made) if isinstance(made, tuple) else [made]
 
 
-def alone(p: Place) -> Place:
+def alone(p: MemoryRef) -> MemoryRef:
     """A place of which no life is known."""
     return replace(p, life=None)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.backends.runtime.link import lay_out_constants
+from dnnc.backends.runtime.link import ConstantBlock
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.program_cache import MAX_INSTANCES, MAX_PROGRAMS
@@ -239,12 +239,14 @@ def test_verify(verify: Any) -> None:
 
 
 def test_verify_model_names_the_output_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoiled(program: Any) -> Any:
-        block, offsets = lay_out_constants(program)
-        block.view(np.float32)[:] = 1
-        return block, offsets
+    usual = ConstantBlock.block
 
-    monkeypatch.setattr("dnnc.backends.llvm.build.lay_out_constants", spoiled)
+    def spoiled(constants: ConstantBlock) -> Any:
+        block = usual(constants)
+        block.view(np.float32)[:] = 1
+        return block
+
+    monkeypatch.setattr(ConstantBlock, "block", spoiled)
     compiled(NET, verify="kernels")  # the kernels are right, their weights are not
     with pytest.raises(
         dnnc.AccuracyError, match=r"output v1 of the compiled model is off: element .* the float64 reference says"
@@ -255,7 +257,7 @@ def test_verify_model_names_the_output_that_is_off(monkeypatch: pytest.MonkeyPat
 def test_verify_model_looks_at_each_new_program(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(
-        "dnnc.cpu_build.check_model",
+        "dnnc.compile_program.check_model",
         lambda call, graph, dims, names, asked: seen.append({v.name: n for v, n in dims.items()}),
     )
     f = compiled(ROWS, verify="model")

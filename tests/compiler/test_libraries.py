@@ -13,24 +13,23 @@ import pytest
 from fake_libraries import FakeBlas, FakeDnn
 
 import dnnc
-from dnnc import device_driver
 from dnnc.autotune.log.file import Log
 from dnnc.autotune.log.record import Winner
-from dnnc.autotune.runners.gpu_bench import GpuBench
-from dnnc.autotune.runners.machine import GpuMachine
+from dnnc.autotune.runners.machine import Machine, machine_of
 from dnnc.autotune.runners.worker import build
 from dnnc.autotune.search.space import with_libraries
 from dnnc.autotune.search.task import Setting, Task, extract
 from dnnc.backends.cuda import library
-from dnnc.backends.cuda.target import FACTS
-from dnnc.device_driver import make_program
+from dnnc.backends.cuda.interpreted import InterpretedDevice
+from dnnc.backends.registry import open_backend
+from dnnc.compile_program import schedule
 from dnnc.ir.errors import AccuracyError, TargetError, TuneError
 from dnnc.ir.graph.interp import run
 from dnnc.options import make_options
 from dnnc.passes.schedule.problem import Choice
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
 from dnnc.tune_option import setting_of
+from support.devices import install, interpreted
 
 ARCH = "cuda -arch=sm_90a"
 LAYERS = """
@@ -53,7 +52,7 @@ def net(x: f32[2, 8, 9, 9], *, w: f32[16, 8, 3, 3], b: f32[16], v: f32[24, 16, 1
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> InterpretedDevice:
     own = InterpretedDevice()
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine(own))
+    install(monkeypatch, own)
     return own
 
 
@@ -74,7 +73,7 @@ def forget() -> Any:
 
 def tasks_in(text: str, **options: Any) -> list[Task]:
     opts = make_options({"target": ARCH, "cache": False, **options})
-    program = make_program(graph_of(text), interpreted_machine(), opts)
+    program = schedule(graph_of(text), interpreted(), opts)
     return [t for t, _ in extract(program, Setting(ARCH, opts.numerics))]
 
 
@@ -167,7 +166,7 @@ def test_a_missing_library_is_said(device: InterpretedDevice, monkeypatch: pytes
     with pytest.raises(TargetError, match=r"cublaslt_0_matmul_add_relu is a call of cuBLASLt.*not here.*pip install"):
         compiled(LAYERS, winners(LAYERS, call("cublaslt", 0)))
     with pytest.raises(TuneError, match=r"cuBLASLt and cuDNN are not here: pip install -e '\.\[libraries\]'"):
-        with_libraries(ARCH)
+        with_libraries(machine_of(ARCH))
     with pytest.raises(TuneError, match="are for GPUs"):
         dnnc.tune(graph_of(LAYERS), libraries=True, budget=1)
 
@@ -208,7 +207,7 @@ def test_on_a_device() -> None:
     for text, name in ((LAYERS, "cublaslt"), (GELU, "cublaslt"), (BATCH, "cublaslt"), (CONV, "cudnn")):
         for precision, tolerance in ((None, 2e-5), ("float16", 8e-3)):
             opts = make_options({"target": "cuda", "cache": False, "precision": precision})
-            program = make_program(graph_of(text), device_driver.cuda_machine(opts), opts)
+            program = schedule(graph_of(text), open_backend(opts.target), opts)
             tasks = [t for t, _ in extract(program, setting_of(opts))]
             found = {t.key: c for t in tasks if (c := call(name, 0)(t)) is not None}
             if name not in library.installed():
@@ -233,9 +232,9 @@ def test_descriptors_end_with_the_program(fakes: dict[str, Any], device: Interpr
 
 def test_measuring(fakes: dict[str, Any], device: InterpretedDevice) -> None:
     """What a search offers is built, timed and checked as other schedules are."""
-    machine = GpuMachine(FACTS["sm_90a"])
-    bench = GpuBench(machine, device)
-    offered = with_libraries(ARCH)
+    machine = Machine(interpreted(device))
+    bench = machine.bench()
+    offered = with_libraries(machine)
     for text, name in ((LAYERS, "cublaslt"), (CONV, "cudnn")):
         task = next(t for t in tasks_in(text) if offered(t))
         choices = offered(task)

@@ -138,7 +138,7 @@ def test_other_numbers_are_as_in_standard_mode(cache: Path) -> None:
 
 
 def test_what_is_computed_in_float32_and_stored_in_float64(tmp_path: Path) -> None:
-    """The kernel gate allows what the coarser type rounds on the way, and no more."""
+    """The kernel check allows what the coarser type rounds on the way, and no more."""
     f = dnnc.compile(
         graph_of("def g(x: f64[1003]):\n    return cast(exp(cast(x, to=f32)), to=f64)"), cache=tmp_path / "cache"
     )

@@ -14,12 +14,12 @@ import pytest
 
 import dnnc
 import dnnc.array as xp
-from dnnc import device_driver
+from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.driver import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.options import make_options
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
+from support.devices import install
 
 Array = np.ndarray[Any, Any]
 NET = """
@@ -87,8 +87,7 @@ def test_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("compiled")
 
-    for name in ("build_native", "make_program"):
-        monkeypatch.setattr(f"dnnc.cpu_build.{name}", never)
+    monkeypatch.setattr("dnnc.compile_program.compile_program", never)
     monkeypatch.setattr("dnnc.backends.llvm.compile.compile_text", never)
     f.refit({"w": given["w"] * 2})
     assert not np.allclose(f(given["x"]), before) and f.programs == [native]
@@ -333,7 +332,7 @@ def g(x: f32[4, 20], xs: f32[5, 4, 20], w: f32[20, 20]):
 def test_on_a_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is an interpreter: programs are loaded anew with other weights, and nothing is compiled."""
     own = InterpretedDevice()
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda *_: interpreted_machine(own))
+    install(monkeypatch, own)
     given = contents(text)
     g = parse(text)
     names = [v.name for v in g.inputs]
@@ -353,7 +352,7 @@ def test_on_a_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
     check(held)
-    monkeypatch.setattr("dnnc.device_driver.build", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr("dnnc.backends.cuda.backend.build", lambda *_, **__: pytest.fail("compiled"))
     other = {n: a * np.float32(0.5) for n, a in held.items()}
     f.refit(other)
     check(other)

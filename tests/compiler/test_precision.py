@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.backends.runtime.link import lay_out_constants
+from dnnc.backends.runtime.link import ConstantBlock
 from dnnc.ir.dtype import bf16, dtype, f16, f32
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
@@ -107,7 +107,7 @@ def test_what_is_broadcast_is_widened_ahead(t: str) -> None:
     for e, (x, w) in shapes.items():
         g = in_type(f"def g(x: f32[{x}], *, w: f32[{w}]):\n    return {e}", t)
         (text,) = (
-            s.text for s in dnnc.compile(g, cache=False).programs[0].program.steps if s.group.kind == "contraction"
+            s.text for s in dnnc.compile(g, cache=False).programs[0].scheduled.steps if s.group.kind == "contraction"
         )
         inner = [line for line in text.splitlines() if "= fma(" in line]
         assert inner and all("fma(x0_" in line and line.count("cast_f32") == 1 for line in inner), text
@@ -150,13 +150,15 @@ def test_verify_model_has_the_reduced_contract(to: str, monkeypatch: pytest.Monk
     g = in_type(NETS["convolutions"], "f32")
     dnnc.compile(g, cache=False, precision=to, verify="model")
 
-    def spoiled(program: Any) -> Any:
-        block, offsets = lay_out_constants(program)
+    usual = ConstantBlock.block
+
+    def spoiled(constants: ConstantBlock) -> Any:
+        block = usual(constants)
         block.view(HALVES[to].numpy)[:] = 0.01
-        return block, offsets
+        return block
 
     with monkeypatch.context() as m:
-        m.setattr("dnnc.backends.llvm.build.lay_out_constants", spoiled)
+        m.setattr(ConstantBlock, "block", spoiled)
         with pytest.raises(dnnc.AccuracyError, match=f"the bound for {HALVES[to]} is"):
             dnnc.compile(g, cache=False, precision=to, verify="model")
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.array.light import Compiler
+from dnnc.array.expressions import ExpressionCompiler
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates as cpu_templates
+from dnnc.backends.registry import open_backend
 from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.cpu_build import make_program
+from dnnc.compile_program import schedule
 from dnnc.ir.errors import InternalError
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
@@ -50,12 +51,7 @@ def unscheduled(monkeypatch: pytest.MonkeyPatch) -> None:
 def program(target: str, cache: Path | None, text: str = NET, **more: Any) -> Program:
     options = CompileOptions(target=target, threads=2, **more)
     store = KernelCache(cache)
-    if target.startswith("cuda"):
-        from dnnc.device_driver import cuda_machine
-        from dnnc.device_driver import make_program as make_device_program
-
-        return make_device_program(graph_of(text), cuda_machine(options), options, cache=store)
-    return make_program(graph_of(text), parse_target(target, 2), options, cache=store)
+    return schedule(graph_of(text), open_backend(target, 2), options, cache=store)
 
 
 def told(p: Program) -> list[Any]:
@@ -108,7 +104,7 @@ def test_a_model_is_compiled_from_what_is_known(tmp_path: Path, monkeypatch: pyt
 def test_code_that_is_gone_is_made_again(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = dnnc.compile(graph_of(NET), target=target, cache=tmp_path)
     f.save(tmp_path / "a.dnnc")
-    store, code = KernelCache(tmp_path), f.programs[0].objects if target == CPU else f.programs[0].cubins
+    store, code = KernelCache(tmp_path), f.programs[0].code
     gone = [store._file(symbol[2:]) for symbol in code if symbol.startswith("k_")]
     for file in gone:
         assert file is not None
@@ -123,14 +119,14 @@ def test_code_that_is_gone_is_made_again(target: str, tmp_path: Path, monkeypatc
 def test_expressions_find_what_models_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(CPU, tmp_path, "def net(x: f32[8, 64]):\n    return softmax(x)")
     unscheduled(monkeypatch)
-    light = Compiler(target=CPU, threads=2, cache=tmp_path)
+    expressions = ExpressionCompiler(target=CPU, threads=2, cache=tmp_path)
     made = build_steps(
         *planned("def net(y: f32[8, 64]):\n    return softmax(y)"),
-        light.templates,
-        light.choose,
-        light.ctx.facts.native_intrinsics,
+        expressions.templates,
+        expressions.choose,
+        expressions.context.facts.native_intrinsics,
         None,
-        light.kernels.schedules,
+        expressions.schedules,
     )
     assert len(made) == 1
 
@@ -235,11 +231,8 @@ def test_a_nest_says_what_its_kernel_does(family: str, target: str) -> None:
     """A step is linked, reported and launched by its nest, so the two must agree in what others see of them."""
     for g in samples(family):
         if target == CUDA:
-            from dnnc.backends.cuda.facts import facts
-            from dnnc.device_driver import cuda_machine
-
-            machine = cuda_machine(CompileOptions(target=target))
-            made = compile_program(g, PassContext(facts(machine.target, "standard")), machine.templates)
+            backend = open_backend(target)
+            made = compile_program(g, PassContext(backend.facts("standard")), backend.templates("standard"))
         else:
             made = compile_program(g, PassContext(TargetFacts(lanes=16)), cpu_templates(parse_target(CPU)))
         for s in made.kernels:

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 import dnnc
 from dnnc.cli.app import app
-from dnnc.cpu_compiler import CpuCompiler
 from dnnc.driver import compile as compile_model
 from dnnc.executable import Executable
+from dnnc.graph_compiler import GraphCompiler
 from dnnc.hybrid import HostStep, HybridCompiler, NativeStep
 from dnnc.ir.errors import AccuracyError, DnncError, InputError, ScheduleError
 from dnnc.ir.graph import Graph
@@ -133,7 +133,7 @@ def test_a_segment_that_cannot_serve_all_sizes(monkeypatch: pytest.MonkeyPatch) 
         if (
             getattr(self.compiler, "shared", None) is not None
             and self.compiler.interface.dims
-            and isinstance(self.compiler, CpuCompiler)
+            and isinstance(self.compiler, GraphCompiler)
         ):
             raise ScheduleError("not for all sizes")
         return real(self, shapes)

@@ -13,14 +13,14 @@ import pytest
 
 import dnnc
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
-from dnnc.device_driver import make_program
+from dnnc.compile_program import schedule
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
 from dnnc.tools.accuracy import first_difference
-from dnnc.tools.interpreted import interpreted_machine
+from support.devices import interpreted
 
 Array = np.ndarray[Any, Any]
 LONGEST = {1: 997, 2: 47, 3: 13}  # of an axis, by rank
@@ -115,10 +115,8 @@ def test_on_the_cpu(make: Any, seed: int) -> None:
 @pytest.mark.parametrize(("make", "seed"), CASES)
 def test_for_a_gpu(make: Any, seed: int) -> None:
     """Each kernel has a schedule, CUDA text and a launch."""
-    machine = interpreted_machine(arch=("sm_90a", "sm_80", "sm_120")[seed % 3])
-    program = make_program(
-        make(seed)[0], machine, CompileOptions(target=f"cuda -arch={machine.target.arch}", strict_compile=True)
-    )
+    machine = interpreted(arch=("sm_90a", "sm_80", "sm_120")[seed % 3])
+    program = schedule(make(seed)[0], machine, CompileOptions(target=machine.text, strict_compile=True))
     assert program.steps_down == ()
     for s in program.kernels:
         if s.choice.template not in ("cudnn", "cublaslt"):

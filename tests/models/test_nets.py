@@ -125,7 +125,7 @@ def test_one_program_for_all_batches(name: str) -> None:
     for n in (1, 2, 3, 7, 16, 20, 1):
         check(f, g, n)
     assert len(f.programs) == 1
-    assert all(s.choice.template != "naive" for s in f.programs[0].program.steps)
+    assert all(s.choice.template != "naive" for s in f.programs[0].scheduled.steps)
 
 
 @pytest.mark.slow

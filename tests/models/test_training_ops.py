@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import dnnc
-from dnnc import device_driver
-from dnnc.tools.interpreted import interpreted_machine
+from support.devices import install
 
 TRAINING = "ai.onnx.preview.training"
 F = TensorProto.FLOAT
@@ -39,7 +38,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[tuple[int, ...]], int, int
 @pytest.fixture(autouse=True)
 def _device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`target="cuda"` is the interpreter here."""
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine())
+    install(monkeypatch)
     yield
 
 
@@ -76,5 +75,5 @@ def test_one_kernel(name: str, target: str) -> None:
     f = dnnc.compile(model, target=target, cache=False)
     for got, want in zip(f(*xs), wanted, strict=True):
         assert got.shape == np.shape(want) and np.abs(got - want).max() < 1e-4
-    large = [s for s in f.programs[0].program.kernels if s.nest.name != "pack" and s.group.outputs[0].type.size != 1]
+    large = [s for s in f.programs[0].scheduled.kernels if s.nest.name != "pack" and s.group.outputs[0].type.size != 1]
     assert len(large) == kernels

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import CpuTarget, parse_target
-from dnnc.backends.llvm.gate import check_kernel
 from dnnc.backends.llvm.templates import templates
 from dnnc.ir.errors import AccuracyError, DnncError
 from dnnc.ir.expr import Const, Expr, Load, Op, const, load, op, rebuild, select

@@ -1,7 +1,7 @@
 """Is what the compiler makes of some bytes right? Either an error that says what is wrong with them, or results as the
 interpreter's.
 
-A file goes in: an .onnx model or a saved model (.dnnc). It is read, compiled without the kernel gate (so that a wrong
+A file goes in: an .onnx model or a saved model (.dnnc). It is read, compiled without the kernel check (so that a wrong
 kernel shows in the results), run on random inputs, and compared with the float64 interpreter of the graph that was
 read.
 """

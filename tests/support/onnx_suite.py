@@ -141,7 +141,7 @@ def run_case(run: Runner, case: Any) -> None:
 
 def runner(target: str) -> Runner:
     if target == "cuda-interpreted":
-        from dnnc.tools.interpreted import install
+        from dnnc.backends.cuda.interpreted import install
 
         install()
         return compiled("cuda -arch=sm_90a")

@@ -13,8 +13,8 @@ from dnnc.autotune.log.record import Fusion, Session, Winner
 from dnnc.autotune.runners.machine import machine_of
 from dnnc.autotune.search.task import Setting, Task, extract
 from dnnc.autotune.search.trial import Trial
-from dnnc.backends.llvm.features import parse_target
-from dnnc.cpu_build import make_program
+from dnnc.backends.registry import open_backend
+from dnnc.compile_program import schedule
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
 from dnnc.options import CompileOptions
@@ -33,7 +33,7 @@ def graph() -> Graph:
 
 
 def program(options: CompileOptions = OPTIONS) -> Program:
-    return make_program(graph(), parse_target(str(options.target), options.threads), options)
+    return schedule(graph(), open_backend(options.target, options.threads), options)
 
 
 @cache

@@ -21,9 +21,10 @@ from dnnc.autotune.search.task import extract
 from dnnc.autotune.search.trial import Trial
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates
-from dnnc.device_driver import cuda_machine
-from dnnc.device_driver import make_program as make_device_program
+from dnnc.backends.registry import open_backend
+from dnnc.compile_program import schedule
 from dnnc.ir.errors import TuneError
+from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.target import TargetFacts
@@ -158,7 +159,7 @@ def compiled(**more: Any) -> Any:
 
 def digest(f: Any) -> str:
     h = hashlib.sha256()
-    for name, obj in sorted(f.programs[0].objects.items()):
+    for name, obj in sorted(f.programs[0].code.items()):
         h.update(name.encode() + obj)
     return h.hexdigest()
 
@@ -193,7 +194,7 @@ def test_each_size_of_a_symbolic_model_is_looked_up(tmp_path: Path) -> None:
     fixed = dnnc.compile(parse(text), dims={"N": 64}, **HERE)
     path = tmp_path / "m.jsonl"
     with Log.open(path) as log:
-        for t, _ in extract(fixed.programs[0].program, setting_of(opts)):
+        for t, _ in extract(fixed.programs[0].scheduled, setting_of(opts)):
             log.append(t)
             log.append(Winner(t.key, other(t), 1e-5))
     f = dnnc.compile(parse(text), tune=path, **HERE)
@@ -280,18 +281,22 @@ def test_compiling_while_a_search_writes(tmp_path: Path) -> None:
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
+def scheduled_for(graph: Graph, opts: CompileOptions, manager: PassManager | None = None) -> Program:
+    return schedule(graph, open_backend(opts.target), opts, manager)
+
+
 def test_a_device_replays_as_well(tmp_path: Path) -> None:
     opts = CompileOptions(target="cuda -arch=sm_90a")
     text = "def g(x: f16[512, 768], *, w: f16[768, 1024]):\n    return relu(matmul(x, w))"
     w = {"w": np.ones((768, 1024), np.float16)}
-    plain = make_device_program(parse(text, w), cuda_machine(opts), opts)
+    plain = scheduled_for(parse(text, w), opts)
     (found,) = (t for t, _ in extract(plain, setting_of(opts)) if t.kind == "contraction")
     want = choices(found)[1]
     with Log.open(tmp_path / "m.jsonl") as log:
         log.append(found)
         log.append(Winner(found.key, want, 1e-5))
     tuned, manager = dataclasses.replace(opts, tune=tmp_path / "m.jsonl", dims={}), PassManager()
-    made = make_device_program(parse(text, w), cuda_machine(tuned), tuned, manager)
+    made = scheduled_for(parse(text, w), tuned, manager)
     assert chosen(made)[found.name] == want != chosen(plain)[found.name]
     assert manager.records[-1].notes[0].startswith("tuned: 1 of ")
 
@@ -317,7 +322,7 @@ def test_a_saved_device_model_keeps_the_winners(tmp_path: Path) -> None:
         {"w": np.ones((128, 64), np.float16)},
     )
     opts = CompileOptions(target=target)
-    plain = make_device_program(parse(text, w), cuda_machine(opts), opts)
+    plain = scheduled_for(parse(text, w), opts)
     ((task, _),) = extract(plain, setting_of(opts))
     f = dnnc.compile(parse(text, w), target=target, cache=False, tune={task.key: choices(task)[1]})
     f.save(tmp_path / "g.dnnc")

@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 from planted import relu_task
 
-from dnnc.autotune.runners.machine import CpuMachine, GpuMachine, canonical, machine_of
+from dnnc.autotune.runners.machine import Machine, machine_of
 from dnnc.autotune.search.inspect import tasks_of
 from dnnc.autotune.search.task import Setting
 from dnnc.backends.cuda.emit import launch_of
-from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.llvm.features import host_cpu
+from dnnc.backends.registry import open_backend
 from dnnc.backends.runtime import codec
+from dnnc.backends.runtime.device import Launch
 from dnnc.ir.errors import DnncError, TargetError
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.text import show_kernel
@@ -41,7 +42,7 @@ TARGETS = [
 
 @pytest.mark.parametrize("target, text", TARGETS)
 def test_equal_targets_have_one_text(target: str, text: str) -> None:
-    assert machine_of(target).text == canonical(target) == text
+    assert machine_of(target).text == open_backend(target).text == text
     again = machine_of(text)
     assert again.text == text and again.limits == machine_of(target).limits
 
@@ -49,8 +50,8 @@ def test_equal_targets_have_one_text(target: str, text: str) -> None:
 def test_this_machine_has_its_name_and_threads() -> None:
     here = machine_of("llvm")
     assert here.name == host_cpu()[0] and here.text.startswith(f"llvm -mcpu={here.name} ")
-    assert canonical("llvm", 1) == machine_of("llvm -threads=1").text
-    assert machine_of(here.text).target.feature_set == here.target.feature_set  # type: ignore[union-attr]
+    assert open_backend("llvm", 1).text == machine_of("llvm -threads=1").text
+    assert machine_of(here.text).backend.target.feature_set == here.backend.target.feature_set
 
 
 def test_limits_grow_with_the_machine() -> None:
@@ -65,7 +66,7 @@ def test_limits_grow_with_the_machine() -> None:
 
 
 def test_another_kind_of_target_is_refused() -> None:
-    with pytest.raises(TargetError, match="expected 'llvm'"):
+    with pytest.raises(TargetError, match="there is no such backend; expected llvm, cuda"):
         machine_of("tpu")
 
 
@@ -77,7 +78,7 @@ def test_kernels_are_those_of_a_compilation(target: str) -> None:
         assert show_kernel(machine.kernel(task.rebuilt[2], step.choice, setting)) == step.text
 
 
-def _program(machine: CpuMachine | GpuMachine, setting: Setting):  # type: ignore[no-untyped-def]
+def _program(machine: Machine, setting: Setting):  # type: ignore[no-untyped-def]
     import numpy as np
 
     return compile_program(
@@ -134,9 +135,10 @@ def test_a_gpu_kernel_compiles_here_and_its_launch_travels_as_text() -> None:
 def test_a_gpu_needs_nothing_of_llvm() -> None:
     code = """
 import sys
+from dnnc.backends.registry import open_backend
 from dnnc.autotune.runners.machine import machine_of
 from dnnc.autotune.search.task import Setting
-import dnnc.autotune.runners.gpu_bench, dnnc.autotune.runners.worker, dnnc.autotune.runners.measure
+import dnnc.backends.cuda.bench, dnnc.autotune.runners.worker, dnnc.autotune.runners.measure
 m = machine_of('cuda -arch=sm_90a')
 m.templates(Setting(m.text)), m.limits, m.context(Setting(m.text))
 print(sorted({k.split('.')[0] for k in sys.modules} & {'llvmlite', 'cupy', 'xgboost'}))

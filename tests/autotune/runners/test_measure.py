@@ -21,28 +21,25 @@ import numpy as np
 import pytest
 from planted import choice, relu_task
 
-from dnnc.autotune.runners.cpu_bench import CpuBench
 from dnnc.autotune.runners.device_runner import Drift
-from dnnc.autotune.runners.gpu_bench import GpuBench, GpuKernel
-from dnnc.autotune.runners.machine import Built, CpuMachine, GpuMachine, machine_of
+from dnnc.autotune.runners.machine import Machine, machine_of
 from dnnc.autotune.runners.measure import ProcessRunner, at_device
-from dnnc.autotune.runners.operands import COLD, OUTPUT, WARM, Operands, Rotation
 from dnnc.autotune.runners.subprocess_runner import Child, Ended
 from dnnc.autotune.runners.worker import build
 from dnnc.autotune.search.inspect import look, tasks_of
 from dnnc.autotune.search.task import Setting, Task, task_of
 from dnnc.autotune.search.trial import Request, Trial
-from dnnc.backends.cuda.emit import launch_of
-from dnnc.backends.cuda.target import FACTS
-from dnnc.backends.runtime.codec import encode
+from dnnc.backends.base import Built
+from dnnc.backends.cuda.bench import GpuKernel
+from dnnc.backends.cuda.interpreted import InterpretedDevice
+from dnnc.backends.llvm.bench import CpuBench
+from dnnc.backends.runtime.operands import COLD, OUTPUT, WARM, Operands, Rotation
 from dnnc.ir.errors import AccuracyError, TuneError
 from dnnc.ir.graph.text import parse
-from dnnc.ir.loops.stmt import Kernel
-from dnnc.ir.loops.text import show_kernel
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.schedule.problem import Choice
 from dnnc.passes.schedule.step import candidates
-from dnnc.tools.interpreted import InterpretedDevice
+from support.devices import interpreted
 from support.times import in_a_quiet_round, quiet
 
 CPU = "llvm -threads=1"
@@ -300,11 +297,11 @@ def test_disturbances_are_noticed_and_drift_is_taken_out() -> None:
     assert drift.scaled(3.0, 1.5, 1.5) == 2.0 and drift.scaled(3.0, 1.02, 1.04) == 3.0
 
 
-def loaded(machine: CpuMachine, text: str, template: str) -> tuple[CpuBench, object, Task]:
+def loaded(machine: Machine, text: str, template: str) -> tuple[CpuBench, object, Task]:
     setting = Setting(machine.text)
     task = tasks_of(text, setting)[0][0]
     choice = next(c for c in candidates(task.rebuilt[2], machine.templates(setting)) if c.template == template)
-    bench = CpuBench(machine)
+    bench = machine.bench()
     return bench, bench.load(task, build(machine, task, choice)[0]), task
 
 
@@ -312,7 +309,6 @@ def loaded(machine: CpuMachine, text: str, template: str) -> tuple[CpuBench, obj
 @in_a_quiet_round
 def test_times_grow_with_the_work() -> None:
     machine = machine_of(CPU)
-    assert isinstance(machine, CpuMachine)
     times = []
     for n in (128, 512):
         _, kernel, task = loaded(machine, MATMUL.replace("64, 256", f"{n}, 256"), "contraction")
@@ -323,7 +319,6 @@ def test_times_grow_with_the_work() -> None:
 
 def test_weights_come_from_another_place_in_each_call() -> None:
     machine = machine_of(CPU)
-    assert isinstance(machine, CpuMachine)
     _, kernel, task = loaded(machine, MATMUL, "contraction")
     data = kernel.data  # type: ignore[attr-defined]
     roles = [o.role for o in Operands(task).each]
@@ -366,10 +361,9 @@ def test_operands_of_one_type_do_not_overlap() -> None:
 
 def test_kernels_that_work_in_place_start_from_the_same_numbers() -> None:
     machine = machine_of(CPU)
-    assert isinstance(machine, CpuMachine)
     g = parse("def f(x: f32[64, 64]):\n    return mul(x, 0.5)\n")
     task = task_of(g, plan_fusion(g).groups[0], {g.outputs[0]: g.inputs[0]}, Setting(machine.text))
-    bench = CpuBench(machine)
+    bench = machine.bench()
     kernel = bench.load(task, build(machine, task, Choice("naive", ()))[0])
     ((part, drawn),) = kernel.data.inplace
     kernel.run(200)
@@ -390,20 +384,9 @@ def test_indices_lie_within_their_axis() -> None:
 # --- a GPU that is an interpreter -------------------------------------------------------------------------------------
 
 
-class Interpreted(GpuMachine):
-    """A GPU whose code is text."""
-
-    def compile(self, kernel: Kernel, symbol: str) -> Built:
-        facts = {
-            "launch": encode(launch_of(kernel)),
-            "params": [p.name for p in kernel.entry.params],
-            "overlaps": False,
-        }
-        return Built(symbol, show_kernel(kernel).encode(), facts)
-
-
 def on_device(text: str, change: str = "", seconds: float = 1e-6) -> tuple[InterpretedDevice, GpuKernel, str, Choice]:
-    machine = Interpreted(FACTS["sm_90a"])
+    device = InterpretedDevice(seconds)
+    machine = Machine(interpreted(device))
     setting = Setting(machine.text)
     task = tasks_of(text, setting)[-1][0]
     chosen = candidates(task.rebuilt[2], machine.templates(setting))[0]
@@ -412,8 +395,7 @@ def on_device(text: str, change: str = "", seconds: float = 1e-6) -> tuple[Inter
         old, new = change.split(" -> ")
         assert old in shown
         built = Built(built.symbol, built.code.replace(old.encode(), new.encode()), built.facts)
-    device = InterpretedDevice(seconds)
-    return device, GpuBench(machine, device).load(task, built), shown, chosen
+    return device, machine.bench().load(task, built), shown, chosen
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def tuned(seconds: Callable[[Request], float], **more: Any) -> Tuned:
 
 
 def names(f: Any) -> list[str]:
-    return [s.kernel.name for s in f.programs[0].program.kernels]
+    return [s.kernel.name for s in f.programs[0].scheduled.kernels]
 
 
 def notes(f: Any) -> list[str]:
@@ -106,7 +106,7 @@ def test_parts_are_tasks_of_the_program_that_has_them() -> None:
     for v in found.values():
         assert all(t.rebuilt[2].kernel.name == t.name for t in v.parts)  # which also compares the key
         f = dnnc.compile(graph(), **OPTIONS, tune=winners(decision(v)))
-        keys = {t.key for t, _ in extract(f.programs[0].program, setting_of(CompileOptions(**OPTIONS)))}
+        keys = {t.key for t, _ in extract(f.programs[0].scheduled, setting_of(CompileOptions(**OPTIONS)))}
         assert {t.key for t in v.parts} <= keys and v.task.key not in keys
         assert np.allclose(f(X), dnnc.compile(graph(), **OPTIONS)(X), atol=1e-5)
 
@@ -150,7 +150,7 @@ def test_what_is_faster_apart_is_compiled_apart(apart: tuple[Tuned, Path], tmp_p
     assert "conv_relu" in names(plain) and {"conv", "relu"} <= set(names(f)) and "conv_relu" not in names(f)
     assert np.allclose(f(X), plain(X), atol=1e-5) and notes(f) == ["fusion of conv_relu: conv | relu"]
     again = [dnnc.compile(graph(), **OPTIONS, tune=path) for _ in range(2)]
-    assert [g.programs[0].objects == f.programs[0].objects for g in again] == [True, True]
+    assert [g.programs[0].code == f.programs[0].code for g in again] == [True, True]
     assert all(np.array_equal(g(X), f(X)) for g in again)
     log = read(path)
     (logged,) = (x for x in log.fused().values() if x.taken)
@@ -176,7 +176,7 @@ def test_another_algorithm_wins() -> None:
     f = made.compile()
     assert won.name in [f"winograd{t}" for t in tiles()] and notes(f) == [f"fusion of conv_relu: {won.name}"]
     assert names(f) == names(dnnc.compile(graph(), **OPTIONS))
-    (step,) = (s for s in f.programs[0].program.kernels if s.kernel.name == "conv_relu")
+    (step,) = (s for s in f.programs[0].scheduled.kernels if s.kernel.name == "conv_relu")
     assert step.choice.template == "winograd"
     assert np.allclose(f(X), dnnc.compile(graph(), **OPTIONS)(X), atol=1e-4)
 
@@ -215,7 +215,7 @@ def wrong(change: Callable[[Variation], Fusion]) -> list[str]:
     """What a compilation says of a changed decision, after it was found to compile as without it."""
     v = ways()["conv_relu: conv | relu"]
     f, plain = dnnc.compile(graph(), **OPTIONS, tune=winners(change(v))), dnnc.compile(graph(), **OPTIONS)
-    assert f.programs[0].objects == plain.programs[0].objects
+    assert f.programs[0].code == plain.programs[0].code
     return notes(f)
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from dnnc.backends.cuda import device as device_module
-from dnnc.backends.cuda.arrays import device_array, is_device_array, output_array
 from dnnc.backends.cuda.device import LAUNCH_SERIALIZATION, Function, device_problem, open_device
-from dnnc.backends.cuda.launch import Launch, TensorMap
+from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.backends.cuda.tensor_maps import encoded
+from dnnc.backends.runtime.arrays import device_array, is_device_array, output_array
+from dnnc.backends.runtime.device import Launch, TensorMap
 from dnnc.ir.dtype import bf16, f16
 from dnnc.ir.errors import InputError, InternalError, TargetError
-from dnnc.tools.interpreted import InterpretedDevice
 
 
 class Driver:

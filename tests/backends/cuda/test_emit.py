@@ -15,10 +15,10 @@ from operations import STORED, each, indices, operations, trigonometry
 
 from dnnc.backends.cuda.emit import emit_kernel, emit_module, kernel_number, launch_of
 from dnnc.backends.cuda.hopper import VALUES
-from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.cuda.nvrtc import OPTIONS, compile_cuda, library
 from dnnc.backends.cuda.spelling import literal
 from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.runtime.device import Launch
 from dnnc.ir.dtype import BY_NAME, f32, f64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Expr, Op, const, walk

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from dnnc.backends.cuda.emit import emit_kernel
+from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
 from dnnc.backends.cuda.templates.contraction import gemv_norm
 from dnnc.backends.cuda.templates.contraction.gemv_norm import takes
-from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.device_driver import compile_for_device
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
@@ -30,8 +29,8 @@ from dnnc.passes.lower.nests import Lowered, lower
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.rewrites.channels_last import assign_channels_last
 from dnnc.passes.schedule.problem import Knobs, Problem, classify
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
+from support.devices import compile_interpreted
 
 H200 = GpuTarget()
 Array = Any
@@ -202,7 +201,7 @@ def test_a_block(rows: int, launches: int, precision: str | None) -> None:
     g = graph_of(BLOCK.format(rows=rows))
     device = InterpretedDevice()
     options = CompileOptions(target="cuda", precision=precision, verify=False)
-    f = compile_for_device(g.copy(), (["x"], ["y"]), options, KernelCache(None), interpreted_machine(device))
+    f = compile_interpreted(g.copy(), (["x"], ["y"]), options, device)
     x = np.random.default_rng(0).standard_normal((1, rows, 64), np.float32)
     (want,) = run(g, [x], "float64")
     got = f(x)

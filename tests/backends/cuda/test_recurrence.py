@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import dnnc
-from dnnc import device_driver
 from dnnc.backends import reachable
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
@@ -36,8 +35,8 @@ from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.recurrence import LoweredRecurrence, lower_recurrence
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.schedule.problem import Problem, classify
-from dnnc.tools.interpreted import interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
+from support.devices import install
 
 H200 = FACTS["sm_90a"]
 Array = Any
@@ -308,7 +307,7 @@ def layer(
     ],
 )
 def test_layers(kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine())
+    install(monkeypatch)
     m = layer(kind, 6, 3, 11, **options)
     rng = np.random.default_rng(1)
     x = {
@@ -361,7 +360,7 @@ def test_states_that_are_rounded_for_products(
         return bound(dtype, k, reference, operands)
 
     monkeypatch.setattr(reachable, "bound", spy)
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine())
+    install(monkeypatch)
     f = dnnc.compile(layer("LSTM", 4, 1, 12), target="cuda", precision=precision, cache=False, verify="kernels")
     assert any("recurrence" in str(k.choice) for k in f.report.programs[-1].kernels)
     assert set(asked) == {"", form}

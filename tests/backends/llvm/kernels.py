@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from native_check import check_close, one_node
 
+from dnnc.backends.check import draw, index_limits, physical, subgraph, unpack
 from dnnc.backends.llvm.features import CpuTarget, parse_target
-from dnnc.backends.llvm.gate import draw, index_limits, physical, subgraph, unpack
-from dnnc.backends.llvm.native import shape_of
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.runtime.link import pack
 from dnnc.ir.dtype import BY_NAME
@@ -19,6 +18,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.shapes import concrete_shape
 from dnnc.ir.target import TargetFacts
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
@@ -108,6 +108,6 @@ def interpret(g: Graph, step: Step, n: int = 1) -> None:
         args[buf.name] = pack(inputs[v], v.type).copy() if v in inputs else results[v]
     run_kernel(step.kernel, args)
     for out, result in results.items():
-        got = unpack(result, out.type, shape_of(out.type, env), step)
+        got = unpack(result, out.type, concrete_shape(out.type, env), step)
         (want,) = run(subgraph(step, list(inputs), env, out), list(inputs.values()), "float64")
         check_close(np.ascontiguousarray(got), want, out.type.dtype, 300)

@@ -12,18 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dnnc
+from dnnc.backends.check import _unpacked
 from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.llvm.gate import _unpacked
-from dnnc.backends.llvm.native import shape_of
+from dnnc.backends.registry import open_backend
 from dnnc.backends.runtime.frames import ALIGN
 from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.backends.runtime.link import Linker, lay_out_constants, pack
-from dnnc.backends.runtime.program import Place
-from dnnc.cpu_build import make_program
+from dnnc.backends.runtime.link import Linker, pack, place_constants
+from dnnc.backends.runtime.program import MemoryRef
+from dnnc.compile_program import schedule
 from dnnc.ir.dtype import BY_NAME, from_numpy
 from dnnc.ir.expr import const, dim, value
 from dnnc.ir.graph.text import parse
+from dnnc.ir.shapes import concrete_shape
 from dnnc.ir.types import Layout, Part, TensorType, parse_layout
 from dnnc.options import CompileOptions
 from dnnc.passes.planning.program import Program
@@ -80,12 +81,18 @@ def test_pack_of_rows_is_the_array() -> None:
 
 def program(text: str, constants: dict[str, Any] | None = None, level: int = 3) -> Program:
     opts = CompileOptions(opt_level=level)
-    return make_program(parse(text, constants), parse_target("llvm -mcpu=x86-64-v4", None), opts)
+    return schedule(parse(text, constants), open_backend("llvm -mcpu=x86-64-v4"), opts)
+
+
+def laid_out(p: Program) -> tuple[Any, Any]:
+    """The block of constants, and the byte at which each lies."""
+    constants = place_constants(p)
+    return constants.block(), constants.offsets
 
 
 def stored(p: Program, name: str) -> Any:
     """The bytes of a constant as the program's block holds them, as its dtype."""
-    block, offsets = lay_out_constants(p)
+    block, offsets = laid_out(p)
     v = next(v for v in offsets if v.name == name)
     at = offsets[v]
     n = int(np.prod([int(str(d)) for d in v.type.physical])) * v.type.dtype.bytes
@@ -100,7 +107,7 @@ def test_equal_constants_are_stored_once_and_aligned() -> None:
         {"a": w, "b": w.copy(), "c": w + 1, "unread": w + 2},
         level=0,
     )
-    block, offsets = lay_out_constants(p)
+    block, offsets = laid_out(p)
     by = {v.name: o for v, o in offsets.items()}
     assert by["a"] == by["b"] != by["c"] and "unread" not in by
     assert block.nbytes == 2 * 192 and block.ctypes.data % ALIGN == 0 and all(o % ALIGN == 0 for o in by.values())
@@ -113,7 +120,7 @@ def test_one_array_in_two_layouts_is_stored_twice() -> None:
         "def g(x: f32[4, 16], y: f32[16, 16], *, w: f32[16, 16]):\n    return matmul(x, w), add(y, w)",
         {"w": w[:, ::-1].copy()},
     )
-    assert len(set(lay_out_constants(p)[1].values())) == 2
+    assert len(set(laid_out(p)[1].values())) == 2
 
 
 def test_a_view_of_a_constant_is_its_bytes() -> None:
@@ -159,14 +166,15 @@ def test_places_of_arguments() -> None:
         {"w": np.ones(40, "f4")},
         0,
     )
-    _, offsets = lay_out_constants(p)
+    _, offsets = laid_out(p)
     made = Linker(p, {s.text: "k_" + s.kernel.name for s in p.steps}, offsets).entry()
     by = {c.symbol: c for c in made}
-    assert by["k_add"].args[:2] == (Place("buffer", 0, nbytes=640), Place("constant", 0))
+    assert by["k_add"].args[:2] == (MemoryRef("buffer", 0, nbytes=640), MemoryRef("constant", 0))
     assert {a.space for a in by["k_mul"].args} == {"arena", "buffer"}
     copy = by["k_pack"]
     assert (
-        copy.args == (Place("buffer", 1, nbytes=640), Place("buffer", 2, nbytes=640)) and copy.writes == copy.args[1:]
+        copy.args == (MemoryRef("buffer", 1, nbytes=640), MemoryRef("buffer", 2, nbytes=640))
+        and copy.writes == copy.args[1:]
     )  # inputs first, then outputs
     assert all(p.offset % ALIGN == 0 and p.nbytes == 640 for c in made for p in c.args if p.space == "arena")
 
@@ -182,7 +190,7 @@ def test_dims_are_passed_by_position() -> None:
 def test_shape_of() -> None:
     n = dim("N")
     t = TensorType(from_numpy(np.dtype("f4")), (n * 2 + 1, 4), parse_layout("1 0"))
-    assert shape_of(t, {n: const(3)}) == (7, 4)
+    assert concrete_shape(t, {n: const(3)}) == (7, 4)
 
 
 def test_kernels_that_fail_their_check_do_not_enter_the_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +200,7 @@ def test_kernels_that_fail_their_check_do_not_enter_the_cache(tmp_path: Any, mon
         raise dnnc.AccuracyError("wrong")
 
     with monkeypatch.context() as m:
-        m.setattr("dnnc.cpu_build.check_kernel", refuse)
+        m.setattr("dnnc.backends.llvm.build.check_kernel", refuse)
         with pytest.raises(dnnc.AccuracyError):
             dnnc.compile(g, cache=tmp_path)
     cache = KernelCache(tmp_path)

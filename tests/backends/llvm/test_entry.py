@@ -11,22 +11,26 @@ import pytest
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.entry import barriers, entry_text, stamp_places, timed_entry_text
 from dnnc.backends.runtime.frames import Frame, aligned_empty, runtime
-from dnnc.backends.runtime.program import Call, Place
+from dnnc.backends.runtime.program import Call, MemoryRef
 
-IN, OUT, W = Place("buffer", 0), Place("buffer", 1), Place("constant", 128)
+IN, OUT, W = MemoryRef("buffer", 0), MemoryRef("buffer", 1), MemoryRef("constant", 128)
 A, B, C = (
-    Place("arena", 0, 0, 256),
-    Place("arena", 1, 256, 256),
-    Place("arena", 2, 192, 128),
+    MemoryRef("arena", 0, 0, 256),
+    MemoryRef("arena", 1, 256, 256),
+    MemoryRef("arena", 2, 192, 128),
 )  # C lies in the end of A and the start of B
-SA, SB = Place("arena", 0), Place("arena", 1)  # of a symbolic plan
+SA, SB = MemoryRef("arena", 0), MemoryRef("arena", 1)  # of a symbolic plan
 LA, LB, LC = (
-    Place("arena", k, life=life) for k, life in enumerate([(0, 2), (1, 3), (3, 4)])
+    MemoryRef("arena", k, life=life) for k, life in enumerate([(0, 2), (1, 3), (3, 4)])
 )  # whose slots are their own at these steps
 
 
 def call(
-    reads: list[Place], writes: list[Place], parallel: bool = True, name: str = "k_a", dims: tuple[int, ...] = ()
+    reads: list[MemoryRef],
+    writes: list[MemoryRef],
+    parallel: bool = True,
+    name: str = "k_a",
+    dims: tuple[int, ...] = (),
 ) -> Call:
     return Call(name, (*reads, *(w for w in writes if w not in reads)), tuple(writes), dims, parallel)
 
@@ -38,7 +42,7 @@ CASES: dict[str, tuple[list[Call], list[bool]]] = {
     "write after write": ([call([IN], [A]), call([IN], [C])], [False, True]),
     "independent kernels": ([call([IN], [A]), call([IN], [B]), call([IN, W], [OUT])], [False, False, False]),
     "one barrier serves both": (
-        [call([IN], [A]), call([IN], [B]), call([A], [OUT]), call([B], [Place("buffer", 2)])],
+        [call([IN], [A]), call([IN], [B]), call([A], [OUT]), call([B], [MemoryRef("buffer", 2)])],
         [False, False, True, False],
     ),
     "what came before a barrier is forgotten": (
@@ -94,7 +98,7 @@ def test_barriers(name: str) -> None:
         (LA, SB, True),
     ],
 )
-def test_places_that_meet(a: Place, b: Place, meet: bool) -> None:
+def test_places_that_meet(a: MemoryRef, b: MemoryRef, meet: bool) -> None:
     assert a.meets(b) is b.meets(a) is meet
 
 
@@ -126,7 +130,7 @@ def test_run() -> None:
     """A constant goes through the arena at a symbolic offset to the output; a serial kernel is run by thread 0
     alone.
     """
-    count, out = Place("buffer", 0), Place("buffer", 1)
+    count, out = MemoryRef("buffer", 0), MemoryRef("buffer", 1)
     calls = [
         call([W], [SA], False, "k_store", (0,)),
         call([SA], [out], False, "k_store", (1,)),
@@ -153,7 +157,7 @@ def test_run() -> None:
 
 
 def test_stamps_share_a_place_where_no_barrier_is() -> None:
-    calls = [call([IN], [A]), call([IN], [B]), call([A], [OUT]), call([B], [Place("buffer", 2)])]
+    calls = [call([IN], [A]), call([IN], [B]), call([A], [OUT]), call([B], [MemoryRef("buffer", 2)])]
     assert barriers(calls) == [False, False, True, False]
     assert stamp_places(calls) == [(0, 1), (1, 2), (3, 4), (4, 5)]
 

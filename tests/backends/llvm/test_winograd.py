@@ -13,8 +13,8 @@ import pytest
 from kernels import TARGET
 
 import dnnc
+from dnnc.backends.check import unpack
 from dnnc.backends.llvm.emit import emit_kernel
-from dnnc.backends.llvm.gate import unpack
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.templates.winograd import LOCAL
 from dnnc.backends.runtime.link import pack

@@ -15,10 +15,8 @@ import dnnc
 import dnnc.array as xp
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.autotune.search.task import Setting, extract
-from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.cpu_build import make_program
-from dnnc.device_driver import compile_for_device
+from dnnc.backends.registry import open_backend
+from dnnc.compile_program import schedule
 from dnnc.frontends.trace import Spec, trace
 from dnnc.ir import te
 from dnnc.ir.dtype import f32, f64, i64
@@ -31,7 +29,7 @@ from dnnc.ir.op import require
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.tools.interpreted import interpreted_machine
+from support.devices import compile_interpreted
 
 RNG = np.random.default_rng(51)
 X = RNG.standard_normal((12, 40), np.float32)
@@ -120,9 +118,7 @@ def both(fn: Callable[..., Any], *args: Any) -> list[Any]:
     """The results of a program on the CPU and of one on the interpreted device, of which there is one kernel."""
     graph = trace(fn, *args)
     names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
-    gpu = compile_for_device(
-        graph.copy(), names, CompileOptions(target="cuda"), KernelCache(None), interpreted_machine()
-    )
+    gpu = compile_interpreted(graph.copy(), names)
     cpu = dnnc.compile(graph, threads=1, cache=False)
     assert len(cpu.report.programs[0].kernels) == 1 and gpu.source("cuda").count("__global__") == 1
     return [np.asarray(f(*args)) for f in (cpu, gpu)]
@@ -317,7 +313,8 @@ def test_saved_models_hold_definitions(tmp_path: Path, code: bool) -> None:
 
 def test_tuned_like_others(tmp_path: Path) -> None:
     """A task is text, which other processes read."""
-    program = make_program(trace(lambda x: LEAKY(x) + 1, X), parse_target("llvm", 1), CompileOptions(threads=1))
+    options = CompileOptions(threads=1)
+    program = schedule(trace(lambda x: LEAKY(x) + 1, X), open_backend("llvm", 1), options)
     ((task, _),) = extract(program, Setting("llvm"))
     _, group, problem = task.rebuilt
     assert problem.kind == "map" and [n.op.name.partition("_")[0] for n in group.nodes] == ["leaky", "add"]

@@ -14,14 +14,15 @@ from array_samples import sample
 
 import dnnc
 import dnnc.array as xp
-from dnnc import device_driver
 from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
+from dnnc.backends.cuda import backend as cuda_backend
 from dnnc.backends.cuda import target as cuda_target
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedBackend, InterpretedDevice
 from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.registry import BACKENDS, open_backend
 from dnnc.ir.errors import InputError, TargetError
-from dnnc.options import make_options
-from dnnc.tools.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
+from dnnc.ir.target import Target
 
 GPU, OTHER = "cuda:0", "cuda:1"
 
@@ -32,6 +33,23 @@ def clear() -> None:
     PROGRAMS_MADE.made.clear()
 
 
+class TwoDevices(InterpretedBackend):
+    """`cuda:0` and `cuda:1` are interpreters."""
+
+    made: list[InterpretedDevice]
+
+    @classmethod
+    def of(cls, made: list[InterpretedDevice]) -> type[TwoDevices]:
+        return type("Two", (cls,), {"made": made})
+
+    def __init__(self, target: Target, threads: int | None = None) -> None:
+        super().__init__(target, threads, self.made[target.device])
+
+    @classmethod
+    def device_problem(cls, number: int) -> str:
+        return "" if number < 2 else "there are two"
+
+
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[list[InterpretedDevice]]:
     """Two devices, which are interpreters."""
@@ -39,12 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[list[Int
     made = [InterpretedDevice(), InterpretedDevice()]
     for k, d in enumerate(made):
         d.number = k
-    monkeypatch.setattr(
-        device_driver,
-        "cuda_machine",
-        lambda opts: interpreted_machine(made[int(str(opts.target).partition(":")[2] or 0)]),
-    )
-    monkeypatch.setattr(cuda_target, "ask_device", lambda k=0: GpuTarget() if k < 2 else None)
+    monkeypatch.setitem(BACKENDS, "cuda", TwoDevices.of(made))
     clear()
     yield made
     clear()
@@ -178,7 +191,7 @@ def test_another_process_finds_plans_and_kernels(monkeypatch: pytest.MonkeyPatch
     for f in (lambda v: abs(v) + 1, lambda v: v @ v):
         run(f)
     monkeypatch.setattr(
-        "dnnc.tools.interpreted.TextCompiler.compile", lambda *_: pytest.fail("its code is in the cache")
+        "dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("its code is in the cache")
     )
     monkeypatch.setattr(
         "dnnc.passes.planning.program._scheduled", lambda *_: pytest.fail("its schedule is in the cache")
@@ -391,11 +404,12 @@ def test_the_driver_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes a millisecond or two, which no call should."""
     monkeypatch.undo()
     asked: list[int] = []
-    monkeypatch.setattr(cuda_target, "ask_device", lambda k=0: asked.append(k) or GpuTarget())
-    monkeypatch.setattr(device_driver, "open_device", lambda k: InterpretedDevice())
-    made = device_driver.cuda_machine(make_options({"target": "cuda"}))
+    for module in (cuda_target, cuda_backend):
+        monkeypatch.setattr(module, "ask_device", lambda k=0: asked.append(k) or GpuTarget())
+    monkeypatch.setattr(cuda_backend, "open_device", lambda k: InterpretedDevice())
+    backend = open_backend("cuda")
     before = len(asked)
-    assert len({made.device() for _ in range(3)}) == 1 and len(asked) == before + 1
+    assert len({backend.device() for _ in range(3)}) == 1 and len(asked) == before + 1
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:

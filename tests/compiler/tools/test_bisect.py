@@ -246,7 +246,7 @@ def test_the_command_on_a_broken_kernel(
 ) -> None:
     break_kernels(monkeypatch, "fmax(0.0, acc", "fmin(0.0, acc")
     code, _, err = verify(capsys, path)
-    assert code == 1 and err.startswith("AccuracyError: kernel ")  # the kernel gate
+    assert code == 1 and err.startswith("AccuracyError: kernel ")  # the kernel check
     code, out, _ = verify(capsys, path, "--bisect")
     assert code == 1 and "The first kernel that breaks it: kernel " in out
 

@@ -13,13 +13,14 @@ import pytest
 from onnx import TensorProto, helper
 
 import dnnc
-from dnnc.backends.llvm.ceilings import Ceilings, Level
+from dnnc.backends.base import Ceilings, Level, Samples, numbered
+from dnnc.backends.llvm.timing import Layout
 from dnnc.backends.runtime.frames import cpu_count
-from dnnc.backends.runtime.program import Call, Place
+from dnnc.backends.runtime.program import Call, MemoryRef
 from dnnc.ir.graph.text import parse
 from dnnc.report import KernelReport, MemoryReport, ProgramReport
 from dnnc.report.profile_tables import SHOWN_KERNELS, profile_tables
-from dnnc.tools.profile import Layout, Profile, Samples, kernel_time, summarize
+from dnnc.tools.profile import Profile, kernel_time, summarize
 from support.times import in_a_quiet_round, quiet
 
 RNG = np.random.default_rng(0)
@@ -63,7 +64,7 @@ def found(folder: Path) -> Profile:
 
 
 def call(reads: str, writes: str, parallel: bool = True) -> Call:
-    places = {name: Place("arena", k, 64 * k, 64) for k, name in enumerate("abcdef")}
+    places = {name: MemoryRef("arena", k, 64 * k, 64) for k, name in enumerate("abcdef")}
     return Call("k_" + writes, (places[reads], places[writes]), (places[writes],), (), parallel)
 
 
@@ -133,9 +134,15 @@ def test_medians_by_call_and_sums_by_kernel() -> None:
     )
     kernels = np.array([[1.0, 5.0, 3.0], [1.2, 5.2, 3.2], [9.0, 5.1, 3.1]])
     samples = Samples(
-        2, np.array([10.0, 11.0, 19.0]), np.array([0.5, 0.6, 0.7]), kernels, np.full((3, 3), 0.1), np.ones((3, 3))
+        numbered(calls),
+        2,
+        np.array([10.0, 11.0, 19.0]),
+        np.array([0.5, 0.6, 0.7]),
+        kernels,
+        np.full((3, 3), 0.1),
+        np.ones((3, 3)),
     )
-    p = summarize("m", "llvm", {}, calls, known, samples, LIMITS)
+    p = summarize("m", "llvm", {}, known, samples, LIMITS)
     assert [(k.symbol, k.calls) for k in p.kernels] == [("k_c", 1), ("k_b", 2)]
     assert (
         [k.seconds for k in p.kernels] == pytest.approx([5.1, 1.2 + 3.1])

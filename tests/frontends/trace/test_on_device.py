@@ -10,14 +10,14 @@ import pytest
 
 import dnnc
 import dnnc.array as xp
-from dnnc import device_driver
 from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.backends.cuda import target as cuda_target
+from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir import te
 from dnnc.ir.expr import maximum
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
+from support.devices import install
 
 GPU = "cuda:0"
 RNG = np.random.default_rng(71)
@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
 
     monkeypatch.setenv("DNNC_CACHE_DIR", str(tmp_path))
     device = InterpretedDevice()
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda opts: interpreted_machine(device))
+    install(monkeypatch, device)
     monkeypatch.setattr(cuda_target, "ask_device", lambda k=0: GpuTarget() if k == 0 else None)
     clear()
     yield

@@ -12,8 +12,6 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.sizes import Size, common, differ, same
-from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.device_driver import compile_for_device
 from dnnc.driver import open_dims
 from dnnc.frontends.trace import Spec, trace
 from dnnc.ir import te
@@ -21,7 +19,7 @@ from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.expr import dim
 from dnnc.ir.graph.interp import run
 from dnnc.options import CompileOptions
-from dnnc.tools.interpreted import interpreted_machine
+from support.devices import compile_interpreted
 
 RNG = np.random.default_rng(61)
 N, M = Size(dim("n")), Size(dim("m"))
@@ -131,9 +129,7 @@ def test_on_a_device() -> None:
         Spec(("n", 4)),
     )
     names = [v.name for v in g.inputs], [v.name for v in g.outputs]
-    f = compile_for_device(
-        g, names, open_dims(CompileOptions(target="cuda"), g), KernelCache(None), interpreted_machine()
-    )
+    f = compile_interpreted(g, names, open_dims(CompileOptions(target="cuda"), g))
     for n in (5, 2):
         x = RNG.standard_normal((n, 4)).astype(np.float32)
         for got, want in zip(f(x), (x / n + np.arange(n)[:, None], x[-1] - x[0])):

@@ -15,8 +15,6 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.lazy import placeholder
-from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.device_driver import compile_for_device
 from dnnc.frontends.trace import Spec, trace, vmap
 from dnnc.frontends.trace.batch_rules import Operand
 from dnnc.frontends.trace.batching import Batcher
@@ -29,8 +27,7 @@ from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
 from dnnc.ir.types import TensorType
-from dnnc.options import CompileOptions
-from dnnc.tools.interpreted import interpreted_machine
+from support.devices import compile_interpreted
 
 RNG = np.random.default_rng(41)
 ROWS = 3
@@ -85,7 +82,7 @@ def test_every_op_has_a_way_or_an_error(family: str) -> None:
 
 
 def test_expressions_with_one_more_axis_run_natively() -> None:
-    """What goes by its tensor expression, which the interpreter above does not look at: the kernel gate compares it
+    """What goes by its tensor expression, which the interpreter above does not look at: the kernel check compares it
     with the rows' reference.
     """
     x, w = RNG.standard_normal((3, 2, 4, 6, 6), np.float32), RNG.standard_normal((3, 5, 4, 3, 3), np.float32)
@@ -366,9 +363,7 @@ def test_on_a_device() -> None:
     x, n, w = X.astype(np.float32), np.array([0, 4, 2, 3, 1]), W.astype(np.float32)
     g = trace(vmap(f, (0, 0, None)), x, n, w)
     names = [v.name for v in g.inputs], [v.name for v in g.outputs]
-    y, total = compile_for_device(g, names, CompileOptions(target="cuda"), KernelCache(None), interpreted_machine())(
-        x, n, w
-    )
+    y, total = compile_interpreted(g, names)(x, n, w)
     np.testing.assert_allclose(y, np.tanh(x @ w), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(total, [v[:k].sum() for v, k in zip(x, n)], rtol=1e-5, atol=1e-6)
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc import device_driver
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -19,8 +18,8 @@ from dnnc.ir.tolerances import bound
 from dnnc.passes.analysis.rows import Rows, find_numbers, rows_of
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.planning.fuse import plan_fusion
-from dnnc.tools.interpreted import interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
+from support.devices import install
 from support.random_rows import random_rows
 
 SPREAD = """def g(a: f32[{n}, {m}]):
@@ -95,7 +94,7 @@ def groups(g: Graph) -> list[str]:
 def _device() -> Iterator[None]:
     """`target="cuda"` is the interpreter here."""
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine())
+        install(m)
         yield
 
 
@@ -110,7 +109,7 @@ def check(text: str, target: str, seed: int = 0, numerics: str = "standard") -> 
     for a, b in zip(got if isinstance(got, tuple) else (got,), want, strict=True):
         assert a.shape == b.shape
         assert np.abs(a - b).max() <= bound(g.outputs[0].type.dtype, 1000, np.append(b, 1.0))
-    return len(f.programs[0].program.steps)
+    return len(f.programs[0].scheduled.steps)
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------

@@ -62,6 +62,6 @@ def test_in_place_results_are_right() -> None:
     xs = [rng.standard_normal([int(str(d)) for d in v.type.shape]).astype(np.float32) for v in g.inputs]
     for got, want in zip(f(*xs), run(g, xs, "float64"), strict=True):
         assert np.abs(got - want).max() < 1e-3
-    kernels = [s.kernel for s in f.programs[0].program.steps]
-    assert f.programs[0].program.memory.inplace
+    kernels = [s.kernel for s in f.programs[0].scheduled.steps]
+    assert f.programs[0].scheduled.memory.inplace
     assert any(k.name == "add_relu" and len(k.entry.buffers) == 2 for k in kernels)

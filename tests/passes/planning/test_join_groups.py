@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc import device_driver
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.tolerances import bound
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
-from dnnc.tools.interpreted import interpreted_machine
+from support.devices import install
 from support.random_rows import random_rows
 
 ADAM = """
@@ -125,7 +124,7 @@ def g(x: f32[32, 32], w: f32[32, 32]):
 @pytest.fixture(autouse=True)
 def _device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`target="cuda"` is the interpreter here."""
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine())
+    install(monkeypatch)
     yield
 
 
@@ -154,7 +153,7 @@ def check(g: Graph, target: str, seed: int = 0, **options: object) -> int:
     for v, a, want in zip(g.outputs, got if isinstance(got, tuple) else (got,), wanted, strict=True):
         assert a.shape == want.shape and a.dtype == v.type.dtype.numpy
         assert np.abs(a.astype(np.float64) - want).max() <= bound(v.type.dtype, 1000, np.append(want, 1.0)), v.name
-    return sum(s.nest.name != "pack" for s in f.programs[0].program.kernels)
+    return sum(s.nest.name != "pack" for s in f.programs[0].scheduled.kernels)
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ def test_an_update_in_place(target: str, shape: str) -> None:
     plain = dnnc.compile(g.copy(), target=target, cache=False)(*(x.copy() for x in xs))
     f = dnnc.compile(g.copy(), target=target, cache=False, donate={"p": "p2", "m": "m2", "v": "v2"})
     got = f(*xs)
-    program = f.programs[0].program
+    program = f.programs[0].scheduled
     assert {y.name: x.name for y, x in program.memory.inplace.items()} == {"p2": "p", "m2": "m", "v2": "v"}
     (step,) = program.kernels
     assert len(step.params) == 5
@@ -246,7 +245,7 @@ def test_running_statistics_in_place(target: str) -> None:
     names = [v.name for v in g.outputs]
     f = dnnc.compile(g.copy(), target=target, cache=False, donate={"rm": names[1], "rv": names[2]})
     got = f(*xs)
-    assert len(f.programs[0].program.memory.inplace) == 2 and len(f.programs[0].program.steps) == 1
+    assert len(f.programs[0].scheduled.memory.inplace) == 2 and len(f.programs[0].scheduled.steps) == 1
     assert got[1] is xs[1] and got[2] is xs[2] and all(np.array_equal(a, b) for a, b in zip(got, plain))
 
 

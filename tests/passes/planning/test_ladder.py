@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc import cpu_build, device_driver
+from dnnc import compile_program
 from dnnc.backends.cuda import build as cuda_build
 from dnnc.backends.cuda import nvrtc
-from dnnc.backends.cuda.launch import Launch
+from dnnc.backends.cuda.interpreted import InterpretedDevice, TextCompiler
 from dnnc.backends.llvm import build as llvm_build
-from dnnc.backends.llvm import worker_pool
+from dnnc.backends.llvm import toolchain, worker_pool
+from dnnc.backends.runtime.device import Launch
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import DnncError, InternalError
 from dnnc.ir.expr import const
@@ -27,8 +28,8 @@ from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Kernel, Store, map_stmt
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.loops.verify import MAX_STATEMENTS
 from dnnc.passes.schedule.problem import Problem, Template
-from dnnc.tools.interpreted import InterpretedDevice, TextCompiler, interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
+from support.devices import install
 
 NET = """
 def net(x: f32[6, 20], w: f32[20, 16], b: f32[16]):
@@ -108,8 +109,7 @@ class Planted:
         self.target, self.patch = target, monkeypatch
         monkeypatch.delenv("DNNC_STRICT")
         self.bad: Callable[[str], bool] = lambda text: False
-        monkeypatch.setattr(cpu_build, "choose_of", lambda *args, **kwargs: first_offered)
-        monkeypatch.setattr(device_driver, "choose_of", lambda *args, **kwargs: first_offered)
+        monkeypatch.setattr(compile_program, "choose_of", lambda *args, **kwargs: first_offered)
         emit = llvm_build.emit_kernel
 
         def emit_kernel(kernel: Kernel, name: str, features: Any) -> str:
@@ -128,15 +128,9 @@ class Planted:
 
     def template(self, template: Template | None) -> None:
         own = [template] if template is not None else []
-        made = cpu_build.templates
-        self.patch.setattr(cpu_build, "templates", lambda *args: [*own, *made(*args)])
-        device = InterpretedDevice()
-
-        def machine(options: Any) -> device_driver.Machine:
-            m = interpreted_machine(device)
-            return device_driver.Machine(m.target, self.compiler, [*own, *m.templates], m.device, m.present)
-
-        self.patch.setattr(device_driver, "cuda_machine", machine)
+        usual = toolchain.templates
+        self.patch.setattr(toolchain, "templates", lambda *args: [*own, *usual(*args)])
+        install(self.patch, InterpretedDevice(), templates=own, compiler=self.compiler)
 
     def compile(self, graph: Graph, **options: Any) -> Any:
         return dnnc.compile(graph.copy(), **{"target": self.target, "cache": False, "threads": 1, **options})
@@ -232,7 +226,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], bool]) -> None:
         if bad(step.text):
             raise dnnc.ir.errors.AccuracyError("planted")
 
-    monkeypatch.setattr(cpu_build, "check_kernel", check_kernel)
+    monkeypatch.setattr(llvm_build, "check_kernel", check_kernel)
     monkeypatch.setattr(cuda_build, "check_kernel", check_kernel)
 
 
@@ -279,13 +273,7 @@ def test_a_kernel_that_nvrtc_takes_too_long_for(monkeypatch: pytest.MonkeyPatch)
         long = f'extern "C" __global__ void slow(float* p) {{ float a = p[0], b = p[1]; {slow} p[0] = a + b; }}\n'
         return text + long if MARK in show_kernel(kernel) else text
 
-    def machine(options: Any) -> device_driver.Machine:
-        m = interpreted_machine(present=False)
-        return device_driver.Machine(
-            m.target, cuda_build.NvrtcCompiler(1), [planted(FAULTS["no code"]), *m.templates], m.device, m.present
-        )
-
-    monkeypatch.setattr(device_driver, "cuda_machine", machine)
+    install(monkeypatch, present=False, templates=[planted(FAULTS["no code"])], compiler=cuda_build.NvrtcCompiler(1))
     monkeypatch.setattr(cuda_build, "emit_kernel", emit_kernel)
     monkeypatch.setattr(nvrtc, "PATIENCE", 1.0)
     g = graph_of("def net(x: f32[6, 20]):\n    return exp(x)")

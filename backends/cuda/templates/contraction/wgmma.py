@@ -193,7 +193,7 @@ def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: floa
     part of the steps that is not filled up with zeros.
     """
     batch, m, n, k = sizes
-    tiles, at_once, pieces = _tiles(batch, m, n, t), _at_once(t), t.bm * t.bn / 4096
+    tiles, in_place, pieces = _tiles(batch, m, n, t), _at_once(t), t.bm * t.bn / 4096
     steps = -(-k // STEP) // t.split
     step = max(t.bm * t.bn * STEP / PRODUCTS, t.stage_bytes * filled / BYTES)
     waiting = LATENCY / max(t.stages - 1, 1) if steps > t.stages else 0  # for the stage that was given back last
@@ -202,9 +202,9 @@ def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: floa
         alone += SHARE + t.bm * t.bn * 4 / PEER_BYTES
     ends = ISSUE * (PLAIN + work) * pieces * (1 + HIDDEN / (t.resident * t.consumers))
     busiest = max(steps * step, ends)
-    waves, rest = divmod(tiles, at_once)
+    waves, rest = divmod(tiles, in_place)
     cycles = waves * max(alone, t.resident * busiest)
-    return cycles + (max(alone, -(-rest * t.resident // at_once) * busiest) if rest else 0)
+    return cycles + (max(alone, -(-rest * t.resident // in_place) * busiest) if rest else 0)
 
 
 # --- reading the nest -------------------------------------------------------------------------------------------------

@@ -251,8 +251,8 @@ def cost(form: Form, p: Plan, target: GpuTarget) -> float:
     for w in ways:
         total += w.cycles(p.rows, p.warps) + (MEETING + p.blocks * p.warps if p.blocks > 1 else BARRIER) + ELEMENTWISE
     groups = -(-form.batch // p.rows)
-    at_once = max(int(target.sms * SPLITS[p.blocks]) // p.blocks, 1)
-    return total * -(-groups // at_once)
+    in_place = max(int(target.sms * SPLITS[p.blocks]) // p.blocks, 1)
+    return total * -(-groups // in_place)
 
 
 def stored_as(matrix: Expr) -> DType:

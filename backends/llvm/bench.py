@@ -1,8 +1,7 @@
 """Times kernels on this machine's CPU, as a model runs them: called by the threads of the pool, a barrier after each,
 weights cold.
 
-In: tasks and their kernels' objects. Out: seconds of a call. It runs in a process of its own (`worker`), for a kernel
-may end it.
+In: tasks and their kernels' objects. Out: seconds of a call. It runs in a process of its own, for a kernel may end it.
 
 A run is one dispatch of the pool: an entry function, whose text is here, calls the kernel many times. Thread 0 reads
 the clock after each barrier, so that the times of single calls are known and neither Python nor the dispatch is in
@@ -18,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.autotune.runners.machine import Built, CpuMachine
-from dnnc.autotune.runners.operands import COLD, WARM, Noise, Operands, Rotation
-from dnnc.autotune.search.task import Task
+from dnnc.backends.base import Built
+from dnnc.backends.check import FILL, RED_ZONE
+from dnnc.backends.check_cost import MAX_STEPS, unchecked
+from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.entry import FLUSH, can_flush, tick_counter
-from dnnc.backends.llvm.features import last_level_cache
-from dnnc.backends.llvm.gate import FILL, RED_ZONE, check_kernel
-from dnnc.backends.llvm.gate_work import MAX_STEPS, unchecked
+from dnnc.backends.llvm.features import CpuTarget, last_level_cache
 from dnnc.backends.runtime.frames import ALIGN, FRAME_BARRIER, FRAME_STATUS, Frame, aligned_empty, runtime
+from dnnc.backends.runtime.operands import COLD, WARM, Noise, Operands, Rotation, Workload
 from dnnc.ir.errors import AccuracyError
 from dnnc.ir.loops.stmt import stored
 from dnnc.ir.loops.text import parse_kernel
@@ -42,16 +41,16 @@ CALIBRATION_SECONDS = 0.02
 
 
 class CpuBench:
-    """Operands, kernels and the clock of one process. `machine`: for the number of threads."""
+    """Operands, kernels and the clock of one process. `target`: for the number of threads."""
 
-    def __init__(self, machine: CpuMachine) -> None:
-        self.machine = machine
+    def __init__(self, target: CpuTarget) -> None:
+        self.target = target
         self.cold_bytes = 2 * last_level_cache()
         self.noise = Noise()
         self._data_of = lru_cache(KEPT)(lambda task: _Data(task, self))
         self.tick = _seconds_of_a_tick()
 
-    def load(self, task: Task, built: Built) -> CpuKernel:
+    def load(self, task: Workload, built: Built) -> CpuKernel:
         """Make a kernel ready. InternalError where its code cannot be linked."""
         return CpuKernel(self, self._data_of(task), built)
 
@@ -59,7 +58,7 @@ class CpuBench:
 class _Data:
     """The operands of a task in memory, with zones around those that kernels may not touch."""
 
-    def __init__(self, task: Task, bench: CpuBench) -> None:
+    def __init__(self, task: Workload, bench: CpuBench) -> None:
         self.operands = Operands(task)
         each = self.operands.each
         self.rotation = Rotation.over(self.operands, bench.cold_bytes, MOST_SETS, ALIGN)
@@ -112,7 +111,7 @@ class CpuKernel:
 
     def __init__(self, bench: CpuBench, data: _Data, built: Built) -> None:
         self.bench, self.data, self.symbol = bench, data, built.symbol
-        target = bench.machine.target
+        target = bench.target
         count = len(data.operands.each)
         entry = _entry(built.symbol, count, bool(built.facts["parallel"]), target.cpu, target.features)
         self.loaded = load_objects([entry, built.code])
@@ -126,7 +125,7 @@ class CpuKernel:
     def run(self, calls: int) -> Array:
         """Seconds of so many calls, one after the other."""
         self.numbers[:] = calls, self.data.rotation.sets, self.data.next
-        threads = self.bench.machine.target.threads
+        threads = self.bench.target.threads
         runtime().launch(self.entry, self.frame.address, self.pointers.ctypes.data, self.numbers.ctypes.data, threads)
         self.data.next = (self.data.next + calls) % self.data.rotation.sets
         return np.diff(self.stamps[: calls + 1]) * self.bench.tick

@@ -1,7 +1,7 @@
 """What a kernel is measured on: its operands as a model's call finds them, activations just written, weights not seen
 since the last call.
 
-In: a Task. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn from
+In: a workload. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn from
 [-1, 1): zeros would let a GPU run faster than it does on numbers. Indices lie within their axes.
 """
 
@@ -11,23 +11,31 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from dnnc.autotune.search.task import Task
-from dnnc.backends.llvm.gate import calmed, draw, index_limits
+from dnnc.backends.check import calmed, draw, index_limits
 from dnnc.backends.runtime.link import pack
 from dnnc.ir.dtype import DType
-from dnnc.ir.graph import Value
+from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Kernel
+from dnnc.passes.planning.fuse import Group
 from dnnc.passes.planning.program import Scheduled, Step
-from dnnc.passes.schedule.problem import Choice
+from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.passes.schedule.step import NAIVE
 
 Array = np.ndarray[Any, Any]
 WARM, COLD, OUTPUT = "warm", "cold", "output"
+HELD = 3  # workloads whose operands the process of a device keeps in memory
 PERIOD = 65521  # random numbers until they repeat, a prime so that no stride meets a period
+
+
+class Workload(Protocol):
+    """A kernel to be measured: its graph, its group, and its problem."""
+
+    @property
+    def rebuilt(self) -> tuple[Graph, Group, Problem]: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Operand:
 class Operands:
     """Those of one task, in the order of the kernel's parameters."""
 
-    task: Task
+    task: Workload
 
     @cached_property
     def each(self) -> tuple[Operand, ...]:

@@ -1,5 +1,5 @@
-"""The kernel gate on a device: a kernel's function on random inputs, compared with float64 NumPy as
-`dnnc.backends.llvm.gate` says.
+"""The kernel check on a device: a kernel's function on random inputs, compared with float64 NumPy as
+`dnnc.backends.check` says.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnnc.backends.check import RED_ZONE, check_run, run_bytes
 from dnnc.backends.cuda.library import CallFunction, workspace_bytes
-from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, STATUS_BYTES, Device
-from dnnc.backends.llvm.gate import RED_ZONE, check_run, run_bytes
+from dnnc.backends.runtime.device import ALIGN, DEFAULT_STREAM, STATUS_BYTES, Device
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Value
 from dnnc.passes.planning.program import Step
 
 if TYPE_CHECKING:
-    from dnnc.backends.cuda.launch import Launch
+    from dnnc.backends.runtime.device import Launch
 
 Array = np.ndarray[Any, Any]
 MAX_STEPS = 1 << 44  # statements in a run of a kernel, some seconds of a GPU
@@ -30,12 +30,26 @@ def check_kernel(graph: Graph, step: Step, device: Device, function: Any, launch
         return
 
     def run(inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]) -> list[Array]:
-        def execute(buffers: Mapping[Value, Array], zones: Mapping[Value, Array]) -> tuple[int, int, int]:
-            return run_once(step, device, function, launch, {**buffers, **zones}, zones, dims)
-
-        return run_bytes(step, inputs, env, execute)
+        return run_kernel(step, device, function, launch, inputs, dims, env)
 
     check_run(graph, step, run, seed, MAX_STEPS)
+
+
+def run_kernel(
+    step: Step,
+    device: Device,
+    function: Any,
+    launch: Launch,
+    inputs: Mapping[Value, Array],
+    dims: Mapping[Var, int],
+    env: Mapping[Expr, Expr],
+) -> list[Array]:
+    """The kernel's outputs in logical order."""
+
+    def execute(buffers: Mapping[Value, Array], zones: Mapping[Value, Array]) -> tuple[int, int, int]:
+        return run_once(step, device, function, launch, {**buffers, **zones}, zones, dims)
+
+    return run_bytes(step, inputs, env, execute)
 
 
 def run_once(

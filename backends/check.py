@@ -1,4 +1,4 @@
-"""The kernel gate: every generated kernel is compared with float64 NumPy before it is first used.
+"""The kernel check: every generated kernel is compared with float64 NumPy before it is first used.
 
 The group that a kernel was made for is evaluated by the ops' references, in float64, at sampled outputs (corners, both
 ends of each axis, random points), on random inputs; the kernel runs natively on the same inputs in its own layouts,
@@ -9,7 +9,6 @@ of the store; outputs that do not meet it are judged by what rounding can reach 
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.llvm.gate_work import MAX_STEPS, sampled, unchecked
-from dnnc.backends.llvm.native import shape_of
+from dnnc.backends.check_cost import MAX_STEPS, sampled, unchecked
 from dnnc.backends.reachable import POOL, Sample, bounds, errors, judge, reference
-from dnnc.backends.runtime.frames import Frame, aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
 from dnnc.backends.runtime.link import pack
 from dnnc.ir.errors import AccuracyError, InputError, locations
 from dnnc.ir.expr import Expr, Var, const, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.shapes import specialise
+from dnnc.ir.shapes import concrete_shape, specialise
 from dnnc.ir.tolerances import EPS
 from dnnc.ir.types import Layout, TensorType
 from dnnc.passes.analysis.kinds import kind_of
@@ -52,16 +50,15 @@ Execute = Callable[
 ]  # bytes of values, zones of those that are written -> status
 
 
-def check_kernel(graph: Graph, step: Step, address: int, seed: int = 0) -> None:
-    """Run the kernel at `address` on random inputs. AccuracyError names the kernel, its nodes, the worst element and
-    the bound.
-    """
-    check_run(graph, step, lambda inputs, dims, env: run_native(step, address, inputs, dims, env), seed)
-
-
 def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX_STEPS) -> None:
-    """The same for any way to run a kernel, which gives its outputs in logical order. `most`: statements that a check
-    may run.
+    """Run a kernel on random inputs. AccuracyError names the kernel, its nodes, the worst element and the bound.
+
+    Args:
+        graph: which the step belongs to.
+        step: its call.
+        run: runs the kernel; gives its outputs in logical order.
+        seed: of the inputs.
+        most: statements that a check may run.
     """
     rng = np.random.default_rng(seed)
     dims = sample_dims(graph, step)
@@ -97,7 +94,7 @@ class _Probe:
         step: Step, v: Value, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], rng: np.random.Generator
     ) -> _Probe:
         nodes = needed(step.group.nodes, v)
-        shape = shape_of(v.type, env)
+        shape = concrete_shape(v.type, env)
         k = max(reduction_length(nodes, env), most_updates(step, inputs, env))
         axis = 1 if any(n.op.name == "conv" for n in nodes) and len(shape) > 1 else -1
         return _Probe(v, sample_points(rng, shape, axis, sampled(POINTS, k)), k)
@@ -184,7 +181,7 @@ def draw(
     """
     t = v.type
     array = graph.constants.get(v)
-    shape = shape_of(t, env)
+    shape = concrete_shape(t, env)
     if array is not None and (
         array.size <= 4096 or not t.dtype.is_float or all("movement" in n.op.traits for n, _ in v.uses)
     ):
@@ -244,8 +241,8 @@ def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, i
         if n.op.name == "one_hot":
             tops.append(int(n.attrs["depth"]))
         else:
-            x = shape_of(n.inputs[0].type, env)  # type: ignore[union-attr]
-            out = shape_of(n.outputs[0].type, env)
+            x = concrete_shape(n.inputs[0].type, env)  # type: ignore[union-attr]
+            out = concrete_shape(n.outputs[0].type, env)
             steps = n.attrs.get("steps") or (1,) * len(x)
             room = (
                 [d - (e - 1) * by for d, e, by in zip(x, out, steps)]
@@ -280,7 +277,7 @@ def most_updates(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, E
             continue
         at = n.inputs[1]
         assert at is not None
-        shape = shape_of(at.type, env)
+        shape = concrete_shape(at.type, env)
         if 0 in shape:
             continue
         tuples = n.op.name == "scatter_nd"
@@ -293,9 +290,9 @@ def most_updates(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, E
             else inputs[at].swapaxes(0, n.attrs["axis"]).reshape(shape[n.attrs["axis"]], -1)[:, :1]
         )
         size = (
-            [*addressed(n, shape_of(n.outputs[0].type, env))]
+            [*addressed(n, concrete_shape(n.outputs[0].type, env))]
             if tuples
-            else [shape_of(n.outputs[0].type, env)[n.attrs["axis"]]]
+            else [concrete_shape(n.outputs[0].type, env)[n.attrs["axis"]]]
         )
         most = max(
             most,
@@ -310,30 +307,6 @@ def indices_fit(step: Step) -> bool:
     sources = [v.node for n in used if (v := n.inputs[INDICES[n.op.name][0]]) is not None]
     direct = not any(m is n for m in sources for n in step.group.nodes)
     return direct and all(s > 0 for n in used for s in n.attrs.get("steps") or ())
-
-
-def run_native(
-    step: Step, address: int, inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]
-) -> list[Array]:
-    """The kernel's outputs in logical order, from two shares of its parallel loops, one after the other."""
-
-    def execute(buffers: Mapping[Value, Array], zones: Mapping[Value, Array]) -> tuple[int, int, int]:
-        frame = Frame(64)
-        scalars = [ctypes.c_int64(dims[d]) for d in step.dims]
-        pointers = [ctypes.c_void_p(buffers[v].ctypes.data) for v in step.params]
-        kinds = (
-            *[ctypes.c_int64] * len(scalars),
-            *[ctypes.c_void_p] * (len(pointers) + 1),
-            ctypes.c_int64,
-            ctypes.c_int64,
-        )
-        f = ctypes.CFUNCTYPE(None, *kinds)(address)
-        shares = 2 if step.parallel else 1
-        for tid in range(shares):
-            f(*scalars, *pointers, ctypes.c_void_p(frame.address), tid, shares)
-        return frame.status
-
-    return run_bytes(step, inputs, env, execute)
 
 
 def run_bytes(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], execute: Execute) -> list[Array]:
@@ -377,11 +350,11 @@ def _read(t: TensorType, data: Array, env: Mapping[Expr, Expr], step: Step) -> A
             f"kernel {step.kernel.name}{where} leaves {code} as a boolean, the float64 reference says 0 or 1"
         )
     raw = data.view(np.bool_ if t.dtype.kind == "b" else t.dtype.numpy).reshape(physical(t, env))
-    return unpack(raw, t, shape_of(t, env), step)
+    return unpack(raw, t, concrete_shape(t, env), step)
 
 
 def physical(t: TensorType, env: Mapping[Expr, Expr]) -> tuple[int, ...]:
-    shape = shape_of(t, env)
+    shape = concrete_shape(t, env)
     return shape if t.layout is None else tuple(int(d) for d in t.layout.shape(shape))  # type: ignore[arg-type]
 
 
@@ -489,7 +462,7 @@ def reduction_length(nodes: Sequence[Node], env: Mapping[Expr, Expr]) -> int:
     """
 
     def shape(v: Value | None) -> tuple[int, ...]:
-        return () if v is None else shape_of(v.type, env)
+        return () if v is None else concrete_shape(v.type, env)
 
     longest = 1
     for n in nodes:

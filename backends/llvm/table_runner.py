@@ -31,7 +31,7 @@ from dnnc.backends.llvm.compile import Loaded, cached_object, load_objects
 from dnnc.backends.llvm.entry import barriers
 from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_STATUS, has_threads
 from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.backends.runtime.program import Call, Place
+from dnnc.backends.runtime.program import Call, MemoryRef
 
 BARRIER, PARALLEL, CLAIMED = 1, 2, 4
 COUNTER = 8  # bits of the flags below the base that is the counter of a claimed kernel
@@ -226,7 +226,7 @@ def table_of(records: Sequence[Record], addresses: Mapping[str, int]) -> Table:
     return np.array([*words, 0], np.int64)
 
 
-def _based(p: Place) -> tuple[int, int]:
+def _based(p: MemoryRef) -> tuple[int, int]:
     if p.space == "buffer":
         return BUFFERS + p.number, p.inside
     return (CONSTANTS, p.number) if p.space == "constant" else (ARENA, p.offset)

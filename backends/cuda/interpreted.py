@@ -13,24 +13,27 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from dnnc import device_driver
-from dnnc.backends.cuda.launch import Launch
-from dnnc.backends.cuda.library import CallFunction, is_call
+from dnnc.backends.base import Built
+from dnnc.backends.cuda.backend import CudaBackend
+from dnnc.backends.cuda.build import Compiler
+from dnnc.backends.cuda.emit import launch_of
+from dnnc.backends.cuda.library import CallFunction, call_of, is_call
 from dnnc.backends.cuda.library_load import Handles, function_of
-from dnnc.backends.cuda.native import ALIGN, PARAMETER_ALIGN, STATUS_BYTES
-from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates import templates
-from dnnc.backends.cuda.templates.library import library_templates
-from dnnc.device_driver import Machine
-from dnnc.ir.errors import InternalError
+from dnnc.backends.cuda.target import DEFAULT_ARCH, FACTS, GpuTarget
+from dnnc.backends.registry import BACKENDS
+from dnnc.backends.runtime.codec import encode
+from dnnc.backends.runtime.device import ALIGN, PARAMETER_ALIGN, STATUS_BYTES, Device, Launch
+from dnnc.ir.errors import InternalError, TargetError
 from dnnc.ir.expr import Expr, Op, const, substitute, value
 from dnnc.ir.loops.interp import Interpreter
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.target import Target
 
 Array = np.ndarray[Any, Any]
 GAP = 1 << 20  # addresses between two allocations
@@ -311,13 +314,45 @@ class InterpretedDevice:
             raise InternalError("the host waits while work is recorded")
 
 
-def interpreted_machine(device: InterpretedDevice | None = None, present: bool = True, arch: str = "sm_90a") -> Machine:
-    """A machine whose device is an interpreter; with the schedules of a real one."""
-    target = GpuTarget(arch)
-    own = device or InterpretedDevice()
-    return Machine(target, TextCompiler(), (*templates(target), *library_templates()), lambda: own, present)
+class InterpretedBackend(CudaBackend):
+    """CUDA kernels by the operator-IR interpreter: the schedules of a real GPU, on a device that is always here."""
+
+    name = "cuda-interpreted"
+
+    def __init__(
+        self, target: Target, threads: int | None = None, device: InterpretedDevice | None = None, present: bool = True
+    ) -> None:
+        super().__init__(target, threads)
+        self.present = present
+        self._interpreter = device or InterpretedDevice()
+
+    def _parsed(self, target: Target) -> tuple[int, GpuTarget]:
+        arch = target.option("arch", DEFAULT_ARCH)
+        if arch not in FACTS:
+            raise TargetError(f"target={str(target)!r}: unknown architecture {arch}; there are {', '.join(FACTS)}")
+        return target.device, FACTS[arch]
+
+    def _device_here(self) -> GpuTarget:
+        return self.target
+
+    @cached_property
+    def compiler(self) -> Compiler:
+        return TextCompiler()
+
+    def _open(self) -> Device:
+        return self._interpreter
+
+    def compile_kernel(self, kernel: Kernel, symbol: str) -> Built:
+        params = [p.name for p in kernel.entry.params]
+        facts = {"launch": encode(launch_of(kernel)), "params": params, "overlaps": False}
+        call = call_of(kernel)
+        return super().compile_kernel(kernel, symbol) if call else Built(symbol, show_kernel(kernel).encode(), facts)
+
+    @classmethod
+    def availability(cls) -> dict[str, Any]:
+        return {"name": cls.name, "available": True, "reason": "", "what": "CUDA kernels in NumPy; slow"}
 
 
-def install() -> None:
-    """From now on CUDA targets of this process mean the interpreter, checks of kernels included."""
-    device_driver.cuda_machine = lambda options: interpreted_machine()
+def install(device: InterpretedDevice | None = None, present: bool = True) -> None:
+    """From now on CUDA targets of this process mean the interpreter, kernel checks included."""
+    BACKENDS["cuda"] = partial(InterpretedBackend, device=device, present=present)

@@ -18,18 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.autotune.runners.job_queue import HELD
-from dnnc.autotune.runners.machine import Built, GpuMachine
-from dnnc.autotune.runners.operands import COLD, OUTPUT, WARM, Noise, Operands, Rotation
-from dnnc.autotune.search.task import Task
-from dnnc.backends.cuda.gate import MAX_STEPS, check_kernel
-from dnnc.backends.cuda.launch import Launch
+from dnnc.backends.base import Built
+from dnnc.backends.check_cost import unchecked
+from dnnc.backends.cuda.check import MAX_STEPS, check_kernel
 from dnnc.backends.cuda.library import CallFunction, workspace_bytes
-from dnnc.backends.cuda.native import ALIGN, STATUS_BYTES, Device, Memory, Recorded
-from dnnc.backends.llvm.gate_work import unchecked
+from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.runtime import codec
+from dnnc.backends.runtime.device import ALIGN, STATUS_BYTES, Device, Launch, Memory, Recorded
+from dnnc.backends.runtime.operands import COLD, HELD, OUTPUT, WARM, Noise, Operands, Rotation, Workload
 from dnnc.ir.dtype import DType
-from dnnc.ir.errors import AccuracyError, TargetError
+from dnnc.ir.errors import AccuracyError
 from dnnc.ir.loops.text import parse_kernel
 from dnnc.passes.schedule.problem import Choice
 
@@ -48,21 +46,18 @@ FILL, ZONE = 0xCB, 256  # bytes between operands, which no kernel may touch
 
 
 class GpuBench:
-    """Operands, kernels and the clock of one device. `device`: the machine's by default; TargetError where it is not
-    there or another one.
-    """
+    """Operands, kernels and the clock of one device."""
 
-    def __init__(self, machine: GpuMachine, device: Device | None = None) -> None:
-        self.machine = machine
-        self.device = device or _device_of(machine)
-        self.cold_bytes = int(COLD_CACHES * machine.target.l2_bytes)
+    def __init__(self, target: GpuTarget, device: Device) -> None:
+        self.device = device
+        self.cold_bytes = int(COLD_CACHES * target.l2_bytes)
         self._noise = Noise(1)
         self._pools: dict[DType, tuple[Memory, int]] = {}
         self._data_of = lru_cache(HELD)(lambda task: _Data(task, self))
         self.queue = self.device.new_stream()
         self.stream = self.queue.address
 
-    def load(self, task: Task, built: Built) -> GpuKernel:
+    def load(self, task: Workload, built: Built) -> GpuKernel:
         """Make a kernel ready. TargetError where the device has no room or does not take the code."""
         return GpuKernel(self, self._data_of(task), built)
 
@@ -80,27 +75,12 @@ class GpuBench:
         return found[0]
 
 
-def _device_of(machine: GpuMachine) -> Device:
-    from dnnc.backends.cuda.device import open_device
-    from dnnc.backends.cuda.target import ask_device
-
-    device = open_device(machine.number)
-    found = ask_device(machine.number)
-    if found is None or found.arch != machine.target.arch:
-        has = found.arch if found else "gone"
-        raise TargetError(
-            f"{machine.text} cannot be measured on cuda:{machine.number}, which is {has}; give "
-            f"target='cuda:{machine.number}'"
-        )
-    return device
-
-
 class _Data:
     """The operands of a task on the device: the status, then warm operands and the output, zones around each; cold ones
     lie in pools.
     """
 
-    def __init__(self, task: Task, bench: GpuBench) -> None:
+    def __init__(self, task: Workload, bench: GpuBench) -> None:
         self.operands, self.bench = Operands(task), bench
         each = self.operands.each
         self.rotation = Rotation.over(self.operands, bench.cold_bytes, MOST_CALLS, ALIGN)

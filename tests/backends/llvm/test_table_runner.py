@@ -9,7 +9,7 @@ import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.llvm.launch_plan import (
+from dnnc.backends.llvm.table_runner import (
     BARRIER,
     CLAIMED,
     CONSTANTS,
@@ -26,7 +26,7 @@ from dnnc.backends.llvm.launch_plan import (
     table_of,
 )  # fmt: skip
 from dnnc.backends.runtime.frames import Frame, runtime
-from dnnc.backends.runtime.program import Call, Place
+from dnnc.backends.runtime.program import Call, MemoryRef
 
 
 def summing(count: int) -> Loaded:
@@ -72,18 +72,18 @@ def test_serial_kernels_run_once_and_parallel_ones_on_all_threads() -> None:
 
 
 def test_records_name_bases_and_barriers() -> None:
-    write, read = Place("arena", 0, 64, 32), Place("buffer", 1, nbytes=32)
-    first = Call("k_a", (Place("constant", 128), write), (write,), (), True)
+    write, read = MemoryRef("arena", 0, 64, 32), MemoryRef("buffer", 1, nbytes=32)
+    first = Call("k_a", (MemoryRef("constant", 128), write), (write,), (), True)
     second = Call("k_b", (write, read), (read,), (0,), True)
     a, b = records_of([first, second], buffers=2)
     assert a == Record("k_a", PARALLEL, (CONSTANTS, 128, 0, 64))
     assert b == Record("k_b", PARALLEL + 1, (4, 0, 0, 64, 3, 0))  # its size stands behind the two buffers
     assert can_run([first, second])
-    assert not can_run([Call("k_c", (Place("arena", 0),), (), (), False)])  # a place that only a call's sizes tell
+    assert not can_run([Call("k_c", (MemoryRef("arena", 0),), (), (), False)])  # a place that only a call's sizes tell
 
 
 def test_large_kernels_are_claimed_in_shares_unless_their_threads_meet() -> None:
-    small, large = Place("buffer", 0, nbytes=1 << 20), Place("buffer", 1, nbytes=LARGE)
+    small, large = MemoryRef("buffer", 0, nbytes=1 << 20), MemoryRef("buffer", 1, nbytes=LARGE)
     calls = [
         Call(f"k_{name}", (small, of), (of,), (0,), parallel)
         for name, of, parallel in (("a", large, True), ("b", small, True), ("c", large, False))

@@ -1,4 +1,4 @@
-"""The kernel gate: what is right passes, every planted bug is caught, and the message says where."""
+"""The kernel check: what is right passes, every planted bug is caught, and the message says where."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from kernels import TARGET, graphs, program
 from native_check import one_node
 
-from dnnc.backends.llvm import gate
+from dnnc.backends import check as gate
+from dnnc.backends.check import COLUMNS, POINTS, sample_points
+from dnnc.backends.check_cost import FEWEST, sampled, unchecked
+from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
-from dnnc.backends.llvm.gate import COLUMNS, POINTS, check_kernel, sample_points
-from dnnc.backends.llvm.gate_work import FEWEST, sampled, unchecked
 from dnnc.driver import compile
 from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.expr import Const, Expr, Load, Op, const, load, op, rebuild
@@ -219,7 +220,7 @@ def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 def test_what_is_zero_but_for_roundings_is_measured_by_what_is_summed(value: str, numerics: str) -> None:
     g = parse(f"def g(x: f32[9, 300]):\n    return {value}")
-    assert len(compile(g, cache=False, numerics=numerics).programs[0].program.steps) == 1  # checked, and not refused
+    assert len(compile(g, cache=False, numerics=numerics).programs[0].scheduled.steps) == 1  # checked, and not refused
 
 
 def test_padding_lanes_must_be_zero() -> None:
@@ -307,20 +308,20 @@ def test_a_kernel_that_is_too_long_is_not_checked_and_the_report_says_so() -> No
     start = time.monotonic()
     f = compile(parse(LONG.format(n=10**6)), cache=False)
     quiet(time.monotonic() - start < 20)
-    (note,) = [n for p in f.report.programs for x in p.passes if x.name == "kernel gate" for n in x.notes]
+    (note,) = [n for p in f.report.programs for x in p.passes if x.name == "kernel check" for n in x.notes]
     assert note == "kernel expand_reduce_sum was not checked: a reference of it would take an array of 1e+12 elements"
     assert "was not checked" in str(f.report)
     assert not [
         x
         for p in compile(parse(LONG.format(n=10)), cache=False).report.programs
         for x in p.passes
-        if x.name == "kernel gate"
+        if x.name == "kernel check"
     ]
 
 
 def test_steps_are_counted() -> None:
     f = compile(parse("def g(x: f32[64, 33], y: f32[33, 64]):\n    return matmul(x, y)"), cache=False, opt_level=0)
-    (step,) = f.programs[-1].program.kernels
+    (step,) = f.programs[-1].scheduled.kernels
     assert unchecked(step, {}) is None
     assert (unchecked(step, {}, 64 * 33) or "").startswith("it runs ")
     assert unchecked(step, {}, 64 * 64 * 33 * 8) is None

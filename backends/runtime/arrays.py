@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.cuda.native import DEFAULT_STREAM, Device, DeviceArray
+from dnnc.backends.runtime.device import DEFAULT_STREAM, Device, DeviceArray
 from dnnc.ir.errors import InputError, a_type
 
 CUDA = 2  # kDLCUDA

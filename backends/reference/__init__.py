@@ -1,0 +1,1 @@
+"""The graph interpreter as a backend."""

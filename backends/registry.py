@@ -1,0 +1,69 @@
+"""Finds backends by the first word of a target: those of dnnc, and those that packages register.
+
+A package adds one by an entry point of the group "dnnc.backends": `mine = "my_package:MyBackend"`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Union
+
+from dnnc.ir.errors import TargetError
+from dnnc.ir.target import Target, parse_target
+
+GROUP = "dnnc.backends"
+# Classes by "module:name", so that nothing is imported for a target that is not used.
+BACKENDS: dict[str, Union[str, Any]] = {
+    "llvm": "dnnc.backends.llvm.backend:LlvmBackend",
+    "cuda": "dnnc.backends.cuda.backend:CudaBackend",
+    "cuda-interpreted": "dnnc.backends.cuda.interpreted:InterpretedBackend",
+    "reference": "dnnc.backends.reference.backend:ReferenceBackend",
+}
+
+
+@cache
+def _registered() -> dict[str, str]:
+    """Entry points of installed packages; reading them takes milliseconds."""
+    return {e.name: e.value for e in entry_points(group=GROUP)}
+
+
+def names() -> list[str]:
+    """Names of all backends."""
+    return list(dict.fromkeys([*BACKENDS, *_registered()]))
+
+
+def _factory(name: str) -> Any:
+    """What makes a backend: its class, or a function that a test has put in its place."""
+    found = BACKENDS.get(name) or _registered().get(name)
+    if found is None:
+        raise TargetError(
+            f"target={name!r}: there is no such backend; expected {', '.join(names())} first. `dnnc targets` says what "
+            "this machine has"
+        )
+    if isinstance(found, str):
+        module, _, attribute = found.partition(":")
+        found = getattr(import_module(module), attribute)
+    return found
+
+
+def backend_class(name: str) -> Any:
+    """The class of a backend. TargetError lists what there is."""
+    factory = _factory(name)
+    return getattr(factory, "func", factory)
+
+
+def check_target(target: str | Target) -> Target:
+    """The target, parsed. TargetError: there is no such backend, or it has no devices with numbers."""
+    parsed = parse_target(target)
+    if parsed.device and not backend_class(parsed.kind).numbered:
+        raise TargetError(f"target={str(target)!r}: {parsed.kind} has no device numbers; one is written cuda:1")
+    backend_class(parsed.kind)
+    return parsed
+
+
+def open_backend(target: str | Target, threads: int | None = None) -> Any:
+    """The backend of a target such as "llvm -mcpu=znver4" or "cuda:1". TargetError says what is wrong with it."""
+    parsed = check_target(target)
+    return _factory(parsed.kind)(parsed, threads)
