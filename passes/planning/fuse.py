@@ -435,6 +435,7 @@ def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]
             waits[j] -= 1
             if waits[j] == 0:
                 heappush(ready, (order[groups[j].nodes[-1]], j))
+    assert len(out) == len(groups), "groups read each other's results"
     return out
 
 
