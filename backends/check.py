@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.check_cost import MAX_STEPS, sampled, unchecked
-from dnnc.backends.reachable import POOL, Sample, bounds, errors, judge, reference
+from dnnc.backends.reachable import OF_OPERAND, POOL, Sample, bounds, errors, judge, reference
 from dnnc.backends.runtime.frames import aligned_empty
 from dnnc.backends.runtime.link import pack
 from dnnc.ir.errors import AccuracyError, InputError, locations
-from dnnc.ir.expr import Expr, Var, const, free
+from dnnc.ir.expr import Expr, Var, const, free, substitute, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.shapes import concrete_shape, specialise
 from dnnc.ir.tolerances import EPS
 from dnnc.ir.types import Layout, TensorType
@@ -96,7 +97,8 @@ class _Probe:
         nodes = needed(step.group.nodes, v)
         shape = concrete_shape(v.type, env)
         k = max(reduction_length(nodes, env), most_updates(step, inputs, env))
-        axis = 1 if any(n.op.name == "conv" for n in nodes) and len(shape) > 1 else -1
+        images = any(n.op.contraction is ContractionForm.CONVOLUTION for n in nodes)
+        axis = 1 if images and len(shape) > 1 else -1
         return _Probe(v, sample_points(rng, shape, axis, sampled(POINTS, k)), k)
 
     def reference(self, step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr]) -> Array:
@@ -151,13 +153,13 @@ def sample_dims(graph: Graph, step: Step) -> dict[Var, int]:
     """A size for every symbolic dim: 19, or what the constant indices of its axis ask for."""
     dims = {v: sample_dim(v) for v in step_dims(step)}
     for n in step.group.nodes:
-        if n.op.name not in INDICES:
+        if n.op.index is None:
             continue
-        x, at = n.inputs[0], n.inputs[INDICES[n.op.name][0]]
+        at = n.inputs[n.op.index.operand]
         indices = None if at is None else graph.constants.get(at)
-        if x is None or indices is None or not indices.size:
+        if indices is None or not indices.size:
             continue
-        axes = [x.type.shape[n.attrs["axis"]]] if "axis" in n.attrs else x.type.shape
+        axes = n.op.index.addressed(*(None if v is None else v.type for v in n.inputs), **n.attrs)
         least = min(max(int(indices.max()) + 1, -int(indices.min())), MAX_AXIS)
         for v in {v for d in axes for v in free(const(d))}:
             dims[v] = max(dims[v], sample_dim(v, least))
@@ -183,7 +185,7 @@ def draw(
     array = graph.constants.get(v)
     shape = concrete_shape(t, env)
     if array is not None and (
-        array.size <= 4096 or not t.dtype.is_float or all("movement" in n.op.traits for n, _ in v.uses)
+        array.size <= 4096 or not t.dtype.is_float or all(Trait.MOVEMENT in n.op.traits for n, _ in v.uses)
     ):
         return array
     size = int(np.prod(shape, dtype=np.int64))
@@ -207,7 +209,7 @@ def calmed(step: Step, inputs: dict[Value, Array]) -> dict[Value, Array]:
     and larger.
     """
     n = step.group.nodes[0]
-    if n.op.name != "recurrence":
+    if Trait.RECURRENT not in n.op.traits:
         return inputs
     fixed = set(n.inputs[n.attrs["carried"] + n.attrs["scanned"] :])
     return {
@@ -216,71 +218,44 @@ def calmed(step: Step, inputs: dict[Value, Array]) -> dict[Value, Array]:
     }
 
 
-# operand that holds indices, and whether negative ones count from the end
-INDICES = {
-    "gather": (1, True), "gather_elements": (1, True), "gather_nd": (1, True), "scatter_elements": (1, True),
-    "scatter_nd": (1, True),
-    "one_hot": (0, True), "reverse_sequence": (1, False), "dynamic_slice": (1, False),
-    "roi_rows": (1, True), "roi_align_max": (2, True), "roi_max": (2, True),
-}  # fmt: skip
-
-
 def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, int]:
     """The range from which an integer input is drawn: all of the axis that it indexes, else 0 and 1.
 
     Where the group computes indices, from numbers whose range says nothing, they stay as small as can be.
     """
-    indices = (n.inputs[INDICES[n.op.name][0]] for n in step.group.nodes if n.op.name in INDICES)
+    indices = (n.inputs[n.op.index.operand] for n in step.group.nodes if n.op.index is not None)
     computed = any(i is not None and i.node is not None and i.node in step.group.nodes for i in indices)
     tops: list[int] = []
     wraps = v.type.dtype.kind == "i"
     for n in step.group.nodes:
-        k, negative = INDICES.get(n.op.name, (-1, False))
-        if k < 0:
+        if n.op.index is None:
             continue
-        if n.op.name == "one_hot":
-            tops.append(int(n.attrs["depth"]))
-        else:
-            x = concrete_shape(n.inputs[0].type, env)  # type: ignore[union-attr]
-            out = concrete_shape(n.outputs[0].type, env)
-            steps = n.attrs.get("steps") or (1,) * len(x)
-            room = (
-                [d - (e - 1) * by for d, e, by in zip(x, out, steps)]
-                if n.op.name == "dynamic_slice"
-                else [x[n.attrs["axis"]]]
-                if "axis" in n.attrs
-                else addressed(n, x)
-            )
-            tops.append(min(room, default=1))
-        wraps &= negative and n.inputs[k] is v
+        tops.append(min(addressed(n, env), default=1))
+        wraps &= n.op.index.wraps and n.inputs[n.op.index.operand] is v
     top = max(min(tops, default=2), 1)
     if computed:
         return 0, min(top, 2)
     return (-top if wraps and tops else 0), top
 
 
-def addressed(n: Node, shape: Sequence[int]) -> Sequence[int]:
-    """The dims that the tuples of an op's indices address, or all."""
-    at = n.inputs[1] if n.op.name in ("gather_nd", "scatter_nd") else None
-    if at is None:
-        return shape
-    first, width = n.attrs.get("batch_dims", 0), at.type.shape[-1]
-    assert isinstance(width, int)
-    return shape[first : first + width]
+def addressed(n: Node, env: Mapping[Expr, Expr]) -> list[int]:
+    """The sizes of the axes that an index of a node addresses."""
+    assert n.op.index is not None
+    axes = n.op.index.addressed(*(None if v is None else v.type for v in n.inputs), **n.attrs)
+    return [const_value(substitute(const(d), env)) for d in axes]
 
 
 def most_updates(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr]) -> int:
     """The most updates that a sum or product of a scatter has in one element, at least."""
     most = 1
     for n in step.group.nodes:
-        if "scatter" not in n.op.traits or n.attrs.get("reduction") not in ("add", "mul"):
+        at = n.inputs[n.op.index.operand] if n.op.index is not None else None
+        if at is None or Trait.SCATTER not in n.op.traits or n.attrs["reduction"] not in ("add", "mul"):
             continue
-        at = n.inputs[1]
-        assert at is not None
         shape = concrete_shape(at.type, env)
         if 0 in shape:
             continue
-        tuples = n.op.name == "scatter_nd"
+        tuples = "axis" not in n.attrs
         if at not in inputs:
             most = max(most, math.prod(shape[:-1]) if tuples else shape[n.attrs["axis"]])
             continue
@@ -289,24 +264,17 @@ def most_updates(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, E
             if tuples
             else inputs[at].swapaxes(0, n.attrs["axis"]).reshape(shape[n.attrs["axis"]], -1)[:, :1]
         )
-        size = (
-            [*addressed(n, concrete_shape(n.outputs[0].type, env))]
-            if tuples
-            else [concrete_shape(n.outputs[0].type, env)[n.attrs["axis"]]]
-        )
-        most = max(
-            most,
-            int(np.unique(np.where(where < 0, where + np.array(size), where), axis=0, return_counts=True)[1].max()),
-        )
+        places = np.where(where < 0, where + np.array(addressed(n, env)), where)
+        most = max(most, int(np.unique(places, axis=0, return_counts=True)[1].max()))
     return most
 
 
 def indices_fit(step: Step) -> bool:
     """Are all indices of the check within their axes? Not where the group computes them, or steps backwards."""
-    used = [n for n in step.group.nodes if n.op.name in INDICES]
-    sources = [v.node for n in used if (v := n.inputs[INDICES[n.op.name][0]]) is not None]
+    used = [(n, n.inputs[n.op.index.operand]) for n in step.group.nodes if n.op.index is not None]
+    sources = [v.node for _, v in used if v is not None]
     direct = not any(m is n for m in sources for n in step.group.nodes)
-    return direct and all(s > 0 for n in used for s in n.attrs.get("steps") or ())
+    return direct and all(s > 0 for n, _ in used for s in n.attrs.get("steps") or ())
 
 
 def run_bytes(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], execute: Execute) -> list[Array]:
@@ -406,10 +374,13 @@ def subgraph(step: Step, inputs: list[Value], env: Mapping[Expr, Expr], output: 
         made = g.append(Node(n.op, [None if v is None else env_values[v] for v in n.inputs], n.attrs, types, n.locs))
         env_values.update(zip(n.outputs, made.outputs))
         y = made.outputs[0]
-        if loose and y.type.dtype.is_float and (n.op.name == "gelu" or n.outputs[0] is not output):
-            x = env_values[n.inputs[0]] if n.op.name == "gelu" else y  # type: ignore[index]
+        if loose and y.type.dtype.is_float and (Trait.CANCELS in n.op.traits or n.outputs[0] is not output):
+            x = env_values[n.inputs[0]] if Trait.CANCELS in n.op.traits else y  # type: ignore[index]
             b = Builder(g)
-            off = g.add_input(f"{n.op.name}_off{len(g.inputs)}", TensorType(y.type.dtype, y.type.shape))
+            off = g.add_input(
+                f"{OF_OPERAND if Trait.CANCELS in n.op.traits else 'of_result'}{len(g.inputs)}",
+                TensorType(y.type.dtype, y.type.shape),
+            )
             env_values[n.outputs[0]] = b.add(y, b.mul(x, off))
     g.outputs.append(env_values[output])
     fixed = {v.name: int(const_value(e)) for v, e in env.items() if isinstance(v, Var) and v.name in g.dims}
@@ -417,8 +388,6 @@ def subgraph(step: Step, inputs: list[Value], env: Mapping[Expr, Expr], output: 
 
 
 def const_value(e: Expr) -> int:
-    from dnnc.ir.expr import value
-
     n = value(e)
     assert n is not None
     return n
@@ -468,9 +437,10 @@ def reduction_length(nodes: Sequence[Node], env: Mapping[Expr, Expr]) -> int:
     for n in nodes:
         if kind_of(n) not in ("contraction", "reduction"):
             continue
-        if n.op.name == "matmul":
-            longest = max(longest, shape(n.inputs[0])[-1])
-        elif "contraction" in n.op.traits:
+        if n.op.terms is not None:
+            terms = n.op.terms(*(None if v is None else v.type for v in n.inputs), **n.attrs)
+            longest = max(longest, const_value(substitute(const(terms), env)))
+        elif Trait.CONTRACTION in n.op.traits:
             longest = max(longest, math.prod(shape(n.inputs[1])[1:]))
         else:
             whole = shape(n.inputs[0])
@@ -488,11 +458,11 @@ def operands_of(step: Step, output: Value) -> str:
     if step.choice.template == "tf32" or ("math", "tf32") in step.choice.knobs:
         return "tf32"
     if step.choice.template == "attention":
-        queries = next(n.inputs[0] for n in step.group.nodes if n.op.name == "attention")
+        queries = next(n.inputs[0] for n in step.group.nodes if n.op.contraction is ContractionForm.ATTENTION)
         if queries is not None and queries.type.dtype.bits < output.type.dtype.bits:
             return queries.type.dtype.name
     first = step.group.nodes[0]
-    if first.op.name != "recurrence":
+    if Trait.RECURRENT not in first.op.traits:
         exact = EPS.get(output.type.dtype.computed.name, 0.0)
         floats = {v.type.dtype.computed.name for n in step.group.nodes for v in n.outputs if v.type.dtype.is_float}
         return max((t for t in floats if EPS[t] > exact > 0), key=EPS.__getitem__, default="")

@@ -27,6 +27,7 @@ import numpy as np
 from dnnc.ir.dtype import DType, from_numpy
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.interp import Precision, run_at
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.tolerances import EPS, C, bound
 
@@ -37,6 +38,7 @@ TRIALS = (
 )  # perturbations after which outputs are judged; the later ones where earlier ones do not explain them
 # rounding errors of an element of a value within a group, which is summed or computed by an op of up to so many ulp
 ON_THE_WAY = 4.0
+OF_OPERAND = "of_operand"  # names of inputs of a loose graph that are errors relative to the operand of their node
 POOL = 65521  # random numbers of one perturbation, a prime so that no stride meets a period
 GAP = (
     2.0**-40
@@ -175,14 +177,15 @@ def _perturbed(loose: Graph, arrays: list[Array], points: Array, k: int, rng: np
     """
     extra = loose.inputs[len(arrays) :]
     sizes = [
-        (C if v.name.startswith("gelu") else ON_THE_WAY * math.sqrt(k)) * EPS[v.type.dtype.computed.name] for v in extra
+        (C if v.name.startswith(OF_OPERAND) else ON_THE_WAY * math.sqrt(k)) * EPS[v.type.dtype.computed.name]
+        for v in extra
     ]
     shapes = [tuple(int(str(d)) for d in v.type.shape) for v in extra]
     eps = max(
-        (EPS.get(n.attrs["to"].name, 0.0) for n in loose.nodes() if n.op.name == "cast"), default=0.0
+        (EPS.get(n.output.type.dtype.name, 0.0) for n in loose.nodes() if Trait.CONVERSION in n.op.traits), default=0.0
     )  # casts round inside, too
     trials = TRIALS[
-        0 if any("bits" in n.op.traits for n in loose.nodes()) else -1
+        0 if any(Trait.BITS in n.op.traits for n in loose.nodes()) else -1
     ]  # stored forms have many steps: a few tell as much
     for _ in range(trials):
         shaken = [_shaken(a, rng, eps) if from_numpy(a.dtype).is_float else a for a in arrays]
@@ -201,9 +204,9 @@ def _shaken(a: Array, rng: np.random.Generator, cast: float) -> Array:
 def _arg_node(graph: Graph) -> Node | None:
     """The argmax or argmin whose result is the output, but for its shape and dtype."""
     n = graph.outputs[0].node
-    while n is not None and n.op.name in ("reshape", "squeeze", "unsqueeze", "cast"):
+    while n is not None and n.op.traits & {Trait.VIEW, Trait.CONVERSION}:
         n = None if n.inputs[0] is None else n.inputs[0].node
-    return n if n is not None and n.op.name in ("argmax", "argmin") else None
+    return n if n is not None and Trait.ARG in n.op.traits else None
 
 
 def _near_extremes(s: Sample, arg: Node, left: Array, rng: np.random.Generator) -> Array:

@@ -13,7 +13,8 @@ import numpy as np
 
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.runtime.frames import FRAME_BARRIER, Frame, cpu_count, runtime
+from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.runtime.frames import FRAME_BARRIER, Frame, cpu_count
 
 ENTRIES = f"""
 define i64 @nothing(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %n) nounwind {{

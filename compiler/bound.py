@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.frontends.trace import trace
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Value
 from dnnc.parameters import flat
@@ -33,7 +34,6 @@ def of_function(
     Raises:
         InputError: a captured array is not found in what the function computes.
     """
-    from dnnc.frontends.trace import trace
 
     known = inspect.signature(fn).parameters
     arguments = {n: tree for n, tree in parameters.items() if n in known}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dnnc.backends.base import Backend
 from dnnc.backends.check_cost import not_checked
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import Program
 from dnnc.donation import Donation, copied
-from dnnc.graph_compiler import GraphCompiler
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, specialise
@@ -28,6 +27,9 @@ from dnnc.report.log import Laps
 from dnnc.schedules import schedules_for
 from dnnc.tools.accuracy import check_model
 from dnnc.tune_option import choose_of, revise_of, rounds_products, tell
+
+if TYPE_CHECKING:
+    from dnnc.graph_compiler import GraphCompiler
 
 
 def context_of(options: CompileOptions, backend: Backend, fold_limit: int = FOLD_LIMIT) -> PassContext:

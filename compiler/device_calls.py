@@ -7,7 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dnnc.backends.runtime.arrays import Defer, device_array, is_device_array, kind_of, output_array
+from dnnc.backends.runtime.arrays import (
+    Defer,
+    device_array,
+    is_device_array,
+    kind_of,
+    output_array,
+    stream_address,
+)
 from dnnc.backends.runtime.device import PARAMETER_ALIGN, Device, DeviceArray
 from dnnc.donation import Donation
 from dnnc.ir.errors import InputError
@@ -30,7 +37,7 @@ class DeviceCalls:
     ) -> list[Any]:
         device = self._device()
         kind = kind_of(values[0], device)
-        order = kind.stream if stream is None else address_of(stream)
+        order = kind.stream if stream is None else stream_address(stream)
         weights = _on_device(parameters)
         views = self._views(values, device, weights)
         instance = self._instance(views)
@@ -171,16 +178,6 @@ class BoundCall:
         """InputError: an index that was read at run time lay outside of its axis."""
         if self._frame is not None:
             _raise(self._instance, self._frame.outcome(self._stream))
-
-
-def address_of(stream: Any) -> int:
-    """The address of a stream of CuPy or torch, or one that is given as such. InputError for anything else."""
-    for name in ("ptr", "cuda_stream", "handle"):
-        if hasattr(stream, name):
-            return int(getattr(stream, name))
-    if not isinstance(stream, int):
-        raise InputError(f"stream={stream!r}: expected a CuPy or torch stream, or its address as an int")
-    return stream
 
 
 def _follow(device: Device, first: int, then: int) -> None:

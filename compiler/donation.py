@@ -22,8 +22,8 @@ from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 
 if TYPE_CHECKING:
+    from dnnc.backends.base import Instance
     from dnnc.passes.planning.program import Program
-    from dnnc.program_cache import Instance
 
 Array = np.ndarray[Any, Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import time
@@ -10,27 +9,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dnnc.backends.base import Backend
-from dnnc.backends.registry import backend_class, open_backend
-from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.base import Progress
+from dnnc.backends.registry import backend_class
 from dnnc.bound import of_function, of_graph
-from dnnc.donation import donated
+from dnnc.compile_graph import compile_graph, open_dims
 from dnnc.executable import Executable
-from dnnc.graph_compiler import GraphCompiler, SavedCode
-from dnnc.hybrid import HybridCompiler, has_control, staged
+from dnnc.frontends.onnx import NeedsValues, read_model
+from dnnc.frontends.onnx.parameters import bound_weights
+from dnnc.frontends.onnx.reader import load
+from dnnc.frontends.onnx.serialize import take_apart
+from dnnc.frontends.onnx.signature import declared
+from dnnc.frontends.trace import trace
 from dnnc.import_cache import Condition, ImportCache, ImportCompiler, ImportInputs, Variant
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError, a_type
 from dnnc.ir.form import ARRAY
-from dnnc.ir.graph import Graph, identifier
-from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
+from dnnc.ir.graph import Graph
 from dnnc.ir.target import parse_target
-from dnnc.memory import check_possible
-from dnnc.options import CompileOptions, cache_folder, make_options, thread_count
-from dnnc.parameters import Parameters, with_parameters
-from dnnc.passes.analysis.segments import needs_host
-from dnnc.program_cache import OnnxParts
-from dnnc.report.log import Log
+from dnnc.options import CompileOptions, make_options
 from dnnc.signature import TensorSpec
 from dnnc.tune_option import resolved
 
@@ -40,9 +36,6 @@ if TYPE_CHECKING:
     from dnnc.options import Options
 
 __all__ = ["Executable", "TensorSpec", "compile"]
-
-Progress = Callable[[str, int, int], None]
-LARGEST = (1 << 31) - 1  # what a size may be of which nothing is said
 
 
 def compile(
@@ -77,7 +70,7 @@ def compile(
     checks.optional_function(progress, "progress")
     check_parameters(parameters)
     if is_torch(model):
-        from dnnc.torch.program import compile_module
+        from dnnc.torch.program import compile_module  # loads torch, an optional package
 
         module: Any = compile_module(
             model, inputs, progress, opts, options
@@ -131,13 +124,6 @@ def is_torch(model: Any) -> bool:
     )
 
 
-def open_dims(opts: CompileOptions, graph: Graph) -> CompileOptions:
-    """Options for a traced graph: sizes that are names are for one program to serve, unless the options say more of
-    them.
-    """
-    return replace(opts, dims={**dict.fromkeys(graph.dims, (1, LARGEST)), **opts.dims}) if graph.dims else opts
-
-
 def traced_graph(
     fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, parameters: Any = None
 ) -> tuple[Graph, Mapping[str, Any]]:
@@ -156,8 +142,6 @@ def traced_graph(
     else:
         inputs = checks.sequence(inputs, "inputs")
     if parameters is None:
-        from dnnc.frontends.trace import trace
-
         return trace(fn, **inputs) if isinstance(inputs, Mapping) else trace(fn, *inputs), {}
     if not isinstance(parameters, Mapping):
         raise InputError("parameters: of a function they are a dict of arrays, by the names of its arguments")
@@ -166,7 +150,7 @@ def traced_graph(
 
 def tuned_first(model: Any, budget: float, progress: Progress | None, options: Mapping[str, Any]) -> Executable:
     """Search for `budget` seconds, then compile with the winners."""
-    from dnnc.tune_session import Event, tune
+    from dnnc.tune_session import Event, tune  # loads the tuner
 
     def tell(e: Event) -> None:
         if progress is not None:
@@ -179,10 +163,6 @@ def tuned_first(model: Any, budget: float, progress: Progress | None, options: M
 
 def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) -> Executable:
     """Compile what `dnnc.frontends.onnx.read` takes."""
-    from dnnc.frontends.onnx import NeedsValues, read_model
-    from dnnc.frontends.onnx.reader import load
-    from dnnc.frontends.onnx.serialize import take_apart
-    from dnnc.frontends.onnx.signature import declared
 
     start = time.perf_counter()
     opened = load(model)
@@ -235,9 +215,6 @@ def compile_bound(
     """Compile an ONNX model some of whose weights are parameters. UnsupportedError where sizes depend on what they
     hold, or on other contents.
     """
-    from dnnc.frontends.onnx import NeedsValues, read_model
-    from dnnc.frontends.onnx.parameters import bound_weights
-    from dnnc.frontends.onnx.reader import load
 
     start = time.perf_counter()
     opened = load(model)
@@ -268,7 +245,6 @@ def compile_bound(
 
 def needs(error: Exception) -> tuple[str, ...]:
     """The inputs whose contents a reading asks for."""
-    from dnnc.frontends.onnx import NeedsValues
 
     return error.inputs if isinstance(error, NeedsValues) else ()
 
@@ -279,7 +255,6 @@ def reader(
     """A function that reads and compiles an ONNX model for what a call gives, or the condition that must be known
     first.
     """
-    from dnnc.frontends.onnx import NeedsValues, read_model
 
     def read(given: ImportInputs) -> Variant | Condition:
         try:
@@ -307,7 +282,6 @@ Reread = Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], Executable
 
 def rereader(model: Any, opts: CompileOptions, progress: Progress | None) -> Reread:
     """A function that reads and compiles an ONNX model for the contents of some inputs and the shapes of all."""
-    from dnnc.frontends.onnx import read_model
 
     def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable:
         made = read_model(model, values=values, shapes=shapes)
@@ -319,127 +293,3 @@ def rereader(model: Any, opts: CompileOptions, progress: Progress | None) -> Rer
 def _left(opts: CompileOptions, graph: Graph) -> dict[str, Any]:
     """Bounds of dims that the import did not use up."""
     return {n: d for n, d in opts.dims.items() if n in graph.dims}
-
-
-def compile_graph(
-    graph: Graph,
-    names: tuple[list[str], list[str]],
-    opts: CompileOptions,
-    progress: Progress | None = None,
-    import_seconds: float = 0.0,
-    onnx: Callable[[], OnnxParts] | None = None,
-    parameters: Mapping[str, Any] | None = None,
-) -> Executable:
-    """Compile a graph, which stays as it is.
-
-    Args:
-        graph: what to compile.
-        names: what users call its inputs and outputs.
-        opts: see CompileOptions.
-        progress: told (stage, done, of).
-        import_seconds: for the report.
-        onnx: gives the model that it was read from; a saved executable keeps it.
-        parameters: inputs that are bound to these arrays and are no arguments of a call; see `Executable.refit`.
-    """
-    opts = resolved(opts)
-    graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
-    graph = bound_dims(graph, {n: d for n, d in opts.dims.items() if not isinstance(d, int)})
-    names = expose(graph, names, opts.outputs)
-    backend = open_backend(opts.target, opts.threads)
-    graph, names, bound = with_roles(graph, names, opts, parameters or {}, backend)
-    cache = KernelCache(cache_folder(opts.cache))
-    return compile_for(graph, names, opts, backend, cache, progress, import_seconds, onnx, bound)
-
-
-def compile_for(
-    graph: Graph,
-    names: tuple[Sequence[str], Sequence[str]],
-    opts: CompileOptions,
-    backend: Backend,
-    cache: KernelCache,
-    progress: Progress | None = None,
-    import_seconds: float = 0.0,
-    onnx: Callable[[], OnnxParts] | None = None,
-    parameters: Parameters | None = None,
-    saved: SavedCode | None = None,
-    notes: tuple[str, ...] = (),
-) -> Executable:
-    """Compile a graph whose dims are as the options say for a backend; see `compile_graph`.
-
-    Args:
-        saved: machine code out of a saved model.
-        notes: for the report.
-    """
-    if not backend.compiles:
-        opts = CompileOptions(target=opts.target, precision=opts.precision, donate=opts.donate)
-    else:
-        check_possible(graph)
-    backend.start(cache)
-    threads = min(thread_count(opts.threads), backend.threads)
-    log = Log(graph.name, str(opts.target), threads, import_seconds, notes)
-    if backend.compiles and needs_host(graph):
-        return staged(HybridCompiler(graph, names, opts, backend, log, cache, progress, onnx))
-    symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims) and not has_control(graph)
-    shared = lows_without_empties(graph) if symbolic and backend.any_sizes else None
-    compiler = GraphCompiler(
-        graph,
-        names,
-        opts,
-        backend,
-        log,
-        cache,
-        shared=shared,
-        progress=progress,
-        saved=saved,
-        parameters=parameters,
-        onnx=onnx,
-    )
-    f = Executable(compiler, parameters)
-    if not graph.dims:
-        f.prepare([tuple(int(str(d)) for d in v.type.shape) for v in graph.inputs])
-    return f
-
-
-def with_roles(
-    graph: Graph,
-    names: tuple[list[str], list[str]],
-    opts: CompileOptions,
-    parameters: Mapping[str, Any],
-    backend: Backend,
-) -> tuple[Graph, tuple[list[str], list[str]], Parameters | None]:
-    """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters.
-
-    Raises:
-        InputError: an array or a pair does not fit.
-        UnsupportedError: there are host steps.
-    """
-    bound = None
-    if parameters:
-        device = backend.device if backend.present else None
-        graph, inputs, bound = with_parameters(graph, names[0], parameters, device)
-        names = inputs, names[1]
-    if opts.donate:
-        graph = graph if bound is not None else graph.copy()
-        graph.donated = donated(graph, names, opts.donate)
-    if (bound is not None or opts.donate) and backend.compiles and needs_host(graph):
-        asked = "parameters" if bound is not None else "donate"
-        raise UnsupportedError(
-            f"{asked}= is for models without steps on the host; `report` of the model compiled without it names those"
-        )
-    return graph, names, bound
-
-
-def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Add intermediates to a graph's outputs. InputError lists near names when there is no such value."""
-    if not wanted:
-        return names
-    by_name = {v.name: v for n in graph.nodes() for v in n.outputs}
-    for w in wanted:
-        v = by_name.get(w) or by_name.get(identifier(w))
-        if v is None:
-            near = difflib.get_close_matches(w, by_name, 3)
-            raise InputError(
-                f"outputs: the model has no value {w!r}" + (f"; did you mean {', '.join(near)}?" if near else "")
-            )
-        graph.outputs.append(v)
-    return names[0], [*names[1], *wanted]

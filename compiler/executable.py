@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+import dnnc
+from dnnc.backends.base import Instance
 from dnnc.backends.runtime.arrays import is_device_array, to_host
 from dnnc.donation import Donation, donated
 from dnnc.ir.errors import InputError, UnsupportedError
@@ -18,7 +20,7 @@ from dnnc.ir.graph import Graph
 from dnnc.memory import check_fits
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters, frozen
-from dnnc.program_cache import Instance, ModelCompiler, ProgramCache
+from dnnc.program_cache import ModelCompiler, ProgramCache
 from dnnc.report import Report
 from dnnc.report.layout import cut
 from dnnc.signature import Signature, TensorSpec, described, shapes_of
@@ -294,13 +296,9 @@ class Executable:
 
     def _without_parameters(self) -> Executable:
         """The model with what its parameters are now as constants, compiled anew."""
-        from dnnc.driver import compile_graph
-
         g, options = self.frozen(), self.options  # sizes that were fixed and outputs that were added are in the graph
-        names = list(self._compiler.inputs), list(self._compiler.outputs)
-        return compile_graph(
-            g, names, replace(options, dims={n: d for n, d in options.dims.items() if n in g.dims}, outputs=())
-        )
+        dims = {n: d for n, d in options.dims.items() if n in g.dims}
+        return self._compiler.compile_again(g, replace(options, dims=dims, outputs=()))
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -340,9 +338,7 @@ class Executable:
 
 
 def _restored(data: bytes, cache: Any) -> Executable:
-    from dnnc.artifact.load import load
-
-    return load(io.BytesIO(data), cache=cache)
+    return dnnc.load(io.BytesIO(data), cache=cache)
 
 
 def _checked() -> None:

@@ -14,7 +14,6 @@ from dnnc.backends.runtime.program import Program, written_in_place
 from dnnc.backends.runtime.sources import Sources
 from dnnc.device_calls import DeviceCalls
 from dnnc.donation import Donation, donated
-from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.options import CompileOptions
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from dnnc.tools.profile import Profile
 
 Array = np.ndarray[Any, Any]
+
+
+CompileGraph = Callable[[Graph, "tuple[list[str], list[str]]", CompileOptions], "Executable"]
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,14 @@ class GraphCompiler(ModelCompiler):
         saved: SavedCode | None = None,
         parameters: Parameters | None = None,
         onnx: Callable[[], OnnxParts] | None = None,
+        again: CompileGraph | None = None,
     ) -> None:
         """`graph` gives the imported graph where that is not the interface."""
         self.interface, (self.inputs, self.outputs) = interface, names
         self.options, self.backend, self.log, self.onnx = options, backend, log, onnx
         self.shared = shared if backend.any_sizes else None
         self.cache, self.progress, self.saved, self.parameters = cache, progress, saved or SavedCode(), parameters
-        self._graph = graph
+        self._graph, self._again = graph, again
         self.pairs = donated(interface, names, options.donate)
         self.runner = backend.runner(parameters)
 
@@ -105,6 +108,10 @@ class GraphCompiler(ModelCompiler):
         if isinstance(program, Program):
             in_place = written_in_place(self.pairs, program.calls, len(self.inputs))
         return self.runner.instance(program, dims, in_place)
+
+    def compile_again(self, graph: Graph, options: CompileOptions) -> Executable:
+        assert self._again is not None
+        return self._again(graph, (list(self.inputs), list(self.outputs)), options)
 
     def refitted(self, instances: Sequence[Any]) -> None:
         self.runner.refitted(instances)
@@ -157,11 +164,3 @@ class GraphCompiler(ModelCompiler):
         from dnnc.artifact.writer import save_model  # loads what writes, which a call does without
 
         save_model(path, self, programs, small, archs)
-
-
-def only_for_devices(archs: Sequence[str]) -> None:
-    """InputError where architectures are given for a model that has no code for a device."""
-    if archs:
-        raise InputError(
-            f"{', '.join(archs)}: code for several architectures is kept of models that run wholly on a CUDA device"
-        )

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 import numpy as np
 
@@ -23,11 +23,12 @@ from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.results import copy_results
 from dnnc.donation import Donation
 from dnnc.executable import Executable
-from dnnc.graph_compiler import GraphCompiler, only_for_devices
+from dnnc.graph_compiler import GraphCompiler
 from dnnc.ir.errors import DnncError, InputError, UnsupportedError, locations
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.interp import run_node
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import (
     Bindings,
     as_env,
@@ -42,7 +43,7 @@ from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters
 from dnnc.passes.analysis.segments import Segment, prepare, split
 from dnnc.passes.base import pass_context
-from dnnc.program_cache import ModelCompiler, OnnxParts, ProgramCache, Shapes
+from dnnc.program_cache import ModelCompiler, OnnxParts, ProgramCache, Shapes, only_for_devices
 from dnnc.report import Report
 from dnnc.report.log import Log, Progress
 from dnnc.signature import Signature
@@ -57,6 +58,8 @@ Make = Callable[[Graph, bool], Executable]  # compiles a segment; True: one prog
 
 class NativeStep:
     """A segment with its program. `drops` are the values that nobody needs after this step."""
+
+    native: Literal[True] = True
 
     def __init__(self, segment: Segment, make: Make, drops: Sequence[Value]) -> None:
         self.segment, self.drops, self._make = segment, drops, make
@@ -110,6 +113,8 @@ def _some(x: Var) -> int:
 
 class HostStep:
     """A host node. `drops` as of NativeStep."""
+
+    native: Literal[False] = False
 
     def __init__(self, node: Node, drops: Sequence[Value]) -> None:
         self.node, self.drops = node, drops
@@ -174,7 +179,7 @@ def _is_direct(n: Node) -> bool:
     but for new dims.
     """
     values = [v for v in (*n.inputs, *n.outputs) if v is not None]
-    stored = "bits" in n.op.traits or all(v.type.dtype.computed is v.type.dtype for v in values)
+    stored = Trait.BITS in n.op.traits or all(v.type.dtype.computed is v.type.dtype for v in values)
     new = {d for o in n.outputs for d in o.type.shape if isinstance(d, Var)} - {
         d for v in n.inputs if v is not None for d in v.type.shape
     }
@@ -411,7 +416,7 @@ class HybridCompiler(ModelCompiler):
 
 def has_control(graph: Graph) -> bool:
     """True if there are loops or branches, whose functions are made for fixed sizes."""
-    return any("control" in n.op.traits for n in graph.nodes())
+    return any(Trait.CONTROL in n.op.traits for n in graph.nodes())
 
 
 def staged(compiler: HybridCompiler) -> Executable:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnnc.backends.base import Instance
 from dnnc.frontends.onnx.signature import Declared
 from dnnc.ir.checks import sequence
 from dnnc.ir.errors import InputError
 from dnnc.ir.form import ARRAY, Form, Kind
 from dnnc.ir.graph import Graph
 from dnnc.options import CompileOptions
-from dnnc.program_cache import Instance, ModelCompiler, OnnxParts
+from dnnc.program_cache import ModelCompiler, OnnxParts
 from dnnc.report import Report
 from dnnc.report.log import Log
 from dnnc.signature import Signature, TensorSpec

@@ -20,15 +20,15 @@ from dnnc.array.core import Array, evaluate, from_data
 from dnnc.array.creation import borrowed
 from dnnc.array.devices import HOST, DeviceData, common, moved_to, place
 from dnnc.array.promotion import real_of
-from dnnc.driver import compile_graph, open_dims
+from dnnc.compile_graph import compile_graph, open_dims
 from dnnc.frontends.trace import Spec, is_traced, traced, tracing
 from dnnc.frontends.trace.tracer import Traced
-from dnnc.frontends.trace.tree import FIXED, Branch, Fixed, Rules, Tree, flatten, key_of, unflatten
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, a_type, count
 from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, JitOptions, make_options
 from dnnc.parameters import flat
+from dnnc.pytree import FIXED, Branch, Fixed, Rules, Tree, flatten, key_of, unflatten
 from dnnc.roles import BoundProgram, Roles
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from dnnc.backends.runtime.arrays import device_array, is_device_array, kind_of,
 from dnnc.backends.runtime.device import DEFAULT_STREAM, Device, DeviceArray
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Value
+from dnnc.pytree import Rules, flatten
 from dnnc.signature import TensorSpec, converted
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ Bind = Callable[[Any, Mapping[str, Any], Callable[[Any], Array]], None]  # see `
 
 def flat(tree: Any) -> dict[str, Any]:
     """The arrays of a tree by their paths: `{"params": {"w": a}}` -> `{"params_w": a}`."""
-    from dnnc.frontends.trace.tree import Rules, flatten
-
     leaves, _ = flatten(tree, "", Rules())
     return {path.replace(".", "_"): a for path, a in leaves}
 

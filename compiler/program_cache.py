@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnnc.backends.base import Instance
-from dnnc.ir.errors import UnsupportedError
+from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
@@ -104,9 +104,25 @@ class ModelCompiler(ABC):
         """What runs calls on arrays of a device; None where there is no device."""
         return None
 
+    def compile_again(self, graph: Graph, options: CompileOptions) -> Executable:
+        """Another graph with the same inputs and outputs, compiled."""
+        raise UnsupportedError(f"models for {self.options.target} have no parameters")
+
+    def sources(self, program: Any) -> Any:
+        """The texts of a program; see `dnnc.backends.runtime.sources.Sources`."""
+        raise UnsupportedError(f"the target {self.options.target} has no texts of kernels")
+
     @abstractmethod
     def save(self, path: Any, programs: Mapping[tuple[int, ...], Any], small: bool, archs: Sequence[str]) -> None:
         """Write the model and its programs, by the sizes that they serve, to a file."""
+
+
+def only_for_devices(archs: Sequence[str]) -> None:
+    """InputError where architectures are given for a model that has no code for a device."""
+    if archs:
+        raise InputError(
+            f"{', '.join(archs)}: code for several architectures is kept of models that run wholly on a CUDA device"
+        )
 
 
 class ProgramCache:

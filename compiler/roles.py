@@ -22,7 +22,7 @@ from dnnc.array.devices import HOST, DeviceData, on_host
 from dnnc.backends.registry import backend_class
 from dnnc.backends.runtime.arrays import is_read_only
 from dnnc.bound import from_constant, holder
-from dnnc.driver import compile_graph
+from dnnc.compile_graph import compile_graph
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 from dnnc.ir.target import parse_target

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,9 +19,15 @@ from typing import Any
 
 import numpy as np
 
+import dnnc
 from dnnc.autotune.log.file import Log
 from dnnc.autotune.log.record import Session
+from dnnc.autotune.log.replay import Winners
+from dnnc.autotune.model.cost_model import XGBModel
+from dnnc.autotune.model.features import features
 from dnnc.autotune.runners.machine import Machine, machine_of
+from dnnc.autotune.runners.measure import ProcessRunner
+from dnnc.autotune.search.choose import cost_model
 from dnnc.autotune.search.search import BATCH, Callback, Event, Plan, Result, search
 from dnnc.autotune.search.space import as_known, with_libraries
 from dnnc.autotune.search.space import space as whole_space
@@ -30,13 +36,18 @@ from dnnc.autotune.search.task_search import Model
 from dnnc.autotune.search.trial import Runner
 from dnnc.autotune.search.variants import variations
 from dnnc.backends.registry import backend_class, open_backend
+from dnnc.compile_graph import expose
 from dnnc.compile_program import schedule
+from dnnc.frontends.onnx import NeedsValues, read_model
+from dnnc.frontends.onnx.reader import load
+from dnnc.frontends.onnx.signature import declared
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, TuneError, a_type
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, specialise
 from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, available_cpus, make_options
+from dnnc.passes.analysis.segments import Segment, needs_host, prepare, split
 from dnnc.passes.base import pass_context
 from dnnc.passes.planning.program import Program
 from dnnc.passes.schedule.problem import Choice, Problem
@@ -78,11 +89,8 @@ class Tuned:
         """Compile the model with the winners. Other options than those it was tuned for may lead to other kernels,
         which stay untuned.
         """
-        from dnnc.autotune.log.replay import Winners
-        from dnnc.driver import compile
-
         winners = Winners(self.log.winners(), "" if self.log.path is None else str(self.log.path))
-        return compile(self.model, progress, **{**_given(self.options), "tune": winners, **options})
+        return dnnc.compile(self.model, progress, **{**_given(self.options), "tune": winners, **options})
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write a report of the search, one file that needs no network. TuneError where plotly or jinja2 is missing."""
@@ -199,7 +207,6 @@ def check_parts(
 
 def version() -> str:
     """Of dnnc."""
-    import dnnc
 
     return str(dnnc.__version__)
 
@@ -232,8 +239,6 @@ def tasks_in(made: Sequence[Program], setting: Setting) -> list[tuple[Task, int]
 
 def graph_of(model: Any, opts: CompileOptions) -> Graph:
     """The graph that is compiled, with its dims fixed. InputError names those that are open."""
-    from dnnc.driver import expose
-
     graph = model if isinstance(model, Graph) else _read(model, opts)
     used = {n: d for n, d in opts.dims.items() if isinstance(model, Graph) or n in graph.dims}
     graph = specialise(graph, {n: d for n, d in used.items() if isinstance(d, int)})
@@ -250,10 +255,6 @@ def graph_of(model: Any, opts: CompileOptions) -> Graph:
 
 
 def _read(model: Any, opts: CompileOptions) -> Graph:
-    from dnnc.frontends.onnx import NeedsValues, read_model
-    from dnnc.frontends.onnx.reader import load
-    from dnnc.frontends.onnx.signature import declared
-
     opened = load(model)
     there = declared(opened).dims
     unknown = sorted(set(opts.dims) - set(there))
@@ -271,8 +272,6 @@ def _read(model: Any, opts: CompileOptions) -> Graph:
 
 def programs(graph: Graph, opts: CompileOptions) -> Iterator[Program]:
     """The programs of a model: one, or those of its segments between host steps."""
-    from dnnc.passes.analysis.segments import Segment, needs_host, prepare, split
-
     if not needs_host(graph):
         yield program_of(graph, opts)
         return
@@ -333,19 +332,14 @@ def space_of(
 def features_of(machine: Machine, libraries: bool = False) -> Callable[[Task, Sequence[Choice]], Any]:
     """The features of a task's choices on a machine. `libraries`: calls of libraries are among them."""
 
-    def features(task: Task, choices: Sequence[Choice]) -> Any:
-        from dnnc.autotune.model.features import features
-
+    def features_of_task(task: Task, choices: Sequence[Choice]) -> Any:
         return features(task.rebuilt[2], as_known(choices, machine) if libraries else choices, machine.limits)
 
-    return features
+    return features_of_task
 
 
 def own_model(machine: Machine) -> Model:
     """The model that ships for such machines; with XGBoost (the extra `tune`) it learns from the trials."""
-    from dnnc.autotune.model.cost_model import XGBModel
-    from dnnc.autotune.search.choose import cost_model
-
     shipped = cost_model(machine)
     return XGBModel(base=shipped) if find_spec("xgboost") is not None else shipped
 
@@ -389,8 +383,6 @@ def make_runner(name: str, opts: CompileOptions, setting: Setting, devices: Sequ
         from dnnc.autotune.runners.ray_runner import RayRunner
 
         return RayRunner(target)
-    from dnnc.autotune.runners.measure import ProcessRunner
-
     return ProcessRunner(target, devices)
 
 
@@ -401,8 +393,6 @@ def _capacity(runner: Runner) -> int:
 
 def _given(opts: CompileOptions) -> dict[str, Any]:
     """Options as keyword arguments."""
-    from dataclasses import fields
-
     return {f.name: dict(opts.dims) if f.name == "dims" else getattr(opts, f.name) for f in fields(opts)}
 
 

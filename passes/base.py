@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from dnnc.ir.errors import DnncError, InputError, InternalError, VerifyError
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.verify import verify
+from dnnc.ir.op import Trait
 from dnnc.ir.target import TargetFacts
 
 NO_FACTS = TargetFacts()
@@ -195,7 +196,7 @@ def is_pure(n: Node) -> bool:
     """May the node be dropped, moved or merged? Its op and all nodes of its subgraphs have no effect and draw no random
     numbers.
     """
-    if "pure" not in n.op.traits or "random" in n.op.traits:
+    if Trait.PURE not in n.op.traits or Trait.RANDOM in n.op.traits:
         return False
     return all(is_pure(m) for s in n.subgraphs() for m in s.nodes())
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.passes.analysis.kinds import is_view
 from dnnc.passes.base import Pass, PassContext, PassManager, graphs
 from dnnc.passes.planning.program import Known, Planner, Program, Revise
@@ -46,7 +47,7 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
     """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as
     they are.
     """
-    bodies = {s for g in graphs(graph) for n in g.nodes() if n.op.name == "recurrence" for s in n.subgraphs()}
+    bodies = {s for g in graphs(graph) for n in g.nodes() if Trait.RECURRENT in n.op.traits for s in n.subgraphs()}
     others = [g for g in graphs(graph) if g not in bodies]
     return any(
         [

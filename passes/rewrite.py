@@ -13,7 +13,7 @@ canonical, so this ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from dnnc.ir.errors import InternalError, ShapeError
 from dnnc.ir.graph import Graph, Node, Value, union
 from dnnc.ir.graph.builder import Builder, infer
+from dnnc.ir.op import Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext, graphs, is_pure
 
@@ -79,11 +80,15 @@ class Match:
 
     def node(self, v: Value | None, *ops: str) -> Node:
         """The node that makes a value, which must apply one of these ops."""
-        n = v.node if v is not None else None
-        if n is None or n.op.name not in ops:
+        n = producer(v, *ops)
+        if n is None:
             raise NoMatch("{} is not made by {}", v.name if v is not None else "an absent operand", " or ".join(ops))
         self.matched.append(n)
         return n
+
+    def again(self) -> Node:
+        """The node that makes the root's first operand, which must apply the root's op."""
+        return self.node(self.operand(self.root, 0), self.root.op.name)
 
     def constant(self, v: Value) -> Array:
         """The data of a value that must be a constant."""
@@ -100,11 +105,13 @@ class Match:
         return x
 
     def either(self, n: Node) -> tuple[Value, Value]:
-        """The operands of a commutative node: (the other one, the constant)."""
+        """The operands of a node of two: (the other one, the constant), which stands second unless the op is
+        commutative.
+        """
         a, b = self.operand(n, 0), self.operand(n, 1)
         if b in self.graph.constants:
             return a, b
-        if a in self.graph.constants:
+        if a in self.graph.constants and Trait.COMMUTATIVE in n.op.traits:
             return b, a
         raise NoMatch("neither operand of {} is a constant", n.op.name)
 
@@ -168,6 +175,12 @@ class Match:
     def like(self, inputs: Sequence[Value | None]) -> Value:
         """The root with other operands."""
         return self.b.node(self.root.op, inputs, self.root.attrs).output
+
+
+def producer(v: Value | None, *ops: str) -> Node | None:
+    """The node that makes a value, if it applies one of these ops."""
+    n = v.node if v is not None else None
+    return n if n is not None and n.op.name in ops else None
 
 
 def uniform(a: Array) -> Any:
@@ -281,6 +294,32 @@ class _Driver:
         if n.graph is self.graph and n not in self.waiting and n.op.name in self.table:
             self.waiting.add(n)
             self.queue.append(n)
+
+
+def nodes_of(graph: Graph, *ops: str) -> list[Node]:
+    """The nodes of a graph that apply one of these ops, in order."""
+    return [n for n in graph.nodes() if n.op.name in ops]
+
+
+def only_reader(graph: Graph, v: Value, *ops: str) -> Node | None:
+    """The one node that reads a value which is no output, if it applies one of these ops."""
+    users = {u for u, _ in v.uses}
+    n = next(iter(users)) if len(users) == 1 and not graph.is_output(v) else None
+    return n if n is not None and n.op.name in ops else None
+
+
+def replace_each(graph: Graph, rules: Mapping[str, Callable[[Node], Value | None]]) -> bool:
+    """Offer each node once to the rule of its op, and put the value that this returns in the place of its result.
+    Returns whether there was any.
+    """
+    changed = False
+    for n in nodes_of(graph, *rules):
+        made = rules[n.op.name](n)
+        if made is not None:
+            graph.replace_all_uses(n.output, made)
+            graph.erase(n)
+            changed = True
+    return changed
 
 
 def between(before: Node | None, n: Node) -> list[Node]:

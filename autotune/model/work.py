@@ -13,6 +13,7 @@ from typing import Any
 
 from dnnc.ir.expr import Expr, Load, Op, Var, free, terms, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, For, If, Store, blocks, exprs, walk_stmts
+from dnnc.ir.op import ContractionForm
 from dnnc.passes.schedule.loops import factors
 from dnnc.passes.schedule.problem import Problem
 
@@ -232,7 +233,7 @@ def work_of(problem: Problem) -> Work:
 def taps(problem: Problem) -> int:
     """Elements of a convolution's window."""
     a = problem.anchor
-    if a is None or a.op.name != "conv" or a.inputs[1] is None:
+    if a is None or a.op.contraction is not ContractionForm.CONVOLUTION or a.inputs[1] is None:
         return 1
     return prod(known(d) for d in a.inputs[1].type.shape[2:])
 
@@ -240,14 +241,14 @@ def taps(problem: Problem) -> int:
 def _sizes(problem: Problem, w: _Walk) -> tuple[tuple[int, int, int, int, int], tuple[Buffer, ...]]:
     """Batch, rows, cols, red, run; and the buffers that are `fetched`."""
     anchor = problem.anchor
-    if anchor is not None and anchor.op.name == "attention":
+    if anchor is not None and anchor.op.contraction is ContractionForm.ATTENTION:
         q, _, v = (x.type.shape for x in anchor.inputs[:3] if x is not None)
         m = known(q[-2])
         return (prod(known(d) for d in q[:-2]), m, known(v[-2]), known(q[-1]) + known(v[-1]), m), ()
     products = [(trips, around, s) for trips, around, s in w.sums if factors(s.value, s.buf) is not None]
     if anchor is not None and products:
         _, around, s = max(products, key=lambda p: p[0])
-        return _contraction(w, around, s, anchor.op.name == "conv")
+        return _contraction(w, around, s, anchor.op.contraction is ContractionForm.CONVOLUTION)
     if w.sums:
         _, around, _ = max(w.sums, key=lambda p: p[0])
         rows = prod(known(f.extent) for f in around if f.var.name in w.out)

@@ -16,6 +16,7 @@ from dnnc.autotune.runners.machine import machine_of
 from dnnc.autotune.search.task import Setting, Task, task_of, workload_key
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
+from dnnc.ir.op import ContractionForm
 from dnnc.ir.types import TensorType
 from dnnc.passes.planning.fuse import Group
 from dnnc.passes.planning.fusion_variants import Variant, cut, variants, vary, weights_layout
@@ -109,7 +110,7 @@ def _planned(region: Region) -> MemoryPlan:
 def retiled(task: Task, tile: int) -> Task:
     """The task with the weights of its convolution stored for another algorithm."""
     g = parse(task.graph)
-    conv = next(n for n in g.nodes() if n.op.name == "conv")
+    conv = next(n for n in g.nodes() if n.op.contraction is ContractionForm.CONVOLUTION)
     x, w = conv.inputs[0], conv.inputs[1]
     assert x is not None and w is not None and x.type.layout is not None
     w.type = TensorType(w.type.dtype, w.type.shape, weights_layout(x.type.rank, x.type.layout.block(1), tile))

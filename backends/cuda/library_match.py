@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from dnnc.backends.cuda.library import Convolution, Image, LibraryCall, Matrix, Product
 from dnnc.ir.graph import Node, Value
+from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.schedule.problem import Problem
 
 FLOATS = ("f16", "bf16", "f32")
+FORM = {"cublaslt": ContractionForm.PRODUCT, "cudnn": ContractionForm.CONVOLUTION}
 ORDER = {"add": 0, "relu": 1, "gelu": 1, "cast": 2}  # in which an epilogue does things, each once
 
 
@@ -35,7 +37,7 @@ def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | 
         return None
     if len(low.outputs) > 1:
         return None
-    if anchor.op.name != {"cublaslt": "matmul", "cudnn": "conv"}[library] or anchor.attrs.get("out_dtype") is not None:
+    if anchor.op.contraction is not FORM[library] or anchor.attrs.get("out_dtype") is not None:
         return None
     chain = _chain(anchor, low.params)
     if chain is None:
@@ -81,10 +83,12 @@ def _chain(anchor: Node, params: Sequence[Value]) -> Chain | None:
                 return None
             v, bias = found
             continue
-        after = after if n.op.name == "cast" else n.op.name
+        after = after if Trait.CONVERSION in n.op.traits else n.op.name
         gelu = str(n.attrs.get("approximate", "none")) if n.op.name == "gelu" else gelu
         v = n.inputs[0]
-    if after == "gelu" and (gelu != "tanh" or anchor.op.name == "conv"):  # libraries compute GELU by tanh
+    if after == "gelu" and (
+        gelu != "tanh" or anchor.op.contraction is ContractionForm.CONVOLUTION
+    ):  # libraries compute GELU by tanh
         return None
     if bias is not None and not _is_bias(bias, anchor):
         return None
@@ -107,7 +111,7 @@ def _is_bias(bias: Value, anchor: Node) -> bool:
     if sizes is None or t.layout is not None:
         return False
     n, rank = (
-        (y.shape[-1], 1) if anchor.op.name == "matmul" else (y.shape[1], len(y.shape) - 1)
+        (y.shape[-1], 1) if anchor.op.contraction is ContractionForm.PRODUCT else (y.shape[1], len(y.shape) - 1)
     )  # C, 1, 1 of what is added to channels
     if len(anchor.inputs) > 2 and anchor.inputs[2] is bias:
         rank = 1

@@ -16,8 +16,9 @@ from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.expression import CpuExpressions
 from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, canonical_text, enabled, host_cpu, parse_target
 from dnnc.backends.llvm.instance import CpuInstance, CpuRunner
+from dnnc.backends.llvm.runtime import runtime
 from dnnc.backends.runtime.codec import decode
-from dnnc.backends.runtime.frames import has_threads, runtime
+from dnnc.backends.runtime.frames import has_threads
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import CompiledKernel, MemoryRef, Program
 from dnnc.ir.errors import TargetError

@@ -24,7 +24,8 @@ from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.entry import FLUSH, can_flush, tick_counter
 from dnnc.backends.llvm.features import CpuTarget, last_level_cache
-from dnnc.backends.runtime.frames import ALIGN, FRAME_BARRIER, FRAME_STATUS, Frame, aligned_empty, runtime
+from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.runtime.frames import ALIGN, FRAME_BARRIER, FRAME_STATUS, Frame, aligned_empty
 from dnnc.backends.runtime.operands import COLD, WARM, Noise, Operands, Rotation, Workload
 from dnnc.ir.errors import AccuracyError
 from dnnc.ir.loops.stmt import stored

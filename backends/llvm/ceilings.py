@@ -21,7 +21,8 @@ from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.entry import entry_text
 from dnnc.backends.llvm.features import CpuTarget, last_level_cache
-from dnnc.backends.runtime.frames import Frame, aligned_empty, runtime
+from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.runtime.frames import Frame, aligned_empty
 from dnnc.backends.runtime.program import Call, MemoryRef
 from dnnc.ir.dtype import f32
 from dnnc.ir.expr import const, fma

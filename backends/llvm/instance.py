@@ -22,7 +22,8 @@ from dnnc.backends.llvm.pool import (
     CALL_WORDS,
     PYTHON_API,
 )
-from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
+from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame
 from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.results import maker
 from dnnc.ir.errors import InputError

@@ -21,9 +21,10 @@ from dnnc.backends.llvm.entry import entry_text, timed_entry_text
 from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.instance import CpuInstance
+from dnnc.backends.llvm.runtime import runtime
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.timing import Timed
-from dnnc.backends.runtime.frames import Frame, runtime
+from dnnc.backends.runtime.frames import Frame
 from dnnc.backends.runtime.link import link
 from dnnc.backends.runtime.program import CompiledKernel, MemoryRef, Program
 from dnnc.ir.graph import Value

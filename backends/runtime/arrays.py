@@ -226,3 +226,13 @@ def to_host(a: Any) -> Any:
     import cupy
 
     return cupy.asnumpy(a if hasattr(a, "__cuda_array_interface__") else cupy.from_dlpack(a))
+
+
+def stream_address(stream: Any) -> int:
+    """The address of a stream of CuPy or torch, or one that is given as such. InputError for anything else."""
+    for name in ("ptr", "cuda_stream", "handle"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    if not isinstance(stream, int):
+        raise InputError(f"stream={stream!r}: expected a CuPy or torch stream, or its address as an int")
+    return stream

@@ -32,6 +32,7 @@ from dnnc.ir.errors import Loc, locations
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, stored
+from dnnc.ir.op import Trait
 from dnnc.ir.types import Layout, Part, TensorType
 from dnnc.passes.analysis.alias import root as root_of
 from dnnc.passes.planning.program import AnyStep, ControlStep, Step
@@ -255,7 +256,10 @@ class Linker:
 
     def controls(self) -> list[Control]:
         """The loops and branches of the program, inner ones before those that call them."""
-        return [self.loop(s) if s.node.op.name == "loop" else self.branch(s) for s in reversed(self.program.control)]
+        return [
+            self.loop(s) if Trait.ITERATES in s.node.op.traits else self.branch(s)
+            for s in reversed(self.program.control)
+        ]
 
     def loop(self, s: ControlStep) -> Loop:
         node, body = s.node, s.bodies[0]

@@ -17,6 +17,7 @@ from dnnc.backends.runtime.frames import ALIGN
 from dnnc.backends.runtime.link import pack_aligned
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.interp import run
+from dnnc.ir.op import Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import pass_context
 from dnnc.passes.planning.program import Program
@@ -24,7 +25,6 @@ from dnnc.passes.rewrites.dce import dce
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-VIEWS = ("reshape", "identity")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Prologue:
 
 def _seen(v: Value) -> Value:
     """What a value is a view of, with all of its elements."""
-    while v.node is not None and v.node.op.name in VIEWS:
+    while v.node is not None and Trait.VIEW in v.node.op.traits:
         source = v.node.inputs[0]
         assert source is not None
         v = source

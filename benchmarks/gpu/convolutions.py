@@ -43,6 +43,7 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import Eval, Kernel, walk_stmts
 from dnnc.ir.loops.verify import verify_kernel
+from dnnc.ir.op import Trait
 from dnnc.options import CompileOptions
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.planning.program import Scheduled, Step, lower_group
@@ -234,7 +235,7 @@ class Maker:
         """What a model would run, then others."""
         program = schedule(case.graph(), self.backend, self.options)
         steps = tuple(s for s in program.kernels if not {n.op.name for n in s.group.nodes} <= MOVES)
-        main = next((k for k, s in enumerate(steps) if any("contraction" in n.op.traits for n in s.group.nodes)), 0)
+        main = next((k for k, s in enumerate(steps) if any(Trait.CONTRACTION in n.op.traits for n in s.group.nodes)), 0)
         first = Made(case, program.graph, steps, main)
         return [
             first,

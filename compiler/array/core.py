@@ -23,7 +23,7 @@ from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.lazy import Lazy, apply, buffer, leaf, materialise
 from dnnc.array.promotion import DType, dtype_of, real_of
 from dnnc.array.sizes import Size
-from dnnc.backends.runtime.arrays import Kind
+from dnnc.backends.runtime.arrays import Kind, stream_address
 from dnnc.backends.runtime.device import DeviceArray
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import InputError
@@ -402,9 +402,7 @@ def moved(x: Array, name: str, stream: Any = None) -> Array:
         return x
     at = None
     if stream is not None:
-        from dnnc.device_calls import address_of
-
-        at = address_of(stream)
+        at = stream_address(stream)
     return from_data(moved_to(x._buffer(), name, at), x.dtype)
 
 

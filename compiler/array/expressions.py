@@ -21,8 +21,8 @@ from dnnc.backends.runtime import codec
 from dnnc.backends.runtime.expression import SavedExpression, program_of, record_of
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import Program
+from dnnc.compile_graph import compile_for
 from dnnc.compile_program import context_of, templates_of
-from dnnc.driver import compile_for
 from dnnc.executable import Executable
 from dnnc.hybrid import has_control
 from dnnc.ir.graph import Graph

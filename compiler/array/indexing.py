@@ -33,7 +33,7 @@ from dnnc.array.sizes import plain, same, same_shape, seen, symbolic
 from dnnc.array.sizes import size as whole
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError
-from dnnc.ir.ops.movement import normalize_slice
+from dnnc.ir.ops.slices import normalize_slice
 
 SMALL = 1 << 10  # elements that are moved at once
 

@@ -31,7 +31,7 @@ from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import complete, infer
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import Cost, OpDef, Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 
@@ -42,16 +42,8 @@ PROGRAMS = 512  # programs kept in a process
 # calls on top of each other: chains that nobody looks at are computed piece by piece, and pieces of a loop are one
 # program
 DEEPEST = 64
-HEAVY = ("contraction", "reduction", "loops", "host", "sized")  # traits of ops that are not computed twice
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
 RULES = 4096  # applications of ops of which the types are kept
-HEAVY_OPS = frozenset(("sort", "cumsum", "cumprod", "dft", "det", "inverse", "scatter_nd", "scatter_elements"))
-
-
-@lru_cache(RULES)
-def is_heavy(op: OpDef) -> bool:
-    """Is it not to be computed twice?"""
-    return op.name in HEAVY_OPS or any(t in op.traits for t in HEAVY)
 
 
 @cache
@@ -59,7 +51,7 @@ def is_flat(op: OpDef) -> bool:
     """Does it compute each element of the others, however many axes there are? An op of the user's may know how
     many.
     """
-    return "elementwise" in op.traits and OPS.get(op.name) is op
+    return Trait.ELEMENTWISE in op.traits and Trait.CUSTOM not in op.traits
 
 
 class Call:
@@ -81,7 +73,7 @@ class Call:
         self.key = (op.name, *attrs.values())
         self.number = 0
         self.locs: tuple[Loc, ...] = ()
-        depth, traced, heavy, apart = 0, False, is_heavy(op), False
+        depth, traced, heavy, apart = 0, False, op.cost is Cost.HEAVY, False
         device: str | None = None
         for x in inputs:
             if x is None:

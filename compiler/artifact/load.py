@@ -81,7 +81,7 @@ def load(
             text = f"{saved.path}: {reason}; compiling again from the graph in the file"
             warnings.warn(text, ArtifactWarning, stacklevel=2)
         return _with_programs(saved, options, backend, kernels, reason, start)
-    from dnnc.driver import compile_for  # loads the passes
+    from dnnc.compile_graph import compile_for  # loads the passes
 
     objects, checked = saved.code() if code else ({}, frozenset())
     names = list(saved.model.inputs), list(saved.model.outputs)

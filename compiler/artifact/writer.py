@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -34,17 +34,19 @@ from dnnc.artifact.reader import places_of
 from dnnc.backends.base import Backend
 from dnnc.backends.runtime.codec import encode
 from dnnc.backends.runtime.program import CompiledKernel, MemoryRef, Program, offsets_of_constants
-from dnnc.graph_compiler import GraphCompiler, only_for_devices
-from dnnc.hybrid import HybridCompiler
 from dnnc.ir.dtype import u8
 from dnnc.ir.errors import Loc
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.constant_text import large_constants, to_bytes
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.program_cache import OnnxParts
+from dnnc.program_cache import OnnxParts, only_for_devices
 from dnnc.report import KernelReport, ProgramReport
 from dnnc.tune_option import plain_winners
+
+if TYPE_CHECKING:
+    from dnnc.graph_compiler import GraphCompiler
+    from dnnc.hybrid import HybridCompiler
 
 Array = np.ndarray[Any, Any]
 ALIGN = 64  # of data within a section

@@ -15,6 +15,7 @@ from dnnc.export.call import Call, Convert
 from dnnc.export.writer import ELEMENTS
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.passes.rewrite import producer
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,9 @@ def pooled(n: Node) -> Pooled | None:
     """The chain that ends with a node; None where it is another one, or others read what is between."""
     if n.op.name != "roi_columns":
         return None
-    rows, across = (v.node if v is not None else None for v in n.inputs)
-    if rows is None or across is None or rows.op.name != "roi_rows" or across.op.name != "roi_weights":
-        return None
-    down = rows.inputs[2].node if rows.inputs[2] is not None else None
-    if down is None or down.op.name != "roi_weights" or down.inputs[0] is not across.inputs[0]:
+    rows, across = producer(n.inputs[0], "roi_rows"), producer(n.inputs[1], "roi_weights")
+    down = producer(rows.inputs[2], "roi_weights") if rows is not None else None
+    if rows is None or across is None or down is None or down.inputs[0] is not across.inputs[0]:
         return None
     alike = all(down.attrs[k] == across.attrs[k] for k in ("ratio", "scale", "half_pixel"))
     between = (down, rows, across)

@@ -19,6 +19,7 @@ from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.interp import run
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import as_env, bind_dims, resolve
 from dnnc.ir.tolerances import bound, reduced
 from dnnc.ir.types import TensorType
@@ -139,7 +140,7 @@ def depth(graph: Graph) -> int:
     known: dict[Value, int] = {}
     for n in graph.nodes():
         reached = max((known.get(v, 0) for v in n.inputs if v is not None), default=0)
-        known.update((v, reached + ("movement" not in n.op.traits)) for v in n.outputs)
+        known.update((v, reached + (Trait.MOVEMENT not in n.op.traits)) for v in n.outputs)
     return max(known.values(), default=0)
 
 
@@ -178,15 +179,14 @@ def longest_reduction(graph: Graph, dims: Mapping[Var, int]) -> int:
 
 
 def _terms(n: Node, env: Mapping[Expr, Expr]) -> int:
-    if not n.op.traits & {"contraction", "reduction"} and not n.op.name.startswith("cum"):
+    if not n.op.traits & {Trait.CONTRACTION, Trait.REDUCTION, Trait.ACCUMULATES}:
         return 1
     read = [_elements(v.type, env) for v in n.inputs if v is not None]
     made = max(_elements(n.outputs[0].type, env), 1)
-    if n.op.name in ("matmul", "gemm") and n.inputs[0] is not None and n.inputs[0].type.shape:
-        return max(_elements(TensorType(n.inputs[0].type.dtype, n.inputs[0].type.shape[-1:]), env), 1)
-    if n.op.name == "conv":
-        return max(read[1] // max(_elements(TensorType(n.inputs[1].type.dtype, n.inputs[1].type.shape[:1]), env), 1), 1)  # type: ignore[union-attr]
-    if "contraction" in n.op.traits:
+    if n.op.terms is not None:
+        terms = n.op.terms(*(None if v is None else v.type for v in n.inputs), **n.attrs)
+        return max(_elements(TensorType(n.outputs[0].type.dtype, (terms,)), env), 1)
+    if Trait.CONTRACTION in n.op.traits:
         return max(read[1], 1)
     return max(
         read[0] // made,

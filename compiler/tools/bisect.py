@@ -19,13 +19,14 @@ from dnnc.backends.base import Backend
 from dnnc.backends.check import physical, subgraph, unpack
 from dnnc.backends.registry import open_backend
 from dnnc.backends.runtime.program import MemoryRef, Program
+from dnnc.compile_graph import compile_graph
 from dnnc.compile_program import context_of
-from dnnc.driver import compile_graph
 from dnnc.executable import Executable
 from dnnc.hybrid import HybridProgram, NativeStep
 from dnnc.ir.errors import AccuracyError, DnncError, InternalError, ScheduleError, VerifyError, locations
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.interp import run
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import concrete_shape
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
@@ -268,7 +269,7 @@ def entered_body(step: ControlStep, known: Mapping[Value, Array]) -> tuple[Body,
     """The body that a loop or branch runs first, with the arrays that it gets then; None for a loop that never runs."""
     node = step.node
     given = [None if v is None else known[v] for v in node.inputs]
-    if node.op.name == "cond":
+    if Trait.ITERATES not in node.op.traits:
         assert given[0] is not None
         return step.bodies[0 if given[0].item() else 1], [a for a in given[1:] if a is not None]
     trips, condition, *rest = given

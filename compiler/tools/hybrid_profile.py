@@ -7,13 +7,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dnnc.backends.base import LEAST, MOST, SECONDS, Backend, Ceilings
-from dnnc.hybrid import HostStep, HybridProgram, NativeStep
 from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Value
@@ -22,6 +22,7 @@ from dnnc.tools.profile import CallTime, KernelTime, Profile
 
 if TYPE_CHECKING:
     from dnnc.executable import Executable
+    from dnnc.hybrid import HostStep, HybridProgram, NativeStep
 
 Array = np.ndarray[Any, Any]
 
@@ -42,15 +43,19 @@ def profile(
     for s in program.steps:
         before = dict(env)
         s.run(env, bound)
-        if isinstance(s, NativeStep):
+        if s.native:
             parts += _native(s, env, bound, repeats)
         else:
-            host.append((s, _seconds(lambda s=s, env=before: s.run(dict(env), dict(bound)), repeats)[0]))  # type: ignore[misc]
+            host.append((s, _seconds(partial(_again, s, before, bound), repeats)[0]))
     total, count = _seconds(lambda: program.call(arrays), repeats)
     dims = {x.name: n for x, n in sorted(bound.items(), key=lambda item: item[0].name)}
     threads = max((p.threads for p in parts), default=1)
     limits = parts[0].ceilings if parts else backend.ceilings(threads)
     return _together(f, parts, host, total, count, dims, limits)
+
+
+def _again(s: HostStep, env: dict[Value, Array], bound: Bindings) -> None:
+    s.run(dict(env), dict(bound))
 
 
 def _native(s: NativeStep, env: dict[Value, Array], bound: Bindings, repeats: int | None) -> list[Profile]:

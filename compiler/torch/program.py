@@ -12,8 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dnnc.backends.registry import backend_class
+from dnnc.compile_graph import compile_graph
 from dnnc.driver import compile as compile_model
-from dnnc.driver import compile_graph
 from dnnc.frontends.torch.export import Fixed, Program, examples, exported, read_program
 from dnnc.frontends.torch.importer import Output
 from dnnc.frontends.torch.tensors import array_of, tensor_of

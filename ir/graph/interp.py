@@ -2,7 +2,7 @@
 
 Per node it calls the op's `reference` or `host`, or builds the op's decomposition and interprets that. Types that
 registers do not hold (f16, bf16, 4-bit) reach the reference in their compute type and its result is rounded to the
-declared one, as kernels do; an op with the trait "bits" gets the stored form. A subgraph reaches a reference as a
+declared one, as kernels do; an op with Trait.BITS gets the stored form. A subgraph reaches a reference as a
 function from arrays to a list of arrays.
 """
 
@@ -18,6 +18,7 @@ from dnnc.ir.errors import InputError, InternalError, locations
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import Bindings, as_env, bind_dims, bind_shape, resolve
 from dnnc.ir.types import TensorType
 
@@ -163,7 +164,7 @@ class _Run:
         for v, a in zip(n.inputs, operands):
             if v is None or a is None:
                 out.append(None)
-            elif "bits" in n.op.traits:
+            elif Trait.BITS in n.op.traits:
                 out.append(a.astype(v.type.dtype.numpy, copy=False))
             else:
                 t = v.type.dtype
@@ -197,7 +198,7 @@ class _Run:
         try:
             bind_shape(bound, v, a.shape)
         except InputError as e:
-            if "sized" in n.op.traits:
+            if Trait.SIZED in n.op.traits:
                 raise InputError(
                     f"{n.op.name}{locations(n.locs)}: the data gives a size that the rest of the model does not fit: "
                     f"{e}"
@@ -280,7 +281,7 @@ class _Sampled:
         for n in self.g.nodes() if needed else ():
             if n in needed:
                 operands = [
-                    None if i is None else self.stored(i) if "movement" in n.op.traits else self.whole(i)
+                    None if i is None else self.stored(i) if Trait.MOVEMENT in n.op.traits else self.whole(i)
                     for i in n.inputs
                 ]
                 self.env.update(zip(n.outputs, self.run.node(n, operands, self.bound)))
@@ -307,7 +308,7 @@ class _Sampled:
         if v in self.raw and v not in self.env:
             picked = _pick(self.raw[v], points)
             return _widen(picked, v.type.dtype) if self.run.exact else picked
-        if n is None or not lazy or not ("elementwise" in n.op.traits or n.op.reference_at):
+        if n is None or not lazy or not (Trait.ELEMENTWISE in n.op.traits or n.op.reference_at):
             return _pick(self.full(v), points)
         key = (v, points.tobytes())
         if key not in self.sampled:
@@ -318,7 +319,7 @@ class _Sampled:
         attrs = {k: resolve(a, as_env(self.bound)) for k, a in n.attrs.items()}
         if n.op.reference_at is not None:
             pick = (
-                self.picked if "contraction" in n.op.traits else self.full
+                self.picked if Trait.CONTRACTION in n.op.traits else self.full
             )  # whose sampled references widen what they pick
             operands = self.run.operands(n, [None if i is None else pick(i) for i in n.inputs])
             return self.run.declared(v, np.asarray(n.op.reference_at(operands, points, **attrs)))

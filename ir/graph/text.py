@@ -28,7 +28,7 @@ from dnnc.ir.expr import Expr, Var, const, dim, free, op, unwrap, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder, defaults, find_op
 from dnnc.ir.graph.constant_text import inline, load_constants, read_inline, read_literal, save_constants
-from dnnc.ir.op import Attrs, OpDef
+from dnnc.ir.op import Attrs, OpDef, Trait
 from dnnc.ir.te.syntax import Reader, read_op, show_op
 from dnnc.ir.types import Dim, Layout, TensorType, parse_layout
 
@@ -51,7 +51,7 @@ def definitions(g: Graph) -> tuple[dict[str, str], dict[Any, str]]:
     texts: dict[str, str] = {}
     called: dict[Any, str] = {}
     for n in every_node(g):
-        if "own" not in n.op.traits or n.op.compute is None:
+        if Trait.CUSTOM not in n.op.traits or n.op.compute is None:
             continue
         given = [None if v is None else te.placeholder(v.name, v.type.dtype, v.type.shape) for v in n.inputs]
         made = n.op.compute(*given, **n.attrs)

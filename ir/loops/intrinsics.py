@@ -32,6 +32,7 @@ class Intrinsic:
     type: TypeOf | None = None
     effect: bool = False
     collective: bool = False  # all threads of a warp must reach it
+    costly: bool = False  # it takes more than simple arithmetic
 
 
 def _erf(x: Array) -> Array:
@@ -131,13 +132,14 @@ def cast_numpy(x: Array, to: DType) -> Array:
         return x.astype(to.numpy)
 
 
-_UNARY: dict[str, Callable[[Array], Array]] = {
+_COSTLY: dict[str, Callable[[Array], Array]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "erf": _erf, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
-    "tan": np.tan,
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
-    "acosh": np.arccosh, "atanh": np.arctanh, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint,
-    "abs": np.abs,
-    "neg": np.negative, "log1p": np.log1p, "expm1": np.expm1, "exp2": np.exp2,
+    "tan": np.tan, "sinh": np.sinh, "cosh": np.cosh, "log1p": np.log1p, "expm1": np.expm1,
+}  # fmt: skip
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh,
+    "atanh": np.arctanh, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "abs": np.abs,
+    "neg": np.negative, "exp2": np.exp2,
     # 1 / x to 1 ulp; what is below the normal numbers is 0
     "recip": lambda x: (1 / np.asarray(x)).astype(np.asarray(x).dtype),
     # 1 / x, off by at most 2^-14 of it; x and 1 / x are normal numbers
@@ -147,13 +149,14 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 # fmt: off
 TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
+    *(Intrinsic(n, _quiet(f), costly=True) for n, f in _COSTLY.items()),
     Intrinsic("fma", _quiet(_fma), _first),
     # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity where n is, and 0 where
     # n is -infinity
     Intrinsic("scale", _scale, _first),
     # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say
     Intrinsic("piece", lambda t, k: pieces(t, int(np.ravel(k)[0])), _first),
-    Intrinsic("pow", _pow, _first),
+    Intrinsic("pow", _pow, _first, costly=True),
     Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first),
     Intrinsic("floormod", _floormod, _first),
     Intrinsic("shl", lambda a, n: _shift(a, n, True), _first),
@@ -197,6 +200,7 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("peer", type=lambda r, rank: (r.dtype, r.lanes)),
 ]}
 # fmt: on
+COSTLY = frozenset(("/", *(i.name for i in TABLE.values() if i.costly)))  # names of operations on expressions
 
 
 def _tree(v: Array, f: Callable[[Array, Array], Array]) -> Array:

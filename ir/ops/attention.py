@@ -14,7 +14,7 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import ContractionForm, OpDef, require
 from dnnc.ir.ops.common import CHUNK, CONTRACTION, Array, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
@@ -144,6 +144,8 @@ ATTENTION_OPS: tuple[OpDef, ...] = (
         reference_at=_reference_at,
         flops=_flops,
         traits=CONTRACTION,
+        contraction=ContractionForm.ATTENTION,
+        wide_operands=(3,),  # a mask is added to scores in registers, and says "never" by numbers that no half can hold
         samples=(
             sample("f32[2, 5, 8]", "f32[2, 7, 8]", "f32[2, 7, 4]", scale=0.35),
             sample("f32[1, 2, 9, 16]", "f32[1, 2, 20, 16]", "f32[1, 2, 20, 16]", "f32[1, 1, 1, 20]", scale=0.25),

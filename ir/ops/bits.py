@@ -11,7 +11,7 @@ from dnnc.ir.dtype import DType, bf16, boolean, f16, f32, f64, i8, i32, i64, u8,
 from dnnc.ir.dtype import dtype as named
 from dnnc.ir.expr import Expr, cast, const, load, op, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import ELEMENTWISE, Array, sample, size_flops
 from dnnc.ir.types import TensorType
 
@@ -131,7 +131,7 @@ BITS_OPS: tuple[OpDef, ...] = (
         _power_of,
         reference=_power_numpy,
         flops=size_flops(4),
-        traits=ELEMENTWISE | {"bits"},
+        traits=ELEMENTWISE | {Trait.BITS},
         samples=tuple(
             sample("f32[40]", rounding=r, saturate=s, domain=d)
             for r, s, d in (
@@ -148,7 +148,7 @@ BITS_OPS: tuple[OpDef, ...] = (
         _compute,
         reference=_reference,
         flops=size_flops(1),
-        traits=ELEMENTWISE | {"bits"},
+        traits=ELEMENTWISE | {Trait.BITS},
         samples=(
             sample("f32[3, 7]", to=i32),
             sample("i32[5]", to=f32, domain=(0x3F800000, 0x40000000)),

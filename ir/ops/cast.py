@@ -11,7 +11,7 @@ from dnnc.ir.dtype import DType, bf16, boolean, dtype, f16, f32, i8, i32, i64, u
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.intrinsics import cast_numpy
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import ELEMENTWISE, Array, elementwise, sample, size_flops
 from dnnc.ir.types import TensorType
 
@@ -106,7 +106,7 @@ CAST_OPS: tuple[OpDef, ...] = (
         _compute,
         reference=_reference,
         flops=size_flops(0),
-        traits=ELEMENTWISE,
+        traits=ELEMENTWISE | {Trait.CONVERSION, Trait.KEEPS_SIGN},
         samples=(
             sample("f32[3, 7]", to=i32, domain=(-9.0, 9.0)),
             sample("f32[3, 7]", to=u8, domain=(-300.0, 300.0)),

@@ -14,18 +14,20 @@ from dnnc.ir import te
 from dnnc.ir.dtype import BY_NAME, DType, i64
 from dnnc.ir.expr import E, Expr, cast, const, maximum, minimum, select, unwrap
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Sample, require
+from dnnc.ir.op import Sample, Trait, require
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
 Array = Any  # np.ndarray of any dtype, ml_dtypes' included
-PURE = frozenset(("pure",))
-ELEMENTWISE = frozenset(("pure", "elementwise"))
-MOVEMENT = frozenset(("pure", "movement"))
-VIEW = frozenset(("pure", "movement", "view"))
-REDUCTION = frozenset(("pure", "reduction"))
-CONTRACTION = frozenset(("pure", "contraction"))
+PURE = frozenset((Trait.PURE,))
+ELEMENTWISE = frozenset((Trait.PURE, Trait.ELEMENTWISE))
+MOVEMENT = frozenset((Trait.PURE, Trait.MOVEMENT))
+VIEW = frozenset((Trait.PURE, Trait.MOVEMENT, Trait.VIEW))
+REDUCTION = frozenset((Trait.PURE, Trait.REDUCTION))
+CONTRACTION = frozenset((Trait.PURE, Trait.CONTRACTION))
+LOOPS = frozenset((Trait.PURE, Trait.LOOPS))
+ROWWISE = REDUCTION | {Trait.ROWWISE}
 
 CHUNK = 1 << 21  # elements that a sampled reference gathers at once
 WORDS = ("", "7", "-1.5", "Ab", "b c", "\u00e9t\u00e9 1")  # of which drawn strings are
@@ -117,6 +119,31 @@ def rows_flops(per_element: int) -> Callable[..., Dim]:
         return dim(const(x.size) * per_element)
 
     return flops
+
+
+def whole(x: TensorType, *_: Any, **__: Any) -> tuple[Dim, ...]:
+    """All axes of the first operand, as those that its indices may address."""
+    return tuple(x.shape)
+
+
+def broadcast_dims(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
+    """The pairs of dims that must be equal where shapes broadcast."""
+    return [(x, y) for x, y in zip(reversed(a), reversed(b)) if x != 1 and y != 1]
+
+
+def channel_dims(x: TensorType, *rest: TensorType, **_: Any) -> list[tuple[Dim, Dim]]:
+    """The channels of images, at axis 1, are the rows of the second operand."""
+    return [(x.shape[1], t.shape[0]) for t in rest[:1] if t.rank and x.rank > 1]
+
+
+def one_axis(rank: int, *, axis: int = -1, **_: Any) -> tuple[int, ...]:
+    """The axes of rows along one axis."""
+    return (axis % rank,)
+
+
+def last_axes(rank: int, *, axis: int = -1, **_: Any) -> tuple[int, ...]:
+    """The axes of rows that are all axes from one on."""
+    return tuple(range(axis % rank, rank))
 
 
 def dim(e: E) -> Dim:

@@ -15,12 +15,12 @@ import numpy as np
 
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.graph import Graph
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.types import Dim, TensorType
 
 Array = np.ndarray[Any, Any]
 Types = tuple["TensorType | None", ...]
-CONTROL = frozenset(("control", "pure"))
+CONTROL = frozenset((Trait.CONTROL, Trait.PURE))
 
 
 def _loop_type(
@@ -128,6 +128,6 @@ def _cond(
 
 
 CONTROL_OPS: tuple[OpDef, ...] = (
-    OpDef("loop", _loop_type, reference=_loop, traits=CONTROL),
-    OpDef("cond", _cond_type, reference=_cond, traits=CONTROL),
+    OpDef("loop", _loop_type, reference=_loop, traits=CONTROL | {Trait.ITERATES}, deciding=2),
+    OpDef("cond", _cond_type, reference=_cond, traits=CONTROL, deciding=1),
 )

@@ -15,11 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const, minimum, unwrap
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import CHUNK, CONTRACTION, Array, both, dim, require_kind, same_dim, same_dtype, sample, within
+from dnnc.ir.op import ContractionForm, OpDef, require
+from dnnc.ir.ops.common import (
+    CHUNK,
+    CONTRACTION,
+    Array,
+    both,
+    channel_dims,
+    dim,
+    require_kind,
+    same_dim,
+    same_dtype,
+    sample,
+    within,
+)
 from dnnc.ir.ops.matmul import float64, widened
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
 from dnnc.ir.te import Tensor
@@ -385,6 +397,10 @@ def _transpose_flops(x: TensorType, w: TensorType, *_: Any, **__: Any) -> Dim:
     return dim(const(x.size) * product(w.shape[1:]) * 2)
 
 
+def _equal_dims(x: TensorType, w: TensorType, *_: TensorType, group: int = 1, **__: Any) -> list[tuple[Dim, Dim]]:
+    return [(x.shape[1], dim(const(w.shape[1]) * group))] if min(x.rank, w.rank) > 1 else []
+
+
 CONV_OPS: tuple[OpDef, ...] = (
     OpDef(
         "conv",
@@ -394,6 +410,10 @@ CONV_OPS: tuple[OpDef, ...] = (
         reference_at=_reference_at,
         flops=_flops,
         traits=CONTRACTION,
+        batching=batching.images,
+        contraction=ContractionForm.CONVOLUTION,
+        terms=lambda x, w, *_, **__: product(w.shape[1:]),
+        equal_dims=_equal_dims,
         samples=(
             sample("f32[1, 4, 7, 9]", "f32[6, 4, 3, 3]", "f32[6]", strides=(1, 1), pads=(1, 1, 1, 1)),
             sample("f32[2, 3, 11, 11]", "f32[8, 3, 7, 7]", strides=(2, 2), pads=(3, 3, 3, 3)),
@@ -414,7 +434,9 @@ CONV_OPS: tuple[OpDef, ...] = (
         _transpose_compute,
         reference=_transpose_reference,
         flops=_transpose_flops,
+        equal_dims=channel_dims,
         traits=CONTRACTION,
+        batching=batching.images,
         samples=(
             sample("f32[1, 4, 5, 3]", "f32[4, 3, 2, 2]", "f32[3]", strides=(2, 2)),
             sample(

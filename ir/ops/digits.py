@@ -18,9 +18,9 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, op, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import PURE, Array, clamp, dim, require_kind, rows_flops, same_dim, sample
-from dnnc.ir.ops.sort import indices_of, key_numpy, ordered, sort_along
+from dnnc.ir.ops.sort_keys import indices_of, key_numpy, ordered, sort_along
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
@@ -184,7 +184,7 @@ DIGITS_OPS: tuple[OpDef, ...] = (
         _digits,
         reference=_digits_numpy,
         flops=rows_flops(8),  # counted and moved once for each digit
-        traits=PURE | {"loops", "sequential"},
+        traits=PURE | {Trait.LOOPS, Trait.SEQUENTIAL},
         samples=(
             sample("u64[3, 20]", keep=20, low=0, high=16, domain=(0, 9e3)),
             sample("u64[2, 2, 9]", keep=4, low=0, high=20, domain=(0, 9e5)),
@@ -197,7 +197,7 @@ DIGITS_OPS: tuple[OpDef, ...] = (
         _groups,
         reference=_groups_numpy,
         flops=rows_flops(6),
-        traits=PURE | {"bits", "loops"},
+        traits=PURE | {Trait.BITS, Trait.LOOPS},
         samples=(
             sample("f32[3, 20]", group=8, descending=True),
             sample("f16[17]", group=4),
@@ -210,7 +210,7 @@ DIGITS_OPS: tuple[OpDef, ...] = (
         _members,
         reference=_members_numpy,
         flops=rows_flops(6),
-        traits=PURE | {"bits"},
+        traits=PURE | {Trait.BITS},
         samples=(
             sample("f32[3, 20]", "i64[3, 2]", group=8, descending=True, domain=(0, 2)),
             sample("u8[9]", "i64[3]", group=4, domain=(0, 2)),

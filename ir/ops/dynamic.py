@@ -20,7 +20,7 @@ from dnnc.ir.expr import Expr, const, maximum, minimum, select
 from dnnc.ir.expr import dim as symbol
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, rows_flops, same_dim, sample
+from dnnc.ir.ops.common import LOOPS, PURE, Array, both, clamp, dim, rows_flops, same_dim, sample
 from dnnc.ir.ops.host import HOST
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
@@ -30,7 +30,6 @@ BLOCK = 64  # flags that are counted one by one
 DIRECT = 1 << 10  # block sums up to which a running sum is taken by the plain quadratic op
 FAN = 16  # samples that a step of a search compares
 MOST = 1 << 32  # elements of an axis whose bound is not known
-LOOPS = PURE | {"loops"}
 DYNAMIC = PURE | HOST
 
 

@@ -16,7 +16,7 @@ from dnnc.ir.dtype import boolean, u64
 from dnnc.ir.expr import Expr, cast, const, logical_not, maximum, minimum, select
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import Cost, OpDef, Sample, Trait
 from dnnc.ir.ops.common import (
     ELEMENTWISE,
     Array,
@@ -43,6 +43,8 @@ def unary(
     flops: int = 1,
     domain: tuple[float, float] = (-2.0, 2.0),
     to_bool: bool = False,
+    cost: Cost = Cost.CHEAP,
+    traits: Iterable[Trait] = (),
 ) -> OpDef:
     """An op of one operand; `kinds` are the kinds of dtypes that it takes."""
     out = boolean if to_bool else None
@@ -60,8 +62,9 @@ def unary(
         compute,
         reference=without_attrs(reference),
         flops=size_flops(flops),
-        traits=ELEMENTWISE,
+        traits=ELEMENTWISE.union(traits),
         samples=tuple(_samples(1, kinds, domain)),
+        cost=cost,
     )
 
 
@@ -72,6 +75,9 @@ def binary(
     kinds: str = "fiu",
     domain: tuple[float, float] = (-2.0, 2.0),
     to_bool: bool = False,
+    cost: Cost = Cost.CHEAP,
+    neutral: float | bool | None = None,
+    traits: Iterable[Trait] = (),
 ) -> OpDef:
     """An op of two operands of one dtype, which broadcast."""
     out = boolean if to_bool else None
@@ -90,8 +96,10 @@ def binary(
         compute,
         reference=without_attrs(reference),
         flops=size_flops(),
-        traits=ELEMENTWISE,
+        traits=ELEMENTWISE.union(traits),
         samples=tuple(_samples(2, kinds, domain)),
+        cost=cost,
+        neutral=neutral,
     )
 
 
@@ -222,6 +230,8 @@ def activation(
     type_: Callable[..., TensorType],
     *attrs: dict[str, Any],
     flops: int = 4,
+    cost: Cost = Cost.CHEAP,
+    traits: Iterable[Trait] = (),
 ) -> OpDef:
     """A float op of one operand with attributes; one sample for each given set of them, and one in a half type."""
 
@@ -235,7 +245,14 @@ def activation(
     samples = [sample("f32[3, 17]", **a, domain=(-4.0, 4.0)) for a in attrs]
     samples += [sample("f16[5]", **attrs[0], domain=(-4.0, 4.0)), sample("f64[2, 3]", **attrs[-1], domain=(-4.0, 4.0))]
     return OpDef(
-        name, type_, compute, reference=numpy, flops=size_flops(flops), traits=ELEMENTWISE, samples=tuple(samples)
+        name,
+        type_,
+        compute,
+        reference=numpy,
+        flops=size_flops(flops),
+        traits=ELEMENTWISE.union(traits),
+        samples=tuple(samples),
+        cost=cost,
     )
 
 
@@ -382,9 +399,8 @@ def composed(
     )
 
 
-COMPARE: tuple[tuple[str, Callable[..., Expr], Callable[..., Array], str], ...] = (
-    ("equal", lambda a, b: a.eq(b), np.equal, "fiub"),
-    ("not_equal", lambda a, b: a.ne(b), np.not_equal, "fiub"),
+STEPS = (Trait.IDEMPOTENT, Trait.AMPLIFIES)  # what rounds to integers
+ORDER: tuple[tuple[str, Callable[..., Expr], Callable[..., Array], str], ...] = (
     ("less", operator.lt, np.less, "fiu"),
     ("less_equal", operator.le, np.less_equal, "fiu"),
     ("greater", operator.gt, np.greater, "fiu"),
@@ -393,53 +409,55 @@ COMPARE: tuple[tuple[str, Callable[..., Expr], Callable[..., Array], str], ...] 
 
 ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     # arithmetic
-    binary("add", operator.add, np.add),
-    binary("sub", operator.sub, np.subtract),
-    binary("mul", operator.mul, np.multiply),
-    binary("div", _div, _div_numpy, domain=(-3.0, 3.0)),
-    binary("mod", _mod, _mod_numpy, domain=(-3.0, 3.0)),
-    binary("fmod", intrinsic("truncmod"), meaning("truncmod"), domain=(-3.0, 3.0)),
-    binary("pow", _pow, _pow_numpy, domain=(0.1, 3.0)),
-    binary("min", minimum, np.minimum),
-    binary("max", maximum, np.maximum),
-    unary("neg", operator.neg, np.negative, "fi"),
-    unary("abs", _abs, np.abs, "fiu"),
-    unary("sign", _sign, np.sign, "fiu"),
+    binary("add", operator.add, np.add, neutral=-0.0, traits=(Trait.COMMUTATIVE, Trait.KEEPS_SIGN)),
+    binary("sub", operator.sub, np.subtract, neutral=0.0),
+    binary("mul", operator.mul, np.multiply, neutral=1.0, traits=(Trait.COMMUTATIVE, Trait.KEEPS_SIGN)),
+    binary("div", _div, _div_numpy, domain=(-3.0, 3.0), neutral=1.0, cost=Cost.LIGHT, traits=(Trait.KEEPS_SIGN,)),
+    binary("mod", _mod, _mod_numpy, domain=(-3.0, 3.0), traits=(Trait.AMPLIFIES,)),
+    binary("fmod", intrinsic("truncmod"), meaning("truncmod"), domain=(-3.0, 3.0), traits=(Trait.AMPLIFIES,)),
+    binary("pow", _pow, _pow_numpy, domain=(0.1, 3.0), neutral=1.0, cost=Cost.COSTLY),
+    binary("min", minimum, np.minimum, traits=(Trait.KEEPS_SIGN,)),
+    binary("max", maximum, np.maximum, traits=(Trait.KEEPS_SIGN,)),
+    unary("neg", operator.neg, np.negative, "fi", traits=(Trait.INVOLUTION,)),
+    unary("abs", _abs, np.abs, "fiu", traits=(Trait.IDEMPOTENT, Trait.NOT_NEGATIVE)),
+    unary("sign", _sign, np.sign, "fiu", traits=(Trait.IDEMPOTENT, Trait.AMPLIFIES)),
     unary("reciprocal", lambda x: 1.0 / x, lambda x: 1.0 / x, domain=(0.3, 3.0)),
-    unary("sqrt", intrinsic("sqrt"), np.sqrt, domain=(0.0, 5.0)),
+    unary("sqrt", intrinsic("sqrt"), np.sqrt, domain=(0.0, 5.0), cost=Cost.LIGHT, traits=(Trait.KEEPS_SIGN,)),
     # rounding; round is half to even
-    unary("floor", intrinsic("floor"), np.floor, domain=(-5.0, 5.0)),
-    unary("ceil", intrinsic("ceil"), np.ceil, domain=(-5.0, 5.0)),
-    unary("round", intrinsic("rint"), np.rint, domain=(-5.0, 5.0)),
-    unary("trunc", intrinsic("trunc"), np.trunc, domain=(-5.0, 5.0)),
+    unary("floor", intrinsic("floor"), np.floor, domain=(-5.0, 5.0), traits=STEPS),
+    unary("ceil", intrinsic("ceil"), np.ceil, domain=(-5.0, 5.0), traits=STEPS),
+    unary("round", intrinsic("rint"), np.rint, domain=(-5.0, 5.0), traits=STEPS),
+    unary("trunc", intrinsic("trunc"), np.trunc, domain=(-5.0, 5.0), traits=STEPS),
     # exponentials and trigonometry
-    unary("exp", intrinsic("exp"), np.exp, flops=8),
+    unary("exp", intrinsic("exp"), np.exp, flops=8, cost=Cost.LIGHT, traits=(Trait.NOT_NEGATIVE,)),
     unary("expm1", intrinsic("expm1"), np.expm1, flops=8),
-    unary("log", intrinsic("log"), np.log, flops=8, domain=(0.1, 9.0)),
+    unary("log", intrinsic("log"), np.log, flops=8, domain=(0.1, 9.0), cost=Cost.COSTLY),
     unary("log1p", intrinsic("log1p"), np.log1p, flops=8, domain=(-0.9, 9.0)),
-    unary("erf", intrinsic("erf"), _erf_numpy, flops=8),
-    unary("sin", intrinsic("sin"), np.sin, flops=8, domain=(-9.0, 9.0)),
-    unary("cos", intrinsic("cos"), np.cos, flops=8, domain=(-9.0, 9.0)),
-    unary("tan", intrinsic("tan"), np.tan, flops=8, domain=(-1.4, 1.4)),
+    unary("erf", intrinsic("erf"), _erf_numpy, flops=8, cost=Cost.COSTLY),
+    unary("sin", intrinsic("sin"), np.sin, flops=8, domain=(-9.0, 9.0), cost=Cost.COSTLY, traits=(Trait.AMPLIFIES,)),
+    unary("cos", intrinsic("cos"), np.cos, flops=8, domain=(-9.0, 9.0), cost=Cost.COSTLY, traits=(Trait.AMPLIFIES,)),
+    unary("tan", intrinsic("tan"), np.tan, flops=8, domain=(-1.4, 1.4), cost=Cost.COSTLY),
     unary("asin", intrinsic("asin"), np.arcsin, flops=8, domain=(-1.0, 1.0)),
     unary("acos", intrinsic("acos"), np.arccos, flops=8, domain=(-1.0, 1.0)),
     unary("atan", intrinsic("atan"), np.arctan, flops=8),
     unary("sinh", intrinsic("sinh"), np.sinh, flops=8),
     unary("cosh", intrinsic("cosh"), np.cosh, flops=8),
-    unary("tanh", intrinsic("tanh"), np.tanh, flops=8),
+    unary("tanh", intrinsic("tanh"), np.tanh, flops=8, cost=Cost.COSTLY),
     unary("asinh", intrinsic("asinh"), np.arcsinh, flops=8),
     unary("acosh", intrinsic("acosh"), np.arccosh, flops=8, domain=(1.0, 9.0)),
     unary("atanh", intrinsic("atanh"), np.arctanh, flops=8, domain=(-0.9, 0.9)),
     # comparisons, logic, bits
-    *(binary(name, value, numpy, kinds, to_bool=True) for name, value, numpy, kinds in COMPARE),
-    binary("logical_and", operator.and_, np.logical_and, "b"),
-    binary("logical_or", operator.or_, np.logical_or, "b"),
-    binary("logical_xor", lambda a, b: a.ne(b), np.logical_xor, "b"),
-    unary("logical_not", logical_not, np.logical_not, "b"),
-    binary("bitwise_and", operator.and_, np.bitwise_and, "iu"),
-    binary("bitwise_or", operator.or_, np.bitwise_or, "iu"),
-    binary("bitwise_xor", operator.xor, np.bitwise_xor, "iu"),
-    unary("bitwise_not", intrinsic("bitnot"), np.invert, "iu"),
+    binary("equal", lambda a, b: a.eq(b), np.equal, "fiub", to_bool=True, traits=(Trait.COMMUTATIVE,)),
+    binary("not_equal", lambda a, b: a.ne(b), np.not_equal, "fiub", to_bool=True, traits=(Trait.COMMUTATIVE,)),
+    *(binary(name, value, numpy, kinds, to_bool=True) for name, value, numpy, kinds in ORDER),
+    binary("logical_and", operator.and_, np.logical_and, "b", neutral=True, traits=(Trait.COMMUTATIVE,)),
+    binary("logical_or", operator.or_, np.logical_or, "b", neutral=False, traits=(Trait.COMMUTATIVE,)),
+    binary("logical_xor", lambda a, b: a.ne(b), np.logical_xor, "b", neutral=False, traits=(Trait.COMMUTATIVE,)),
+    unary("logical_not", logical_not, np.logical_not, "b", traits=(Trait.INVOLUTION,)),
+    binary("bitwise_and", operator.and_, np.bitwise_and, "iu", traits=(Trait.COMMUTATIVE,)),
+    binary("bitwise_or", operator.or_, np.bitwise_or, "iu", traits=(Trait.COMMUTATIVE,)),
+    binary("bitwise_xor", operator.xor, np.bitwise_xor, "iu", traits=(Trait.COMMUTATIVE,)),
+    unary("bitwise_not", intrinsic("bitnot"), np.invert, "iu", traits=(Trait.INVOLUTION,)),
     binary("shift_left", intrinsic("shl"), meaning("shl"), "iu", domain=(0.0, 1.0)),
     binary("shift_right", intrinsic("shr"), meaning("shr"), "iu", domain=(0.0, 1.0)),
     unary("isnan", intrinsic("isnan"), np.isnan, to_bool=True),
@@ -473,12 +491,32 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
         ),
     ),
     # activations
-    unary("relu", relu_value, lambda x: np.maximum(x, 0), "fi"),
-    unary("sigmoid", sigmoid_value, _sigmoid, flops=10, domain=(-9.0, 9.0)),
-    unary("softplus", _softplus_value, _softplus, flops=16, domain=(-9.0, 9.0)),
-    unary("mish", _mish, lambda x: x * np.tanh(_softplus(x)), flops=24),
+    unary("relu", relu_value, lambda x: np.maximum(x, 0), "fi", traits=(Trait.IDEMPOTENT,)),
+    unary(
+        "sigmoid", sigmoid_value, _sigmoid, flops=10, domain=(-9.0, 9.0), cost=Cost.COSTLY, traits=(Trait.NOT_NEGATIVE,)
+    ),
+    unary(
+        "softplus",
+        _softplus_value,
+        _softplus,
+        flops=16,
+        domain=(-9.0, 9.0),
+        cost=Cost.COSTLY,
+        traits=(Trait.NOT_NEGATIVE,),
+    ),
+    unary("mish", _mish, lambda x: x * np.tanh(_softplus(x)), flops=24, cost=Cost.COSTLY),
     binary("prelu", _prelu_value, lambda x, s: np.where(x < 0, x * s, x), "fi"),
-    activation("gelu", _gelu, _gelu_numpy, _gelu_type, {"approximate": "none"}, {"approximate": "tanh"}, flops=12),
+    activation(
+        "gelu",
+        _gelu,
+        _gelu_numpy,
+        _gelu_type,
+        {"approximate": "none"},
+        {"approximate": "tanh"},
+        flops=12,
+        cost=Cost.COSTLY,
+        traits=(Trait.CANCELS,),
+    ),
     activation(
         "leaky_relu",
         _leaky,

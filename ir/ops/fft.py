@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.expr import Expr, const, select
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import Cost, OpDef, require
 from dnnc.ir.ops.common import PURE, Array, dim, require_kind, same_dtype, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
@@ -268,6 +268,8 @@ FFT_OPS: tuple[OpDef, ...] = (
         decompose=_dft,
         flops=_dft_flops,
         traits=PURE,
+        batching=batching.along_axis,
+        cost=Cost.HEAVY,
         samples=(
             sample("f32[2, 12, 2]", axis=1),
             sample("f32[3, 40, 1]", axis=1, onesided=True),

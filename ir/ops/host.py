@@ -9,7 +9,7 @@ same one, all must then agree):
 
 So an operator of unknown output size is native code for the upper bound, then `truncate`, which only slices: along axis
 0 it copies nothing. `bound` may be symbolic itself (`x.shape[axis]`). What follows is compiled once for all n (0 has a
-program of its own). An op whose *decomposition* contains host ops has the trait "host", which tells the driver to
+program of its own). An op whose *decomposition* contains host ops has Trait.HOST, which tells the driver to
 expand it before it divides the graph.
 """
 
@@ -22,14 +22,14 @@ import numpy as np
 from dnnc.ir.dtype import u8
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import dim as symbol
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import Array, require_kind, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import Dim, TensorType
 
-HOST = frozenset(("host",))  # for ops elsewhere whose decompositions have these
-CUT = frozenset(("pure", "bits", "sized"))
-SIZE = frozenset(("sized",))
+HOST = frozenset((Trait.HOST,))  # for ops elsewhere whose decompositions have these
+CUT = frozenset((Trait.PURE, Trait.BITS, Trait.SIZED))
+SIZE = frozenset((Trait.SIZED,))
 
 
 def _require_count(count: TensorType) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 from dnnc.ir.dtype import u8
 from dnnc.ir.errors import UnsupportedError, install
 from dnnc.ir.expr import dim as symbol
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import Array, sample
 from dnnc.ir.types import Dim, TensorType
 
-SIZED = frozenset(("pure", "sized"))
+SIZED = frozenset((Trait.PURE, Trait.SIZED))
 FORMATS = {"rgb": 3, "bgr": 3, "gray": 1}  # channels
 
 

@@ -8,15 +8,27 @@ one counts, and sums are added up in that order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import MOVEMENT, PURE, Array, guarded, require_kind, same_dim, same_dtype, same_shape, sample
+from dnnc.ir.op import Index, OpDef, Trait, require
+from dnnc.ir.ops.common import (
+    MOVEMENT,
+    PURE,
+    Array,
+    guarded,
+    require_kind,
+    same_dim,
+    same_dtype,
+    same_shape,
+    sample,
+    whole,
+)
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.te.interp import put_in_order
@@ -285,13 +297,25 @@ def _reverse_numpy(x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: 
     return np.take_along_axis(x, at, time_axis)
 
 
-SCATTER = PURE | {"scatter"}
+SCATTER = PURE | {Trait.SCATTER}
 _SCATTER_SAMPLES = tuple(
     sample("f32[5, 4]", "i64[3, 4]", "f32[3, 4]", axis=0, reduction=r, domain=(-4, 4)) for r in REDUCTIONS
 )
 _SCATTER_ND_SAMPLES = tuple(
     sample("f32[4, 3, 5]", "i64[3, 2, 1]", "f32[3, 2, 3, 5]", reduction=r, domain=(-4, 3)) for r in REDUCTIONS
 )
+
+
+def _along_axis(x: TensorType, *_: TensorType, axis: int = 0, **__: Any) -> tuple[Dim, ...]:
+    return (x.shape[axis],)
+
+
+def _leading(x: TensorType, at: TensorType, *_: TensorType, batch_dims: int = 0, **__: Any) -> tuple[Dim, ...]:
+    """The axes that a tuple of indices addresses."""
+    width = at.shape[-1]
+    assert isinstance(width, int)
+    return x.shape[batch_dims : batch_dims + width]
+
 
 INDEX_OPS: tuple[OpDef, ...] = (
     OpDef(
@@ -300,6 +324,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _gather,
         reference=_gather_numpy,
         traits=MOVEMENT,
+        batching=batching.gather,
         samples=(
             sample("f32[5, 3]", "i64[2, 4]", axis=0, domain=(-5, 4)),
             sample("f16[2, 5, 3]", "i32[7]", axis=1, domain=(-5, 4)),
@@ -307,7 +332,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
             sample("f32[2, 9]", "u8[3]", axis=-1, domain=(0, 8)),
             sample("f32[3, 2]", "i64[0]", axis=0, domain=(0, 2)),
         ),
-        indices=(1,),
+        index=Index(1, _along_axis),
     ),
     OpDef(
         "gather_elements",
@@ -315,11 +340,12 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _gather_elements,
         reference=_gather_elements_numpy,
         traits=MOVEMENT,
+        batching=batching.along_axis,
         samples=(
             sample("f32[5, 3]", "i64[4, 2]", axis=0, domain=(-5, 4)),
             sample("f16[2, 5, 3]", "i32[2, 7, 3]", axis=1, domain=(-5, 4)),
         ),
-        indices=(1,),
+        index=Index(1, _along_axis),
     ),
     OpDef(
         "gather_nd",
@@ -327,12 +353,13 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _gather_nd,
         reference=_gather_nd_numpy,
         traits=MOVEMENT,
+        batching=batching.gather_nd,
         samples=(
             sample("f32[3, 4, 5]", "i64[2, 7, 2]", domain=(-3, 2)),
             sample("f16[2, 3, 4]", "i64[2, 5, 1]", batch_dims=1, domain=(-3, 2)),
             sample("f32[3, 3]", "i64[2]", domain=(-3, 2)),
         ),
-        indices=(1,),
+        index=Index(1, _leading),
     ),
     OpDef(
         "scatter_elements",
@@ -340,8 +367,9 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _scatter_elements,
         reference=_scatter_elements_numpy,
         traits=SCATTER,
+        batching=batching.along_axis,
         samples=(*_SCATTER_SAMPLES, sample("f16[2, 6, 3]", "i32[2, 4, 2]", "f16[2, 4, 2]", axis=1, domain=(-5, 5))),
-        indices=(1,),
+        index=Index(1, _along_axis),
     ),
     OpDef(
         "scatter_nd",
@@ -349,8 +377,9 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _scatter_nd,
         reference=_scatter_nd_numpy,
         traits=SCATTER,
+        batching=batching.scatter_nd,
         samples=(*_SCATTER_ND_SAMPLES, sample("i64[4, 5]", "i32[6, 2]", "i64[6]", domain=(-4, 3))),
-        indices=(1,),
+        index=Index(1, _leading),
     ),
     OpDef(
         "one_hot",
@@ -362,6 +391,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
             sample("i64[2, 3]", "f32[2]", depth=5, domain=(-7, 7)),
             sample("i32[4]", "f16[2]", depth=3, axis=0, domain=(-3, 2)),
         ),
+        index=Index(0, lambda *_, depth, **__: (depth,), loads=False),
     ),
     OpDef(
         "trilu",
@@ -369,6 +399,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _trilu,
         reference=_trilu_numpy,
         traits=MOVEMENT,
+        batching=batching.trailing,
         samples=(sample("f32[4, 5]", k=1, upper=True), sample("f16[2, 5, 3]", k=-1, upper=False), sample("i64[3, 3]")),
     ),
     OpDef(
@@ -381,6 +412,6 @@ INDEX_OPS: tuple[OpDef, ...] = (
             sample("f32[5, 3]", "i64[3]", domain=(0, 5)),
             sample("f16[2, 4, 3]", "i64[2]", batch_axis=0, time_axis=1, domain=(1, 4)),
         ),
-        indices=(1,),
+        index=Index(1, whole, wraps=False),
     ),
 )

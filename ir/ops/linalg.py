@@ -6,16 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, clamp, dim, quiet, require_kind, same_dim, sample
+from dnnc.ir.op import Cost, OpDef, require
+from dnnc.ir.ops.common import LOOPS, PURE, Array, clamp, dim, quiet, require_kind, same_dim, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
-
-LOOPS = PURE | {"loops"}
 
 
 def _square(x: TensorType) -> int:
@@ -131,6 +129,8 @@ LINALG_OPS: tuple[OpDef, ...] = (
         decompose=_det,
         flops=_det_flops,
         traits=PURE,
+        batching=batching.trailing,
+        cost=Cost.HEAVY,
         samples=(
             sample("f32[3, 3]"),
             sample("f32[2, 5, 4, 4]"),

@@ -6,11 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import CHUNK, CONTRACTION, Array, dim, require_kind, same_dim, same_dtype, sample
+from dnnc.ir.op import ContractionForm, OpDef, require
+from dnnc.ir.ops.common import (
+    CHUNK,
+    CONTRACTION,
+    Array,
+    broadcast_dims,
+    dim,
+    require_kind,
+    same_dim,
+    same_dtype,
+    sample,
+)
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -148,6 +158,19 @@ def _gemm_flops(a: TensorType, b: TensorType, *_: Any, trans_b: bool = False, **
     return dim(const(product(a.shape)) * b.shape[0 if trans_b else 1] * 2)
 
 
+def _equal_dims(x: TensorType, y: TensorType, **_: Any) -> list[tuple[Dim, Dim]]:
+    a, b = x.shape, y.shape
+    if not a or not b:
+        return []
+    return [(a[-1], b[0] if len(b) == 1 else b[-2]), *broadcast_dims(a[:-2], b[:-2])]
+
+
+def _gemm_dims(
+    x: TensorType, y: TensorType, *_: TensorType, trans_a: bool = False, trans_b: bool = False, **__: Any
+) -> list[tuple[Dim, Dim]]:
+    return [(x.shape[0 if trans_a else 1], y.shape[1 if trans_b else 0])] if x.rank == y.rank == 2 else []
+
+
 MATMUL_OPS: tuple[OpDef, ...] = (
     OpDef(
         "matmul",
@@ -157,6 +180,10 @@ MATMUL_OPS: tuple[OpDef, ...] = (
         reference_at=_reference_at,
         flops=_flops,
         traits=CONTRACTION,
+        batching=batching.matmul,
+        contraction=ContractionForm.PRODUCT,
+        terms=lambda x, *_, **__: x.shape[-1],
+        equal_dims=_equal_dims,
         samples=(
             sample("f32[5, 17]", "f32[17, 3]"),
             sample("f32[2, 1, 4, 7]", "f32[3, 7, 5]"),
@@ -175,6 +202,8 @@ MATMUL_OPS: tuple[OpDef, ...] = (
         decompose=_gemm,
         flops=_gemm_flops,
         traits=CONTRACTION,
+        terms=lambda x, *_, trans_a=False, **__: x.shape[0 if trans_a else -1],
+        equal_dims=_gemm_dims,
         samples=(
             sample("f32[4, 7]", "f32[7, 5]", "f32[5]", alpha=0.5, beta=2.0),
             sample("f32[7, 4]", "f32[5, 7]", "f32[4, 1]", trans_a=True, trans_b=True),

@@ -10,18 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.cast import round_numpy, round_to
 from dnnc.ir.ops.common import (
+    ELEMENTWISE,
     REDUCTION,
+    ROWWISE,
     Array,
     broadcast_index,
+    channel_dims,
     count,
     dim,
+    last_axes,
+    one_axis,
     quiet,
     require_kind,
     rows_flops,
@@ -30,7 +35,7 @@ from dnnc.ir.ops.common import (
     sample,
     within,
 )
-from dnnc.ir.ops.reduce import Axes, all_axes, keep_index, reduced
+from dnnc.ir.ops.reduce import Axes, all_axes, axes_of, keep_index, reduced
 from dnnc.ir.shapes import broadcast_shapes, normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
@@ -360,7 +365,9 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
             compute,
             reference=quiet(numpy),
             flops=rows_flops(12),
-            traits=REDUCTION,
+            traits=ROWWISE | traits,
+            reduced=one_axis,
+            batching=batching.along_axis,
             samples=(
                 sample("f32[4, 17]", axis=-1, domain=(-9.0, 9.0)),
                 sample("f16[2, 3, 5]", axis=1),
@@ -368,9 +375,9 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
                 sample("bf16[2, 9]", axis=1),
             ),
         )
-        for name, compute, numpy in (
-            ("softmax", _softmax, _softmax_numpy),
-            ("log_softmax", _log_softmax, _log_softmax_numpy),
+        for name, compute, numpy, traits in (
+            ("softmax", _softmax, _softmax_numpy, {Trait.NOT_NEGATIVE}),
+            ("log_softmax", _log_softmax, _log_softmax_numpy, set[Trait]()),
         )
     ),
     OpDef(
@@ -394,7 +401,8 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         _layer_norm,
         reference=_layer_norm_numpy,
         flops=rows_flops(8),
-        traits=REDUCTION,
+        traits=ROWWISE | {Trait.NORM},
+        reduced=last_axes,
         samples=(
             sample("f32[3, 17]", "f32[17]", "f32[17]", axis=-1, epsilon=1e-5),
             sample("f32[2, 3, 4]", "f32[3, 4]", axis=1, epsilon=1e-3),
@@ -407,7 +415,8 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         _rms_norm,
         reference=_rms_norm_numpy,
         flops=rows_flops(5),
-        traits=REDUCTION,
+        traits=ROWWISE | {Trait.NORM},
+        reduced=last_axes,
         samples=(
             sample("f32[3, 17]", "f32[17]"),
             sample("f16[2, 3, 4]", "f16[3, 4]", axis=1),
@@ -421,6 +430,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         reference=_mvn_numpy,
         flops=rows_flops(6),
         traits=REDUCTION,
+        reduced=axes_of,
         samples=(
             sample("f32[2, 3, 4, 5]", axes=(0, 2, 3)),
             sample("f16[3, 9]", axes=(1,)),
@@ -433,7 +443,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         _lrn,
         reference=_lrn_numpy,
         flops=rows_flops(16),
-        traits=REDUCTION,
+        traits=REDUCTION | {Trait.WINDOW},
         samples=(
             sample("f32[1, 7, 3, 3]", size=5, alpha=0.1),
             sample("f16[2, 5, 3]", size=4, alpha=0.3, beta=0.5, bias=2.0),
@@ -444,7 +454,8 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         _batch_type,
         decompose=_batch_norm,
         flops=_flops(4),
-        traits=frozenset(("pure", "elementwise")),
+        traits=ELEMENTWISE,
+        equal_dims=channel_dims,
         samples=tuple(
             sample(x, *(f"{p}[{x.split(', ')[1]}]",) * 4, epsilon=1e-3, domain=(0.1, 3.0))
             for x, p in zip(_CHANNEL_SAMPLES, ("f32", "f32"))
@@ -456,6 +467,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         decompose=_instance_norm,
         flops=_flops(8),
         traits=REDUCTION,
+        equal_dims=channel_dims,
         samples=(
             sample("f32[2, 3, 5, 4]", "f32[3]", "f32[3]"),
             sample("f16[1, 4, 7]", "f16[4]", "f16[4]", epsilon=1e-2),
@@ -467,6 +479,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         decompose=_group_norm,
         flops=_flops(8),
         traits=REDUCTION,
+        equal_dims=channel_dims,
         samples=(
             sample("f32[2, 6, 5, 4]", "f32[6]", "f32[6]", groups=3),
             sample("f16[1, 4, 7]", "f16[4]", "f16[4]", groups=2, epsilon=1e-2),

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import REDUCTION, Array, dim, quiet, require_kind, sample
 from dnnc.ir.ops.reduce import lowest
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
@@ -342,6 +342,9 @@ _SAMPLES = (
 )
 _INT_SAMPLES = (sample("u8[1, 2, 7, 5]", kernel=(3, 2), pads=(1, 0, 1, 1), domain=(0, 255)),)
 
+WINDOWS = REDUCTION | {Trait.WINDOW}
+BLOCKS = WINDOWS | {Trait.CHANNELWISE}
+
 POOL_OPS: tuple[OpDef, ...] = (
     OpDef(
         "max_pool",
@@ -350,7 +353,8 @@ POOL_OPS: tuple[OpDef, ...] = (
         reference=_max_numpy,
         reference_at=_max_at,
         flops=_flops,
-        traits=REDUCTION,
+        traits=BLOCKS | {Trait.SELECTS},
+        batching=batching.images,
         samples=(*_SAMPLES, *_INT_SAMPLES),
     ),
     OpDef(
@@ -359,7 +363,7 @@ POOL_OPS: tuple[OpDef, ...] = (
         _max_index,
         reference=_max_index_numpy,
         flops=_flops,
-        traits=REDUCTION,
+        traits=BLOCKS | {Trait.SELECTS},
         samples=(*_SAMPLES, *_INT_SAMPLES),
     ),
     OpDef(
@@ -369,7 +373,8 @@ POOL_OPS: tuple[OpDef, ...] = (
         reference=_avg_numpy,
         reference_at=_avg_at,
         flops=_flops,
-        traits=REDUCTION,
+        traits=BLOCKS | {Trait.SELECTS},
+        batching=batching.images,
         samples=(
             *_SAMPLES,
             sample("f32[1, 2, 9, 8]", kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), count_include_pad=True),
@@ -391,7 +396,8 @@ POOL_OPS: tuple[OpDef, ...] = (
         reference=quiet(_lp_numpy),
         reference_at=_lp_at,
         flops=_flops,
-        traits=REDUCTION,
+        traits=BLOCKS,
+        batching=batching.images,
         samples=(
             *_SAMPLES,
             *(sample("f32[1, 2, 5, 6]", kernel=(2, 3), strides=(1, 2), pads=(0, 1, 1, 0), p=p) for p in (1, 3)),

@@ -14,7 +14,7 @@ import numpy as np
 
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.types import Dim, TensorType, product
 
@@ -67,6 +67,6 @@ RECURRENCE_OPS: tuple[OpDef, ...] = (
         decompose=_decompose,
         reference=_reference,
         flops=_flops,
-        traits=frozenset(("pure", "loops", "sequential")),
+        traits=frozenset((Trait.PURE, Trait.LOOPS, Trait.SEQUENTIAL, Trait.RECURRENT)),
     ),
 )

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, boolean, from_numpy, i64, u8
 from dnnc.ir.expr import E, Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import REDUCTION, Array, at_rows, count, dim, quiet, require_kind, rows_flops, sample
+from dnnc.ir.op import OpDef, Trait, require
+from dnnc.ir.ops.common import LOOPS, REDUCTION, Array, at_rows, count, dim, quiet, require_kind, rows_flops, sample
 from dnnc.ir.shapes import normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
 Axes = tuple[int, ...]
+NUMBER = REDUCTION | {Trait.ACCUMULATES}
 Combine = Callable[[Array, Axes, bool], Array]  # x, axes, keepdims
 
 
@@ -93,6 +94,7 @@ def reduction(
     reference: Combine,
     kinds: str = "fiu",
     domain: tuple[float, float] = (-2.0, 2.0),
+    sign: tuple[Trait, ...] = (Trait.KEEPS_SIGN,),
 ) -> OpDef:
     """`after(combine of before(x), number of elements combined)`."""
 
@@ -121,7 +123,7 @@ def reduction(
         if "i" in kinds
         else []
     )
-    at = at_rows(numpy, _axes_of)
+    at = at_rows(numpy, axes_of)
     return OpDef(
         name,
         _type(kinds),
@@ -129,12 +131,14 @@ def reduction(
         reference=numpy,
         reference_at=at,
         flops=rows_flops(1),
-        traits=REDUCTION,
+        traits=NUMBER.union(sign),
         samples=tuple(samples),
+        reduced=axes_of,
+        batching=batching.along_axes,
     )
 
 
-def _axes_of(rank: int, *, axes: Axes | None = None, **_: Any) -> Axes:
+def axes_of(rank: int, *, axes: Axes | None = None, **_: Any) -> Axes:
     return all_axes(axes, rank)
 
 
@@ -181,7 +185,7 @@ def _extreme(name: str, combine: str, reference: Combine) -> OpDef:
         sample("bool[3, 4]", axes=(1,)),
         sample("f32[2, 3]", axes=()),
     )
-    at = at_rows(numpy, _axes_of)
+    at = at_rows(numpy, axes_of)
     return OpDef(
         name,
         _type("fiub"),
@@ -189,8 +193,10 @@ def _extreme(name: str, combine: str, reference: Combine) -> OpDef:
         reference=numpy,
         reference_at=at,
         flops=rows_flops(1),
-        traits=REDUCTION,
+        traits=NUMBER | {Trait.KEEPS_SIGN},
         samples=samples,
+        reduced=axes_of,
+        batching=batching.along_axes,
     )
 
 
@@ -278,7 +284,8 @@ def arg(name: str, combine: str, pick: Callable[..., Array]) -> OpDef:
         reference=numpy,
         reference_at=at,
         flops=rows_flops(2),
-        traits=REDUCTION,
+        traits=REDUCTION | {Trait.ARG},
+        batching=batching.along_axis,
         samples=samples,
     )
 
@@ -323,7 +330,14 @@ def running(name: str, combine: str, f: Callable[..., Array], identity: int) -> 
         sample("f64[6, 2]", axis=0, exclusive=True, reverse=True),
     )
     return OpDef(
-        name, _cum_type, compute, reference=quiet(numpy), flops=flops, traits=frozenset(("pure",)), samples=samples
+        name,
+        _cum_type,
+        compute,
+        reference=quiet(numpy),
+        flops=flops,
+        traits=LOOPS | {Trait.ACCUMULATES},
+        samples=samples,
+        batching=batching.along_axis,
     )
 
 
@@ -335,8 +349,22 @@ REDUCE_OPS: tuple[OpDef, ...] = (
     reduction("reduce_sum", "sum", _same, None, lambda x, a, k: np.sum(x, a, dtype=x.dtype, keepdims=k)),
     reduction("reduce_mean", "sum", _same, _mean, _mean_numpy),
     reduction("reduce_prod", "prod", _same, None, lambda x, a, k: np.prod(x, a, dtype=x.dtype, keepdims=k)),
-    reduction("reduce_l1", "sum", _abs, None, lambda x, a, k: np.sum(np.abs(x), a, dtype=x.dtype, keepdims=k)),
-    reduction("reduce_sum_square", "sum", _square, None, lambda x, a, k: np.sum(x * x, a, dtype=x.dtype, keepdims=k)),
+    reduction(
+        "reduce_l1",
+        "sum",
+        _abs,
+        None,
+        lambda x, a, k: np.sum(np.abs(x), a, dtype=x.dtype, keepdims=k),
+        sign=(Trait.NOT_NEGATIVE,),
+    ),
+    reduction(
+        "reduce_sum_square",
+        "sum",
+        _square,
+        None,
+        lambda x, a, k: np.sum(x * x, a, dtype=x.dtype, keepdims=k),
+        sign=(Trait.NOT_NEGATIVE,),
+    ),
     reduction(
         "reduce_l2",
         "sum",
@@ -344,6 +372,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         lambda s, n: call("sqrt", s),
         lambda x, a, k: np.sqrt(np.sum(x * x, a, keepdims=k)),
         "f",
+        sign=(Trait.NOT_NEGATIVE,),
     ),
     reduction(
         "reduce_log_sum",
@@ -353,6 +382,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         lambda x, a, k: np.log(np.sum(x, a, keepdims=k)),
         "f",
         (0.1, 3.0),
+        sign=(),
     ),
     _extreme("reduce_max", "max", _zero_to(np.max, lowest)),
     _extreme("reduce_min", "min", _zero_to(np.min, highest)),
@@ -361,9 +391,11 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         _type("f"),
         _log_sum_exp,
         reference=quiet(_log_sum_exp_numpy),
-        reference_at=at_rows(quiet(_log_sum_exp_numpy), _axes_of),
+        reference_at=at_rows(quiet(_log_sum_exp_numpy), axes_of),
         flops=rows_flops(10),
-        traits=REDUCTION,
+        traits=NUMBER,
+        reduced=axes_of,
+        batching=batching.along_axes,
         samples=(
             sample("f32[3, 17]", axes=(1,), keepdims=False, domain=(-9.0, 9.0)),
             sample("f16[2, 5, 3]", axes=(0, -1), keepdims=True),

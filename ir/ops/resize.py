@@ -12,7 +12,7 @@ import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, cast, const, select
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import PURE, Array, both, clamp, rows_flops, sample, within
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
@@ -261,7 +261,7 @@ RESIZE_OPS: tuple[OpDef, ...] = (
         _compute,
         reference=_reference,
         flops=rows_flops(8),
-        traits=PURE,
+        traits=PURE | {Trait.RESAMPLES},
         samples=(
             sample("f32[1, 2, 3, 4]", shape=(1, 2, 6, 8), coords=_UP2),
             sample("f32[1, 2, 3, 4]", shape=(1, 2, 6, 8), coords=_UP2, mode="nearest"),

@@ -2,7 +2,7 @@
 
 RoiAlign's mean over sampling points is a weighted sum of pixels, whose weights are products of one for the row and one
 for the column. Its maximum is not separable, and looks at each point. What is rounded to whole numbers (bins, numbers
-of points) depends on the last bit of a coordinate; so these ops have the trait "bits", and their references compute in
+of points) depends on the last bit of a coordinate; so these ops have Trait.BITS, and their references compute in
 the operand's own type.
 """
 
@@ -16,13 +16,25 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, guarded, require_kind, same_dim, same_dtype, sample
+from dnnc.ir.op import Index, OpDef, Trait, require
+from dnnc.ir.ops.common import (
+    LOOPS,
+    PURE,
+    Array,
+    both,
+    clamp,
+    dim,
+    guarded,
+    require_kind,
+    same_dim,
+    same_dtype,
+    sample,
+    whole,
+)
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
-LOOPS = PURE | {"loops"}
-BITS = PURE | {"bits"}
+BITS = PURE | {Trait.BITS}
 NEAR = 8  # points that can touch one pixel: they are at least half a pixel apart if there are several
 BOUNDLESS = 1e30  # pixels: no bin is that large
 
@@ -425,7 +437,7 @@ ROI_OPS: tuple[OpDef, ...] = (
         _weights,
         reference=_weights_numpy,
         flops=lambda rois, *, size, bins, **_: dim(const(size) * bins * rois.shape[0] * NEAR * 6),
-        traits=BITS | {"loops"},
+        traits=BITS | {Trait.LOOPS},
         samples=(
             sample("f32[4, 4]", size=9, bins=3, column=0, domain=(-3.0, 12.0)),
             sample("f32[3, 4]", size=6, bins=2, column=1, ratio=2, scale=0.5, half_pixel=False, domain=(0.0, 14.0)),
@@ -443,7 +455,7 @@ ROI_OPS: tuple[OpDef, ...] = (
             sample("f32[2, 3, 5, 4]", "i64[3]", "f32[3, 2, 5]", domain=(0.0, 1.0)),
             sample("f16[1, 2, 3, 7]", "i32[2]", "f16[2, 1, 3]", domain=(0.0, 0.5)),
         ),
-        indices=(1,),
+        index=Index(1, whole),
     ),
     OpDef(
         "roi_columns",
@@ -460,7 +472,7 @@ ROI_OPS: tuple[OpDef, ...] = (
         _max,
         reference=_max_numpy,
         flops=lambda x, rois, batch, *, bins, **_: dim(const(bins[0] * bins[1]) * rois.shape[0] * x.shape[1] * 32),
-        traits=BITS | {"loops"},
+        traits=BITS | {Trait.LOOPS},
         samples=(
             sample("f32[2, 2, 5, 6]", "f32[3, 4]", "i64[3]", bins=(2, 3), domain=(0.0, 1.0)),
             sample(
@@ -474,7 +486,7 @@ ROI_OPS: tuple[OpDef, ...] = (
                 domain=(-0.9, 0.9),
             ),
         ),
-        indices=(2,),
+        index=Index(2, whole),
     ),
     OpDef(
         "roi_bins",
@@ -499,6 +511,6 @@ ROI_OPS: tuple[OpDef, ...] = (
             sample("f32[3, 2, 5, 4]", "i64[3, 2, 2]", "i64[3]", along=2, domain=(0, 2)),
             sample("f16[2, 2, 3, 7]", "i64[2, 4, 2]", "i64[2]", along=3, domain=(0, 1)),
         ),
-        indices=(2,),
+        index=Index(2, whole),
     ),
 )

@@ -16,12 +16,12 @@ import numpy as np
 from dnnc.ir.dtype import DType, boolean, f32, i32, i64, string
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import dim as symbol
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import PURE, Array, broadcast_type, sample
 from dnnc.ir.types import Dim, TensorType
 
-BITS = frozenset(("pure", "bits"))  # the text of a half float is that of its own digits
-SIZED = frozenset(("pure", "sized"))
+BITS = frozenset((Trait.PURE, Trait.BITS))  # the text of a half float is that of its own digits
+SIZED = frozenset((Trait.PURE, Trait.SIZED))
 CASES = ("none", "lower", "upper")
 
 

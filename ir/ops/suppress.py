@@ -17,7 +17,7 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32, i32, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.expr import dim as symbol
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import PURE, Array, both, dim, rows_flops, same_dim, sample
 from dnnc.ir.ops.dynamic import kept, without_elements
 from dnnc.ir.ops.host import HOST
@@ -224,7 +224,7 @@ SUPPRESS_OPS: tuple[OpDef, ...] = (
         flops=lambda boxes, *_: dim(
             const(boxes.size) * 8
         ),  # a few comparisons per box: how many there are is up to the data
-        traits=PURE | {"loops", "sequential"},
+        traits=PURE | {Trait.LOOPS, Trait.SEQUENTIAL},
         samples=(
             sample("f32[4, 3, 12]", "i64[3]", "i64[]", "f32[]", domain=(0.0, 12.0)),
             sample("f32[4, 1, 40]", "i64[1]", "i64[]", "f32[]", domain=(0.1, 30.0)),

@@ -17,12 +17,11 @@ from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, select
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, clamp, dim, require_kind, same_dim, same_dtype, sample
+from dnnc.ir.ops.common import LOOPS, PURE, Array, clamp, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
 MAX_STEPS = 3  # levels within one expression, whose text grows fivefold with each
-LOOPS = PURE | {"loops"}
 COMBINE = ("sum", "min", "max")
 
 

@@ -14,6 +14,7 @@ from dnnc.ir.dtype import DType
 from dnnc.ir.errors import ShapeError
 from dnnc.ir.expr import Const, E, Expr, Linear, Load, Op, Var, cast, children, const, load, unwrap, var, walk
 from dnnc.ir.loops.stmt import Buffer
+from dnnc.ir.op import Trait
 from dnnc.ir.types import Dim, product
 
 UPDATES = ("last", "sum", "prod", "max", "min")
@@ -112,7 +113,7 @@ def recur(shape: Sequence[Dim], dtype: DType, element: Callable[..., Expr], name
     """`t[i0, ..., in] = element(t, i0, ..., in)`, which may read elements of t before it along the last axis: same i0,
     ..., smaller in.
 
-    The op's trait is "sequential": the elements of a row are computed one after the other, and nothing is fused to it.
+    The op has Trait.SEQUENTIAL.
     """
     own, axes = placeholder(name, dtype, shape), _axes(shape, "i")
     stage = Stage(axes, const(element(own, *axes), dtype.computed), own=own)
@@ -166,12 +167,11 @@ def stages(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
 # --- what an expression is like ---------------------------------------------------------------------------------------
 
 
-def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[str]:
+def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[Trait]:
     """The traits that tensor expressions of these operands have by their form.
 
-    "elementwise" where an element depends on the operands' elements at its own place alone, broadcast; "placed" where
-    also on the place itself; "reduction" where every element of the first operand goes into one sum; "loops" where
-    there are other reductions; "sequential" where an element needs those before it.
+    REDUCTION where every element of the first operand goes into one sum, LOOPS where there are other reductions, and
+    ELEMENTWISE, PLACED, SCATTER and SEQUENTIAL as `Trait` has them.
     """
     within = [
         t.name for t in stages(outputs) if t.stage is not None and t.stage.updates is not None and t not in outputs
@@ -183,17 +183,17 @@ def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[str]:
         )
     every = [t.stage for t in stages(outputs) if t.stage is not None]
     if any(s.own is not None for s in every):
-        return frozenset(("loops", "sequential"))
+        return frozenset((Trait.LOOPS, Trait.SEQUENTIAL))
     if any(s.updates is not None for s in every):
-        return frozenset(("scatter",))
+        return frozenset((Trait.SCATTER,))
     loads = [(s, x) for s in every for e in values_of(s) for x in walk(e) if isinstance(x, Load)]
     if any(s.reduce for s in every):
         first = [(s, x) for s, x in loads if inputs and x.buf is inputs[0]]
         once = len(outputs) == 1 and len(first) == 1 and _once(*first[0])
-        return frozenset(("reduction",) if once else ("loops",))
+        return frozenset((Trait.REDUCTION,) if once else (Trait.LOOPS,))
     if len(outputs) > 1 or not all(_in_place(x, s.axes) for s, x in loads):
         return frozenset()
-    return frozenset(("placed",) if any(map(_reads_place, every)) else ("elementwise",))
+    return frozenset((Trait.PLACED,) if any(map(_reads_place, every)) else (Trait.ELEMENTWISE,))
 
 
 def values_of(s: Stage) -> tuple[Expr, ...]:

@@ -18,11 +18,13 @@ import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, Load, Var, const, load, rebuild, unwrap, var
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.te import Scatter, Stage, Tensor
 from dnnc.ir.types import Dim, TensorType
 
-KEPT = frozenset(("pure", "bits", "sequential", "loops", "scatter"))  # traits that hold for each row as well
+KEPT = frozenset(
+    (Trait.PURE, Trait.BITS, Trait.SEQUENTIAL, Trait.LOOPS, Trait.SCATTER)
+)  # traits that hold for each row as well
 
 
 @lru_cache(maxsize=256)
@@ -99,7 +101,7 @@ def stacked(
     made = compute(*given, **dict(attrs))
     traits = (
         (op.traits & KEPT)
-        | {"own"}
+        | {Trait.CUSTOM}
         | te.form([x for x in given if x is not None], made if isinstance(made, tuple) else (made,))
     )
     at = None if isinstance(made, tuple) else reference_at

@@ -25,7 +25,7 @@ from dnnc.ir.errors import ParseError, ShapeError
 from dnnc.ir.expr import Const, Expr, Load, Var, children, const, free, load, rebuild, substitute, unwrap, var, walk
 from dnnc.ir.loops.stmt import Buffer
 from dnnc.ir.loops.text import ExpressionParser, show
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.te import COMBINE, Scatter, Stage, Tensor
 from dnnc.ir.te import interp as te_interp
 from dnnc.ir.types import TensorType
@@ -181,7 +181,7 @@ class _Definition:
     def record(self) -> OpDef:
         inputs = [te.placeholder(n, t.dtype, t.shape) for n, t in self.params]
         outputs = self.compute(inputs, {})
-        traits = frozenset(("pure", "own")) | te.form(inputs, outputs)
+        traits = frozenset((Trait.PURE, Trait.CUSTOM)) | te.form(inputs, outputs)
         several = len(outputs) > 1
 
         def tensors(arrays: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[tuple[Tensor, ...], dict[Tensor, Any]]:

@@ -17,6 +17,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, free, load, rebuild, substitute, var, walk
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import ContractionForm, Trait
 from dnnc.passes.lower.nests import narrowed, scalar_constant
 
 FLOATS = (f32, f16, bf16)
@@ -143,8 +144,8 @@ class _Reader:
     def run(self) -> Form:
         n = self.node
         steps, carried, scanned = n.attrs["length"], n.attrs["carried"], n.attrs["scanned"]
-        first = 2 if n.op.name == "loop" else 0
-        if first and (n.inputs[0] is not None or n.inputs[1] is not None):
+        first = n.op.deciding
+        if any(v is not None for v in n.inputs[:first]):
             raise NoForm("its trip count or a condition is known at run time only")
         operands = n.inputs[first:]
         outs = self.body.outputs
@@ -199,10 +200,16 @@ class _Reader:
     def visit(self, m: Node) -> None:
         if len(m.outputs) != 1 or m.output.type.layout is not None:
             raise NoForm(f"its body has {m.op.name}")
-        if m.op.name == "matmul":
+        if m.op.contraction is ContractionForm.PRODUCT:
             self.tensors[m.output] = self.product(m)
             return
-        if m.op.compute is None or m.op.traits & {"contraction", "reduction", "loops", "sequential", "scatter"}:
+        if m.op.compute is None or m.op.traits & {
+            Trait.CONTRACTION,
+            Trait.REDUCTION,
+            Trait.LOOPS,
+            Trait.SEQUENTIAL,
+            Trait.SCATTER,
+        }:
             raise NoForm(f"its body has {m.op.name}")
         made = m.op.compute(*(self.tensors[v] if v is not None else None for v in m.inputs), **m.attrs)
         if not isinstance(made, te.Tensor) or made.stage is None or made.stage.reduce or made.stage.own is not None:

@@ -18,12 +18,9 @@ from dataclasses import dataclass
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.ops.reduce import all_axes
 from dnnc.ir.types import Dim
-from dnnc.passes.analysis.kinds import is_pointwise, is_view, kind_of, reduces_axes
+from dnnc.passes.analysis.kinds import is_pointwise, is_view, kind_of
 
-NORMS = ("layer_norm", "rms_norm")
-ROWS = (*NORMS, "softmax", "log_softmax")  # pass over a row more than once
 MANY = 8  # rows that keep a device busy, one or some by each thread or block of threads
 SHORT = 1 << 14  # elements of a row that is worth no second kernel, however few there are
 
@@ -86,19 +83,13 @@ def rows_of(n: Node) -> Rows | None:
     if (
         x is None
         or kind_of(n) != "reduction"
+        or n.op.reduced is None
         or x.type.layout is not None
         or len(n.outputs) != 1
         or n.output.type.layout is not None
     ):
         return None
-    if reduces_axes(n) or n.op.name == "mean_variance_norm":
-        axes = all_axes(n.attrs["axes"], x.type.rank)
-    elif n.op.name in ROWS:
-        axis = n.attrs["axis"] % x.type.rank
-        axes = tuple(range(axis, x.type.rank)) if n.op.name in NORMS else (axis,)
-    else:
-        return None
-    long = tuple(k for k in axes if x.type.shape[k] != 1)
+    long = tuple(k for k in n.op.reduced(x.type.rank, **n.attrs) if x.type.shape[k] != 1)
     return Rows(tuple(x.type.shape), long) if long else None
 
 
@@ -134,7 +125,7 @@ def _same_elements(v: Value, n: Node) -> bool:
     """Is each element that a node makes one of v's, or made of it? Axes of one element may come and go."""
     if is_pointwise(n):
         return tuple(v.type.shape) == tuple(n.outputs[0].type.shape)
-    return is_view(n) and n.op.name == "reshape" and _long(v.type.shape) == _long(n.output.type.shape)
+    return is_view(n) and _long(v.type.shape) == _long(n.output.type.shape)
 
 
 def _long(shape: Sequence[Dim]) -> tuple[Dim, ...]:

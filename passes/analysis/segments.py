@@ -18,6 +18,7 @@ from typing import Any, Union
 from dnnc.ir.dtype import u8
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
@@ -64,13 +65,13 @@ def needs_host(g: Graph) -> bool:
     """Can a graph not be one native program?"""
     if any(v.type.dtype.kind == "s" for v in (*g.inputs, *g.outputs)):
         return True
-    return any("host" in n.op.traits or is_host(n) for n in g.nodes())
+    return any(Trait.HOST in n.op.traits or is_host(n) for n in g.nodes())
 
 
 def prepare(g: Graph, ctx: PassContext) -> None:
     """What must precede the division, in place: what constants tell, and the decompositions that have host nodes."""
     fold(g, ctx)
-    if decompose(g, ctx, keep=[name for name, op in OPS.items() if "host" not in op.traits]):
+    if decompose(g, ctx, keep=[name for name, op in OPS.items() if Trait.HOST not in op.traits]):
         fold(g, ctx)
     dce(g, ctx)
 

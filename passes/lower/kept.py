@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, Load, Op, const, free, unwrap, value, walk
+from dnnc.ir.loops.intrinsics import COSTLY
 
-COSTLY = frozenset(
-    ("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh")
-)
 LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
 LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the shared memory of a multiprocessor
 Resolve = Callable[[Expr], Expr]

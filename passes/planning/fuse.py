@@ -24,15 +24,14 @@ from heapq import heapify, heappop, heappush
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import ContractionForm, Cost, Trait
 from dnnc.passes.analysis.alias import find_aliases
-from dnnc.passes.analysis.kinds import COSTLY, is_kernel, is_pointwise, is_view, kind_of
+from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.outputs import main_output
-from dnnc.passes.analysis.rows import NORMS, ROWS, Rows, chain, find_numbers, rows_of
+from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
 from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part
+from dnnc.passes.rewrite import producer
 
-LIGHT = frozenset(
-    ("exp", "sqrt", "div")
-)  # of the costly ones, those that take no longer than to write an element and read it again
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
 
@@ -152,7 +151,7 @@ class _Fuser:
     def one_kernel(self, p: Part, outputs: Sequence[Value]) -> bool:
         """Does one kernel make all outputs of a group? Else each is made by one of its own."""
         n = p.nodes[-1]
-        alone = len(n.outputs) > 1 and (not self.fuse or n in self.cut or "sequential" in n.op.traits)
+        alone = len(n.outputs) > 1 and (not self.fuse or n in self.cut or Trait.SEQUENTIAL in n.op.traits)
         return not alone and main_output(p.nodes, outputs) is not None
 
     def no_kernel(self, n: Node) -> bool:
@@ -161,7 +160,7 @@ class _Fuser:
 
     def target(self, n: Node) -> int | None:
         """The group that a node joins, or None for one of its own."""
-        alone = not is_kernel(kind_of(n)) or not n.op.traits.isdisjoint(("sequential", "scatter"))
+        alone = not is_kernel(kind_of(n)) or not n.op.traits.isdisjoint((Trait.SEQUENTIAL, Trait.SCATTER))
         if len(n.outputs) != 1 or n.output in self.outputs or alone or not n.output.uses:
             return None
         users = [u for u, _ in n.output.uses]
@@ -187,7 +186,7 @@ class _Fuser:
         if not all(self.allowed(n, u, anchored) for u in users):
             return None
         if any(self.reads_index(u, n.output) for u in users):
-            if "elementwise" not in n.op.traits:
+            if Trait.ELEMENTWISE not in n.op.traits:
                 # an index is written several times into an expression: chains of gathers would grow exponentially
                 return None
             self.indexing.add(n)
@@ -204,13 +203,13 @@ class _Fuser:
         """Does a node of a contraction's group move its operand, elements of which many results read?"""
         return (
             u not in self.aligned
-            and "movement" in u.op.traits
-            and all("contraction" in w.op.traits and not _is_vector(w) for w, _ in u.output.uses)
+            and Trait.MOVEMENT in u.op.traits
+            and all(Trait.CONTRACTION in w.op.traits and not _is_vector(w) for w, _ in u.output.uses)
         )
 
     def reads_index(self, u: Node, v: Value) -> bool:
         """Does u read v as an index, or to make one?"""
-        return u in self.indexing or any(u.inputs[k] is v for k in u.op.indices)
+        return u in self.indexing or (u.op.index is not None and u.op.index.loads and u.inputs[u.op.index.operand] is v)
 
     def stays_in_row(self, n: Node, g: int) -> bool:
         """Does a group that passes over rows take a node that reduces them too, or that computes something of the
@@ -268,7 +267,7 @@ class _Fuser:
         if rows is None or not rows.worth() or not rows.of_elements(n.output):
             return False
         return rows.lie_in_one_piece() or (
-            u.op.name not in ROWS and (n.op.name in LIGHT or all(v is u for v, _ in n.output.uses))
+            Trait.ROWWISE not in u.op.traits and (n.op.cost is Cost.LIGHT or all(v is u for v, _ in n.output.uses))
         )
 
     def note_rows(self, n: Node, g: int) -> None:
@@ -297,26 +296,26 @@ class _Fuser:
             return [k for m, k in v.uses if m is u] in ([0], [2])
         if is_pointwise(u):
             return (
-                _same(v.type.shape, out.shape) or n.op.name not in COSTLY
+                _same(v.type.shape, out.shape) or n.op.cost < Cost.LIGHT
             )  # a broadcast operand is computed again for each element
-        if u.op.name == "interleave" and n.op.name == "pack":
+        if u.op.name == "interleave" and Trait.RELAYOUT in n.op.traits:
             return False  # zipped where each phase is a row of its own
-        if n.op.name == "resize" and n.attrs["mode"] == "cubic" and u.op.name == "pack":
+        if n.op.name == "resize" and n.attrs["mode"] == "cubic" and Trait.RELAYOUT in u.op.traits:
             return False  # whole vectors of a block are interpolated, and change places afterwards
-        if "movement" in u.op.traits:
-            return n.op.name not in COSTLY or _same_count(v, u)
-        if u.op.name in ROWS and _crosses(n, u):
+        if Trait.MOVEMENT in u.op.traits:
+            return n.op.cost < Cost.LIGHT or _same_count(v, u)
+        if Trait.ROWWISE in u.op.traits and _crosses(n, u):
             return False  # its rows, which are read more than once, would be read across
         if (
-            "reduction" in u.op.traits
+            Trait.REDUCTION in u.op.traits
         ):  # not a window, which reads each element several times, nor what is itself a choice among operands
-            again = n.op.name in COSTLY and not self.once_in_row(n, u)
-            return v is u.inputs[0] and not again and not _slides(u) and n.op.name != "concat"
+            again = n.op.cost >= Cost.LIGHT and not self.once_in_row(n, u)
+            return v is u.inputs[0] and not again and Trait.WINDOW not in u.op.traits and n.op.name != "concat"
         if (
-            "contraction" in u.op.traits
+            Trait.CONTRACTION in u.op.traits
         ):  # reading through a transpose costs address arithmetic alone, in the broadcast operand
             return v.type.layout is None and (
-                (v is u.inputs[0] and n.op.name == "transpose") or _looks_up_matrices(n, u)
+                (v is u.inputs[0] and producer(v, "transpose") is not None) or _looks_up_matrices(n, u)
             )
         return False
 
@@ -326,7 +325,7 @@ class _Fuser:
         """
         users = {u for u, _ in n.output.uses}
         u = next(iter(users))
-        if self.normed is None or len(users) != 1 or u.op.name in NORMS:
+        if self.normed is None or len(users) != 1 or Trait.NORM in u.op.traits:
             return None
         product, norm = self.ahead.get(u, u), n
         if (
@@ -335,7 +334,7 @@ class _Fuser:
             or (u is product and (u, 1) in n.output.uses)
         ):
             return None
-        while norm.op.name not in NORMS:
+        while Trait.NORM not in norm.op.traits:
             before = self.element_before(norm)
             if before is None:
                 return None
@@ -347,7 +346,7 @@ class _Fuser:
         element.
         """
         made = [v for v in n.inputs if v is not None and not self.graph.settled(v)]
-        if not is_pointwise(n) or n.op.name in COSTLY or len(made) != 1 or not self.same_elements(made[0], n):
+        if not is_pointwise(n) or n.op.cost >= Cost.LIGHT or len(made) != 1 or not self.same_elements(made[0], n):
             return None
         (v,) = made
         alone = {u for u, _ in v.uses} == {n} and v not in self.outputs
@@ -468,7 +467,12 @@ def _looks_up_matrices(n: Node, u: Node) -> bool:
     matmul(gather(table, index, axis=0), v), the experts of a mixture: table [experts, rows, columns], v [..., columns,
     1]; or v, [..., 1, rows], first.
     """
-    if n.op.name != "gather" or n.attrs["axis"] != 0 or u.op.name != "matmul" or n.output.type.rank < 3:
+    if (
+        n.op.name != "gather"
+        or n.attrs["axis"] != 0
+        or u.op.contraction is not ContractionForm.PRODUCT
+        or n.output.type.rank < 3
+    ):
         return False
     single = u.output.type.shape[-1 if n.output is u.inputs[0] else -2 if u.output.type.rank > 1 else 0]
     matrices = len(n.output.type.shape[:-2])
@@ -480,14 +484,9 @@ def _looks_up_matrices(n: Node, u: Node) -> bool:
     )
 
 
-def _slides(u: Node) -> bool:
-    """Does a window slide over the operand, so that neighbouring results read the same elements?"""
-    return u.op.name == "lrn" or u.op.name.endswith("pool") or "pool_" in u.op.name
-
-
 def _widens(n: Node) -> bool:
     """A cast to more bytes: whoever reads it had better read what is cast."""
-    x = n.inputs[0] if n.op.name == "cast" else None
+    x = n.inputs[0] if Trait.CONVERSION in n.op.traits else None
     return x is not None and n.output.type.dtype.bits > x.type.dtype.bits
 
 
@@ -496,13 +495,13 @@ def _crosses(n: Node, u: Node) -> bool:
     vectors anyway.
     """
     x = n.inputs[0] if n.inputs else None
-    if n.op.name == "pack" and x is not None and x.type.layout is not None and n.output.type.layout is None:
+    if Trait.RELAYOUT in n.op.traits and x is not None and x.type.layout is not None and n.output.type.layout is None:
         return bool(
             u.attrs.get("axis", -1) % x.type.rank != x.type.rank - 1
         )  # rows across the blocks: outputs side by side are the vectors
     if n.op.name != "transpose" or x is None or x.type.layout is not None or n.attrs["perm"][-1] == x.type.rank - 1:
         return False
-    return x.node is None or x.node.op.name != "pack"
+    return x.node is None or Trait.RELAYOUT not in x.node.op.traits
 
 
 def _same_count(v: Value, n: Node) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.ir.graph import Graph, Node
+from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import Layout, TensorType
 from dnnc.ir.winograd import TILES
@@ -130,7 +131,7 @@ def _cuts(group: Group) -> list[tuple[int, ...]]:
 
 def _elsewhere(n: Node, u: Node) -> bool:
     """Does u read what n makes at other places than where u writes?"""
-    return "elementwise" not in u.op.traits or n.outputs[0].type.shape != u.outputs[0].type.shape
+    return Trait.ELEMENTWISE not in u.op.traits or n.outputs[0].type.shape != u.outputs[0].type.shape
 
 
 def _kind(nodes: tuple[Node, ...]) -> str:
@@ -153,7 +154,7 @@ def _tiles(graph: Graph, group: Group, rates: CoreRates) -> list[int]:
 
 def _blocked_conv(graph: Graph, group: Group) -> tuple[Node, int, int] | None:
     """The convolution whose weights may lie transformed or not, the channels of a block, and its tile now."""
-    conv = next((n for n in group.nodes if n.op.name == "conv"), None)
+    conv = next((n for n in group.nodes if n.op.contraction is ContractionForm.CONVOLUTION), None)
     if conv is None or conv.inputs[0] is None or conv.inputs[1] is None or not takes_winograd(conv):
         return None
     x, w = conv.inputs[0].type, conv.inputs[1]

@@ -19,7 +19,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.passes.analysis.kinds import COSTLY, is_pointwise, kind_of
+from dnnc.ir.op import Cost, Trait
+from dnnc.passes.analysis.kinds import is_pointwise, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, rows_of
 
@@ -119,7 +120,7 @@ class Joiner:
         """May a group be joined with others?"""
         nodes = self.parts[g].nodes
         return (
-            all(kind_of(n) in ("map", "reduction") and n.op.traits.isdisjoint(("sequential",)) for n in nodes)
+            all(kind_of(n) in ("map", "reduction") and Trait.SEQUENTIAL not in n.op.traits for n in nodes)
             and all(len(n.outputs) == 1 and n not in self.cut for n in nodes)
             and not all(map(self.no_kernel, nodes))
         )
@@ -140,7 +141,7 @@ class Joiner:
 
     def is_view(self, n: Node) -> bool:
         """Does a node show memory of its operand?"""
-        return self.no_kernel(n) and n.op.name != "concat"
+        return self.no_kernel(n) and len(n.inputs) == 1
 
     def is_alone(self, n: Node) -> bool:
         """Is a node a view that is in no group?"""
@@ -250,7 +251,7 @@ class Joiner:
         """Does operand k of u, in its place, read the element of v of its own place, or the number of its own row?"""
         result = u.outputs[0]
         if rows is None:
-            return _same(v, result) and (is_pointwise(u) or k in u.op.indices)
+            return _same(v, result) and (is_pointwise(u) or (u.op.index is not None and u.op.index.operand == k))
         if rows_of(u) == rows:
             return k == 0 and rows.of_elements(v)
         if self.numbers.get(result) == rows:
@@ -276,7 +277,7 @@ def _takes_long(n: Node, rows: Rows | None) -> bool:
     """Does an element take longer than to read it from memory, where each pass over a row computes it again?"""
     if rows is None or not rows.of_elements(n.outputs[0]) or rows_of(n) is not None:
         return False  # a number of a row is computed once
-    return n.op.name in COSTLY or ("movement" in n.op.traits and n.op.name != "gather")
+    return n.op.cost >= Cost.LIGHT or (Trait.MOVEMENT in n.op.traits and n.op.index is None)
 
 
 def _same_windows(nodes: Sequence[Node]) -> bool:
@@ -284,9 +285,5 @@ def _same_windows(nodes: Sequence[Node]) -> bool:
     if len(nodes) != 2:
         return False
     a, b = nodes
-    return (
-        {a.op.name, b.op.name} == {"max_pool", "max_pool_index"}
-        and a.inputs[0] is b.inputs[0]
-        and a.attrs == b.attrs
-        and _same(a.outputs[0], b.outputs[0])
-    )
+    windows = all(Trait.WINDOW in n.op.traits for n in nodes)
+    return windows and a.inputs == b.inputs and a.attrs == b.attrs and _same(a.outputs[0], b.outputs[0])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dnnc.ir.arena import ALIGN, Arena, Piece, place_slots
 from dnnc.ir.expr import Var, const, value
 from dnnc.ir.graph import Graph, Value
+from dnnc.ir.op import Trait
 from dnnc.ir.types import Dim, TensorType
 from dnnc.passes.analysis.alias import root
 from dnnc.passes.lower.nests import group_inputs
@@ -195,7 +196,7 @@ class _Planner:
     def is_state(self, g: Group, x: Value, y: Value) -> bool:
         """Is `x` a loop's first state, and nothing else to it, and `y` the last one?"""
         n = g.nodes[0]
-        if n.op.name != "loop":
+        if Trait.ITERATES not in n.op.traits:
             return False
         read = [None if v is None else root(self.aliases, v) for v in n.inputs]
         made = [self.root(v) for v in n.outputs]
@@ -230,7 +231,7 @@ class _Planner:
                     k = len(slots)
                     slots.append(Slot((v,), v.type.nbytes, self.first[v], self.last[v], tuple(self.pieces.get(v, ()))))
                 holder[v] = k
-            if g.nodes[0].op.name == "loop":
+            if Trait.ITERATES in g.nodes[0].op.traits:
                 sizes = (*(v.type.nbytes for v in g.outputs[: g.nodes[0].attrs["carried"]]), 2 * ALIGN)
                 scratch[g] = tuple(range(len(slots), len(slots) + len(sizes)))
                 slots += [Slot((), n, start, end) for n in sizes]

@@ -14,6 +14,7 @@ from dnnc.ir.loops.count import statements
 from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.loops.verify import verify_kernel
+from dnnc.ir.op import Trait
 from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.digits import lower_digits
@@ -325,13 +326,18 @@ def build_steps(
     return steps
 
 
+# Ops whose kernels no tensor expression describes.
+SPECIAL: dict[str, Callable[[Graph, Node], Lowered]] = {
+    "recurrence": lower_recurrence,
+    "sort_digits": lambda graph, n: lower_digits(n),
+}
+
+
 def lower_group(graph: Graph, g: Group, inplace: Mapping[Value, Value] | None = None) -> Lowered:
     """The naive kernel of a group. `inplace`: for some outputs of groups, the input whose memory each takes."""
-    first = g.nodes[0]
-    if first.op.name == "recurrence":
-        return lower_recurrence(graph, first)
-    if first.op.name == "sort_digits":
-        return lower_digits(first)
+    special = SPECIAL.get(g.nodes[0].op.name)
+    if special is not None:
+        return special(graph, g.nodes[0])
     return lower(graph, g.nodes, g.outputs, {v: x for v, x in (inplace or {}).items() if v in g.outputs})
 
 
@@ -478,7 +484,7 @@ class _Steps:
             raise InternalError(
                 f"{g.nodes[0].op.name}{locations(g.outputs[0].locs)} runs on the host and cannot be a kernel"
             )
-        if g.nodes[0].op.name == "recurrence":  # its body reads values that the node does not list
+        if Trait.RECURRENT in g.nodes[0].op.traits:  # its body reads values that the node does not list
             made = self.lowered(graph, g)
             return made.step(g, made.problem.lowered.params)
         values = (*group_inputs(g.nodes), *g.outputs)

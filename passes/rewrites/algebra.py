@@ -7,32 +7,31 @@ rounding is added, dropped or moved, for infinities, NaN, signed zeros and denor
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from dnnc.ir.dtype import DType
 from dnnc.ir.graph import Value
+from dnnc.ir.op import Trait
+from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
-from dnnc.passes.rewrite import Match, NoMatch, Rule, uniform
-from dnnc.passes.rewrites.cse import COMMUTATIVE
+from dnnc.passes.rewrite import Match, NoMatch, Rule, producer, uniform
 from dnnc.passes.rewrites.movement import BROADCASTING
 
-IDEMPOTENT = ("relu", "abs", "floor", "ceil", "round", "trunc", "sign")
+
+def _ops(trait: Trait) -> tuple[str, ...]:
+    return tuple(sorted(name for name, op in OPS.items() if trait in op.traits))
+
 
 # --- neutral elements -------------------------------------------------------------------------------------------------
 
 
-def _positive_zero(x: Any) -> bool:
-    return bool(x == 0) and math.copysign(1.0, x) > 0
-
-
-def drop_negative_zero(m: Match) -> Value:
-    """add(x, -0.0) -> x; sub(x, 0.0) -> x; of integers any 0"""
-    x, c = m.operand(m.root, 0), m.number(m.operand(m.root, 1))
-    integer = x.type.dtype.is_int
-    neutral = c == 0 and (integer or _positive_zero(c) == (m.root.op.name == "sub"))
-    m.require(neutral, "{} is not the neutral element", c)
+def drop_neutral(m: Match) -> Value:
+    """add(x, -0.0) -> x; sub(x, 0.0) -> x; mul(x, 1) -> x; logical_and(x, True) -> x; of integers any 0"""
+    x, c, neutral = m.operand(m.root, 0), m.number(m.operand(m.root, 1)), m.root.op.neutral
+    assert neutral is not None
+    same = c == neutral and (isinstance(c, int) or math.copysign(1.0, c) == math.copysign(1.0, neutral))
+    m.require(same, "{} is not {}, the neutral element", c, neutral)
     return m.keeps_type(x)
 
 
@@ -43,28 +42,14 @@ def drop_zero(m: Match) -> Value:
     return m.keeps_type(x)
 
 
-def drop_one(m: Match) -> Value:
-    """mul(x, 1) -> x; div(x, 1) -> x; pow(x, 1) -> x"""
-    x, c = m.operand(m.root, 0), m.number(m.operand(m.root, 1))
-    m.require(c == 1, "{} is not 1", c)
-    return m.keeps_type(x)
-
-
-def drop_neutral_bool(m: Match) -> Value:
-    """logical_and(x, True) -> x; logical_or(x, False) -> x; logical_xor(x, False) -> x"""
-    x, c = m.operand(m.root, 0), m.number(m.operand(m.root, 1))
-    m.require(c is (m.root.op.name == "logical_and"), "{} is not the neutral element", c)
-    return m.keeps_type(x)
-
-
 def drop_inverse(m: Match) -> Value:
     """neg(neg(x)) -> x; logical_not(logical_not(x)) -> x; bitwise_not(bitwise_not(x)) -> x"""
-    return m.operand(m.node(m.operand(m.root, 0), m.root.op.name), 0)
+    return m.operand(m.again(), 0)
 
 
 def drop_repetition(m: Match) -> Value:
     """relu(relu(x)) -> relu(x); likewise abs, floor, ceil, round, trunc, sign"""
-    return m.node(m.operand(m.root, 0), m.root.op.name).output
+    return m.again().output
 
 
 # --- constants in their place -----------------------------------------------------------------------------------------
@@ -126,23 +111,27 @@ def _normal_range(dtype: DType) -> tuple[float, float]:
     return 2.0**-exponent, 2.0 ** (exponent + 1)
 
 
+MERGED = {"add": np.add, "mul": np.multiply}
+OPPOSITE = {"add": "sub", "sub": "add"}
+
+
 def merge_integers(m: Match) -> Value:
     """add(add(x, 2), 3) -> add(x, 5); mul(mul(x, 2), 3) -> mul(x, 6): integers wrap, so the order is free"""
-    inner = m.node(m.operand(m.root, 0), m.root.op.name)
+    inner = m.again()
     x, v = m.operand(inner, 0), m.operand(m.root, 1)
     c, d = m.constant(m.operand(inner, 1)), m.constant(v)
     m.require(
         m.root.output.type.dtype.kind in "iu" and m.root.output.type.dtype.bits >= 8, "floats round after each step"
     )
     with np.errstate(all="ignore"):
-        both = c + d if m.root.op.name == "add" else c * d
+        both = MERGED[m.root.op.name](c, d)
     return m.b.op(m.root.op, x, m.renew(v, np.asarray(both, x.type.dtype.numpy)))  # type: ignore[no-any-return]
 
 
 def add_of_negative(m: Match) -> Value:
     """add(x, neg(y)) -> sub(x, y); sub(x, neg(y)) -> add(x, y)"""
     x, y = m.operand(m.root, 0), m.operand(m.node(m.operand(m.root, 1), "neg"), 0)
-    return m.b.op("sub" if m.root.op.name == "add" else "add", x, y)  # type: ignore[no-any-return]
+    return m.b.op(OPPOSITE[m.root.op.name], x, y)  # type: ignore[no-any-return]
 
 
 # --- powers -----------------------------------------------------------------------------------------------------------
@@ -173,12 +162,6 @@ def cube_to_product(m: Match) -> Value:
     return b.mul(b.mul(x, x), x)  # type: ignore[no-any-return]
 
 
-_POSITIVE = frozenset(("exp", "abs", "sigmoid", "softplus", "softmax", "reduce_sum_square", "reduce_l1", "reduce_l2"))
-_KEEPS_SIGN = frozenset(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "add", "mul", "div",
-"sqrt", "cast", "reshape",
-                         "transpose", "expand", "slice", "concat", "max", "min"))  # fmt: skip
-
-
 def not_negative(m: Match, v: Value, depth: int = 6) -> bool:
     """Is every element known to be 0.0 or more, or NaN? -0.0 counts as negative."""
     c = m.graph.constants.get(v)
@@ -187,9 +170,10 @@ def not_negative(m: Match, v: Value, depth: int = 6) -> bool:
     n = v.node
     if n is None or depth == 0:
         return False
-    if n.op.name in _POSITIVE or (n.op.name == "mul" and n.inputs[0] is n.inputs[1]):
+    square = producer(v, "mul")
+    if Trait.NOT_NEGATIVE in n.op.traits or (square is not None and square.inputs[0] is square.inputs[1]):
         return True
-    return n.op.name in _KEEPS_SIGN and all(u is not None and not_negative(m, u, depth - 1) for u in n.inputs)
+    return Trait.KEEPS_SIGN in n.op.traits and all(u is not None and not_negative(m, u, depth - 1) for u in n.inputs)
 
 
 # --- casts and choices ------------------------------------------------------------------------------------------------
@@ -246,17 +230,15 @@ def where_of_not(m: Match) -> Value:
 
 
 ALGEBRA_RULES: tuple[Rule, ...] = (
-    Rule(constant_second, tuple(sorted(COMMUTATIVE))),
-    Rule(drop_negative_zero, ("add", "sub")),
+    Rule(constant_second, _ops(Trait.COMMUTATIVE)),
+    Rule(drop_neutral, tuple(sorted(name for name, op in OPS.items() if op.neutral is not None))),
     Rule(drop_zero, ("add", "sub"), exact=False),
-    Rule(drop_one, ("mul", "div", "pow")),
-    Rule(drop_neutral_bool, ("logical_and", "logical_or", "logical_xor")),
-    Rule(drop_inverse, ("neg", "logical_not", "bitwise_not")),
-    Rule(drop_repetition, IDEMPOTENT),
+    Rule(drop_inverse, _ops(Trait.INVOLUTION)),
+    Rule(drop_repetition, _ops(Trait.IDEMPOTENT)),
     Rule(subtract_to_add, ("sub",)),
     Rule(divide_to_multiply, ("div",)),
-    Rule(merge_integers, ("add", "mul")),
-    Rule(add_of_negative, ("add", "sub")),
+    Rule(merge_integers, tuple(MERGED)),
+    Rule(add_of_negative, tuple(OPPOSITE)),
     Rule(power_to_product, ("pow",)),
     Rule(cube_to_product, ("pow",), exact=False),
     Rule(merge_casts, ("cast",)),

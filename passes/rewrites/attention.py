@@ -14,7 +14,7 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.passes.base import PassContext
-from dnnc.passes.rewrite import Match, Rule, rewrite
+from dnnc.passes.rewrite import Match, Rule, producer, rewrite
 
 LARGEST_HEAD = 256  # elements of a query: more do not fit into the registers of a tile
 
@@ -60,7 +60,7 @@ def to_attention(m: Match) -> Value:
 
 def _weights(m: Match, v: Value) -> tuple[Node, str]:
     """The softmax, and what becomes of rows without keys: `where(isnan(p), 0, p)` makes them zero."""
-    if v.node is None or v.node.op.name != "where":
+    if producer(v, "where") is None:
         return m.sole(m.node(v, "softmax")), "nan"
     choice = m.sole(m.node(v, "where"))
     test, p = m.sole(m.node(m.operand(choice, 0), "isnan")), m.node(m.operand(choice, 2), "softmax")
@@ -78,8 +78,8 @@ def _weights(m: Match, v: Value) -> tuple[Node, str]:
 
 def _masked(m: Match, scores: Value) -> tuple[Value, Value | None]:
     """`add(scores, mask)` as its parts. Which operand is the mask: the one that is no product."""
-    n = scores.node
-    if n is None or n.op.name != "add":
+    n = producer(scores, "add")
+    if n is None:
         return scores, None
     m.sole(n)
     m.matched.append(n)
@@ -95,49 +95,41 @@ def _masked(m: Match, scores: Value) -> tuple[Value, Value | None]:
 
 
 def _leads_to_product(v: Value) -> bool:
-    n = v.node
-    while n is not None and n.op.name in ("mul", "div"):
-        made: list[Node] = [
-            x.node for x in n.inputs if x is not None and x.node is not None and x.type.shape == v.type.shape
-        ]
-        n = made[0] if made else None
-    return n is not None and n.op.name == "matmul"
+    at: Value | None = v
+    while (n := producer(at, "mul", "div")) is not None:
+        at = next((x for x in n.inputs if x is not None and x.node is not None and x.type.shape == v.type.shape), None)
+    return producer(at, "matmul") is not None
 
 
 def _scaled(m: Match, v: Value) -> tuple[Value, float]:
     """`mul(x, number)` or `div(x, number)` as x and the factor; other values as they are, times 1."""
-    n = v.node
-    if n is None or n.op.name not in ("mul", "div"):
+    n = producer(v, "mul", "div")
+    if n is None:
         return v, 1.0
+    divides = producer(v, "div") is not None
     constants = [k for k in (0, 1) if n.inputs[k] in m.graph.constants and n.inputs[k].type.size == 1]  # type: ignore[union-attr]
-    if not constants or (n.op.name == "div" and constants[-1] != 1):
+    if not constants or (divides and constants[-1] != 1):
         return v, 1.0
     number = float(m.number(m.operand(n, constants[-1])))
     if not number:
         return v, 1.0
     m.matched.append(n)
-    return m.operand(n, 1 - constants[-1]), number if n.op.name == "mul" else 1.0 / number
+    return m.operand(n, 1 - constants[-1]), 1.0 / number if divides else number
 
 
 def _transposed(m: Match, v: Value, perm: tuple[int, ...]) -> Value:
     """transpose(v), or what v is a transpose of: two in a row are one, also with a reshape of the batch between."""
-    n = v.node
     made: Value | None = None
-    if n is not None and n.op.name == "transpose":
+    if (n := producer(v, "transpose")) is not None:
         both = tuple(n.attrs["perm"][p] for p in perm)
         x = m.operand(n, 0)
         made = x if both == tuple(range(len(both))) else m.b.transpose(x, perm=both)
-    elif n is not None and n.op.name == "reshape":
+    elif (n := producer(v, "reshape")) is not None:
         x = m.operand(n, 0)
-        turned = x.node
+        turned = producer(x, "transpose")
         rank = x.type.rank
         swap = (*range(rank - 2), rank - 1, rank - 2)
-        if (
-            turned is not None
-            and turned.op.name == "transpose"
-            and tuple(turned.attrs["perm"]) == swap
-            and x.type.shape[-2:] == v.type.shape[-2:]
-        ):
+        if turned is not None and tuple(turned.attrs["perm"]) == swap and x.type.shape[-2:] == v.type.shape[-2:]:
             made = m.b.reshape(m.operand(turned, 0), shape=(*v.type.shape[:-2], v.type.shape[-1], v.type.shape[-2]))
     if made is None:
         made = m.b.transpose(v, perm=perm)

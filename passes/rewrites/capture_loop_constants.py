@@ -7,6 +7,7 @@ y = loop(trips, None, h, w, body=b, carried=1)      ->      y = loop(trips, None
 from __future__ import annotations
 
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import Trait
 from dnnc.passes.base import PassContext, graphs
 
 
@@ -17,13 +18,13 @@ def sink_constants(graph: Graph, ctx: PassContext) -> bool:
     changed = False
     for g in reversed(list(graphs(graph))):
         for n in g.nodes():
-            if "control" in n.op.traits:
+            if Trait.CONTROL in n.op.traits:
                 changed |= _sink(g, n)
     return changed
 
 
 def _sink(g: Graph, n: Node) -> bool:
-    first = 2 + n.attrs["carried"] + n.attrs["scanned"] if n.op.name == "loop" else 1
+    first = n.op.deciding + n.attrs.get("carried", 0) + n.attrs.get("scanned", 0)
     found = [k for k in range(first, len(n.inputs)) if g.settled(n.inputs[k])]
     if not found:
         return False

@@ -13,6 +13,7 @@ operands with the reduced axis innermost, so constant matrices are transposed wh
 from __future__ import annotations
 
 from dnnc.ir.graph import Graph, Node
+from dnnc.ir.op import Trait
 from dnnc.ir.types import Layout, Part, TensorType
 from dnnc.passes.rewrites.layout import Layouts
 
@@ -66,7 +67,7 @@ class _ChannelsLast(Layouts):
         self.set_input(n, 1, Layout((Part(1), Part(0))) if turned else None)
 
     def joins(self, n: Node) -> bool:
-        if n.op.name != "concat" or n.output.type.rank < 3:
+        if n.output.type.rank < 3:
             return False
         operands = [v for v in n.inputs if v is not None]
         shapes = [v.type.shape[1] for v in operands]
@@ -81,12 +82,7 @@ class _ChannelsLast(Layouts):
 
     def within_channels(self, n: Node) -> bool:
         x = n.inputs[0] if n.inputs else None
-        if (
-            n.op.name not in ("resize", "slice", "pad")
-            or x is None
-            or x.type.layout is None
-            or len(n.inputs) > 1 + (n.op.name == "pad")
-        ):
+        if Trait.RESAMPLES not in n.op.traits or x is None or x.type.layout is None:
             return False
         made = n.output.type.shape[1]
         return bool(made == x.type.shape[1]) or (

@@ -12,6 +12,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.passes.analysis.alias import find_aliases
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import nodes_of
 
 
 def place_concats(graph: Graph, ctx: PassContext) -> bool:
@@ -36,9 +37,7 @@ def share_prefixes(graph: Graph) -> bool:
     """Use an earlier concatenation of the first operands as one operand."""
     changed = False
     known: dict[tuple[object, ...], Node] = {}
-    for n in graph.nodes():
-        if n.op.name != "concat":
-            continue
+    for n in nodes_of(graph, "concat"):
         operands = tuple(v for v in n.inputs if v is not None)
         key = (n.attrs["axis"] % n.output.type.rank, n.output.type.layout)
         for length in range(len(operands) - 1, 1, -1):

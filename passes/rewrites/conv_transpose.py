@@ -24,20 +24,15 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.ops.window import Window, window
 from dnnc.ir.types import Dim
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import replace_each
 
 MOST_PHASES = 64  # that are convolutions of their own
 
 
 def conv_transpose(graph: Graph, ctx: PassContext) -> bool:
     """Rewrite those whose channels and kernels have known sizes. Returns whether any was."""
-    changed = False
-    for n in graph.nodes():
-        if n.op.name == "conv_transpose" and _applies(n):
-            y = _Rewrite(graph, n, 1 if ctx.facts.channels_last else ctx.facts.lanes).run()
-            graph.replace_all_uses(n.output, y)
-            graph.erase(n)
-            changed = True
-    return changed
+    block = 1 if ctx.facts.channels_last else ctx.facts.lanes
+    return replace_each(graph, {"conv_transpose": lambda n: _Rewrite(graph, n, block).run() if _applies(n) else None})
 
 
 def _applies(n: Node) -> bool:

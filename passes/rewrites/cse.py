@@ -14,24 +14,10 @@ import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.text import attrs_key
+from dnnc.ir.op import Trait
 from dnnc.passes.base import PassContext, graphs, is_pure
 from dnnc.passes.rewrite import sweep
 
-# a op b == b op a, bit by bit (the payload of a NaN apart)
-COMMUTATIVE = frozenset(
-    (
-        "add",
-        "mul",
-        "equal",
-        "not_equal",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-    )
-)
 SAMPLES = 32  # elements that are compared before whole constants are hashed
 
 
@@ -93,7 +79,7 @@ def _merge_nodes(g: Graph) -> bool:
 def _key(n: Node) -> Any:
     """Equal for nodes that compute the same."""
     inputs = [id(v) for v in n.inputs]
-    if n.op.name in COMMUTATIVE:
+    if Trait.COMMUTATIVE in n.op.traits:
         inputs.sort()
     layouts = tuple(o.type.layout for o in n.outputs)
     return n.op, tuple(inputs), attrs_key(n), layouts

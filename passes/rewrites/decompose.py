@@ -2,23 +2,20 @@
 
     y = squeeze(x, axes=(0,))   ->   y = reshape(x, shape=(5,))
 
-Where cores walk rows (CPUs), ops of ON_CORES have another definition, of the same meaning.
+Where cores walk rows (CPUs), some ops have another definition of the same meaning (`decompose_serial`).
 
 Runs ahead of the algebraic passes, so that these know one spelling of each computation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from dnnc.ir.graph import Graph, Node, union
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.ops.digits import sort_by_digits
 from dnnc.passes.base import PassContext, graphs
 from dnnc.passes.rewrite import between
-
-ON_CORES: Mapping[str, Callable[..., Any]] = {"sort": sort_by_digits}
 
 
 def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> bool:
@@ -32,7 +29,7 @@ def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> boo
             while stack:
                 m = stack.pop()
                 if m.op.decompose is not None and m.op.name not in keep:
-                    stack += reversed(expand(g, m, ON_CORES.get(m.op.name) if ctx.facts.serial_rows else None))
+                    stack += reversed(expand(g, m, m.op.decompose_serial if ctx.facts.serial_rows else None))
                     changed = True
     return changed
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import ContractionForm
 from dnnc.passes.base import PassContext
-from dnnc.passes.rewrite import Array, Match, Rule, rewrite
+from dnnc.passes.rewrite import Array, Match, Rule, producer, rewrite
 from dnnc.passes.rewrites.fold_parameters import PARAMETER_RULES
 
 CONVOLUTIONS = ("conv", "conv_transpose")
@@ -65,14 +66,11 @@ def _scale_or_inverse(m: Match, z_ops: tuple[str, ...]) -> tuple[Node, Value, bo
     """The root as a product of a node of these ops, read here alone, and a constant: (node, constant, is it a
     division).
     """
-    if m.root.op.name == "div":
-        z, c = m.operand(m.root, 0), m.operand(m.root, 1)
-        m.constant(c)
-    else:
-        z, c = m.either(m.root)
+    inverse = m.root.op.name == "div"
+    z, c = m.either(m.root)
     n = m.sole(_float(m, m.node(z, *z_ops)))
     m.keeps_type(z)
-    return n, c, m.root.op.name == "div"
+    return n, c, inverse
 
 
 # --- batch normalisation ----------------------------------------------------------------------------------------------
@@ -96,8 +94,8 @@ def batch_norm_to_scale(m: Match) -> Value:
 
 
 def _absorbs(m: Match, z: Value) -> bool:
-    n = z.node
-    if n is None or n.op.name not in (*CONVOLUTIONS, "matmul") or n.inputs[1] not in m.graph.constants:
+    n = producer(z, *CONVOLUTIONS, "matmul")
+    if n is None or n.inputs[1] not in m.graph.constants:
         return False
     return z not in m.outputs and len(z.uses) == 1
 
@@ -123,10 +121,7 @@ def scale_into_conv(m: Match) -> Value:
 
 def shift_into_conv(m: Match) -> Value:
     """add(conv(x, w, b), c) -> conv(x, w, b + c) for one c per output channel; sub likewise; conv_transpose likewise"""
-    if m.root.op.name == "sub":
-        z, c = m.operand(m.root, 0), m.operand(m.root, 1)
-    else:
-        z, c = m.either(m.root)
+    z, c = m.either(m.root)
     n = m.sole(_float(m, m.node(z, *CONVOLUTIONS)))
     m.keeps_type(z)
     shift = _channels(m, c, z, 1)
@@ -148,7 +143,7 @@ def _inverted(factor: Array, inverse: bool) -> Array:
 
 def _along_outputs(n: Node, factor: Array, w: Array) -> Array:
     """Factors per output channel in the shape in which they multiply the weights."""
-    if n.op.name == "conv":
+    if n.op.contraction is ContractionForm.CONVOLUTION:
         return factor.reshape((-1,) + (1,) * (w.ndim - 1))
     group = n.attrs["group"]  # [C, O/group, ...]: the inputs of group k meet the outputs of group k alone
     per_input = np.repeat(factor.reshape(group, -1), w.shape[0] // group, axis=0)

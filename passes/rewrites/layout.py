@@ -13,17 +13,19 @@ Padding lanes of a blocked axis hold 0.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import Layout, Part, TensorType, product
-from dnnc.passes.analysis.kinds import reduces_axes
 from dnnc.passes.planning.prologue import held_in
+from dnnc.passes.rewrite import producer
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
@@ -36,7 +38,6 @@ FEW_ROWS = 16  # of a product: two tiles, which read a matrix no slower as it li
 MOST_UNROLLED = 64  # inputs of a group times taps of a row, which are code for each pixel of a tile
 LEAST_POOLED = 4  # channels of a block, others being zeros, that a window is computed for in the time of one number
 LARGE_WINDOW = 128  # taps: sums of long rows are vectors where they lie
-KEEPS_BLOCKS = frozenset(("max_pool", "max_pool_index", "avg_pool", "lp_pool"))
 
 
 def blocked(rank: int, lanes: int) -> Layout:
@@ -90,16 +91,11 @@ class Layouts(ABC):
 
     def run(self) -> bool:
         for n in self.graph.nodes():
-            if n.op.name == "pack":
-                continue
-            if n.op.name == "conv":
-                self.conv(n)
-            elif n.op.name == "matmul":
-                self.matmul(n)
+            rule = RULES.get(n.op.name)
+            if rule is not None:
+                rule(self, n)
             elif self.keeps(n) or self.pools(n):
                 self.keep(n)
-            elif n.op.name == "lrn" and n.inputs[0] is not None and n.inputs[0].type.layout is not None:
-                self.across(n)
             elif not self.reads_blocks(n):
                 self.plain(n)
         for k, v in enumerate(self.graph.outputs):
@@ -123,7 +119,7 @@ class Layouts(ABC):
 
     @abstractmethod
     def joins(self, n: Node) -> bool:
-        """Is this a concatenation that can be made of its operands as they lie?"""
+        """Can this concatenation be made of its operands as they lie?"""
 
     @abstractmethod
     def within_channels(self, n: Node) -> bool:
@@ -133,33 +129,34 @@ class Layouts(ABC):
 
     def keeps(self, n: Node) -> bool:
         """Ops that work on blocks as on rows: same shape in and out, or a window per channel."""
-        if self.joins(n):
-            return True
-        if n.op.name in KEEPS_BLOCKS or self.within_channels(n):
-            return n.inputs[0] is not None and n.inputs[0].type.layout is not None
-        if "elementwise" not in n.op.traits or len(n.outputs) != 1:
+        if n.op.name == "concat":
+            return self.joins(n)
+        if Trait.CHANNELWISE in n.op.traits or self.within_channels(n):
+            return self.is_blocked(n)
+        if Trait.ELEMENTWISE not in n.op.traits or len(n.outputs) != 1:
             return False
         return any(
             v is not None and v.type.layout is not None and v.type.shape == n.output.type.shape for v in n.inputs
         )
 
     @staticmethod
-    def by_channel(n: Node) -> bool:
-        """Operands are images whose sizes differ from the output's."""
-        return n.op.name in (*KEEPS_BLOCKS, "concat", "resize", "slice", "pad", "interleave")
+    def is_blocked(n: Node) -> bool:
+        """Does the first operand have a layout?"""
+        return n.inputs[0] is not None and n.inputs[0].type.layout is not None
 
     def keep(self, n: Node) -> None:
         out = n.output.type
+        images = Trait.ELEMENTWISE not in n.op.traits  # of sizes that differ from the output's
         blocks = [
             v.type.layout
             for v in n.inputs
-            if v is not None and v.type.layout is not None and (self.by_channel(n) or v.type.shape == out.shape)
+            if v is not None and v.type.layout is not None and (images or v.type.shape == out.shape)
         ]
         lay = blocks[0]
         for k, v in enumerate(n.inputs):
             if v is None:
                 continue
-            if self.by_channel(n) or v.type.shape == out.shape:
+            if images or v.type.shape == out.shape:
                 self.set_input(n, k, lay)
             elif v.type.layout is not None:  # a broadcast operand that is an image of its own
                 self.set_input(n, k, None)
@@ -170,7 +167,8 @@ class Layouts(ABC):
         keeps its blocks.
         """
         x = n.inputs[0]
-        assert x is not None
+        if x is None or x.type.layout is None:
+            return
         uses, lay = list(n.output.uses), x.type.layout
         self.set_input(n, 0, None)
         packed = self.relaid(n.output, lay, n.next)
@@ -179,11 +177,11 @@ class Layouts(ABC):
 
     def reads_blocks(self, n: Node) -> bool:
         """A reduction over spatial axes reads a block as it lies: its vectors go over the channels."""
-        axes = n.attrs.get("axes")
         x = n.inputs[0] if n.inputs else None
-        if not reduces_axes(n) or x is None or x.type.layout is None or not axes:
+        if n.op.reduced is None or Trait.ACCUMULATES not in n.op.traits or x is None or x.type.layout is None:
             return False
-        return all(a % x.type.rank not in (0, 1) for a in axes)
+        axes = n.op.reduced(x.type.rank, **n.attrs)
+        return bool(axes) and all(a > 1 for a in axes)
 
     def plain(self, n: Node) -> None:
         for k, v in enumerate(n.inputs):
@@ -209,7 +207,7 @@ class Layouts(ABC):
         self.changed = True
         if (
             v.node is not None
-            and v.node.op.name == "pack"
+            and Trait.RELAYOUT in v.node.op.traits
             and v.node.inputs[0] is not None
             and v.node.inputs[0].type.layout == layout
         ):
@@ -230,6 +228,15 @@ class Layouts(ABC):
                 found = Builder(self.graph, after, v.locs).op("pack", v, layout=layout)
             self.made[key] = found
         return found
+
+
+# Ops with a rule of their own.
+RULES: dict[str, Callable[[Layouts, Node], None]] = {
+    "conv": lambda layouts, n: layouts.conv(n),
+    "matmul": lambda layouts, n: layouts.matmul(n),
+    "pack": lambda layouts, n: None,
+    "lrn": lambda layouts, n: layouts.across(n),
+}
 
 
 class _Blocked(Layouts):
@@ -363,12 +370,7 @@ class _Blocked(Layouts):
         x = n.inputs[0] if n.inputs else None
         if n.op.name == "interleave" and x is not None and x.type.layout is not None:
             return bool(x.type.shape[1] % (self.lanes * product(n.attrs["strides"])) == 0)
-        if (
-            n.op.name not in ("resize", "slice", "pad")
-            or x is None
-            or x.type.layout is None
-            or len(n.inputs) > 1 + (n.op.name == "pad")
-        ):
+        if Trait.RESAMPLES not in n.op.traits or x is None or x.type.layout is None:
             return False
         if n.op.name == "slice":
             start, size = n.attrs["starts"][1], n.output.type.shape[1]
@@ -379,7 +381,7 @@ class _Blocked(Layouts):
     def pools(self, n: Node) -> bool:
         """Small windows: in rows their borders depend on the lane, in blocks on the pixel alone."""
         x = n.inputs[0] if n.inputs else None
-        if n.op.name not in KEEPS_BLOCKS or x is None or x.type.dtype.computed not in WIDE:
+        if Trait.CHANNELWISE not in n.op.traits or x is None or x.type.dtype.computed not in WIDE:
             return False
         channels, window = x.type.shape[1], product(n.attrs["kernel"])
         if (
@@ -396,7 +398,7 @@ class _Blocked(Layouts):
         """A concatenation of channels that are whole blocks each, or of images that all lie in blocks already: then two
         vectors make one.
         """
-        if n.op.name != "concat" or n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
+        if n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
             return False
         operands = [v for v in n.inputs if v is not None]
         sizes = [v.type.shape[1] for v in operands]
@@ -415,5 +417,5 @@ def _rows_of_each(out: TensorType, matrices: TensorType) -> float:
 
 def _turns_matrices(v: Value) -> bool:
     """Is a value made by a transposition of its last axis? One kernel then turns and packs it."""
-    n = v.node
-    return n is not None and n.op.name == "transpose" and n.attrs["perm"][-1] != v.type.rank - 1
+    n = producer(v, "transpose")
+    return n is not None and n.attrs["perm"][-1] != v.type.rank - 1

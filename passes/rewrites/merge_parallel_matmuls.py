@@ -29,6 +29,7 @@ from dnnc.ir.graph import Graph, Node, Value, union
 from dnnc.ir.graph.builder import Builder
 from dnnc.passes.base import PassContext
 from dnnc.passes.planning.prologue import held_in
+from dnnc.passes.rewrite import nodes_of, only_reader, producer
 
 Shape = tuple[int, ...]
 
@@ -71,8 +72,8 @@ def siblings(graph: Graph, ctx: PassContext) -> bool:
         graph
     )  # sums that were apart are in one kernel, which may add in another order
     cuts: dict[Value, list[Node]] = {}
-    for n in graph.nodes():
-        if n.op.name == "slice" and n.inputs[0] is not None:
+    for n in nodes_of(graph, "slice"):
+        if n.inputs[0] is not None:
             cuts.setdefault(n.inputs[0], []).append(n)
     return any([_stack_columns(graph, y, found) for y, found in cuts.items()]) or changed
 
@@ -80,8 +81,8 @@ def siblings(graph: Graph, ctx: PassContext) -> bool:
 def _merge_products(graph: Graph) -> bool:
     changed = False
     readers: dict[Value, list[Chain]] = {}
-    for n in graph.nodes():
-        chain = _chain(graph, n) if n.op.name == "matmul" else None
+    for n in nodes_of(graph, "matmul"):
+        chain = _chain(graph, n)
         if chain is not None and n.inputs[0] is not None:
             readers.setdefault(n.inputs[0], []).append(chain)
     for chains in readers.values():
@@ -98,17 +99,11 @@ def _sizes(v: Value) -> Shape:
     return tuple(int(d) for d in v.type.shape)  # type: ignore[arg-type]
 
 
-def _only_reader(graph: Graph, v: Value, op: str) -> Node | None:
-    users = {u for u, _ in v.uses}
-    found = next(iter(users)) if len(users) == 1 and not graph.is_output(v) else None
-    return found if found is not None and found.op.name == op else None
-
-
 def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
     """What follows a value of known size, if that is a reshape that does not mix the dims from `axis` on with those in
     front of them.
     """
-    reshape = _only_reader(graph, v, "reshape")
+    reshape = only_reader(graph, v, "reshape")
     if reshape is None or not reshape.output.type.static:
         return None
     end = reshape.output
@@ -119,7 +114,7 @@ def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
         return None
     k = found[-1]
     perm: Shape = tuple(range(len(dims)))
-    turned = _only_reader(graph, end, "transpose")
+    turned = only_reader(graph, end, "transpose")
     if turned is not None:
         end, perm = turned.output, tuple(turned.attrs["perm"])
     return Apart(dims[:k], dims[k:], perm, end)
@@ -162,7 +157,7 @@ def _chain(graph: Graph, n: Node) -> Chain | None:
     ):
         return None
     end, bias = n.output, None
-    add = _only_reader(graph, end, "add")
+    add = only_reader(graph, end, "add")
     if add is not None:
         other = add.inputs[1] if add.inputs[0] is end else add.inputs[0]
         if other is not None and graph.settled(other) and other.type.shape == w.type.shape[1:]:
@@ -239,10 +234,9 @@ def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
 
 def _is_product(graph: Graph, y: Value) -> bool:
     """Is a value made by a product, to which something may be added?"""
-    n = y.node
-    if n is not None and n.op.name == "add":
-        n = next(
-            (v.node for v in n.inputs if v is not None and v.node is not None and _only_reader(graph, v, "add") is n),
-            None,
+    add = producer(y, "add")
+    if add is not None:
+        y = next(
+            (v for v in add.inputs if v is not None and v.node is not None and only_reader(graph, v, "add") is add), y
         )
-    return n is not None and n.op.name == "matmul"
+    return producer(y, "matmul") is not None

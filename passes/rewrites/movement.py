@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.graph import Node, Value
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import same_dim
 from dnnc.ir.ops.reduce import all_axes
 from dnnc.ir.shapes import normalize_axis
-from dnnc.passes.rewrite import Match, Rule
+from dnnc.passes.rewrite import Match, Rule, producer
 
 # element-wise ops of several operands, which broadcast, and matmul, which broadcasts its batch dims
 BROADCASTING = tuple(
-    n for n, op in OPS.items() if "elementwise" in op.traits and op.compute and len(op.samples[0].inputs) > 1
+    n for n, op in OPS.items() if Trait.ELEMENTWISE in op.traits and op.compute and len(op.samples[0].inputs) > 1
 )
 
 
@@ -84,11 +85,11 @@ def cancel_transposes(m: Match) -> Value:
         tuple[Node, int]
     ] = []  # from the last to the first, with the operand that comes from the other transpose
     v = m.operand(m.root, 0)
-    while v.node is not None and v.node.op.name != "transpose":
+    while v.node is not None and producer(v, "transpose") is None:
         n = m.sole(v.node)
         made = [k for k, u in enumerate(n.inputs) if u is not None and not m.graph.settled(u)]
         m.require(
-            "elementwise" in n.op.traits and len(n.outputs) == 1 and len(made) == 1,
+            Trait.ELEMENTWISE in n.op.traits and len(n.outputs) == 1 and len(made) == 1,
             "{} is not made by an element-wise node of constants",
             v.name,
         )
@@ -145,9 +146,10 @@ def merge_slices(m: Match) -> Value:
 def drop_expand(m: Match) -> Value:
     """add(expand(x), y) -> add(x, y) where y alone gives the result its shape; likewise all ops that broadcast"""
     for k, v in enumerate(m.root.inputs):
-        if v is not None and v.node is not None and v.node.op.name == "expand":
+        repeated = producer(v, "expand")
+        if repeated is not None:
             inputs = [*m.root.inputs]
-            inputs[k] = v.node.inputs[0]
+            inputs[k] = repeated.inputs[0]
             if m.fits(inputs):
                 m.node(v, "expand")
                 return m.like(inputs)
@@ -158,10 +160,7 @@ def sink_expand(m: Match) -> Value:
     """where(expand(c), 0.0, 1.0) -> expand(where(c, 0.0, 1.0)) where nothing else gives the result its shape: computed,
     then repeated
     """
-    inputs = [
-        m.node(v, "expand").inputs[0] if v is not None and v.node is not None and v.node.op.name == "expand" else v
-        for v in m.root.inputs
-    ]
+    inputs = [m.node(v, "expand").inputs[0] if producer(v, "expand") is not None else v for v in m.root.inputs]
     m.require(len(m.matched) > 1, "no operand is an expand")
     m.require(m.shrinks(inputs), "another operand gives the result its shape")
     return m.expanded(m.like(inputs))
@@ -172,8 +171,8 @@ def flatten_concat(m: Match) -> Value:
     axis = normalize_axis(m.root.attrs["axis"], m.root.output.type.rank)
     inputs: list[Value | None] = []
     for v in m.root.inputs:
-        n = v.node if v is not None else None
-        same = n is not None and n.op.name == "concat" and normalize_axis(n.attrs["axis"], n.output.type.rank) == axis
+        n = producer(v, "concat")
+        same = n is not None and normalize_axis(n.attrs["axis"], n.output.type.rank) == axis
         if same and n is not None and len(n.output.uses) == 1 and n.output not in m.outputs:
             inputs += m.node(v, "concat").inputs
         else:

@@ -30,9 +30,11 @@ import numpy as np
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder, infer
+from dnnc.ir.op import Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.analysis.kinds import is_pointwise
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import producer
 
 FAMILY = (f32, f16, bf16)
 STORAGE: dict[str, DType] = {
@@ -41,15 +43,7 @@ STORAGE: dict[str, DType] = {
     "float16": f16,
     "bfloat16": bf16,
 }  # a CPU has no tf32: it is float32 there
-POOLS = frozenset(("max_pool", "max_pool_index", "avg_pool"))
-TO_GRID = frozenset(
-    ("floor", "ceil", "round", "trunc", "sign", "mod", "fmod", "sin", "cos")
-)  # where a small error becomes a large one
-WIDE_OPERANDS = {
-    "attention": (3,)
-}  # a mask is added to scores in registers, and says "never" by numbers that no half can hold
-SUMS = ("reduce_", "cum")
-KEPT = frozenset(("bits", "random"))
+KEPT = frozenset((Trait.BITS, Trait.RANDOM))
 
 
 def precision(graph: Graph, ctx: PassContext) -> bool:
@@ -73,7 +67,7 @@ class _Storage:
 
     def run(self) -> bool:
         for n in self.graph.nodes():
-            if n.op.name == "cast" and self.family(n.inputs[0]) and n.attrs["to"] in FAMILY:
+            if self.converts(n) and n.outputs[0].type.dtype in FAMILY:
                 self.cast(n)
             elif _keeps_types(n):
                 for k, v in enumerate(n.inputs):
@@ -93,24 +87,28 @@ class _Storage:
     def family(v: Value | None) -> bool:
         return v is not None and v.type.dtype in FAMILY
 
+    def converts(self, n: Node) -> bool:
+        """Is it a cast of floats of the family?"""
+        return Trait.CONVERSION in n.op.traits and self.family(n.inputs[0])
+
     # --- which type ---------------------------------------------------------------------------------------------------
 
     def choice(self, n: Node) -> DType:
         """The type that a node's floats have."""
         if self.store is f32:
             return f32
-        follows = bool(n.op.traits & {"elementwise", "movement"})
-        made_of_integers = n.op.name == "cast" and not self.family(n.inputs[0])
+        follows = bool(n.op.traits & {Trait.ELEMENTWISE, Trait.MOVEMENT})
+        made_of_integers = Trait.CONVERSION in n.op.traits and not self.converts(n)
         if self.escapes(n) or (
-            follows and (made_of_integers or n.op.name in TO_GRID or any(v in self.wide for v in n.inputs))
+            follows and (made_of_integers or Trait.AMPLIFIES in n.op.traits or any(v in self.wide for v in n.inputs))
         ):
             self.wide.update(n.outputs if follows else ())
             return f32
         if n in self.exact:
             return f32
-        if follows or "contraction" in n.op.traits or n.op.name in POOLS:
+        if follows or n.op.traits & {Trait.CONTRACTION, Trait.SELECTS}:
             return self.store
-        if n.op.name.startswith(SUMS) or not n.inputs:
+        if Trait.ACCUMULATES in n.op.traits or not n.inputs:
             self.wide.update(n.outputs)
         return f32
 
@@ -118,7 +116,7 @@ class _Storage:
         """Does the node read a constant that the storage type cannot hold?"""
         for k, v in enumerate(n.inputs):
             a = self.graph.constants.get(v) if v is not None else None
-            if v is None or a is None or not self.family(v) or k in WIDE_OPERANDS.get(n.op.name, ()):
+            if v is None or a is None or not self.family(v) or k in n.op.wide_operands:
                 continue
             why = unfit(a, self.store)
             if why:
@@ -150,7 +148,7 @@ class _Storage:
 
     def retype(self, n: Node, t: DType) -> None:
         for k in range(len(n.inputs)):
-            self.read(n, k, f32 if k in WIDE_OPERANDS.get(n.op.name, ()) else t)
+            self.read(n, k, f32 if k in n.op.wide_operands else t)
         for name, a in n.attrs.items():
             if isinstance(a, DType) and a in FAMILY and a is not t:
                 n.attrs[name] = t
@@ -175,7 +173,8 @@ class _Storage:
         """A value in another float type: the operand of the cast that made it, a constant of its own, or a cast, once
         for all readers.
         """
-        source = v.node.inputs[0] if v.node is not None and v.node.op.name == "cast" else None
+        maker = producer(v, "cast")
+        source = maker.inputs[0] if maker is not None else None
         if source is not None and source.type.dtype is t and t is self.store and v.type.dtype is f32:
             return source
         found = self.made.get((v, t))
@@ -210,9 +209,11 @@ def _feeds_integers(graph: Graph) -> set[Node]:
     """Element-wise and moving nodes of floats whose results end in integers or bools, or are rounded to a grid."""
     found: set[Node] = set()
     for n in graph.nodes(reverse=True):
-        if not n.outputs[0].type.dtype.is_float or n.op.name in TO_GRID:
+        if not n.outputs[0].type.dtype.is_float or Trait.AMPLIFIES in n.op.traits:
             found.add(n)
-        elif n.op.traits & {"elementwise", "movement"} and any(u in found for v in n.outputs for u, _ in v.uses):
+        elif n.op.traits & {Trait.ELEMENTWISE, Trait.MOVEMENT} and any(
+            u in found for v in n.outputs for u, _ in v.uses
+        ):
             found.add(n)
     return found
 
@@ -222,7 +223,7 @@ def _feeds_sums(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     for n in graph.nodes(reverse=True):
         users = [u for v in n.outputs for u, _ in v.uses]
-        if users and is_pointwise(n) and all(u in found or u.op.name.startswith(SUMS) for u in users):
+        if users and is_pointwise(n) and all(u in found or Trait.ACCUMULATES in u.op.traits for u in users):
             found.add(n)
     return found
 

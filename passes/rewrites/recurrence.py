@@ -14,8 +14,10 @@ import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import ContractionForm
 from dnnc.passes.analysis.recurrent_form import NoForm, form_of
 from dnnc.passes.base import PassContext, graphs
+from dnnc.passes.rewrite import nodes_of
 
 
 def recurrence(graph: Graph, ctx: PassContext) -> bool:
@@ -24,8 +26,8 @@ def recurrence(graph: Graph, ctx: PassContext) -> bool:
         return False
     changed = False
     for g in list(graphs(graph)):
-        for n in list(g.nodes()):
-            if n.op.name == "loop" and _taken(n, ctx):
+        for n in nodes_of(g, "loop"):
+            if _taken(n, ctx):
                 _replace(g, n, sum_last=ctx.facts.lanes == 1)
                 changed = True
     return changed
@@ -72,7 +74,7 @@ def _hoisted(body: Graph, v: Value, g: Graph, sum_last: bool) -> Value:
     matrix = (
         sum_last
         and v.type.rank == 2
-        and all(u.op.name == "matmul" and k == 1 for u, k in v.uses)
+        and all(u.op.contraction is ContractionForm.PRODUCT and k == 1 for u, k in v.uses)
         and v.type.layout is None
     )
     if v in body.parameters:

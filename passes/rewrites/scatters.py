@@ -20,49 +20,37 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import producer, replace_each
 
 Array = np.ndarray[Any, Any]
 
 
 def scatters(graph: Graph, ctx: PassContext) -> bool:
-    changed = False
-    for n in list(graph.nodes()):
-        if n.op.name not in ("scatter_elements", "scatter_nd"):
-            continue
-        made = _by_rows(graph, n) or _of_ranges(graph, n)
-        if made is not None:
-            graph.replace_all_uses(n.output, made)
-            graph.erase(n)
-            changed = True
-    return changed
+    """Name rows and ranges. Returns whether anything changed."""
+    return replace_each(
+        graph, {"scatter_elements": lambda n: _by_rows(graph, n), "scatter_nd": lambda n: _of_ranges(graph, n)}
+    )
 
 
 def wide_sums(graph: Graph, ctx: PassContext) -> bool:
     """Sums and products of floats of less than 32 bits in f32."""
-    changed = False
-    for n in list(graph.nodes()):
-        t = n.output.type.dtype if n.op.name in ("scatter_elements", "scatter_nd") else None
-        if t is None or not t.is_float or t.computed is t or n.attrs["reduction"] not in ("add", "mul"):
-            continue
-        x, at, u = n.inputs
-        b = Builder(graph, n, n.locs)
-        made: Value = b.cast(b.op(n.op, b.cast(x, to=f32), at, b.cast(u, to=f32), **n.attrs), to=t)
-        graph.replace_all_uses(n.output, made)
-        graph.erase(n)
-        changed = True
-    return changed
+    return replace_each(graph, dict.fromkeys(("scatter_elements", "scatter_nd"), lambda n: _wide(graph, n)))
+
+
+def _wide(graph: Graph, n: Node) -> Value | None:
+    t = n.output.type.dtype
+    if not t.is_float or t.computed is t or n.attrs["reduction"] not in ("add", "mul"):
+        return None
+    x, at, u = n.inputs
+    b = Builder(graph, n, n.locs)
+    return b.cast(b.op(n.op, b.cast(x, to=f32), at, b.cast(u, to=f32), **n.attrs), to=t)  # type: ignore[no-any-return]
 
 
 def _by_rows(graph: Graph, n: Node) -> Value | None:
     """`scatter_elements` along axis 0 whose indices are the same for all elements of a row."""
     x, at, u = n.inputs
     assert x is not None and at is not None and u is not None
-    if (
-        n.op.name != "scatter_elements"
-        or x.type.rank < 2
-        or n.attrs["axis"] % x.type.rank
-        or at.type.shape[1:] != x.type.shape[1:]
-    ):
+    if x.type.rank < 2 or n.attrs["axis"] % x.type.rank or at.type.shape[1:] != x.type.shape[1:]:
         return None
     constant, b = graph.constants.get(at), Builder(graph, n, n.locs)
     rows: Any = None
@@ -72,8 +60,8 @@ def _by_rows(graph: Graph, n: Node) -> Value | None:
         and (constant == constant[(slice(None), *[slice(0, 1)] * (x.type.rank - 1))]).all()
     ):
         rows = constant.reshape(len(constant), -1)[:, :1]
-    elif at.node is not None and at.node.op.name == "expand" and at.node.inputs[0] is not None:
-        source = at.node.inputs[0]
+    elif (repeated := producer(at, "expand")) is not None and repeated.inputs[0] is not None:
+        source = repeated.inputs[0]
         if (
             source.type.rank == x.type.rank
             and all(d == 1 for d in source.type.shape[1:])
@@ -88,12 +76,7 @@ def _of_ranges(graph: Graph, n: Node) -> Value | None:
     x, at, u = n.inputs
     assert x is not None and at is not None and u is not None
     constant = graph.constants.get(at)
-    if (
-        n.op.name != "scatter_nd"
-        or constant is None
-        or not constant.size
-        or not all(isinstance(d, int) for d in (*x.type.shape, *u.type.shape))
-    ):
+    if constant is None or not constant.size or not all(isinstance(d, int) for d in (*x.type.shape, *u.type.shape)):
         return None
     sizes = np.array(x.type.shape[: constant.shape[-1]], np.int64)
     where = constant.astype(np.int64)

@@ -28,12 +28,13 @@ from typing import Any
 from dnnc.ir.dtype import f32, f64
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.ir.target import ReductionSplit
 from dnnc.passes.analysis.kinds import is_pointwise
 from dnnc.passes.analysis.rows import Rows, find_numbers, rows_of
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import nodes_of, replace_each
 
-OPS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")
 JOINED = {
     "reduce_sum": "add",
     "reduce_mean": "add",
@@ -56,12 +57,8 @@ def split_reductions(graph: Graph, ctx: PassContext) -> bool:
     machine = ctx.facts.reductions
     changed = _norms_apart(graph, machine) if machine.by_axes else _products_as_sums(graph, machine)
     back = _read_back(graph)
-    for n in list(graph.nodes()):
-        if (
-            n.op.name not in OPS
-            or not _sized(n)
-            or (rows_of(n) in back and (not machine.by_axes or not _long_alone(n)))
-        ):
+    for n in nodes_of(graph, *JOINED):
+        if not _sized(n) or (rows_of(n) in back and (not machine.by_axes or not _long_alone(n))):
             continue
         by_axes = machine.by_axes and _by_axes(n, machine)
         found = None if by_axes else _parts(n, machine)
@@ -81,12 +78,10 @@ def _norms_apart(graph: Graph, machine: ReductionSplit) -> bool:
     """mean_variance_norm of few long rows -> its definition, whose means are split then. Returns whether there was
     any.
     """
-    found = [
-        n
-        for n in graph.nodes()
-        if n.op.name == "mean_variance_norm" and _sized(n) and _long_alone(n) and _parts(n, machine) is not None
-    ]
-    for n in found:
+
+    def apart(n: Node) -> Value | None:
+        if not _sized(n) or not _long_alone(n) or _parts(n, machine) is None:
+            return None
         b, x, (axes, epsilon) = Builder(graph, n, n.locs), n.inputs[0], (n.attrs["axes"], n.attrs["epsilon"])
         assert x is not None
         to = x.type.dtype
@@ -94,21 +89,23 @@ def _norms_apart(graph: Graph, machine: ReductionSplit) -> bool:
         d = b.sub(made, b.op("reduce_mean", made, axes=axes, keepdims=True))
         v = b.op("reduce_mean", b.mul(d, d), axes=axes, keepdims=True)
         y = _value(b.div(d, b.sqrt(b.add(v, epsilon))))
-        graph.replace_all_uses(n.output, y if y.type.dtype is to else _value(b.cast(y, to=to)))
-        graph.erase(n)
-    return bool(found)
+        return y if y.type.dtype is to else _value(b.cast(y, to=to))
+
+    return replace_each(graph, {"mean_variance_norm": apart})
 
 
 def _products_as_sums(graph: Graph, machine: ReductionSplit) -> bool:
     """matmul(x, y) of two long vectors -> reduce_sum(mul(x, y)), which is split then. Returns whether there was any."""
-    found = [n for n in graph.nodes() if n.op.name == "matmul" and _long_product(n, machine)]
-    for n in found:
+
+    def summed(n: Node) -> Value | None:
+        if not _long_product(n, machine):
+            return None
         b = Builder(graph, n, n.locs)
         x, y = (_value(b.reshape(v, shape=(math.prod(_static(v)),))) for v in n.inputs if v is not None)
         s = _value(b.op("reduce_sum", b.mul(x, y), axes=(0,), keepdims=False))
-        graph.replace_all_uses(n.output, _value(b.reshape(s, shape=n.output.type.shape)))
-        graph.erase(n)
-    return bool(found)
+        return _value(b.reshape(s, shape=n.output.type.shape))
+
+    return replace_each(graph, {"matmul": summed})
 
 
 def _long_product(n: Node, machine: ReductionSplit) -> bool:
@@ -125,7 +122,7 @@ def _read_back(graph: Graph) -> set[Rows | None]:
     """The kinds of rows whose numbers are read by element-wise nodes over the same rows, with which they may be one
     kernel. None where images may get another layout.
     """
-    if any("conv" in n.op.name for n in graph.nodes()):
+    if nodes_of(graph, "conv", "conv_transpose"):
         return set()
     numbers = find_numbers(graph)
     return {r for n in graph.nodes() if is_pointwise(n) for v in n.inputs if v is not None and (r := numbers.get(v)) is not None
@@ -148,6 +145,10 @@ def _sized(n: Node) -> bool:
     return all(isinstance(d, int) and d > 0 for d in x.type.shape) and n.attrs["axes"] != ()
 
 
+def _is_mean(n: Node) -> bool:
+    return n.op.name == "reduce_mean"
+
+
 def _sizes(n: Node) -> tuple[list[int], list[int]]:
     """The shape, and the reduced axes that have more than one element."""
     x, axes = n.inputs[0], n.attrs["axes"]
@@ -164,7 +165,7 @@ def _by_axes(n: Node, machine: ReductionSplit) -> bool:
     if len(reduced) < 2 or reduced[0] < 1 or reduced != list(range(reduced[0], len(sizes))):
         return False
     results = math.prod(sizes[: reduced[0]])
-    if n.op.name == "reduce_mean" and not n.output.type.dtype.is_float:
+    if _is_mean(n) and not n.output.type.dtype.is_float:
         return False
     return math.prod(sizes[reduced[0] :]) >= machine.column and -(-results // machine.line) * 2 <= machine.blocks
 
@@ -188,11 +189,13 @@ def _lies_in_memory(x: Value, machine: ReductionSplit, depth: int = 0) -> bool:
     n = x.node
     if n is None or depth >= DEEPEST:
         return True
-    if "movement" in n.op.traits and "view" not in n.op.traits:
+    if Trait.MOVEMENT in n.op.traits and Trait.VIEW not in n.op.traits:
         return machine.by_axes and math.prod(_static(x)) <= 2 * sum(
             math.prod(_static(v)) for v in n.inputs if v is not None
         )
-    if "view" not in n.op.traits and ("elementwise" not in n.op.traits or len({user for user, _ in x.uses}) > 1):
+    if Trait.VIEW not in n.op.traits and (
+        Trait.ELEMENTWISE not in n.op.traits or len({user for user, _ in x.uses}) > 1
+    ):
         return True
     return all(v is None or _lies_in_memory(v, machine, depth + 1) for v in dict.fromkeys(n.inputs))
 
@@ -217,7 +220,7 @@ class Parts:
 def _parts(n: Node, machine: ReductionSplit) -> Parts | None:
     """How to divide a reduction; None where one kernel does."""
     sizes, reduced = _sizes(n)
-    if not reduced or (n.op.name == "reduce_mean" and not n.output.type.dtype.is_float):
+    if not reduced or (_is_mean(n) and not n.output.type.dtype.is_float):
         return None  # a mean of integers is rounded
     first, last = reduced[0], reduced[-1]
     if any(sizes[k] > 1 for k in range(first, last + 1) if k not in reduced):
@@ -246,7 +249,8 @@ def _parts(n: Node, machine: ReductionSplit) -> Parts | None:
 def _rewritten(graph: Graph, n: Node, p: Parts) -> Value:
     x, b = n.inputs[0], Builder(graph, n, n.locs)
     assert x is not None
-    to, kind = n.output.type, "reduce_sum" if p.rest and n.op.name == "reduce_mean" else n.op.name
+    to, divides = n.output.type, p.rest > 0 and _is_mean(n)
+    kind = "reduce_sum" if divides else n.op.name
 
     def reduced(shape: tuple[int, ...], start: int, axis: int) -> Value:
         made = _InParts(b, shape, start, p).of(x)
@@ -257,7 +261,7 @@ def _rewritten(graph: Graph, n: Node, p: Parts) -> Value:
     made = _value(b.op(kind, reduced(p.shape, 0, 2), axes=(1,), keepdims=False))
     if p.rest:
         made = _value(b.op(JOINED[kind], made, reduced((1, p.rest, p.inner), p.count * p.size, 1)))
-    if kind != n.op.name:
+    if divides:
         made = _value(b.div(made, float(p.count * p.size + p.rest)))
     if made.type.shape != to.shape:
         made = _value(b.reshape(made, shape=to.shape))
@@ -289,7 +293,7 @@ class _InParts:
         n = x.node
         if (
             n is None
-            or "elementwise" not in n.op.traits
+            or Trait.ELEMENTWISE not in n.op.traits
             or len(n.outputs) > 1
             or len({user for user, _ in x.uses}) > 1
             or self.b.graph.is_output(x)

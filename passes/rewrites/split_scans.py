@@ -17,26 +17,28 @@ from typing import Any
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import replace_each
 
 PARTS = 64
 LONG = 1 << 16  # elements of a row that is worth parts
 FEW = 4  # rows that leave units of a core, or threads, without work
-HOW = {"cumsum": ("reduce_sum", "add"), "cumprod": ("reduce_prod", "mul")}
+HOW = {
+    "cumsum": ("reduce_sum", "add", True),
+    "cumprod": ("reduce_prod", "mul", False),
+}  # the op of a part's total, the op that joins totals, and whether floats may go by parts
 
 
 def split_scans(graph: Graph, ctx: PassContext) -> bool:
     """Rewrite where cores walk rows. Returns whether anything changed."""
-    found = [n for n in graph.nodes() if n.op.name in HOW and ctx.facts.serial_rows and _worth(n, ctx)]
-    for n in found:
-        graph.replace_all_uses(n.output, _rewritten(graph, n))
-        graph.erase(n)
-    return bool(found)
+    if not ctx.facts.serial_rows:
+        return False
+    return replace_each(graph, dict.fromkeys(HOW, lambda n: _rewritten(graph, n) if _worth(n, ctx) else None))
 
 
 def _worth(n: Node, ctx: PassContext) -> bool:
     t = n.output.type
     sizes = [d if isinstance(d, int) else 0 for d in t.shape]
-    if t.layout is not None or t.dtype.bits < 32 or (t.dtype.is_float and (ctx.strict or n.op.name == "cumprod")):
+    if t.layout is not None or t.dtype.bits < 32 or (t.dtype.is_float and (ctx.strict or not HOW[n.op.name][2])):
         return False
     axis = n.attrs["axis"] % len(sizes)
     return sizes[axis] >= LONG and math.prod(sizes[axis + 1 :]) == 1 and 0 < math.prod(sizes[:axis]) <= FEW
@@ -46,7 +48,7 @@ def _rewritten(graph: Graph, n: Node) -> Value:
     x, t, b = n.inputs[0], n.output.type, Builder(graph, n, n.locs)
     assert x is not None
     axis, back, name = n.attrs["axis"] % t.rank, n.attrs["reverse"], n.op.name
-    total, join = HOW[name]
+    total, join, _ = HOW[name]
     sizes = [d if isinstance(d, int) else 0 for d in t.shape]
     length, outer = sizes[axis], math.prod(sizes[:axis])
     size, rest = divmod(length, PARTS)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Ref, Var, children, const, free, rebuild, walk
+from dnnc.ir.loops.intrinsics import COSTLY
 from dnnc.ir.loops.stmt import (
     Alloc,
     Block,
@@ -28,7 +29,6 @@ from dnnc.ir.loops.stmt import (
     stored,
     walk_stmts,
 )
-from dnnc.passes.lower.kept import COSTLY
 from dnnc.passes.schedule.state import edit
 
 Keep = Callable[[Expr], tuple[Block, Expr]]  # a number -> the statements that compute it, and how it is read then

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.op import ContractionForm, Trait
 from dnnc.passes.lower.nests import Lowered
 
 Knobs = tuple[tuple[str, int | str], ...]
@@ -99,9 +100,9 @@ def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value
     for n in nodes:
         if n.op.flops is not None:
             flops = flops + n.op.flops(*(v.type if v is not None else None for v in n.inputs), **n.attrs)
-    anchor = next((n for n in nodes if "contraction" in n.op.traits), None)
-    fused = anchor is not None and anchor.op.name == "attention"
-    normed = anchor is not None and any("reduction" in n.op.traits for n in nodes)
+    anchor = next((n for n in nodes if Trait.CONTRACTION in n.op.traits), None)
+    fused = anchor is not None and anchor.op.contraction is ContractionForm.ATTENTION
+    normed = anchor is not None and any(Trait.REDUCTION in n.op.traits for n in nodes)
     if len(lowered.reductions) != 1 and not fused and not normed:
         anchor = None
     kind = (
@@ -116,8 +117,8 @@ def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value
         else "map"
     )
     kind = "scatter" if lowered.scattered is not None else kind
-    kind = "sequence" if any("sequential" in n.op.traits for n in nodes) else kind
-    if nodes[0].op.name == "recurrence":
+    kind = "sequence" if any(Trait.SEQUENTIAL in n.op.traits for n in nodes) else kind
+    if Trait.RECURRENT in nodes[0].op.traits:
         kind, anchor = "recurrence", nodes[0]
     given = zip(lowered.params, lowered.kernel.entry.buffers)
     return Problem(lowered, kind, flops, anchor, lowered.inplace, frozenset(b.name for v, b in given if v in constants))

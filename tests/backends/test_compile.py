@@ -24,8 +24,9 @@ from dnnc.backends.llvm.compile import (
     undefined_symbols,
 )
 from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, cache_sizes, enabled, parse_target, vector_bits
+from dnnc.backends.llvm.runtime import load_pool
 from dnnc.backends.llvm.worker_pool import CompileService
-from dnnc.backends.runtime.frames import cpu_count, load_pool
+from dnnc.backends.runtime.frames import cpu_count
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.ir.errors import InternalError, TargetError
 

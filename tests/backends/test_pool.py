@@ -26,17 +26,8 @@ from dnnc.backends.llvm.pool import (
     MAX_THREADS,
     pool_text,
 )
-from dnnc.backends.runtime.frames import (
-    FRAME_BARRIER,
-    FRAME_NTHREADS,
-    Frame,
-    NativePool,
-    aligned_empty,
-    cpu_count,
-    has_threads,
-    load_pool,
-    runtime,
-)
+from dnnc.backends.llvm.runtime import NativePool, load_pool, runtime
+from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_NTHREADS, Frame, aligned_empty, cpu_count, has_threads
 from support.times import in_a_quiet_round, quiet
 
 ENTRIES = f"""

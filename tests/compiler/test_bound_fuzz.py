@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from donation_cases import donating, many
 
-from dnnc.driver import compile_graph
+from dnnc.compile_graph import compile_graph
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph
 from dnnc.options import make_options

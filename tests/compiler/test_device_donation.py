@@ -17,7 +17,7 @@ import dnnc
 import dnnc.array as xp
 from dnnc.backends.cuda import graph as cuda_graph
 from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice
-from dnnc.driver import compile_graph
+from dnnc.compile_graph import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.options import make_options

@@ -15,7 +15,7 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.backends.cuda.interpreted import InterpretedDevice
-from dnnc.driver import compile_graph
+from dnnc.compile_graph import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.options import make_options

@@ -23,6 +23,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.loops.count import statements
 from dnnc.ir.loops.stmt import stored
 from dnnc.ir.loops.text import show_kernel
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import FAMILIES
 from dnnc.ir.target import TargetFacts
 from dnnc.options import CompileOptions
@@ -212,7 +213,7 @@ def test_a_record_that_does_not_hold_is_told(tmp_path: Path) -> None:
 def samples(family: str) -> list[Graph]:
     out = []
     for op in FAMILIES[family]:
-        if op.host is None and "host" not in op.traits and "control" not in op.traits:
+        if op.host is None and Trait.HOST not in op.traits and Trait.CONTROL not in op.traits:
             for s in op.samples:
                 g = Graph("g")
                 made = Builder(g).op(

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from dnnc.ir.dtype import BY_NAME, i64
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.shapes import broadcast_shapes, normalize_axis
 from dnnc.ir.types import TensorType
 
-ELEMENTWISE = frozenset({"pure", "elementwise"})
+ELEMENTWISE = frozenset({Trait.PURE, Trait.ELEMENTWISE})
 
 
 def _no_expression(*tensors: Any, **attrs: Any) -> Any:
@@ -112,7 +112,7 @@ def _make() -> dict[str, OpDef]:
             _bits,
             compute=_no_expression,
             reference=lambda x: x.view(f"i{x.dtype.itemsize}"),
-            traits=frozenset({"bits"}),
+            traits=frozenset({Trait.BITS}),
         ),
         OpDef(
             "matmul",

@@ -15,6 +15,7 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.text import parse
 from dnnc.ir.graph.verify import verify
+from dnnc.ir.op import Trait
 from dnnc.ir.types import tensor
 from dnnc.passes.base import Pass, PassContext, PassManager, count_nodes, graphs, is_pure, parse_passes, totals
 from dnnc.passes.rewrite import Match, Rule, bits, rewrite, uniform
@@ -102,8 +103,8 @@ def nested(effect: bool = False) -> Graph:
     def type_(x: Any, *, body: Graph) -> Any:
         return x
 
-    traits = frozenset() if effect else frozenset(("pure",))
-    ops = {**OPS, "apply": OpDef("apply", type_, host=lambda x, body: body(x)[0], traits=frozenset(("pure",)))}
+    traits = frozenset() if effect else frozenset((Trait.PURE,))
+    ops = {**OPS, "apply": OpDef("apply", type_, host=lambda x, body: body(x)[0], traits=frozenset((Trait.PURE,)))}
     ops["note"] = OpDef("note", lambda x: x, host=lambda x: x, traits=traits)
     text = """\
 def f(x: f32[3]):

@@ -19,7 +19,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Alloc, call, walk_stmts
 from dnnc.ir.loops.verify import verify_kernel
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.te import interp as te_interp
 from dnnc.ir.te.stacked import stacked
 from dnnc.ir.types import TensorType, tensor
@@ -40,7 +40,7 @@ def record(compute: Callable[..., te.Tensor]) -> OpDef:
         made = compute(*(te.placeholder(f"x{k}", t.dtype, t.shape) for k, t in enumerate(types)))
         return TensorType(made.dtype, made.dims)
 
-    return OpDef("nested", type_, compute, reference=reference, traits=frozenset(("pure", "own")))
+    return OpDef("nested", type_, compute, reference=reference, traits=frozenset((Trait.PURE, Trait.CUSTOM)))
 
 
 def run_lowered(op: OpDef, *arrays: Array) -> tuple[Array, Lowered]:

@@ -12,7 +12,7 @@ from dnnc.backends.cuda.build import Compiler
 from dnnc.backends.cuda.interpreted import InterpretedBackend, InterpretedDevice
 from dnnc.backends.registry import BACKENDS
 from dnnc.backends.runtime.kernel_cache import KernelCache
-from dnnc.driver import compile_for
+from dnnc.compile_graph import compile_for
 from dnnc.executable import Executable
 from dnnc.ir.graph import Graph
 from dnnc.ir.target import parse_target

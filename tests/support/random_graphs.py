@@ -25,6 +25,7 @@ from dnnc.ir.expr import unwrap, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import WORDS
 from dnnc.ir.types import TensorType
@@ -51,7 +52,7 @@ MAX_NUMBER = {
 MOVES = 2  # trials with moved operands
 MOVE = 8.0  # how far, in rounding errors
 EVERY = 3  # of so many seeds one has a pattern of random_patterns
-CONTROL = {n for n, d in OPS.items() if "control" in d.traits}
+CONTROL = {n for n, d in OPS.items() if Trait.CONTROL in d.traits}
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.expr import Var, dim
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 from support.random_control import CONTROL_RECIPES
@@ -27,9 +27,11 @@ from support.random_graphs import (
 NAMES = [
     n for n, d in OPS.items() if d.samples and n not in (*CONTROL, "pack", "decode_image")
 ]  # with samples; an image is no random bytes
-UNARY = [n for n, d in OPS.items() if "elementwise" in d.traits and len(d.samples[0].inputs) == 1 and n != "cast"]
+UNARY = [n for n, d in OPS.items() if Trait.ELEMENTWISE in d.traits and len(d.samples[0].inputs) == 1 and n != "cast"]
 BINARY = [
-    n for n, d in OPS.items() if "elementwise" in d.traits and len(d.samples[0].inputs) == 2 and d.compute is not None
+    n
+    for n, d in OPS.items()
+    if Trait.ELEMENTWISE in d.traits and len(d.samples[0].inputs) == 2 and d.compute is not None
 ]
 
 
@@ -478,7 +480,7 @@ def add_sample(g: Generator, name: str) -> None:
     """
     op = OPS[name]
     s: Sample = g.one_of(op.samples)
-    if g.depth and (op.host is not None or "host" in op.traits):
+    if g.depth and (op.host is not None or Trait.HOST in op.traits):
         return
     stem = f"d{len(g.graph.dims)}"
     fresh = {

@@ -26,6 +26,7 @@ from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, free, substitute, unwrap, value
 from dnnc.ir.loops.stmt import For, Kernel, accesses, walk_stmts
+from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import window
 from dnnc.ir.types import product
@@ -110,10 +111,14 @@ def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
     if anchor is None or len(loops) < 2:
         return None
     s = Schedule(problem.kernel)
-    if anchor.op.name == "matmul":
+    if anchor.op.contraction is ContractionForm.PRODUCT:
         found = _matmul_nest(problem, s, loops)
     else:
-        found = _conv_nest(problem, s, loops) if anchor.op.name == "conv" and loops[-1].endswith("b") else None
+        found = (
+            _conv_nest(problem, s, loops)
+            if anchor.op.contraction is ContractionForm.CONVOLUTION and loops[-1].endswith("b")
+            else None
+        )
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
     return (s, replace(found[1], image_bytes=size)) if found is not None and isinstance(size, int) else found
 

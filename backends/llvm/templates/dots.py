@@ -19,6 +19,7 @@ from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import parallel_outer, worth
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
+from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.window import window
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, reorder, single, split
 from dnnc.passes.schedule.memory import distribute
@@ -33,7 +34,12 @@ HELD = 4  # registers for operands
 def applies(problem: Problem) -> bool:
     """Are the filters of a convolution in blocks of its inputs, and its results in rows?"""
     conv = problem.anchor
-    if conv is None or conv.op.name != "conv" or conv.inputs[1] is None or conv.output.type.layout is not None:
+    if (
+        conv is None
+        or conv.op.contraction is not ContractionForm.CONVOLUTION
+        or conv.inputs[1] is None
+        or conv.output.type.layout is not None
+    ):
         return False
     lay = conv.inputs[1].type.layout
     if lay is None or lay.winograd or lay.block(1) == 1 or lay.block(0) > 1:

@@ -24,6 +24,7 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, fma, load, maximum, minimum, select, substitute, value, var
 from dnnc.ir.loops.stmt import Alloc, Buffer, Builder, Kernel, Store
+from dnnc.ir.op import ContractionForm
 from dnnc.ir.winograd import points
 from dnnc.passes.rewrites.winograd import transform
 from dnnc.passes.schedule.memory import Vectorizer
@@ -90,7 +91,7 @@ def _int(e: Expr) -> int:
 def winograd_of(problem: Problem) -> Winograd | None:
     """The convolution of a group whose weights are stored for this; None for all others."""
     conv = problem.anchor
-    weights = conv.inputs[1] if conv is not None and conv.op.name == "conv" else None
+    weights = conv.inputs[1] if conv is not None and conv.op.contraction is ContractionForm.CONVOLUTION else None
     if conv is None or weights is None or weights.type.layout is None or not weights.type.layout.winograd:
         return None
     low = problem.lowered

@@ -14,6 +14,8 @@ from typing import Any
 from dnnc.ir.errors import ModelError
 from dnnc.ir.expr import Expr, Op, Var, const, dim, factors, free, substitute, terms, unwrap
 from dnnc.ir.graph import identifier
+from dnnc.ir.op import OpDef
+from dnnc.ir.ops.common import broadcast_dims
 from dnnc.ir.types import Dim, TensorType
 
 
@@ -113,42 +115,17 @@ def given_facts(dims: Mapping[str, Any]) -> Facts:
 # --- which dims must be equal -----------------------------------------------------------------------------------------
 
 
-def must_match(op: str, types: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> list[tuple[Dim, Dim]]:
+def must_match(op: OpDef, types: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> list[tuple[Dim, Dim]]:
     """The pairs of dims that a node needs to be equal, as far as they are not: what to equate when its type rule
     fails.
     """
     ts = [t for t in types if t is not None]
-    if op == "matmul" and len(ts) == 2 and min(t.rank for t in ts) > 0:
-        a, b = ts[0].shape, ts[1].shape
-        pairs = [(a[-1], b[0] if len(b) == 1 else b[-2]), *_broadcast(a[:-2], b[:-2])]
-    elif op == "gemm" and len(ts) >= 2 and ts[0].rank == ts[1].rank == 2:
-        pairs = [(ts[0].shape[0 if attrs.get("trans_a") else 1], ts[1].shape[1 if attrs.get("trans_b") else 0])]
-    elif op == "concat" and isinstance(attrs.get("axis"), int):
-        pairs = _aligned(ts, attrs["axis"])
-    elif op == "conv" and len(ts) >= 2 and min(t.rank for t in ts[:2]) > 1:
-        pairs = [(ts[0].shape[1], unwrap(const(ts[1].shape[1]) * attrs.get("group", 1)))]
-    elif op in ("conv_transpose", "batch_norm", "instance_norm", "group_norm") and ts[0].rank > 1:
-        pairs = [(ts[0].shape[1], t.shape[0]) for t in ts[1:2] if t.rank]
-    elif op == "expand":
-        pairs = _broadcast(ts[0].shape, attrs.get("shape", ()))
-    elif op == "reshape" and all(d != -1 for d in attrs.get("shape", ())):
-        pairs = [(ts[0].size, TensorType(ts[0].dtype, tuple(attrs["shape"])).size)]
-    elif op == "squeeze":
-        pairs = [(ts[0].shape[a], 1) for a in attrs.get("axes") or () if -ts[0].rank <= a < ts[0].rank]
+    pairs: Sequence[tuple[Dim, Dim]]
+    if op.equal_dims is not None:
+        pairs = op.equal_dims(*ts, **attrs)
     else:
-        pairs = [p for k, t in enumerate(ts) for u in ts[:k] for p in _broadcast(t.shape, u.shape)]
+        pairs = [p for k, t in enumerate(ts) for u in ts[:k] for p in broadcast_dims(t.shape, u.shape)]
     return [(a, b) for a, b in pairs if a is not b and a != b]
-
-
-def _broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
-    return [(x, y) for x, y in zip(reversed(a), reversed(b)) if x != 1 and y != 1]
-
-
-def _aligned(ts: Sequence[TensorType], axis: int) -> list[tuple[Dim, Dim]]:
-    first = ts[0]
-    if any(t.rank != first.rank for t in ts) or not -first.rank <= axis < first.rank:
-        return []
-    return [(d, e) for t in ts[1:] for k, (d, e) in enumerate(zip(t.shape, first.shape)) if k != axis % first.rank]
 
 
 def of_factors(a: Dim, b: Dim) -> list[tuple[Dim, Dim]]:

@@ -86,7 +86,7 @@ class _Noting(Builder):
             return super().node(op, inputs, attrs, names)
         except ShapeError as e:
             types = [None if v is None else v.type for v in inputs]
-            for a, b in must_match(op.name, types, attrs):
+            for a, b in must_match(op, types, attrs):
                 if self.tentative and (isinstance(a, Expr) or isinstance(b, Expr)):
                     raise NeedsValues(str(e)) from e
                 if any(self.facts.equate(x, y) for x, y in [(a, b), *of_factors(a, b)]):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dnnc.array.core import array_of
 from dnnc.array.lazy import Lazy, placeholder
 from dnnc.array.statistical import any as any_of
-from dnnc.frontends.trace.batch_rules import Batch, Operand
+from dnnc.frontends.trace.batch import Batch, Operand
 from dnnc.frontends.trace.control import values as control_values
 from dnnc.frontends.trace.regions import Region
 from dnnc.ir import te

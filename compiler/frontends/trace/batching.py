@@ -15,13 +15,14 @@ import numpy as np
 
 from dnnc.array.lazy import Lazy, leaf, placeholder
 from dnnc.frontends.trace import batch_control
-from dnnc.frontends.trace.batch_rules import Batch, Operand, rule_of
+from dnnc.frontends.trace.batch import Batch, Operand
 from dnnc.frontends.trace.control import values as control_values
 from dnnc.frontends.trace.regions import Region, key_of
+from dnnc.ir.batching import rule_of
 from dnnc.ir.errors import DnncError, Loc, locations
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder, complete, infer
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.types import TensorType
 
 
@@ -36,7 +37,7 @@ class Batcher:
     def node(self, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any], locs: tuple[Loc, ...]) -> list[Operand]:
         """The results of an op on operands of which some are stacks. Errors say which op it is, and where."""
         if not any(x.stack for x in xs):
-            if "control" in op.traits:
+            if Trait.CONTROL in op.traits:
                 return [Operand(v, False) for v in control_values(op.name, [x.value for x in xs], **attrs)]
             return [Operand(v, False) for v in Batch(self.rows, locs).all(op, *(x.value for x in xs), **attrs)]
         try:
@@ -90,7 +91,7 @@ class Batcher:
         assert call is not None
         xs = [Operand(None, False) if i is None else known[key_of(i)] for i in call.inputs]
         changed = any(y.value is not i for y, i in zip(xs, call.inputs))
-        if not changed and "control" not in call.op.traits:
+        if not changed and Trait.CONTROL not in call.op.traits:
             known[key_of(x)] = Operand(x, False)
             return
         for k, y in enumerate(self.node(call.op, xs, call.attrs, call.locs)):

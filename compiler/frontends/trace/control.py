@@ -13,7 +13,6 @@ from dnnc.array.promotion import promoted
 from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.regions import Region
 from dnnc.frontends.trace.tracer import is_traced, tracing
-from dnnc.frontends.trace.tree import Rules, Tree, flatten, unflatten
 from dnnc.ir.checks import function, integer
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError, a_type
@@ -21,6 +20,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import complete, infer
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
+from dnnc.pytree import Rules, Tree, flatten, unflatten
 
 LEVEL = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}  # of Python numbers: one gives way to a type of its level or above
 STATE = Rules(NUMBERS, any=True)  # numbers are arrays here: they may change from one iteration to the next

@@ -17,12 +17,12 @@ from dnnc.array.lines import raised_at
 from dnnc.array.promotion import DType, real_of
 from dnnc.frontends.trace.regions import Region
 from dnnc.frontends.trace.spec import Spec
-from dnnc.frontends.trace.tree import Leaf, Rules, Tree, flatten, unflatten
 from dnnc.ir.checks import function
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.ir.types import TensorType
+from dnnc.pytree import Leaf, Rules, Tree, flatten, unflatten
 
 _TRACING: ContextVar[bool] = ContextVar("dnnc_tracing", default=False)
 

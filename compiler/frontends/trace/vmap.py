@@ -12,14 +12,14 @@ from dnnc.array.core import NUMBERS, Array, from_buffer
 from dnnc.array.creation import asarray
 from dnnc.array.lazy import Call, Lazy, apply, placeholder
 from dnnc.array.sizes import plain, same
-from dnnc.frontends.trace.batch_rules import Batch, Operand
+from dnnc.frontends.trace.batch import Batch, Operand
 from dnnc.frontends.trace.batching import Batcher
 from dnnc.frontends.trace.regions import key_of
 from dnnc.frontends.trace.tracer import located
-from dnnc.frontends.trace.tree import Branch, Fixed, Rules, Tree, children, flatten, unflatten
 from dnnc.ir.checks import function
 from dnnc.ir.errors import InputError
 from dnnc.ir.types import TensorType
+from dnnc.pytree import Branch, Fixed, Rules, Tree, children, flatten, unflatten
 
 
 def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:

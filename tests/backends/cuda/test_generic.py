@@ -14,12 +14,12 @@ from dnnc.backends.cuda.emit import launch_of
 from dnnc.ir.dtype import i8
 from dnnc.ir.loops.stmt import Eval, Kernel, walk_stmts
 from dnnc.ir.loops.text import show_kernel
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import OPS
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.schedule.problem import Problem, classify
 
-SAMPLES = [(op, s) for op in OPS.values() if op.host is None and "host" not in op.traits for s in op.samples]
+SAMPLES = [(op, s) for op in OPS.values() if op.host is None and Trait.HOST not in op.traits for s in op.samples]
 
 # shapes that fill several chunks, teams and tiles, with and without remainders: (op, types, attributes)
 CASES: list[tuple[str, list[str], dict[str, Any]]] = [

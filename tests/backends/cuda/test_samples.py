@@ -12,7 +12,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.text import show_kernel
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import FAMILIES
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.nests import lower
@@ -21,7 +21,7 @@ from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.rewrites.decompose import decompose
 
 ON_DEVICE = {
-    f: [op for op in ops if op.host is None and "host" not in op.traits]
+    f: [op for op in ops if op.host is None and Trait.HOST not in op.traits]
     for f, ops in FAMILIES.items()
     if f != "control"
 }

@@ -22,6 +22,7 @@ from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Alloc, count_stmts, walk_stmts
 from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import MAX_STATEMENTS, verify_kernel
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import FAMILIES
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrites.decompose import decompose
@@ -124,7 +125,7 @@ def test_register_tiles_become_registers(name: str) -> None:
 def test_scheduled_text_reads_back(family: str) -> None:
     """Every kernel of every sample prints, parses and verifies, and gives the same code again."""
     for op in FAMILIES[family]:
-        for s in op.samples if op.host is None and "host" not in op.traits else ():
+        for s in op.samples if op.host is None and Trait.HOST not in op.traits else ():
             g = one_node(op.name, s.inputs, **dict(s.attrs))
             decompose(g, PassContext())
             for step in program(g).steps:

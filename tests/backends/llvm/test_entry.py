@@ -10,7 +10,8 @@ import pytest
 
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.entry import barriers, entry_text, stamp_places, timed_entry_text
-from dnnc.backends.runtime.frames import Frame, aligned_empty, runtime
+from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.runtime.frames import Frame, aligned_empty
 from dnnc.backends.runtime.program import Call, MemoryRef
 
 IN, OUT, W = MemoryRef("buffer", 0), MemoryRef("buffer", 1), MemoryRef("constant", 128)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from native_check import check_graph, longest_reduction, one_node
 
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import FAMILIES, OPS
 from dnnc.ir.ops.common import draw
 
 HOSTED = {
-    name for name, op in OPS.items() if op.host is not None or "host" in op.traits
+    name for name, op in OPS.items() if op.host is not None or Trait.HOST in op.traits
 }  # tests/compiler/test_staged.py has them
 CASES = [(op, s) for name, op in OPS.items() if name not in HOSTED for s in op.samples]
 # one op of each way of making code, for the CPUs that lack instructions

@@ -15,7 +15,7 @@ from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.text import parse_kernel, show_kernel
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 
@@ -38,7 +38,11 @@ def _limited(x: np.ndarray) -> np.ndarray:
 
 
 LIMITED = OpDef(
-    "limited", lambda x: x, _limited_expression, reference=_limited, traits=frozenset(("pure", "loops", "sequential"))
+    "limited",
+    lambda x: x,
+    _limited_expression,
+    reference=_limited,
+    traits=frozenset((Trait.PURE, Trait.LOOPS, Trait.SEQUENTIAL)),
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.runtime import runtime
 from dnnc.backends.llvm.table_runner import (
     BARRIER,
     CLAIMED,
@@ -25,7 +26,7 @@ from dnnc.backends.llvm.table_runner import (
     runner,
     table_of,
 )  # fmt: skip
-from dnnc.backends.runtime.frames import Frame, runtime
+from dnnc.backends.runtime.frames import Frame
 from dnnc.backends.runtime.program import Call, MemoryRef
 
 

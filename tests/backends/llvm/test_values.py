@@ -25,6 +25,7 @@ from dnnc.ir.graph.text import parse as graph_parse
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.pieces import ROWS
 from dnnc.ir.loops.text import parse_kernel
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 
@@ -67,7 +68,7 @@ def unary(kind: str) -> list[str]:
     out = []
     for op in OPS.values():
         if (
-            "elementwise" in op.traits
+            Trait.ELEMENTWISE in op.traits
             and op.name not in CONVERSIONS
             and any(len(s.inputs) == 1 and s.inputs[0].dtype.kind == kind for s in op.samples)
         ):
@@ -79,7 +80,7 @@ def binary(kind: str) -> list[str]:
     return [
         op.name
         for op in OPS.values()
-        if "elementwise" in op.traits
+        if Trait.ELEMENTWISE in op.traits
         and op.name != "quantize_linear"
         and any(len(s.inputs) == 2 and {t.dtype.kind for t in s.inputs} == {kind} for s in op.samples)
     ]

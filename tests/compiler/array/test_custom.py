@@ -25,7 +25,7 @@ from dnnc.ir.expr import Expr, cast, const, maximum, select
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import require
+from dnnc.ir.op import Trait, require
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
@@ -192,7 +192,7 @@ def test_under_vmap_and_jit() -> None:
 def test_in_graphs() -> None:
     g = trace(lambda x: LEAKY(x) * 2, Spec((3, 4)))
     (op, _) = (n.op for n in g.nodes())
-    assert op.name.startswith("leaky_") and op.name not in OPS and "elementwise" in op.traits
+    assert op.name.startswith("leaky_") and op.name not in OPS and Trait.ELEMENTWISE in op.traits
     again = parse(str(g))  # the text holds the definition
     assert again.structural_hash() == g.structural_hash() and str(again) == str(g)
     x = X[:3, :4]

@@ -12,7 +12,7 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.sizes import Size, common, differ, same
-from dnnc.driver import open_dims
+from dnnc.compile_graph import open_dims
 from dnnc.frontends.trace import Spec, trace
 from dnnc.ir import te
 from dnnc.ir.errors import InputError, ShapeError

@@ -16,7 +16,7 @@ import dnnc
 import dnnc.array as xp
 from dnnc.array.lazy import placeholder
 from dnnc.frontends.trace import Spec, trace, vmap
-from dnnc.frontends.trace.batch_rules import Operand
+from dnnc.frontends.trace.batch import Operand
 from dnnc.frontends.trace.batching import Batcher
 from dnnc.frontends.trace.regions import Region
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError

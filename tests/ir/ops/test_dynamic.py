@@ -15,6 +15,7 @@ from dnnc.ir.expr import Expr, const, dim, maximum, select
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.dynamic import BLOCK, DIRECT, running_count
 from dnnc.ir.ops.suppress import SUPPRESS_OPS
@@ -106,7 +107,7 @@ def test_suppression_stops_at_the_limit_and_at_the_counts() -> None:
     boxes = np.stack([apart, apart, apart + 0.5, apart + 0.5])
     got = apply("suppress", boxes, np.array([6, 2]), np.array(4), np.asarray(np.float32(0)))
     assert got.tolist() == [[1, 2, 3, 4, -4, -4], [1, 2, -2, -2, -2, -2]]
-    assert [o.name for o in SUPPRESS_OPS if "sequential" in o.traits] == ["suppress"]
+    assert [o.name for o in SUPPRESS_OPS if Trait.SEQUENTIAL in o.traits] == ["suppress"]
 
 
 def test_a_view_and_its_errors() -> None:

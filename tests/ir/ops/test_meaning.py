@@ -21,8 +21,8 @@ from dnnc.ir.graph.builder import Builder, complete
 from dnnc.ir.graph.interp import run
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
-from dnnc.ir.ops.movement import normalize_slice
 from dnnc.ir.ops.resize import coordinates, rational
+from dnnc.ir.ops.slices import normalize_slice
 from dnnc.ir.types import TensorType, tensor
 
 NAN, INF = float("nan"), float("inf")

@@ -21,7 +21,7 @@ from dnnc.ir.expr import Var, const, dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder, complete, infer
 from dnnc.ir.graph.interp import run
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import ContractionForm, Cost, OpDef, Sample, Trait
 from dnnc.ir.ops import FAMILIES, OPS
 from dnnc.ir.ops.common import draw
 from dnnc.ir.shapes import resolve
@@ -96,14 +96,85 @@ def reduce_length(outputs: list[Tensor]) -> int:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=label)
 def test_record_is_complete(op: OpDef) -> None:
-    assert len(op.samples) >= 2 or "control" in op.traits or "body" in signature(op.type).parameters, (
+    assert len(op.samples) >= 2 or Trait.CONTROL in op.traits or "body" in signature(op.type).parameters, (
         f"{op.name} needs samples"
     )
     assert op.traits, f"{op.name} has no traits"
-    if op.compute is not None and "movement" not in op.traits and any(s.inputs for s in op.samples):
+    if op.compute is not None and Trait.MOVEMENT not in op.traits and any(s.inputs for s in op.samples):
         assert op.flops is not None or op.name in ("scatter_elements", "scatter_nd", "one_hot"), (
             f"{op.name} does not say its work"
         )
+
+
+FACTS = [
+    (op, s)
+    for op, s in COMPUTED
+    if op.traits & {Trait.COMMUTATIVE, Trait.IDEMPOTENT, Trait.INVOLUTION, Trait.NOT_NEGATIVE, Trait.KEEPS_SIGN}
+    or op.neutral is not None
+    or op.reduced is not None
+]
+
+
+@pytest.mark.parametrize("op,s", FACTS, ids=label)
+def test_facts_hold_for_the_reference(op: OpDef, s: Sample) -> None:
+    _, attrs = typed(op, s)
+    arrays = [a.astype(t.dtype.computed.numpy) for a, t in zip(draw(s, seed_of(op, s)), s.inputs)]
+    (got,) = referenced(op, arrays, attrs)
+
+    def same(*operands: Any, want: Any) -> None:
+        np.testing.assert_array_equal(referenced(op, operands, attrs)[0], want, strict=True)
+
+    if Trait.COMMUTATIVE in op.traits:
+        same(*arrays[::-1], want=got)
+    if Trait.IDEMPOTENT in op.traits:
+        same(got, want=got)
+    if Trait.INVOLUTION in op.traits:
+        same(got, want=arrays[0])
+    if Trait.NOT_NEGATIVE in op.traits and got.dtype.kind == "f":
+        assert not np.signbit(got[~np.isnan(got)]).any()
+    if Trait.KEEPS_SIGN in op.traits and got.dtype.kind == "f":
+        (positive,) = referenced(op, [a if a.dtype.kind == "b" else np.abs(a) for a in arrays], attrs)
+        assert not np.signbit(positive[~np.isnan(positive)]).any()
+    if op.neutral is not None:
+        x = got.dtype.type(0) * np.abs(arrays[0]) if arrays[0].dtype.kind == "f" else arrays[0]
+        for a in (arrays[0], x, -x) if x.dtype.kind == "f" else (x,):
+            neutral = np.asarray(op.neutral).astype(a.dtype)
+            (kept,) = referenced(op, [a, neutral], attrs)
+            np.testing.assert_array_equal(kept, a, strict=True)
+            assert a.dtype.kind != "f" or (np.signbit(kept) == np.signbit(a)).all()
+    if op.reduced is not None:
+        axes = op.reduced(arrays[0].ndim, **attrs)
+        assert list(axes) == sorted(set(axes))
+        shape = [1 if k in axes else d for k, d in enumerate(arrays[0].shape)]
+        assert got.shape == arrays[0].shape or got.size == np.prod(shape)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS.values() if op.index is not None], ids=label)
+def test_indices_beyond_the_axes_they_address_are_refused(op: OpDef) -> None:
+    assert op.index is not None
+    for s in op.samples:
+        _, attrs = typed(op, s)
+        arrays = draw(s, seed_of(op, s))
+        sizes = [int(d) for d in op.index.addressed(*s.inputs, **attrs)]
+        assert sizes and all(0 < d for d in sizes) and s.inputs[op.index.operand].dtype.is_int
+        arrays[op.index.operand] = np.full_like(arrays[op.index.operand], min(sizes) - 1)
+        referenced(op, arrays, attrs)  # the largest index that all axes have
+
+
+def test_records_that_contradict_themselves_are_refused() -> None:
+    def record(**facts: Any) -> OpDef:
+        return OpDef("op", lambda x: x, compute=lambda x: x, reference=lambda x: x, **facts)
+
+    pure = frozenset((Trait.PURE,))
+    for facts, message in (
+        ({"traits": pure | {Trait.VIEW}}, "the trait view, but not movement"),
+        ({"traits": pure, "reduced": lambda rank: (0,)}, "has reduced, but not the trait reduction"),
+        ({"traits": pure, "contraction": ContractionForm.PRODUCT}, "a form of contraction"),
+        ({"traits": pure, "decompose_serial": lambda b, x: x}, "decompose_serial, but no decompose"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            record(**facts)
+    assert record(traits=pure | {Trait.LOOPS}).cost is Cost.HEAVY and record(traits=pure).cost is Cost.CHEAP
 
 
 def test_names_are_unique() -> None:
@@ -114,7 +185,9 @@ def test_names_are_unique() -> None:
 def test_type_rule_is_the_reference(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
     seed = seed_of(op, s)
-    arrays = [a if "bits" in op.traits else a.astype(t.dtype.computed.numpy) for a, t in zip(draw(s, seed), s.inputs)]
+    arrays = [
+        a if Trait.BITS in op.traits else a.astype(t.dtype.computed.numpy) for a, t in zip(draw(s, seed), s.inputs)
+    ]
     for got, t in zip(referenced(op, arrays, attrs), types, strict=True):
         assert got.shape == t.shape
         want = t.dtype if op.name in MAKES_DTYPE else t.dtype.computed
@@ -141,7 +214,7 @@ def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
     outputs = list(found) if isinstance(found, tuple) else [found]
     wide = (
         arrays
-        if "bits" in op.traits
+        if Trait.BITS in op.traits
         else [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)]
     )
     want = referenced(op, wide, attrs)
@@ -175,7 +248,7 @@ def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None
             arrays = draw(changed, seed_of(op, changed))
             wide = (
                 arrays
-                if "bits" in op.traits
+                if Trait.BITS in op.traits
                 else [a.astype(np.float64) if x.dtype.is_float else a for a, x in zip(arrays, changed.inputs)]
             )
             try:

@@ -16,7 +16,7 @@ from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
-from dnnc.ir.ops.sort import BLOCK, GROUP
+from dnnc.ir.ops.sort_keys import BLOCK, GROUP
 from dnnc.ir.types import TensorType
 
 Array = np.ndarray[Any, Any]

@@ -17,7 +17,7 @@ from dnnc.ir.errors import DnncError
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder, complete
 from dnnc.ir.graph.interp import run
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
 
@@ -70,7 +70,7 @@ def test_the_tensor_expression_says_the_same(op: OpDef, s: Sample) -> None:
         arrays = spoiled(op, s, seed)
         wide = (
             arrays
-            if "bits" in op.traits
+            if Trait.BITS in op.traits
             else [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)]
         )
         with np.errstate(all="ignore"):

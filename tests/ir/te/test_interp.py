@@ -14,6 +14,7 @@ from dnnc.ir.dtype import boolean, f16, f32, i32, i64
 from dnnc.ir.expr import cast, const, op, select
 from dnnc.ir.graph.builder import complete
 from dnnc.ir.loops.stmt import call
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import FAMILIES
 from dnnc.ir.ops.common import draw
 from dnnc.ir.te import interp as te_interp
@@ -29,7 +30,7 @@ def test_expressions_are_what_references_compute(family: str) -> None:
             attrs, arrays = complete(record, dict(s.attrs)), draw(s, seed)
             operands = [te.placeholder(f"x{k}", t.dtype, t.shape) for k, t in enumerate(s.inputs)]
             made = record.compute(*operands, **attrs)
-            raw = "bits" in record.traits
+            raw = Trait.BITS in record.traits
             given = [
                 a.astype(np.float64) if t.dtype.is_float and not raw else a if raw else a.astype(t.dtype.computed.numpy)
                 for a, t in zip(arrays, s.inputs)
@@ -92,14 +93,14 @@ def test_the_form_of_expressions() -> None:
     x, s = te.placeholder("x", f32, (4, 4)), te.placeholder("s", f32, (4, 1))
     zero, one = const(0.0, f32), const(1.0, f32)
 
-    def form(*outputs: te.Tensor) -> frozenset[str]:
+    def form(*outputs: te.Tensor) -> frozenset[Trait]:
         return te.form((x, s), outputs)
 
-    assert form(te.compute((4, 4), f32, lambda i, j: x[i, j] * s[i, 0])) == {"elementwise"}
+    assert form(te.compute((4, 4), f32, lambda i, j: x[i, j] * s[i, 0])) == {Trait.ELEMENTWISE}
     assert form(te.compute((4, 4), f32, lambda i, j: x[j, i])) == frozenset()
-    assert form(te.compute((4, 4), f32, lambda i, j: x[i, j] + select(i.eq(j), one, zero))) == {"placed"}
-    assert form(te.compute((4, 4), f32, lambda i, j: x[i, j] + cast(j, f32))) == {"placed"}
+    assert form(te.compute((4, 4), f32, lambda i, j: x[i, j] + select(i.eq(j), one, zero))) == {Trait.PLACED}
+    assert form(te.compute((4, 4), f32, lambda i, j: x[i, j] + cast(j, f32))) == {Trait.PLACED}
     inner = te.compute((4, 4), f32, lambda i, j: x[i, j] * cast(i, f32))
-    assert form(te.compute((4, 4), f32, lambda i, j: inner[i, j] + one)) == {"placed"}
-    assert form(te.reduce((4,), (4,), f32, "sum", lambda i, r: x[i, r])) == {"reduction"}
-    assert form(te.reduce((4,), (4,), f32, "sum", lambda i, r: x[i, i] + x[i, r])) == {"loops"}
+    assert form(te.compute((4, 4), f32, lambda i, j: inner[i, j] + one)) == {Trait.PLACED}
+    assert form(te.reduce((4,), (4,), f32, "sum", lambda i, r: x[i, r])) == {Trait.REDUCTION}
+    assert form(te.reduce((4,), (4,), f32, "sum", lambda i, r: x[i, i] + x[i, r])) == {Trait.LOOPS}

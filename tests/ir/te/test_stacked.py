@@ -11,6 +11,7 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ShapeError
 from dnnc.ir.graph.builder import complete
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import FAMILIES, OPS
 from dnnc.ir.ops.common import draw
 from dnnc.ir.te import interp as te_interp
@@ -37,7 +38,7 @@ def test_every_expression(family: str) -> None:
                 operands = [te.placeholder(f"x{k}", t.dtype, t.shape) for k, t in enumerate(types)]
                 assert record.compute is not None and record.reference is not None and op.reference is not None
                 made = record.compute(*operands, **attrs)
-                raw = "bits" in op.traits
+                raw = Trait.BITS in op.traits
                 given = [a.astype(t.dtype.computed.numpy) if not raw else a for a, t in zip(arrays, types)]
                 rows = [op.reference(*(a[k] if w else a for a, w in zip(given, which)), **attrs) for k in range(ROWS)]
                 found, said = record.reference(*given, **attrs), record.type(*types, **attrs)
@@ -64,7 +65,7 @@ def test_every_expression(family: str) -> None:
 
 def test_stacks_of_one_length() -> None:
     record = stacked(OPS["add"], (True, True), (tensor(f32, 2, 3), tensor(f32, 2, 3)), ())
-    assert record.name == "each_11_add" and "elementwise" in record.traits
+    assert record.name == "each_11_add" and Trait.ELEMENTWISE in record.traits
     with pytest.raises(ShapeError, match="stacks of"):
         record.type(tensor(f32, 2, 3), tensor(f32, 4, 3))
-    assert "elementwise" not in stacked(OPS["add"], (True, False), (tensor(f32, 2), tensor(f32, 3)), ()).traits
+    assert Trait.ELEMENTWISE not in stacked(OPS["add"], (True, False), (tensor(f32, 2), tensor(f32, 3)), ()).traits

@@ -18,13 +18,13 @@ from dnnc.ir.graph.builder import Builder, complete
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.ops import FAMILIES
 from dnnc.ir.ops.common import draw
 from dnnc.ir.shapes import specialise
 from dnnc.ir.types import tensor
 
-OWN = frozenset(("pure", "own"))
+OWN = frozenset((Trait.PURE, Trait.CUSTOM))
 LEAKY = """def leaky(x0: f32[n, 4]):
     def t0(i0) -> f32[n]:
         return sum(x0[i0, r0], r0=4, where=r0 < i0)

@@ -12,7 +12,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.text import parse
 from dnnc.ir.graph.verify import verify
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.types import tensor
 from dnnc.passes.analysis.segments import HostStep, Segment, is_host, needs_host, prepare, split
 from dnnc.passes.base import PassContext
@@ -179,7 +179,7 @@ def test_decompositions_with_host_nodes_are_expanded_first(text: str) -> None:
     def cut(b: Builder, x: object) -> object:
         return b.truncate(x, b.constant(2, dtype=i64), size=n)
 
-    op = OpDef("nested", lambda x: tensor(f32, n), decompose=cut, traits=frozenset(("pure", "host")))
+    op = OpDef("nested", lambda x: tensor(f32, n), decompose=cut, traits=frozenset((Trait.PURE, Trait.HOST)))
     from dnnc.ir.ops import OPS
 
     g = parse(text, ops={**OPS, "nested": op})

@@ -10,6 +10,7 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.interp import run
 from dnnc.ir.loops.text import show_kernel
+from dnnc.ir.op import Trait
 from dnnc.ir.tolerances import bound
 from dnnc.passes.analysis.alias import root
 from dnnc.passes.analysis.kinds import kind_of
@@ -235,7 +236,7 @@ def test_every_node_is_in_one_group_and_no_group_has_two_anchors() -> None:
     plan = plan_fusion(g)
     nodes = [n for grp in plan.groups for n in grp.nodes]
     assert len(nodes) == len(set(nodes)) == len(g)
-    assert all(sum("contraction" in n.op.traits for n in grp.nodes) <= 1 for grp in plan.groups)
+    assert all(sum(Trait.CONTRACTION in n.op.traits for n in grp.nodes) <= 1 for grp in plan.groups)
 
 
 def test_fusion_off() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dnnc.ir.graph.text import parse
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.ops import OPS
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrites.cse import cse
@@ -84,8 +84,8 @@ def test_outputs_that_agree_become_one_value() -> None:
     assert cse(g, PassContext()) and g.outputs[0] is g.outputs[1] and len(g) == 1
 
 
-@pytest.mark.parametrize("traits", [frozenset(), frozenset(("pure", "random"))])
-def test_random_and_effectful_ops_stay(traits: frozenset[str]) -> None:
+@pytest.mark.parametrize("traits", [frozenset(), frozenset((Trait.PURE, Trait.RANDOM))])
+def test_random_and_effectful_ops_stay(traits: frozenset[Trait]) -> None:
     ops = {**OPS, "note": OpDef("note", lambda x: x, host=lambda x: x, traits=traits)}
     g = parse("def f(x: f32[2]):\n    return add(note(x), note(x))\n", ops=ops)
     assert cse(g, PassContext()) is False and len(g) == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.ops import OPS
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrites.dce import dce
@@ -33,11 +33,11 @@ def test_constants_that_are_outputs_stay() -> None:
 
 
 def test_effects_stay() -> None:
-    def kept(traits: frozenset[str]) -> Graph:
+    def kept(traits: frozenset[Trait]) -> Graph:
         note = OpDef("note", lambda x: x, host=lambda x: x, traits=traits)
         g = parse("def f(x: f32[3]):\n    a = exp(x)\n    b = note(a)\n    return x\n", ops={**OPS, "note": note})
         dce(g, PassContext())
         return g
 
     assert [n.op.name for n in kept(frozenset()).nodes()] == ["exp", "note"]
-    assert len(kept(frozenset(("pure",)))) == 0
+    assert len(kept(frozenset((Trait.PURE,)))) == 0

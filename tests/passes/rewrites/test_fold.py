@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dnnc.ir.graph.text import parse
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.ops import OPS
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrites.fold import fold
@@ -85,6 +85,6 @@ def test_what_is_not_known_stays() -> None:
 
 
 def test_random_ops_stay() -> None:
-    ops = {**OPS, "noise": OpDef("noise", lambda x: x, host=lambda x: x, traits=frozenset(("pure", "random")))}
+    ops = {**OPS, "noise": OpDef("noise", lambda x: x, host=lambda x: x, traits=frozenset((Trait.PURE, Trait.RANDOM)))}
     g = parse("def f(*, c: f32[2] = [1.0, 2.0]):\n    return noise(c)\n", ops=ops)
     assert fold(g, PassContext()) is False

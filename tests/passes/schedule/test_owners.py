@@ -25,6 +25,7 @@ from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Kernel, call
 from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import verify_kernel
+from dnnc.ir.op import Trait
 from dnnc.ir.ops.index import REDUCTIONS
 from dnnc.ir.shapes import specialise
 from dnnc.ir.te.syntax import show_op
@@ -287,4 +288,4 @@ def test_a_scatter_is_a_result() -> None:
     made = te.scatter((4,), (5,), f32, "last", lambda i: x[i], lambda r: (call("guard", at[r], 0, 4),), lambda r: x[0])
     with pytest.raises(dnnc.DnncError, match="op of its own"):
         te.form([x, at], [te.compute((4,), f32, lambda i: made[i] + 1.0)])
-    assert te.form([x, at], [made]) == {"scatter"}
+    assert te.form([x, at], [made]) == {Trait.SCATTER}

@@ -24,6 +24,7 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, free, load, rebuild, substitute, value, walk
 from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Builder, For, Kernel, Stmt, Store, call
+from dnnc.ir.op import ContractionForm
 from dnnc.passes.schedule.loops import factors, single
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule, loops
@@ -48,7 +49,7 @@ def takes(norm: Node, product: Node) -> bool:
     """
     x, out = product.inputs[0], product.output.type
     if (
-        product.op.name != "matmul"
+        product.op.contraction is not ContractionForm.PRODUCT
         or x is None
         or any(v.type.layout is not None for v in (x, product.output, norm.output, *norm.inputs[:1]) if v)
     ):

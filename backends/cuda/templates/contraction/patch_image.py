@@ -17,6 +17,7 @@ from dnnc.backends.cuda.templates.contraction.nest import Contraction, contracti
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.expr import Load, const, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, Kernel
+from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.window import window
 from dnnc.ir.types import TensorType
 from dnnc.passes.rewrites.channels_last import last, taps_first
@@ -159,7 +160,7 @@ def image_of(problem: Problem, target: GpuTarget) -> Image | None:
 
 def _image_of(problem: Problem) -> Image | None:
     node, c = problem.anchor, half_contraction(problem) or contraction_of(problem)
-    if node is None or node.op.name != "conv" or c is None or c.dtype is not f32:
+    if node is None or node.op.contraction is not ContractionForm.CONVOLUTION or c is None or c.dtype is not f32:
         return None
     x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]
     a, b = c.a.value, c.b.value

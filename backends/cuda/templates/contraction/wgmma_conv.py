@@ -15,6 +15,7 @@ from dnnc.ir.dtype import f16
 from dnnc.ir.expr import Expr, Load, Var, const, minimum, value
 from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Buffer
+from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.window import window
 from dnnc.ir.types import TensorType
 from dnnc.passes.rewrites.channels_last import last
@@ -48,7 +49,7 @@ def window_of(
     sum.
     """
     node = problem.anchor
-    if node is None or node.op.name != "conv" or node.attrs["group"] != 1:
+    if node is None or node.op.contraction is not ContractionForm.CONVOLUTION or node.attrs["group"] != 1:
         return None
     x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]
     if x is None or w is None:

@@ -14,6 +14,7 @@ from dnnc.frontends.onnx.call import Call
 from dnnc.ir.dtype import bf16, f16
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 
 # The roundings of a running sum of n terms add up to at most (n - 1) * eps / 2 of it: 6 % for 16 terms of bfloat16. 256
 # ones sum to 256, and then more of them add nothing. Longer rows than these, and those whose length is not known, keep
@@ -48,7 +49,7 @@ def _round_operands(c: Call, x: Value) -> None:
         if (
             n is None
             or n.graph is not c.b.graph
-            or "elementwise" not in n.op.traits
+            or Trait.ELEMENTWISE not in n.op.traits
             or n.op.name in ("rounded", "cast")
         ):
             continue
@@ -59,4 +60,4 @@ def _round_operands(c: Call, x: Value) -> None:
 
 
 def _computes(n: Node) -> bool:
-    return bool(n.op.traits & {"elementwise", "contraction"}) and n.op.name != "rounded"
+    return bool(n.op.traits & {Trait.ELEMENTWISE, Trait.CONTRACTION}) and n.op.name != "rounded"

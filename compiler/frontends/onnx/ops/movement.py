@@ -11,7 +11,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ModelError
 from dnnc.ir.expr import Expr, const, terms, unwrap, value
 from dnnc.ir.graph import Value
-from dnnc.ir.ops.movement import normalize_slice
+from dnnc.ir.ops.slices import normalize_slice
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import Dim, product
 

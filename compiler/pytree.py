@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import NUMBERS, Array
 from dnnc.ir.errors import InputError, a_type
 
-FIXED = (*NUMBERS, str, bytes, type(None), np.dtype, enum.Enum, type)
+FIXED = (bool, int, float, complex, str, bytes, type(None), np.dtype, enum.Enum, type)
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,7 @@ Tree = Leaf | Fixed | Branch
 
 
 def is_array(x: Any) -> bool:
-    return (
-        isinstance(x, (Array, np.ndarray, np.generic))
-        or hasattr(x, "__dlpack__")
-        or hasattr(x, "__cuda_array_interface__")
-    )
+    return isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")
 
 
 def key_of(value: Any, where: str) -> Any:
