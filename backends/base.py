@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from dnnc.backends.runtime.codec import encode
-from dnnc.backends.runtime.device import Device
+from dnnc.backends.runtime.device import Device, Weights
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import Call, CompiledKernel, MemoryRef, Program
 from dnnc.ir.errors import InputError, TargetError, TuneError, UnsupportedError
@@ -25,6 +25,7 @@ from dnnc.ir.target import Limits, Target, TargetFacts
 
 if TYPE_CHECKING:
     from dnnc.backends.runtime.operands import Workload
+    from dnnc.backends.runtime.prologue import Pack
     from dnnc.ir.graph import Graph, Value
     from dnnc.ir.loops.stmt import Kernel
     from dnnc.passes.planning.program import Program as ScheduledGraph
@@ -359,8 +360,12 @@ class Backend(ABC):
         """Opens the device on which arrays lie (TargetError: it is not here); None if they lie on the host."""
         return None
 
-    def bind_parameters(self, program: Program, parameters: Mapping[str, Any], fetch: Callable[[Any], Array]) -> None:
-        """Give a program of a device what its kernels read of parameters, by the names of the prologue's inputs."""
+    def packer(self, program: Program) -> Pack:
+        """Runs the compiled part of a prologue: takes the contents of parameters, gives what kernels read of them."""
+        raise UnsupportedError(f"target {self.name} packs no parameters")
+
+    def bind_parameters(self, program: Program, weights: Weights, fetch: Callable[[Any], Array]) -> None:
+        """Give a program of a device what its kernels read of parameters. `fetch` brings an array to the host."""
         raise UnsupportedError(f"target {self.name} reads parameters where they lie")
 
     def unfit(self, code_version: str, target: Any) -> str:

@@ -28,7 +28,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.shapes import concrete_shape, specialise
 from dnnc.ir.tolerances import EPS
-from dnnc.ir.types import Layout, TensorType
+from dnnc.ir.types import TensorType
 from dnnc.passes.analysis.kinds import kind_of
 from dnnc.passes.lower.nests import group_inputs
 from dnnc.passes.planning.program import Step
@@ -322,39 +322,20 @@ def _read(t: TensorType, data: Array, env: Mapping[Expr, Expr], step: Step) -> A
 
 
 def physical(t: TensorType, env: Mapping[Expr, Expr]) -> tuple[int, ...]:
-    shape = concrete_shape(t, env)
-    return shape if t.layout is None else tuple(int(d) for d in t.layout.shape(shape))  # type: ignore[arg-type]
+    return tuple(int(d) for d in TensorType(t.dtype, concrete_shape(t, env), t.encoding).physical)  # type: ignore[arg-type]
 
 
 def unpack(raw: Array, t: TensorType, shape: tuple[int, ...], step: Step) -> Array:
     """A buffer in logical order; its padding lanes must hold 0."""
     if t.layout is None:
         return raw
-    logical, rest = _unpacked(raw, t.layout, shape)
+    logical, rest = t.layout.unpack(raw, shape)
     if rest.any():
         raise AccuracyError(
             f"kernel {step.kernel.name}{locations(step.kernel.locs)} leaves something other than 0 in the padding of "
             f"{t}"
         )
     return logical
-
-
-def _unpacked(raw: Array, layout: Layout, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    order: list[int] = []
-    for k in range(len(shape)):
-        order += [i for i, p in sorted(enumerate(layout.parts), key=lambda ip: -ip[1].div) if p.axis == k]
-    full = raw.transpose(order)
-    sizes = []
-    for k in range(len(shape)):
-        n = 1
-        for i, p in enumerate(layout.parts):
-            n *= raw.shape[i] if p.axis == k else 1
-        sizes.append(n)
-    full = full.reshape(sizes)
-    inside = tuple(slice(0, n) for n in shape)
-    mask = np.ones(full.shape, bool)
-    mask[inside] = False
-    return full[inside], full[mask]
 
 
 def subgraph(step: Step, inputs: list[Value], env: Mapping[Expr, Expr], output: Value, loose: bool = False) -> Graph:

@@ -10,12 +10,13 @@ from dnnc.backends.base import Backend
 from dnnc.backends.check_cost import not_checked
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import Program
+from dnnc.backends.runtime.prologue import Pack
 from dnnc.donation import Donation, copied
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, specialise
 from dnnc.memory import check_program
-from dnnc.options import CompileOptions, check_every_pass, steps_down
+from dnnc.options import CompileOptions, check_every_pass, for_prologue, steps_down
 from dnnc.passes.base import FOLD_LIMIT, PassContext, PassManager, PassRecord, pass_context
 from dnnc.passes.pipelines import compile_program as schedule_graph
 from dnnc.passes.planning.ladder import built
@@ -90,6 +91,9 @@ def compile_program(c: GraphCompiler, dims: Mapping[Var, int]) -> Program:
             check_program(scheduled, c.inputs, c.outputs)
         program = c.backend.build(scheduled, job)
         laps.lap("link")
+        if program.prologue is not None and c.backend.present:
+            program.prologue = program.prologue.compiled(lambda part: _packer(c, part), c.packers)
+            laps.lap("prologue")
         if c.parameters is not None and c.backend.device is not None:
             c.parameters.load(program, c.backend.bind_parameters)
         c.backend.check(program, job)
@@ -106,6 +110,18 @@ def compile_program(c: GraphCompiler, dims: Mapping[Var, int]) -> Program:
     report = program_report(program, dims, shared, records, laps.seconds)
     c.log.add(replace(report, fallbacks=(*report.fallbacks, *c.backend.fallbacks(program))))
     return program
+
+
+def _packer(c: GraphCompiler, graph: Graph) -> Pack:
+    """What runs a prologue's graph, compiled."""
+    options, job = for_prologue(c.options), replace(c.job(None), code={}, checked=frozenset())
+
+    def build(scheduled: ScheduledGraph) -> Program:
+        program = c.backend.build(scheduled, job)
+        c.backend.check(program, job)
+        return program
+
+    return c.backend.packer(built(schedule(graph, c.backend, options, cache=c.cache), build)[1])
 
 
 def _notes(c: GraphCompiler, scheduled: ScheduledGraph) -> list[PassRecord]:

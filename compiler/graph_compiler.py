@@ -24,6 +24,7 @@ from dnnc.report.log import Log, Progress
 from dnnc.signature import Signature
 
 if TYPE_CHECKING:
+    from dnnc.backends.runtime.prologue import Pack
     from dnnc.executable import Executable
     from dnnc.tools.profile import Profile
 
@@ -53,6 +54,7 @@ class GraphCompiler(ModelCompiler):
         saved: machine code out of a saved model.
         parameters: what those of the graph hold.
         runner: runs the programs.
+        packers: compiled parts of prologues, by the text of their graph.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class GraphCompiler(ModelCompiler):
         self._graph, self._again = graph, again
         self.pairs = donated(interface, names, options.donate)
         self.runner = backend.runner(parameters)
+        self.packers: dict[str, Pack] = {}
 
     @property
     def graph(self) -> Graph:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, Union
@@ -259,6 +259,11 @@ def steps_down(options: CompileOptions) -> bool:
 def available_cpus() -> int:
     """The CPUs on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def for_prologue(options: CompileOptions) -> CompileOptions:
+    """The options under which a prologue is compiled: its values keep their types, and its graph has other names."""
+    return replace(options, dims={}, outputs=(), donate={}, precision=None, tune=None)
 
 
 def thread_count(threads: int | None = None) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnnc.backends.runtime.arrays import device_array, is_device_array, kind_of, to_host
-from dnnc.backends.runtime.device import DEFAULT_STREAM, Device, DeviceArray
+from dnnc.backends.runtime.device import DEFAULT_STREAM, Device, DeviceArray, Weights
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Value
 from dnnc.pytree import Rules, flatten
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dnnc.backends.runtime.program import Program
 
 Array = np.ndarray[Any, Any]
-Bind = Callable[[Any, Mapping[str, Any], Callable[[Any], Array]], None]  # see `Backend.bind_parameters`
+Bind = Callable[[Any, Weights, Callable[[Any], Array]], None]  # see `Backend.bind_parameters`
 
 
 def flat(tree: Any) -> dict[str, Any]:
@@ -60,6 +60,7 @@ class Parameters:
         self._arrays = {n: self._checked(n, arrays[n]) for n in values}
         self._tables: dict[int, tuple[weakref.ref[Program], Table]] = {}
         self._devices: list[tuple[weakref.ref[Program], Bind]] = []  # programs of a device
+        self._weights: Weights | None = None  # what is bound now, where programs of a device read it
         self._lock = threading.RLock()
         self.bound = 0  # how often tables were made
 
@@ -106,10 +107,11 @@ class Parameters:
         with self._lock:
             arrays = {**self._arrays, **{n: self._checked(n, a) for n, a in changed.items()}}
             natives = [n for r, _ in self._tables.values() if (n := r()) is not None]
+            weights = Weights(self._settled(arrays))
             for program, bind in self._on_devices():
-                bind(program, self._settled(arrays), self._fetched)
+                bind(program, weights, self._fetched)
             tables = {id(n): (weakref.ref(n), self._made(n, arrays)) for n in natives}
-            self._arrays, self._tables = arrays, tables
+            self._arrays, self._tables, self._weights = arrays, tables, weights
 
     def _made(self, native: Program, arrays: Mapping[str, Array | DeviceArray]) -> Table:
         assert native.prologue is not None
@@ -164,7 +166,9 @@ class Parameters:
         if program.prologue is None:
             return
         with self._lock:
-            bind(program, self._settled(self._arrays), self._fetched)
+            settled = self._settled(self._arrays)
+            self._weights = self._weights or Weights(settled)
+            bind(program, self._weights, self._fetched)
             self._devices.append((weakref.ref(program), bind))
 
     def _on_devices(self) -> list[tuple[Program, Bind]]:

@@ -442,6 +442,12 @@ def walk(e: Expr) -> Iterator[Expr]:
                 stack.append(c)
 
 
+def extent(v: Var) -> Expr:
+    """How many values a variable takes that counts from 0."""
+    assert v.hi is not None
+    return const(v.hi) + 1
+
+
 def free(e: Expr) -> frozenset[Var]:
     """The variables of an expression (buffers' shapes not counted)."""
     if e._free is None:

@@ -75,7 +75,7 @@ def resolve(d: Any, env: Mapping[Expr, Expr]) -> Any:
     if isinstance(d, tuple):
         return tuple(resolve(x, env) for x in d)
     if isinstance(d, TensorType):
-        return d if d.static else TensorType(d.dtype, tuple(resolve(x, env) for x in d.shape), d.layout)
+        return d if d.static else TensorType(d.dtype, tuple(resolve(x, env) for x in d.shape), d.encoding)
     return d
 
 
@@ -262,7 +262,7 @@ def _specialise(g: Graph, env: dict[Expr, Expr], known: Copies | None = None) ->
         attrs = {k: _specialise(a, env, known) if isinstance(a, Graph) else resolve(a, env) for k, a in n.attrs.items()}
         inputs = [values.get(v) for v in n.inputs]
         attrs = complete(n.op, attrs)
-        types = [_keep_layout(t, o.type) for t, o in zip(infer(n.op, inputs, attrs, n.locs), n.outputs)]
+        types = [_keep_encoding(t, o.type) for t, o in zip(infer(n.op, inputs, attrs, n.locs), n.outputs)]
         m = new.append(Node(n.op, inputs, attrs, types, n.locs, [o.name for o in n.outputs]))
         for o, p in zip(n.outputs, m.outputs):
             p.locs = o.locs
@@ -272,8 +272,8 @@ def _specialise(g: Graph, env: dict[Expr, Expr], known: Copies | None = None) ->
     return new
 
 
-def _keep_layout(t: TensorType, old: TensorType) -> TensorType:
-    return TensorType(t.dtype, t.shape, old.layout) if t.layout is None and old.layout is not None else t
+def _keep_encoding(t: TensorType, old: TensorType) -> TensorType:
+    return TensorType(t.dtype, t.shape, old.encoding) if t.row_major and not old.row_major else t
 
 
 def concrete_shape(t: TensorType, env: Mapping[Expr, Expr]) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ class TargetFacts:
         reductions: which are split.
         fuses_attention: is there a kernel for attention as one op?
         fuses_norm: given a norm and the contraction that alone reads its result: is there a kernel for both?
-        supports_scan_kernel: given the form of a loop (`dnnc.passes.analysis.recurrent_form`): is there a kernel for
+        supports_scan_kernel: given the form of a loop (`dnnc.passes.lower.recurrent_form`): is there a kernel for
             all of its steps?
     """
 

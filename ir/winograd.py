@@ -2,8 +2,8 @@
 
 A tile of m x m results of a 3 x 3 convolution needs (m+2)^2 products instead of 9 m^2 when filters g and pieces d of
 the image are transformed: y = A^T [(G g G^T) * (B^T d B)] A (Lavin and Gray, "Fast Algorithms for Convolutional Neural
-Networks", 2015). G g G^T is computed once, in float64, when weights are packed: a `Layout` with `winograd=m` says that
-taps lie in memory in this form. Here are G, and its inverse on filters, with which a plain nest reads such weights.
+Networks", 2015). G g G^T is computed once, in float64, when weights are packed: the encoding `Winograd`
+says that taps lie in memory in this form. Here are G, and its inverse on filters, with which a plain nest reads them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ _BACK = {2: ((1.0, 1.0, 1.0), 3, -1.0, 2), 4: ((4.0, 3.0, 1.0), 5, -3.0, 1)}
 def points(tile: int) -> int:
     """Points of a tile along one axis."""
     return tile + TAPS - 1
+
+
+def matrix(tile: int) -> Array:
+    """[points squared, taps squared]: G x G, which makes points of taps, both row by row."""
+    g = _G[tile]
+    return np.kron(g, g)
 
 
 def weights(w: Array, tile: int) -> Array:

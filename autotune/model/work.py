@@ -6,15 +6,16 @@ scheduled. A size that is known at run time only counts as UNKNOWN.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import Any
 
-from dnnc.ir.expr import Expr, Load, Op, Var, free, terms, value, walk
+from dnnc.ir.dtype import i64
+from dnnc.ir.expr import Expr, Load, Op, Var, extent, free, terms, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, For, If, Store, blocks, exprs, walk_stmts
 from dnnc.ir.op import ContractionForm
-from dnnc.passes.schedule.loops import factors
+from dnnc.passes.lower.form import Contraction, Operand, Weighted, contraction
 from dnnc.passes.schedule.problem import Problem
 
 UNKNOWN = 64
@@ -118,7 +119,7 @@ class _Walk:
     steps: dict[Buffer, tuple[int, int]] = field(default_factory=dict)
     grains: dict[Buffer, int] = field(default_factory=dict)
     written: set[Buffer] = field(default_factory=set)
-    sums: list[tuple[float, tuple[For, ...], Store]] = field(default_factory=list)  # stores within reductions
+    sums: list[tuple[float, tuple[For, ...]]] = field(default_factory=list)  # loops around stores within reductions
     guarded: bool = False
 
     def block(self, b: Block, around: tuple[For, ...], trips: float) -> None:
@@ -133,7 +134,7 @@ class _Walk:
                 if s.buf.space == "global":
                     self.written.add(s.buf)
                 elif around and around[-1].var.name not in self.out:
-                    self.sums.append((trips, around, s))
+                    self.sums.append((trips, around))
             if isinstance(s, For):
                 self.block(s.body, (*around, s), trips * known(s.extent))
             else:
@@ -240,17 +241,20 @@ def taps(problem: Problem) -> int:
 
 def _sizes(problem: Problem, w: _Walk) -> tuple[tuple[int, int, int, int, int], tuple[Buffer, ...]]:
     """Batch, rows, cols, red, run; and the buffers that are `fetched`."""
-    anchor = problem.anchor
-    if anchor is not None and anchor.op.contraction is ContractionForm.ATTENTION:
+    anchor, form = problem.anchor, problem.form
+    if anchor is not None and isinstance(form, Weighted):
         q, _, v = (x.type.shape for x in anchor.inputs[:3] if x is not None)
         m = known(q[-2])
         return (prod(known(d) for d in q[:-2]), m, known(v[-2]), known(q[-1]) + known(v[-1]), m), ()
-    products = [(trips, around, s) for trips, around, s in w.sums if factors(s.value, s.buf) is not None]
-    if anchor is not None and products:
-        _, around, s = max(products, key=lambda p: p[0])
-        return _contraction(w, around, s, anchor.op.contraction is ContractionForm.CONVOLUTION)
+    if anchor is not None and isinstance(form, Contraction):
+        # a norm's sum of squares may come first: the cost model that ships has learned from these numbers
+        sums = (contraction(form, form.kernel, r, form.store) for r in form.reductions)
+        products = [c for c in sums if c is not None and c.dtype is not i64 and not c.empty]
+        if products:
+            longest = max(products, key=lambda c: _product((*c.around & {*c.outer}, *c.red.loops)))
+            return _contraction(longest, w.guarded, anchor.op.contraction is ContractionForm.CONVOLUTION)
     if w.sums:
-        _, around, _ = max(w.sums, key=lambda p: p[0])
+        _, around = max(w.sums, key=lambda p: p[0])
         rows = prod(known(f.extent) for f in around if f.var.name in w.out)
         return (1, rows, 1, prod(known(f.extent) for f in around if f.var.name not in w.out), rows), ()
     extents = [
@@ -260,40 +264,34 @@ def _sizes(problem: Problem, w: _Walk) -> tuple[tuple[int, int, int, int, int], 
 
 
 def _contraction(
-    w: _Walk, around: Sequence[For], s: Store, conv: bool
+    c: Contraction, guarded: bool, conv: bool
 ) -> tuple[tuple[int, int, int, int, int], tuple[Buffer, ...]]:
     """`conv`: a side of one iteration is that of the filters, every channel having its own."""
-    found = factors(s.value, s.buf)
-    assert found is not None
-    x, y = (free(f) | {v for e in walk(f) if isinstance(e, Load) for i in e.idx for v in free(i)} for f in found)
-    outer = [f for f in around if f.var.name in w.out]
-    red = prod(known(f.extent) for f in around if f.var.name not in w.out)
-    mine, other = ([f for f in outer if f.var in here and f.var not in there] for here, there in ((x, y), (y, x)))
-    batch = prod(known(f.extent) for f in outer if (f.var in x) == (f.var in y))
-    last = outer[-1] if outer else None
-    deep = conv and batch > 1 and 1 in (_product(mine), _product(other))
-    if (_product(mine) < _product(other)) if deep or last not in (*mine, *other) else last in mine:
-        rows, cols, found = other, mine, found[::-1]
-    else:
-        rows, cols = mine, other
-    read = tuple(next((e.buf for e in walk(f) if isinstance(e, Load) and e.buf.space == "global"), None) for f in found)
-    sizes = batch, _product(rows), _product(cols), red, _run(rows, found[0], w.guarded)
+    last = next((v for v in reversed(c.outer) if v in c.around), None)
+    batch = _product([v for v in c.batch.loops if v in c.around])
+    first, second = (c.b, c.a) if c.swapped else (c.a, c.b)
+    m, n = (_product(o.axis.loops) for o in (first, second))
+    deep = conv and batch > 1 and 1 in (m, n)
+    if (m < n) if deep or last not in (*first.axis.loops, *second.axis.loops) else last in first.axis.loops:
+        first, second, m, n = second, first, n, m
+    read = [next((x.buf for x in o.loads if x.buf.space == "global"), None) for o in (first, second)]
+    sizes = batch, m, n, _product(c.red.loops), _run(first, guarded)
     return sizes, tuple(b for b in read if b is not None) if None not in read else ()
 
 
-def _product(loops: Sequence[For]) -> int:
-    return prod(known(f.extent) for f in loops)
+def _product(loops: Iterable[Var]) -> int:
+    return prod(known(extent(v)) for v in loops)
 
 
-def _run(rows: Sequence[For], factor: Expr, guarded: bool) -> int:
+def _run(rows: Operand, guarded: bool) -> int:
     """Rows of the innermost loop, and of those around it where their elements lie as if it were longer."""
-    at = [e.buf.offset(e.idx) for e in walk(factor) if isinstance(e, Load)]
-    real = [f for f in rows if known(f.extent) > 1]
+    at = [x.buf.offset(x.idx) for x in rows.loads]
+    real = [v for v in rows.axis.loops if known(extent(v)) > 1]
     if not real:
         return 1
-    n, inner = known(real[-1].extent), real[-1]
-    for f in reversed(real[:-1]):
-        if guarded or any(step(e, f.var) != step(e, inner.var) * known(inner.extent) for e in at):
+    n, inner = known(extent(real[-1])), real[-1]
+    for v in reversed(real[:-1]):
+        if guarded or any(step(e, v) != step(e, inner) * known(extent(inner)) for e in at):
             break
-        n, inner = n * known(f.extent), f
+        n, inner = n * known(extent(v)), v
     return n

@@ -70,7 +70,7 @@ def pretrained(
         return margin_of(model, candidates[0].template) if given is None else given
 
     def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
-        if least(candidates) == NEVER or problem.lowered.dims or problem.lowered.elements == 0:
+        if least(candidates) == NEVER or problem.lowered.dims or problem.form.elements == 0:
             return candidates[0]
         if kept is None or model is not shipped(limits.kind):
             return rank(problem, candidates)

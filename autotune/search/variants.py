@@ -19,7 +19,7 @@ from dnnc.ir.graph.text import parse
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.types import TensorType
 from dnnc.passes.planning.fuse import Group
-from dnnc.passes.planning.fusion_variants import Variant, cut, variants, vary, weights_layout
+from dnnc.passes.planning.fusion_variants import Variant, cut, variants, vary, weights_encoding
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.planning.program import Program
 from dnnc.passes.schedule.problem import Choice
@@ -112,8 +112,8 @@ def retiled(task: Task, tile: int) -> Task:
     g = parse(task.graph)
     conv = next(n for n in g.nodes() if n.op.contraction is ContractionForm.CONVOLUTION)
     x, w = conv.inputs[0], conv.inputs[1]
-    assert x is not None and w is not None and x.type.layout is not None
-    w.type = TensorType(w.type.dtype, w.type.shape, weights_layout(x.type.rank, x.type.layout.block(1), tile))
+    assert x is not None and w is not None and not x.type.row_major
+    w.type = TensorType(w.type.dtype, w.type.shape, weights_encoding(x.type.rank, x.type.encoding.block(1), tile))
     return replace(task, key=workload_key(task.of(g)[2], task.setting), graph=g.text())
 
 

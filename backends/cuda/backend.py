@@ -31,12 +31,13 @@ from dnnc.backends.cuda.instance import CudaInstance, CudaRunner
 from dnnc.backends.cuda.library import ONE, VENDORS, call_of, installed, is_library, need
 from dnnc.backends.cuda.loading import bind_parameters, load_kernel, stepwise
 from dnnc.backends.cuda.nvrtc import OPTIONS, compile_cuda, library, nvrtc_version
+from dnnc.backends.cuda.packer import Packer
 from dnnc.backends.cuda.target import FACTS, GpuTarget, ask_device, devices, parse_target, why_no_device
 from dnnc.backends.cuda.templates import templates
 from dnnc.backends.cuda.templates.library import library_choices, library_templates
 from dnnc.backends.cuda.timing import Timed, ceilings
 from dnnc.backends.runtime.codec import encode
-from dnnc.backends.runtime.device import Device
+from dnnc.backends.runtime.device import Device, Weights
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.link import link
 from dnnc.backends.runtime.program import CompiledKernel, Program
@@ -163,8 +164,11 @@ class CudaBackend(Backend):
             )
         return open_device(self.number)
 
-    def bind_parameters(self, program: Program, parameters: Mapping[str, Any], fetch: Callable[[Any], Array]) -> None:
-        bind_parameters(program, parameters, fetch)
+    def packer(self, program: Program) -> Packer:
+        return Packer(program, self._opened())
+
+    def bind_parameters(self, program: Program, weights: Weights, fetch: Callable[[Any], Array]) -> None:
+        bind_parameters(program, weights, fetch)
 
     # --- texts, measurements ------------------------------------------------------------------------------------------
 

@@ -45,8 +45,8 @@ class LoadedProgram:
         for symbol in list(native.checks):
             check_loaded(native, symbol, device, self.functions[symbol])
         held = native.loaded or Constants(native.constants, ())  # as it is now
-        self.references = held.references
-        self.constants = self._constants(held, others)
+        self.references, self.own = held.references, held.own
+        self.constants = self._constants(others)
         self._at: dict[int, int] = {}
         self.arena_bytes = native.sizes({})[1]
         self.workspace_bytes = max(
@@ -58,21 +58,13 @@ class LoadedProgram:
         self.kernels = self.nodes(native.calls)
         self.recordable = not stepwise(native) and self.kernels <= MOST_NODES
 
-    def _constants(self, held: Constants, others: Sequence[LoadedProgram]) -> Memory:
-        block, there = held.block, _where(held.references)
+    def _constants(self, others: Sequence[LoadedProgram]) -> Memory:
         for p in others:
-            if (
-                _where(p.references) == there
-                and p.native.constants.nbytes == block.nbytes
-                and np.array_equal(p.native.constants, block)
-            ):
-                self.native.constants = p.native.constants
+            if _where(p.references) == _where(self.references) and np.array_equal(p.own, self.own):
+                self.native.constants, self.own = p.native.constants, p.own
                 return p.constants
-        if self.references:
-            starts, ends = [0, *(r.end for r in self.references)], [*(r.start for r in self.references), block.nbytes]
-            block = np.concatenate([block[a:b] for a, b in zip(starts, ends)])
-        memory = self.device.alloc(max(block.nbytes, 1))
-        self.device.upload(memory.address, block, DEFAULT_STREAM)
+        memory = self.device.alloc(max(self.own.nbytes, 1))
+        self.device.upload(memory.address, self.own, DEFAULT_STREAM)
         self.device.synchronize(DEFAULT_STREAM)
         return memory
 
@@ -104,8 +96,8 @@ class LoadedProgram:
         return max((c.length or 0 for c in self.native.controls.values() if isinstance(c, Loop)), default=0)
 
 
-def _where(references: Sequence[Reference]) -> list[tuple[int, int]]:
-    return [(r.start, r.array.address) for r in references]
+def _where(references: Sequence[Reference]) -> list[tuple[int, int, int]]:
+    return [(r.start, r.end, r.array.address) for r in references]
 
 
 def _nbytes(t: Any) -> int:

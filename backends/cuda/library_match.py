@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dnnc.backends.cuda.library import Convolution, Image, LibraryCall, Matrix, Product
+from dnnc.ir.expr import Expr, terms
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.op import ContractionForm, Trait
-from dnnc.ir.types import TensorType
+from dnnc.ir.types import Dense, TensorType
+from dnnc.passes.lower.form import Axis, Contraction
 from dnnc.passes.schedule.problem import Problem
 
 FLOATS = ("f16", "bf16", "f32")
@@ -32,8 +34,8 @@ class Chain:
 
 def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | Convolution | None:
     """The work of a problem if a library can do all of it. `rounded`: float32 operands may be rounded to TF32."""
-    anchor, low = problem.anchor, problem.lowered
-    if anchor is None or problem.kind != "contraction" or problem.inplace or low.dims or low.elements == 0:
+    anchor, low, form = problem.anchor, problem.lowered, problem.form
+    if anchor is None or not isinstance(form, Contraction) or problem.inplace or low.dims or form.elements == 0:
         return None
     if len(low.outputs) > 1:
         return None
@@ -51,7 +53,7 @@ def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | 
         return None
     math = "tf32" if rounded and types[0] == "f32" else "f32"
     return (
-        _product(low.params, x, w, chain, types, math)
+        _product(form, low.params, x, w, chain, types, math)
         if library == "cublaslt"
         else _convolution(low.params, anchor, chain, types, math)
     )
@@ -108,7 +110,7 @@ def _is_bias(bias: Value, anchor: Node) -> bool:
     """Is it one number for each column, or channel, of the contraction?"""
     t, y = bias.type, anchor.outputs[0].type
     sizes = _sizes(t)
-    if sizes is None or t.layout is not None:
+    if sizes is None or not t.row_major:
         return False
     n, rank = (
         (y.shape[-1], 1) if anchor.op.contraction is ContractionForm.PRODUCT else (y.shape[1], len(y.shape) - 1)
@@ -140,11 +142,11 @@ def _sizes(t: TensorType) -> tuple[int, ...] | None:
 def steps_of(t: TensorType) -> tuple[int, ...] | None:
     """Elements between neighbours along each axis; None where a layout divides an axis into blocks."""
     sizes = _sizes(t)
-    if sizes is None:
+    if sizes is None or not isinstance(t.encoding, Dense):
         return None
     order = list(range(len(sizes)))
     if t.layout is not None:
-        if t.layout.winograd or any(p.div != 1 or p.mod for p in t.layout.parts) or len(t.layout.parts) != len(sizes):
+        if any(p.div != 1 or p.mod for p in t.layout.parts) or len(t.layout.parts) != len(sizes):
             return None
         order = [p.axis for p in t.layout.parts]
     out, step = [0] * len(sizes), 1
@@ -153,63 +155,35 @@ def steps_of(t: TensorType) -> tuple[int, ...] | None:
     return tuple(out)
 
 
-def _folded(sizes: Sequence[int], steps: Sequence[int]) -> tuple[int, int] | None:
-    """Some axes as one: its size and its step."""
-    n, step = 1, 0
-    for d, s in zip(reversed(sizes), reversed(steps)):
-        if d == 1:
-            continue
-        if n > 1 and s != n * step:
-            return None
-        n, step = n * d, step if n > 1 else s
-    return n, step
-
-
-def _matrix(v: Value, params: Sequence[Value], fold: bool) -> tuple[int, int, int, Matrix] | None:
-    """A value as a batch of matrices: batch, rows, columns and how they lie. fold: all axes but the last are rows."""
-    sizes, steps = _sizes(v.type), steps_of(v.type)
-    if sizes is None or steps is None or len(sizes) < 2:
+def _matrix(arg: int, offset: Expr, batch: Axis, rows: Axis, cols: Axis) -> Matrix | None:
+    """How the matrices of an operand lie, whose elements have these offsets."""
+    steps, first = dict(terms(offset)[0]), terms(offset)[1]
+    if first or not {*batch.loops, *rows.loops, *cols.loops}.issuperset(steps):
         return None
-    lead = len(sizes) - 1 if fold else len(sizes) - 2
-    first, rest = _folded(sizes[:lead], steps[:lead]), _folded(sizes[lead:-1], steps[lead:-1])
-    if first is None or rest is None:
-        return None
-    (batch, batch_step), (rows, row_step) = ((1, 0), first) if fold else (first, rest)
-    cols, col_step = sizes[-1], steps[-1]
-    arg = params.index(v)
-    if cols == 1 or col_step == 1:
-        return batch, rows, cols, Matrix(arg, False, cols if rows == 1 else row_step, batch_step)
-    if rows == 1 or row_step == 1:
-        return batch, rows, cols, Matrix(arg, True, col_step, batch_step)
-    return None
+    each, row, col = (sum(steps.get(v, 0) for v in axis.loops) for axis in (batch, rows, cols))
+    if cols.size == 1 or col == 1:
+        return Matrix(arg, False, row or cols.size, each)
+    return Matrix(arg, True, col, each) if rows.size == 1 or row == 1 else None
 
 
 def _product(
-    params: Sequence[Value], x: Value, w: Value, chain: Chain, types: tuple[str, str], math: str
+    form: Contraction, params: Sequence[Value], x: Value, w: Value, chain: Chain, types: tuple[str, str], math: str
 ) -> Product | None:
-    y, shared = params[-1], len(w.type.shape) == 2
-    if not shared and w.type.shape[:-2] != x.type.shape[:-2]:
+    c, shared = form.joined, w.type.rank == 2
+    if c is None or min(x.type.rank, w.type.rank) < 2 or not (shared or w.type.shape[:-2] == x.type.shape[:-2]):
         return None
-    mx, mw, my = _matrix(x, params, shared), _matrix(w, params, False), _matrix(y, params, shared)
-    if mx is None or mw is None or my is None or my[3].transposed:
+    left, right = (c.b, c.a) if c.swapped else (c.a, c.b)
+    batch, m, n, k = c.batch, left.axis, right.axis, c.red
+    if any(len(axis.loops) > 1 for axis in (batch, m, n, k)):
         return None
-    batch, m, k, at_x = mx
-    _, _, n, at_w = mw
-    if my[:3] != (batch, m, n) or mw[1] != k:
+    (at,), (to,) = left.loads, right.loads
+    mx = _matrix(params.index(x), at.buf.offset(at.idx), batch, m, k)
+    mw = _matrix(params.index(w), to.buf.offset(to.idx), batch, k, n)
+    my = _matrix(len(params) - 1, c.store.buf.offset(c.store.idx), batch, m, n)
+    if mx is None or mw is None or my is None or my.transposed:
         return None
-    return Product(
-        m,
-        n,
-        k,
-        batch,
-        types,
-        math,
-        at_x,
-        at_w,
-        my[3],
-        -1 if chain.bias is None else params.index(chain.bias),
-        chain.after,
-    )
+    bias = -1 if chain.bias is None else params.index(chain.bias)
+    return Product(m.size, n.size, k.size, batch.size, types, math, mx, mw, my, bias, chain.after)
 
 
 def _convolution(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dnnc.backends.runtime.device import PARAMETER_ALIGN, Device, DeviceArray
+from dnnc.backends.runtime.device import PARAMETER_ALIGN, Device, DeviceArray, Weights
 from dnnc.backends.runtime.frames import ALIGN as CACHE_LINE
 from dnnc.backends.runtime.program import Control, Loop, Program
 
@@ -31,34 +31,48 @@ class Constants:
     block: Array
     references: tuple[Reference, ...]
 
+    @property
+    def own(self) -> Array:
+        """The bytes that lie in no other array."""
+        if not self.references:
+            return self.block
+        ends = [*(r.start for r in self.references), self.block.nbytes]
+        return np.concatenate([self.block[a:b] for a, b in zip([0, *(r.end for r in self.references)], ends)])
 
-def bind_parameters(
-    program: Program, parameters: Mapping[str, Array | DeviceArray], fetch: Callable[[DeviceArray], Array]
-) -> None:
+
+def bind_parameters(program: Program, weights: Weights, fetch: Callable[[DeviceArray], Array]) -> None:
     """Put what kernels read of parameters behind the constants, in a new block that the program loads from now on.
 
-    Arrays on the device that kernels read as they lie stay there.
+    What lies on the device, as the parameter itself or packed there, stays where it is.
 
     Args:
         program: its constants have room for this at their end.
-        parameters: the prologue's inputs by name.
+        weights: the contents of parameters.
         fetch: brings an array to the host.
     """
-    prologue = program.prologue
+    prologue, arrays = program.prologue, weights.arrays
     assert prologue is not None
-    there = prologue.as_they_lie(
-        {n: a for n, a in parameters.items() if not isinstance(a, np.ndarray) and a.address % PARAMETER_ALIGN == 0}
+    there: dict[int, DeviceArray] = prologue.as_they_lie(
+        {n: a for n, a in arrays.items() if not isinstance(a, np.ndarray) and a.address % PARAMETER_ALIGN == 0}
     )
+    kernels = prologue.kernels
+    if kernels is not None:
+        if kernels.text not in weights.packed:
+            weights.packed[kernels.text] = kernels.pack([arrays[n] for n in kernels.inputs])
+        there.update(zip(kernels.numbers, weights.packed[kernels.text]))
     read = prologue.reads(there)
-    host = {n: a if isinstance(a, np.ndarray) else fetch(a) if n in read else None for n, a in parameters.items()}
-    arrays = [a.reshape(-1).view(np.uint8) for a in prologue.run(host)]
-    sizes = [-(-a.nbytes // CACHE_LINE) * CACHE_LINE for a in arrays]
-    block, at, references = program.constants.copy(), program.constants.nbytes - sum(sizes), []
-    for k, (a, n) in enumerate(zip(arrays, sizes)):
+    host = {n: a if isinstance(a, np.ndarray) else fetch(a) if n in read else None for n, a in arrays.items()}
+    packed = prologue.by_numpy(host)
+    sizes = [-(-int(str(t.nbytes)) // CACHE_LINE) * CACHE_LINE for t in prologue.types]
+    at, references = program.constants.nbytes - sum(sizes), []
+    block = np.empty_like(program.constants)  # what lies elsewhere is never touched
+    block[:at] = program.constants[:at]
+    for k, n in enumerate(sizes):
         if k in there:
             references.append(Reference(at, at + n, there[k]))
         else:
-            block[at : at + a.nbytes] = a
+            block[at : at + packed[k].nbytes] = packed[k].reshape(-1).view(np.uint8)
+            block[at + packed[k].nbytes : at + n] = 0
         at += n
     program.constants = block
     program.loaded = Constants(block, tuple(references))

@@ -18,13 +18,14 @@ from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, canonical_text, ena
 from dnnc.backends.llvm.instance import CpuInstance, CpuRunner
 from dnnc.backends.llvm.runtime import runtime
 from dnnc.backends.runtime.codec import decode
-from dnnc.backends.runtime.frames import has_threads
+from dnnc.backends.runtime.frames import aligned_array, has_threads
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import CompiledKernel, MemoryRef, Program
 from dnnc.ir.errors import TargetError
 from dnnc.ir.target import Limits, Target, TargetFacts
 
 if TYPE_CHECKING:
+    from dnnc.backends.runtime.prologue import Pack
     from dnnc.ir.graph import Value
     from dnnc.ir.loops.stmt import Kernel
     from dnnc.passes.planning.program import Program as ScheduledGraph
@@ -92,6 +93,16 @@ class LlvmBackend(Backend):
 
     def runner(self, parameters: ParameterTables | None) -> CpuRunner:
         return CpuRunner(self.threads, parameters)
+
+    def packer(self, program: Program) -> Pack:
+        instance = CpuInstance(program, {}, self.threads, [])
+
+        def pack(arrays: Sequence[Array]) -> list[Array]:
+            results = [aligned_array(shape, dtype) for shape, dtype in instance.outputs]
+            instance.into(arrays, results)
+            return results
+
+        return pack
 
     def expressions(self, cache: KernelCache, check: bool) -> CpuExpressions:
         return CpuExpressions(cache, self.threads)

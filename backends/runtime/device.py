@@ -6,8 +6,8 @@ Nothing here needs a device or its libraries: addresses and streams are integers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
@@ -143,6 +143,19 @@ class Device(Protocol):
     def stream_object(self) -> Any:
         """What keeps the current stream alive."""
         ...
+
+
+@dataclass(eq=False)
+class Weights:
+    """What is bound to the parameters of a model.
+
+    Attributes:
+        arrays: by the names of the prologue's inputs.
+        packed: what was packed of them on the device, by the text of the graph that computes it; programs share it.
+    """
+
+    arrays: Mapping[str, Array | DeviceArray]
+    packed: dict[str, Sequence[DeviceArray]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

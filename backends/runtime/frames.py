@@ -7,10 +7,11 @@ its threads at first need. Importing this module does not load llvmlite.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,12 @@ def aligned_empty(nbytes: int, align: int = ALIGN) -> np.ndarray[Any, np.dtype[n
     raw = np.empty(nbytes + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start:][:nbytes]  # in two steps: an empty slice forgets its start
+
+
+def aligned_array(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An uninitialised, contiguous array whose address is a multiple of ALIGN."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return aligned_empty(max(nbytes, 1))[:nbytes].view(dtype).reshape(shape)
 
 
 def cpu_count() -> int:

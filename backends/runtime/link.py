@@ -7,14 +7,13 @@ graph.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dnnc.backends.runtime.frames import ALIGN, aligned_empty
+from dnnc.backends.runtime.frames import ALIGN, aligned_array, aligned_empty
 from dnnc.backends.runtime.program import (
     CONTROL,
     Branch,
@@ -27,13 +26,12 @@ from dnnc.backends.runtime.program import (
     Program,
     Row,
 )
-from dnnc.ir import winograd
 from dnnc.ir.errors import Loc, locations
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, stored
 from dnnc.ir.op import Trait
-from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.ir.types import TensorType
 from dnnc.passes.analysis.alias import root as root_of
 from dnnc.passes.planning.program import AnyStep, ControlStep, Step
 from dnnc.passes.planning.program import Program as ScheduledGraph
@@ -43,48 +41,27 @@ PROBED = 1024  # elements of a constant that are looked at before it is hashed
 
 
 def pack(array: Array, type: TensorType) -> Array:
-    """The bytes of a constant as its layout orders them; padding is 0."""
+    """The contents of a constant's only buffer, contiguous; padding is 0."""
     return np.ascontiguousarray(_in_order(array, type))
 
 
 def pack_aligned(array: Array, type: TensorType) -> Array:
     """The same in memory of its own, 64-byte aligned."""
     in_order = _in_order(array, type)
-    block = aligned_empty(max(in_order.nbytes, 1))
-    out: Array = block[: in_order.nbytes].view(array.dtype).reshape(in_order.shape)
+    out = aligned_array(in_order.shape, in_order.dtype)
     out[...] = in_order
     return out
 
 
 def _in_order(array: Array, type: TensorType) -> Array:
-    """The elements as the layout orders them, where possible a view of the array."""
-    if type.layout is None:
-        return array
-    if type.layout.winograd:
-        array = winograd.weights(array, type.layout.winograd)
-    return _transposed(array, type.layout)
+    """The contents of a constant's only buffer, where possible a view of the array."""
+    (packed,) = type.encoding.pack(array)
+    return packed
 
 
-def _packed_bytes(array: Array, type: TensorType) -> int:
-    """Of what `pack` gives."""
-    return math.prod(int(str(d)) for d in type.physical) * array.itemsize
-
-
-def _transposed(a: Array, layout: Layout) -> Array:
-    parts = layout.parts
-    levels = {k: sorted((p for p in parts if p.axis == k), key=lambda p: -p.div) for k in range(a.ndim)}
-    widths: list[tuple[int, int]] = []
-    split: list[int] = []
-    where: dict[Part, int] = {}
-    for k in range(a.ndim):
-        top = levels[k][0]
-        outer = -(-a.shape[k] // top.div)
-        widths.append((0, outer * top.div - a.shape[k]))
-        for p in levels[k]:
-            where[p] = len(split)
-            split.append(outer if p is top else p.mod)
-    full = np.pad(a, widths) if any(end for _, end in widths) else a
-    return full.reshape(split).transpose([where[p] for p in parts])
+def _packed_bytes(type: TensorType) -> int:
+    """Bytes of what `pack` returns."""
+    return int(str(type.nbytes))
 
 
 def describe(program: ScheduledGraph, symbols: Mapping[str, str]) -> tuple[CompiledKernel, ...]:
@@ -153,7 +130,7 @@ class ConstantBlock:
         block[:] = 0  # the gaps too, so that a saved block is always the same
         for at, a, type in self.places:  # one after the other, so that no more than one is there twice
             in_order = _in_order(a, type)
-            block[at : at + in_order.nbytes].view(a.dtype).reshape(in_order.shape)[...] = in_order
+            block[at : at + in_order.nbytes].view(in_order.dtype).reshape(in_order.shape)[...] = in_order
         return block
 
 
@@ -178,7 +155,7 @@ def place_constants(program: ScheduledGraph, parameters: bool = False) -> Consta
             at = total
             known.append((at, graph, root))
             places.append((at, a, root.type))
-            total += -(-_packed_bytes(a, root.type) // ALIGN) * ALIGN
+            total += -(-_packed_bytes(root.type) // ALIGN) * ALIGN
         offsets[v] = at + inside
     if parameters:
         total = _lay_out_parameters(program, offsets, total)
@@ -194,7 +171,7 @@ def _lay_out_parameters(program: ScheduledGraph, offsets: dict[Value, int], star
     """Enter the places of what is read of parameters; gives the byte behind them."""
     memory, at = program.memory, [start]
     for _, t in memory.bound:
-        at.append(at[-1] + -(-math.prod(int(str(d)) for d in (*t.physical, t.dtype.bytes)) // ALIGN) * ALIGN)
+        at.append(at[-1] + -(-_packed_bytes(t) // ALIGN) * ALIGN)
     for v in dict.fromkeys(v for s, _ in program.walk() for v in s.params):
         space, number = memory.place[v]
         if space == "parameter":

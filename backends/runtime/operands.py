@@ -7,7 +7,6 @@ In: a workload. Out: for each parameter of its kernel what becomes of it between
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,7 +94,7 @@ def _role(v: Value, written: bool, constant: bool) -> str:
 
 
 def _nbytes(v: Value) -> int:
-    return math.prod(int(str(d)) for d in v.type.physical) * v.type.dtype.bytes
+    return int(str(v.type.nbytes))
 
 
 def noise(dtype: DType, nbytes: int, seed: int = 0) -> Array:

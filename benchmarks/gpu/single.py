@@ -171,9 +171,9 @@ class Arrays:
         if not t.dtype.is_float:
             return torch.randint(below, t.shape, device="cuda", dtype=getattr(torch, TORCH_TYPES[t.dtype.name]))
 
-        assert t.layout is None or f'@ "{t.layout}"' == LAST
+        assert t.row_major or f'@ "{t.layout}"' == LAST
         x = torch.randn(t.shape, device="cuda").to(getattr(torch, TORCH_TYPES[t.dtype.name]))
-        return x if t.layout is None else x.contiguous(memory_format=torch.channels_last)
+        return x if t.row_major else x.contiguous(memory_format=torch.channels_last)
 
     def overwrite(self) -> None:
         """The outputs, with what no kernel computes."""

@@ -149,8 +149,7 @@ def infer(op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, locs: tuple[L
     and source.
     """
     types = [
-        None if v is None else v.type if v.type.layout is None else TensorType(v.type.dtype, v.type.shape)
-        for v in inputs
+        None if v is None else v.type if v.type.row_major else TensorType(v.type.dtype, v.type.shape) for v in inputs
     ]
     try:
         found = op.type(*types, **attrs)
@@ -178,7 +177,7 @@ def _fits(op: OpDef, types: Sequence[TensorType | None], attrs: Attrs) -> bool:
 
 
 def _normal_type(t: TensorType) -> TensorType:
-    return TensorType(t.dtype, tuple(unwrap(d) if isinstance(d, Expr) else int(d) for d in t.shape), t.layout)
+    return TensorType(t.dtype, tuple(unwrap(d) if isinstance(d, Expr) else int(d) for d in t.shape), t.encoding)
 
 
 def _context(op: OpDef, types: Sequence[TensorType | None], attrs: Attrs, locs: tuple[Loc, ...], message: str) -> str:

@@ -15,6 +15,7 @@ import hashlib
 import keyword
 import re
 from collections.abc import Collection, Iterator, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,25 @@ from dnnc.ir.errors import InternalError, Loc, ShapeError
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.op import Attrs, OpDef
 from dnnc.ir.types import TensorType
+
+
+class Variance(IntEnum):
+    """How often a value changes, from seldom to often: it decides where work on this value alone is done.
+
+    NEVER: a constant; the work is folded.
+    REFIT: a parameter, which `Executable.refit` replaces; the work goes into the prologue.
+    STEP: donated state, which each call replaces; the work is a kernel of the program.
+    CALL: every other input, and what nodes compute; likewise.
+    """
+
+    NEVER = 0
+    REFIT = 1
+    STEP = 2
+    CALL = 3
+
+    @property
+    def call_invariant(self) -> bool:
+        return self <= Variance.REFIT
 
 
 class Value:
@@ -232,9 +252,16 @@ class Graph:
         self.constants[v] = a
         return v
 
-    def settled(self, value: Value | None) -> bool:
-        """Does a value stay the same from call to call: is it a constant or a parameter?"""
-        return value in self.constants or value in self.parameters
+    def variance(self, value: Value | None) -> Variance:
+        """How often a value changes. A node's result counts as `CALL`: what depends on constants alone is folded, what
+        depends on parameters alone is hoisted, both where that pays.
+        """
+        if value in self.constants:
+            return Variance.NEVER
+        if value in self.parameters:
+            return Variance.REFIT
+        state = any(self.inputs[k] is value for k in self.donated.values())
+        return Variance.STEP if state else Variance.CALL
 
     def bind_inputs(self, names: Collection[str]) -> None:
         """Make parameters of the inputs of these names."""

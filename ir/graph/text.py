@@ -15,14 +15,15 @@ An attribute that has the default of its op's type rule is not printed.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.dtype import BY_NAME, DType, i64
+from dnnc.ir.encodings import parse_encoding
 from dnnc.ir.errors import DnncError, Loc, ParseError, UnsupportedError, count
 from dnnc.ir.expr import Expr, Var, const, dim, free, op, unwrap, var
 from dnnc.ir.graph import Graph, Node, Value
@@ -30,8 +31,9 @@ from dnnc.ir.graph.builder import Builder, defaults, find_op
 from dnnc.ir.graph.constant_text import inline, load_constants, read_inline, read_literal, save_constants
 from dnnc.ir.op import Attrs, OpDef, Trait
 from dnnc.ir.te.syntax import Reader, read_op, show_op
-from dnnc.ir.types import Dim, Layout, TensorType, parse_layout
+from dnnc.ir.types import Dim, Encoding, Layout, TensorType, parse_layout
 
+Order = TypeVar("Order", Layout, Encoding)
 WIDTH = 150  # longer signatures get one line per parameter
 
 # --- printing ---------------------------------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ class _Parser:
             _fail(a, f"{name} needs a type such as f32[4, 8]")
         if isinstance(a, ast.BinOp) and isinstance(a.op, ast.MatMult):
             t = self.type(a.left)
-            return TensorType(t.dtype, t.shape, self.layout(a.right))
+            return TensorType(t.dtype, t.shape, self.order(a.right, parse_encoding))
         if isinstance(a, ast.Name):
             return TensorType(self.dtype(a), ())
         if not isinstance(a, ast.Subscript):
@@ -317,11 +319,12 @@ class _Parser:
             _fail(a, f"unknown dtype {ast.unparse(a)}; there are {', '.join(BY_NAME)}")
         return BY_NAME[a.id]
 
-    def layout(self, a: ast.expr) -> Layout:
+    def order(self, a: ast.expr, read: Callable[[str], Order]) -> Order:
+        """A layout or an encoding."""
         if not isinstance(a, ast.Constant) or not isinstance(a.value, str):
             _fail(a, f'expected a layout such as "0 1/16 1%16", got {ast.unparse(a)}')
         try:
-            return parse_layout(a.value)
+            return read(a.value)
         except ValueError:
             _fail(a, f'"{a.value}" is not a layout; one is written like "0 1/16 1%16"')
 
@@ -367,7 +370,7 @@ class _Parser:
         if isinstance(a, ast.Subscript) or (isinstance(a, ast.BinOp) and isinstance(a.op, ast.MatMult)):
             return self.type(a)
         if isinstance(a, ast.Call) and isinstance(a.func, ast.Name) and a.func.id == "layout" and len(a.args) == 1:
-            return self.layout(a.args[0])
+            return self.order(a.args[0], parse_layout)
         return self.dim(a)
 
 
@@ -470,7 +473,7 @@ class _Function:
     def check(self, a: ast.expr, v: Value) -> None:
         want = self.p.type(a)
         if (want.dtype, want.shape) != (v.type.dtype, v.type.shape) or (
-            v.type.layout is not None and want.layout != v.type.layout
+            not v.type.row_major and want.encoding != v.type.encoding
         ):
             _fail(a, f"the text says {want}, {v.node.op.name if v.node else 'this'} gives {v.type}")
         v.type = want

@@ -139,7 +139,7 @@ def _check_types(g: Graph, n: Node) -> None:
     if len(found) != len(n.outputs):
         raise _broken(g, n, f"the type rule gives {count(len(found), 'output')}, the node has {len(n.outputs)}")
     for t, o in zip(found, n.outputs):
-        if (t.dtype, t.shape) != (o.type.dtype, o.type.shape) or (t.layout is not None and t.layout != o.type.layout):
+        if (t.dtype, t.shape) != (o.type.dtype, o.type.shape) or (not t.row_major and t.encoding != o.type.encoding):
             raise _broken(g, n, f"the type rule gives {t} for {o!r}")
 
 

@@ -18,7 +18,7 @@ from dnnc.ir.ops.common import (
     sample,
 )
 from dnnc.ir.te import Tensor
-from dnnc.ir.types import Dim, Layout, TensorType, parse_layout
+from dnnc.ir.types import Dense, Dim, Layout, TensorType, parse_layout
 
 Dims = tuple[Dim, ...]
 
@@ -116,12 +116,7 @@ def _pack_type(x: TensorType, *, layout: Layout | None) -> TensorType:
         layout,
         x,
     )
-    require(
-        layout is None or not layout.winograd,
-        "layout {} is for constants, which are transformed when they are packed",
-        layout,
-    )
-    return TensorType(x.dtype, x.shape, layout)
+    return TensorType(x.dtype, x.shape, Dense(layout))
 
 
 def _same(x: Tensor, **attrs: Any) -> Tensor:

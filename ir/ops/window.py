@@ -4,9 +4,10 @@ counterparts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,11 @@ class Window:
     def padded(self) -> bool:
         return any(not isinstance(p, int) or p > 0 for p in (*self.begin, *self.end))
 
+    @property
+    def flat(self) -> bool:
+        """Does a result have one tap, at its own place?"""
+        return all(k == 1 for k in (*self.kernel, *self.strides)) and not any((*self.begin, *self.end))
+
     def inside(self, at: Sequence[Expr], spatial: Sequence[Dim]) -> Expr:
         return both(*(within(p, n) for p, n in zip(at, spatial)))
 
@@ -71,6 +77,11 @@ def window(
         all(s > 0 for s in (*strides, *dilations)), "strides {} and dilations {} must be positive", strides, dilations
     )
     return Window(tuple(kernel), strides, tuple(pads[:rank]), tuple(pads[rank:]), dilations)
+
+
+def node_window(kernel: Sequence[Dim], attrs: Mapping[str, Any]) -> Window:
+    """The window of a node with these attributes."""
+    return window(len(kernel), kernel, attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
 
 
 def pad_numpy(x: Array, w: Window, fill: float) -> Array:

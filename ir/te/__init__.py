@@ -9,6 +9,7 @@ from dnnc.ir.te.core import checks as checks
 from dnnc.ir.te.core import compute as compute
 from dnnc.ir.te.core import flops as flops
 from dnnc.ir.te.core import form as form
+from dnnc.ir.te.core import identity as identity
 from dnnc.ir.te.core import operands as operands
 from dnnc.ir.te.core import placeholder as placeholder
 from dnnc.ir.te.core import placeholder_axis as placeholder_axis

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dnnc.ir.dtype import DType
+from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import ShapeError
 from dnnc.ir.expr import Const, E, Expr, Linear, Load, Op, Var, cast, children, const, load, unwrap, var, walk
 from dnnc.ir.loops.stmt import Buffer
@@ -19,6 +19,16 @@ from dnnc.ir.types import Dim, product
 
 UPDATES = ("last", "sum", "prod", "max", "min")
 COMBINE = ("sum", "prod", "max", "min", "fmax")  # fmax: a maximum that need not propagate NaN
+
+
+def identity(combine: str, dtype: DType) -> int | float | bool:
+    """What a reduction starts from where nothing else is said."""
+    if combine in ("sum", "prod"):
+        return int(combine == "prod")
+    low = combine in ("max", "fmax")
+    if dtype.is_float:
+        return float("-inf") if low else float("inf")
+    return not low if dtype is boolean else dtype.range[0 if low else 1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.dtype import DType, i64
-from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Var, value
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Var, extent, value
 from dnnc.ir.loops.interp_values import BINARY
 from dnnc.ir.loops.intrinsics import TABLE, cast_numpy, cast_target
-from dnnc.ir.te import Tensor
+from dnnc.ir.te import Tensor, identity
 
 Array = np.ndarray[Any, Any]
 CHUNK = 1 << 20  # terms of reductions that are computed at once
@@ -104,9 +104,9 @@ class _Run:
         stage = t.stage
         assert stage is not None
         wide = t.dtype.computed
-        extents = sizes([1 + v.hi if isinstance(v.hi, Expr) else _const(v) for v in stage.reduce])
+        extents = sizes([1 + v.hi if isinstance(v.hi, Expr) else extent(v) for v in stage.reduce])
         terms = math.prod(extents)
-        out = np.full(n, _identity(stage.combine, wide), np.float64 if wide.is_float else wide.numpy)
+        out = np.full(n, identity(stage.combine, wide), np.float64 if wide.is_float else wide.numpy)
         steps = np.unravel_index(np.arange(terms), extents)
         many = max(1, CHUNK // max(terms, 1))
         for s in range(0, n if terms else 0, many):
@@ -121,7 +121,7 @@ class _Run:
         stage = t.stage
         assert stage is not None
         wide, total = t.dtype.computed, rows * terms
-        values = np.full(total, _identity(stage.combine, wide), np.float64 if wide.is_float else wide.numpy)
+        values = np.full(total, identity(stage.combine, wide), np.float64 if wide.is_float else wide.numpy)
         if stage.where is None:
             values[:] = held(self.value(stage.value, env, total), wide)
         else:  # elsewhere the value may not even be defined
@@ -155,7 +155,7 @@ class _Run:
         if t not in self.rows:
             put, shape = stage.updates, sizes(t.shape)
             out = self._everywhere(stage.value, stage.axes, shape, t.dtype.computed).reshape(shape)
-            extents = sizes([1 + v.hi if isinstance(v.hi, Expr) else _const(v) for v in put.axes])
+            extents = sizes([1 + v.hi if isinstance(v.hi, Expr) else extent(v) for v in put.axes])
             if math.prod(extents):
                 at = tuple(self._everywhere(i, put.axes, extents, i64) for i in put.index)
                 for i, size in zip(at, shape):
@@ -244,25 +244,3 @@ class _Run:
             raise ValueError(f"{e.name} is no function of numbers")
         made = np.asarray(record.meaning(*args))
         return made.astype(np.float64 if e.dtype.is_float else e.dtype.numpy, copy=False)
-
-
-def _const(v: Var) -> Expr:
-    """The number of values of a reduction's variable."""
-    from dnnc.ir.expr import const
-
-    if v.hi is None:
-        raise ValueError(f"the axis {v.name} has no end")
-    return const(v.hi + 1)
-
-
-def _identity(combine: str, dtype: DType) -> Any:
-    if combine in ("sum", "prod"):
-        return int(combine == "prod")
-    low = combine in ("max", "fmax")
-    return (
-        (-np.inf if low else np.inf)
-        if dtype.is_float
-        else dtype.range[0 if low else 1]
-        if dtype.kind in "iu"
-        else not low
-    )

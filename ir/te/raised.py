@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from dnnc.ir.dtype import DType, boolean, i64
+from dnnc.ir.dtype import i64
 from dnnc.ir.errors import ParseError, ShapeError
 from dnnc.ir.expr import (
     Const,
@@ -30,6 +30,7 @@ from dnnc.ir.expr import (
     Var,
     cast,
     const,
+    extent,
     load,
     op,
     rebuild,
@@ -41,7 +42,7 @@ from dnnc.ir.expr import (
     walk,
 )
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, For, If, Kernel, Let, Stmt, Store, walk_stmts
-from dnnc.ir.te import Stage, Tensor
+from dnnc.ir.te import Stage, Tensor, identity
 from dnnc.ir.types import Dim, product
 
 
@@ -210,7 +211,7 @@ class _Raiser:
         outer = scope.loops[: len(scope.loops) - len(reduce)]
         dtype = s.buf.dtype
         stage = Stage(outer, const(term, dtype), tuple(reduce), combine, cond)
-        t = Tensor(s.buf.name, dtype, tuple(_extent(v) for v in outer), stage=stage)
+        t = Tensor(s.buf.name, dtype, tuple(extent(v) for v in outer), stage=stage)
         total = load(t, outer)
         if isinstance(start, Const) and start.value == identity(combine, dtype):
             return total
@@ -247,7 +248,7 @@ class _Raiser:
             not fits
             or len(set(plain)) < len(plain)
             or set(plain) != set(scope.loops)
-            or any(_extent(i) is not d for i, d in zip(idx, shape) if i in plain)
+            or any(extent(i) is not d for i, d in zip(idx, shape) if isinstance(i, Var))
         ):
             self.fail(s, f"every element of {s.buf.name} is stored once, at the variables of the loops around it")
         axes = tuple(i if isinstance(i, Var) else var(f"o{k}", lo=0, hi=0) for k, i in enumerate(idx))
@@ -279,11 +280,6 @@ class _Raiser:
         return go(e)
 
 
-def _extent(v: Expr) -> Expr:
-    assert isinstance(v, Var) and v.hi is not None
-    return const(v.hi) + 1
-
-
 def _size(shape: Sequence[Expr]) -> Dim:
     return product([unwrap(d) for d in shape])
 
@@ -291,13 +287,3 @@ def _size(shape: Sequence[Expr]) -> Dim:
 def _joined(combine: str, a: Expr, b: Expr) -> Expr:
     name = {"sum": "+", "prod": "*"}.get(combine, combine)
     return op(name, a, b)
-
-
-def identity(combine: str, dtype: DType) -> int | float | bool:
-    """What a reduction starts from where nothing else is said."""
-    if combine in ("sum", "prod"):
-        return int(combine == "prod")
-    low = combine in ("max", "fmax")
-    if dtype.is_float:
-        return float("-inf") if low else float("inf")
-    return not low if dtype is boolean else dtype.range[0 if low else 1]

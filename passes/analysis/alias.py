@@ -85,11 +85,16 @@ def slice_offset(n: Node) -> int | None:
     x, y = _source(n).type, n.output.type
     axes = [k for k, (a, b) in enumerate(zip(x.shape, y.shape)) if a != b]
     starts = n.attrs["starts"]
-    if len(axes) != 1 or x.layout != y.layout or not isinstance(x.nbytes, int) or not isinstance(starts[axes[0]], int):
+    if (
+        len(axes) != 1
+        or x.encoding != y.encoding
+        or not isinstance(x.nbytes, int)
+        or not isinstance(starts[axes[0]], int)
+    ):
         return None
     axis = axes[0]
     size = _stretch(x, axis)
-    block = x.layout.block(axis) if x.layout is not None else 1
+    block = x.encoding.block(axis)
     if size is None or starts[axis] % block or value(const(y.shape[axis]) % block) != 0:
         return None
     return int(starts[axis]) // block * size
@@ -127,9 +132,9 @@ def parts_of(
     axis = n.attrs["axis"] % y.rank
     operands = [v for v in n.inputs if v is not None]
     sizes = [v.type.nbytes for v in operands if isinstance(v.type.nbytes, int)]
-    if _stretch(y, axis) is None or len(sizes) < len(operands) or any(v.type.layout != y.layout for v in operands):
+    if _stretch(y, axis) is None or len(sizes) < len(operands) or any(v.type.encoding != y.encoding for v in operands):
         return None
-    block = y.layout.block(axis) if y.layout is not None else 1
+    block = y.encoding.block(axis)
     if any(value(const(v.type.shape[axis]) % block) != 0 for v in operands):
         return None
     out: list[tuple[Value | None, int]] = []

@@ -24,7 +24,7 @@ def is_kernel(kind: str) -> bool:
 def is_view(n: Node) -> bool:
     """Does the node only rename memory? Row-major in, row-major out."""
     x = n.inputs[0] if n.inputs else None
-    return Trait.VIEW in n.op.traits and x is not None and x.type.layout is None and n.output.type.layout is None
+    return Trait.VIEW in n.op.traits and x is not None and x.type.row_major and n.output.type.row_major
 
 
 def is_pointwise(n: Node) -> bool:

@@ -34,16 +34,12 @@ class Rows:
 
     def of_elements(self, v: Value) -> bool:
         """Are the elements of a value those of the rows, one for one?"""
-        return v.type.layout is None and tuple(v.type.shape) == self.shape
+        return v.type.row_major and tuple(v.type.shape) == self.shape
 
     def reads_own(self, v: Value) -> bool:
         """Does an element-wise node over the rows read in a value, which broadcasts, the number of its own row?"""
         shape, ahead = v.type.shape, len(self.shape) - v.type.rank
-        if (
-            v.type.layout is not None
-            or ahead < 0
-            or any(k not in self.axes and self.shape[k] != 1 for k in range(ahead))
-        ):
+        if not v.type.row_major or ahead < 0 or any(k not in self.axes and self.shape[k] != 1 for k in range(ahead)):
             return False
         return all(d == (1 if k in self.axes else self.shape[k]) for k, d in enumerate(shape, ahead))
 
@@ -84,9 +80,9 @@ def rows_of(n: Node) -> Rows | None:
         x is None
         or kind_of(n) != "reduction"
         or n.op.reduced is None
-        or x.type.layout is not None
+        or not x.type.row_major
         or len(n.outputs) != 1
-        or n.output.type.layout is not None
+        or not n.output.type.row_major
     ):
         return None
     long = tuple(k for k in n.op.reduced(x.type.rank, **n.attrs) if x.type.shape[k] != 1)
@@ -103,7 +99,7 @@ def find_numbers(graph: Graph) -> Mapping[Value, Rows]:
                 found[n.output] = rows
             continue
         kinds = {found[v] for v in n.inputs if v is not None and v in found and _same_elements(v, n)}
-        if len(kinds) == 1 and len(n.outputs) == 1 and n.output.type.layout is None:
+        if len(kinds) == 1 and len(n.outputs) == 1 and n.output.type.row_major:
             found[n.output] = kinds.pop()
     return found
 

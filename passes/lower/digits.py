@@ -20,6 +20,7 @@ from dnnc.ir.expr import Expr, Var, cast, const, free, value
 from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, call
 from dnnc.ir.ops.common import clamp
+from dnnc.passes.lower.form import Scan
 from dnnc.passes.lower.nests import Lowered
 
 SHORT = 4096  # keys of a row below which digits have 8 bits: their counts are few beside the keys
@@ -37,7 +38,7 @@ def lower_digits(node: Node) -> Lowered:
         _Row(b, given, made, at, int(node.attrs["low"]), int(node.attrs["high"])).write()
     dims = tuple(sorted({v for d in given.shape for v in free(d)}, key=lambda v: v.name))
     kernel = Kernel((Func("sort_digits", (*dims, given, made), b.block()),), node.locs)
-    return Lowered(kernel, (x, node.output), dims, tuple(f"i{k}" for k in range(len(given.shape))), (), (1,))
+    return Lowered(kernel, (x, node.output), dims, Scan(outer=at), (1,))
 
 
 @dataclass(frozen=True)

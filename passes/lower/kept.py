@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, Load, Op, const, free, unwrap, value, walk
 from dnnc.ir.loops.intrinsics import COSTLY
+from dnnc.ir.types import product
 
 LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
 LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the shared memory of a multiprocessor
@@ -34,7 +35,7 @@ def choose_kept(results: Sequence[te.Tensor], resolve: Resolve, kept: dict[te.Te
         if stage.reduce or len(readers) < 2 or not any(r.stage is not None and r.stage.reduce for r in readers):
             continue
         fixed = _fixed_axes(t, readers)
-        size = value(unwrap(product_of(t.shape[fixed:])))
+        size = value(const(product([unwrap(d) for d in t.shape[fixed:]])))
         if size is None or not 1 < size <= LOCAL_LIMIT or (used + size) * t.dtype.computed.bytes > LOCAL_BYTES:
             continue
         if _is_costly(stage, fixed, resolve) and _is_row(t, fixed, readers, resolve):
@@ -82,13 +83,6 @@ def _fixed_axes(t: te.Tensor, readers: set[te.Tensor]) -> int:
                 n = min(n, same if r.stage.reduce else min(same, n))
     reduced = min((len(r.stage.axes) for r in readers if r.stage is not None and r.stage.reduce), default=n)
     return min(n, reduced)
-
-
-def product_of(shape: Sequence[Expr]) -> Expr:
-    r: Expr = const(1)
-    for d in shape:
-        r = r * d
-    return r
 
 
 def pending(e: Expr, placed: Mapping[Expr, Expr]) -> list[Load]:

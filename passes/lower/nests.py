@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te, winograd
+from dnnc.ir import te
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import InternalError
@@ -37,16 +38,17 @@ from dnnc.ir.expr import (
     rebuild,
     select,
     substitute,
-    unwrap,
     value,
     var,
     walk,
 )
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.text import attrs_key
-from dnnc.ir.loops.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
-from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, Param, Store, call, exprs, walk_stmts
+from dnnc.ir.op import Trait
+from dnnc.ir.types import Dense, Layout, Part, TensorType
 from dnnc.passes.analysis.outputs import main_output, places_in
+from dnnc.passes.lower.form import Form, Map, Reduction, Rows, Scan, Weighted, contraction
 from dnnc.passes.lower.kept import choose_kept, pending
 from dnnc.passes.lower.scatter import Scattered, combine, write
 
@@ -58,30 +60,25 @@ class Lowered:
     """A naive kernel and what a recipe needs to know of it.
 
     `params` says which value each buffer parameter is: inputs in order, then the outputs that do not work in place;
-    `out_loops` are the loops over the largest output's physical axes; `reductions` the loops of each reduction, in
-    order; `outputs` the number of the parameter that each output of the group is; `scattered` what schedules of a
-    scatter build on.
+    `outputs` is the number of the parameter that each output of the group is.
     """
 
     kernel: Kernel
     params: tuple[Value, ...]
     dims: tuple[Var, ...]
-    out_loops: tuple[str, ...]
-    reductions: tuple[tuple[str, ...], ...]
+    form: Form
     outputs: tuple[int, ...]
     inplace: bool = False
-    scattered: Scattered | None = None
 
     @property
-    def elements(self) -> int | Expr:
-        """Iterations of the innermost statements, a measure of the work: output elements times reduced ones."""
-        if self.scattered is not None:
-            return self.scattered.elements
-        total: Expr = const(1)
-        for s in walk_stmts(self.kernel.entry.body):
-            if isinstance(s, For) and s.var.name in (*self.out_loops, *(self.reductions[0] if self.reductions else ())):
-                total = total * s.extent
-        return unwrap(total)  # type: ignore[no-any-return]
+    def out_loops(self) -> tuple[str, ...]:
+        """The names of the loops over the output's physical axes."""
+        return tuple(v.name for v in self.form.outer)
+
+    @property
+    def reductions(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the loops of each reduction, in order."""
+        return tuple(tuple(v.name for v in r.loops) for r in self.form.reductions)
 
 
 def group_inputs(nodes: Sequence[Node]) -> list[Value]:
@@ -99,7 +96,7 @@ def likeness(
     """
     outside = group_inputs(nodes)
     number: dict[Value | None, int] = {v: k for k, v in enumerate((*outside, *(v for n in nodes for v in n.outputs)))}
-    given = tuple((v.type, scalar_constant(graph, v), graph.settled(v)) for v in outside)
+    given = tuple((v.type, scalar_constant(graph, v), graph.variance(v).call_invariant) for v in outside)
     made = tuple(
         (n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes
     )
@@ -142,7 +139,9 @@ class _Lowering:
         self.kept: dict[
             te.Tensor, int
         ] = {}  # tensors held in local memory -> number of leading axes that are fixed there
-        self.reductions: list[tuple[str, ...]] = []
+        self.reductions: list[tuple[te.Tensor, Reduction]] = []
+        self.outer: list[Var] = []  # the loops over the output
+        self.products: list[te.Tensor] = []  # the reductions of an op that is a contraction
         self.open = frozenset(graph.dims.values())  # dims and the loops over the outputs that are open
         self.sums: dict[
             Hashable, tuple[frozenset[Var], Expr]
@@ -162,7 +161,10 @@ class _Lowering:
             self.buffers[result.stage.own] = (out, self.output.type)
         choose_kept([results[v] for v in self.outputs], self.resolve, self.kept)
         scattered = self.scattered(result, out)
-        loops = self.nest(results, outs) if scattered is None else write(self.b, scattered)
+        if scattered is None:
+            self.nest(results, outs)
+        else:
+            write(self.b, scattered)
         buffers = list(dict.fromkeys([*(buf for buf, _ in self.buffers.values()), *outs.values()]))
         dims = sorted(
             {v for p in buffers for d in p.shape for v in free(d)} | self.other_dims(),
@@ -174,8 +176,20 @@ class _Lowering:
         kernel = Kernel((Func(name, tuple(params), self.b.block()),), locs)
         values = (*self.params, *(v for v in self.outputs if v not in self.inplace))
         written = tuple(values.index(self.inplace.get(v, v)) for v in self.outputs)
-        reductions, inplace = tuple(self.reductions), bool(self.inplace)
-        return Lowered(kernel, values, tuple(dims), loops, reductions, written, inplace, scattered)
+        form = self.form(result, kernel) if scattered is None else scattered
+        return Lowered(kernel, values, tuple(dims), form, written, bool(self.inplace))
+
+    def form(self, result: te.Tensor, kernel: Kernel) -> Form:
+        """What the kernel computes."""
+        outer, reductions = tuple(self.outer), tuple(r for _, r in self.reductions)
+        if result.stage is not None and result.stage.own is not None:
+            return Scan(outer=outer, panels=self.panels, reductions=reductions, along=outer[-1:])
+        if len(self.products) > 1:
+            return Weighted(outer=outer, panels=self.panels, reductions=reductions, kernel=kernel, store=self.store)
+        cls = Rows if reductions else Map
+        form = cls(outer=outer, panels=self.panels, reductions=reductions)
+        anchors = [r for t, r in self.reductions if t in self.products]
+        return (len(anchors) == 1 and contraction(form, kernel, anchors[0], self.store)) or form
 
     def other_dims(self) -> set[Var]:
         """Symbolic dims that occur in the loops only (a result may have a dim that no buffer shows by itself)."""
@@ -199,8 +213,13 @@ class _Lowering:
             if n.op.compute is None:
                 raise InternalError(f"{n.op.name} reached lowering without a tensor expression")
             made = n.op.compute(*(tensors[v] if v is not None else None for v in n.inputs), **n.attrs)
-            for v, t in zip(n.outputs, made if isinstance(made, tuple) else (made,)):
-                tensors[v] = t
+            results = made if isinstance(made, tuple) else (made,)
+            if Trait.CONTRACTION in n.op.traits:
+                before = set(te.stages([tensors[v] for v in n.inputs if v is not None]))
+                self.products += [
+                    t for t in te.stages(results) if t not in before and t.stage is not None and t.stage.reduce
+                ]
+            tensors.update(zip(n.outputs, results))
         return tensors
 
     def out_buffers(self) -> dict[Value, Buffer]:
@@ -223,7 +242,7 @@ class _Lowering:
 
     def _resolve(self, e: Expr) -> Expr:
         if isinstance(e, Load) and isinstance(e.buf, te.Tensor):
-            idx = tuple(_known(self.resolve(i)) for i in e.idx)
+            idx = tuple(known(self.resolve(i)) for i in e.idx)
             t = e.buf
             if t in self.numbers:
                 return self.numbers[t]
@@ -243,27 +262,26 @@ class _Lowering:
         clamped.
         """
         buf, type_ = self.buffers[t]
-        lay = type_.layout
-        if lay is not None and lay.winograd:
-            o, c, *taps = idx
-            return winograd.tap(lambda row, column: load(buf, lay.index((o, c, row, column))), lay.winograd, *taps)
-        at = idx if lay is None else lay.index(idx)
-        if self.pad_loops:
-            at = tuple(
-                i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1)
-                for i, d in zip(at, buf.shape)
-            )
-        return load(buf, at or (0,))
+
+        def element(*at: Expr) -> Expr:
+            if self.pad_loops:
+                at = tuple(
+                    i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1)
+                    for i, d in zip(at, buf.shape)
+                )
+            return load(buf, at or (0,))
+
+        return type_.encoding.load((element,), idx)
 
     def scattered(self, result: te.Tensor, out: Buffer) -> Scattered | None:
         """What the updates of a result read and write, if it has some."""
         stage = result.stage
         if stage is None or stage.updates is None:
             return None
-        if self.output.type.layout is not None:
+        if not self.output.type.row_major:
             raise InternalError(f"{self.nodes[-1].op.name} writes {self.output.type}: updates go to row-major memory")
         put, initial = stage.updates, self.resolve(stage.value)
-        there = self.inplace is not None and initial is cast(load(out, stage.axes or (0,)), result.dtype.computed)
+        there = self.output in self.inplace and initial is cast(load(out, stage.axes or (0,)), result.dtype.computed)
         index = tuple(map(self.resolve, put.index))
         return Scattered(
             out, stage.axes, None if there else initial, put.axes, index, self.resolve(put.value), put.combine
@@ -271,13 +289,11 @@ class _Lowering:
 
     # --- loops --------------------------------------------------------------------------------------------------------
 
-    def nest(self, results: Mapping[Value, te.Tensor], outs: Mapping[Value, Buffer]) -> tuple[str, ...]:
+    def nest(self, results: Mapping[Value, te.Tensor], outs: Mapping[Value, Buffer]) -> None:
         t = self.output.type
         layout = t.layout or Layout(tuple(Part(k) for k in range(t.rank)))
-        shape = outs[self.output].shape
-        names: dict[int, str] = {}
-        left = list(self.outputs)
-        at: list[Var] = [var_ahead(layout, k, t) for k in range(len(layout.parts))]
+        shape, left = outs[self.output].shape, list(self.outputs)
+        at = [te.placeholder_axis(f"ahead{k}") for k in range(len(layout.parts))]  # loops that are not open yet
         order = self.order(results, layout.logical(tuple(at)), at, shape)
 
         def open_loops(depth: int) -> None:
@@ -297,14 +313,15 @@ class _Lowering:
                 return
             k = order[depth]
             with self.b.loop(_loop_name(layout, k), shape[k]) as loop:
-                names[k] = loop.name
                 at[k] = loop
                 self.open |= {loop}
                 open_loops(depth + 1)
 
         open_loops(0)
         in_order = order[-1:] == [len(at) - 1]  # else columns, over which vectors go
-        return tuple(names[k] for k in (order if in_order else sorted(order)))
+        self.outer = [at[k] for k in (order if in_order else sorted(order))]
+        parts = list(zip(layout.parts, at))
+        self.panels = {v: w for p, v in parts for q, w in parts if p.axis == q.axis and p.div < q.div}
 
     def in_safe_order(
         self, ready: Sequence[Value], values: Mapping[Value, Expr], outs: Mapping[Value, Buffer]
@@ -415,14 +432,11 @@ class _Lowering:
         self.place(e, bound)
         buf = self.b.alloc("row", t.dtype.computed, *t.shape[fixed:], space="local")
         self.placed[key] = load(buf, [0] * len(own))
-        idx: list[Var] = []
-        loops = [self.b.loop(f"k{j}", t.shape[fixed + j]) for j in range(len(own))]
-        for loop in loops:
-            idx.append(loop.__enter__())
-        self.b.store(buf, tuple(idx), self.settle(substitute(e, dict(zip(own, idx)))))
-        for loop in reversed(loops):
-            loop.__exit__(None, None, None)
-        self.reductions.append(tuple(v.name for v in idx))
+        with ExitStack() as loops:
+            idx = tuple(loops.enter_context(self.b.loop(f"k{j}", d)) for j, d in enumerate(t.shape[fixed:]))
+            e = self.settle(substitute(e, dict(zip(own, idx))))
+            self.b.store(buf, idx, e)
+        self.reductions.append((t, Reduction(buf, "", idx, e, around=bound)))
 
     def accumulate(self, t: te.Tensor, x: Load, bound: frozenset[Var]) -> None:
         stage = t.stage
@@ -446,25 +460,23 @@ class _Lowering:
         self.placed[x] = acc[0]
         if same is not None and bound <= self.open:
             self.sums[same] = bound, acc[0]
-        self.b.store(acc, (0,), identity(stage.combine, t.dtype.computed))
+        self.b.store(acc, (0,), te.identity(stage.combine, t.dtype.computed))
         ends = [1 if v in counts else longer.get(v, v.hi + 1 if v.hi is not None else 0) for v in stage.reduce]
-        loops = [self.b.loop(f"r{j}", end) for j, end in enumerate(ends)]
         rs: list[Var] = []
-        for loop, v in zip(loops, stage.reduce):
-            rs.append(loop.__enter__())
-            cond, term = (self.resolve(substitute(e, {v: rs[-1]})) for e in (cond, term))
-            bound |= {rs[-1]}
-            self.place(cond, bound)  # reductions for each step of this one
-            if len(rs) < len(loops):
-                self.place(term, bound)
-        guards = [self.b.when(c) for c in _conjuncts(self.settle(cond))]
-        for guard in guards:
-            guard.__enter__()
-        self.place(term, bound)
-        self.b.store(acc, (0,), combine(stage.combine, acc[0], self.settle(term)))
-        for scope in [*reversed(guards), *reversed(loops)]:
-            scope.__exit__(None, None, None)
-        self.reductions.append(tuple(v.name for v in rs))
+        with ExitStack() as scopes:
+            for v, end in zip(stage.reduce, ends):
+                rs.append(scopes.enter_context(self.b.loop(f"r{len(rs)}", end)))
+                cond, term = (self.resolve(substitute(e, {v: rs[-1]})) for e in (cond, term))
+                self.place(cond, bound | {*rs})  # reductions for each step of this one
+                if len(rs) < len(ends):
+                    self.place(term, bound | {*rs})
+            conds = tuple(_conjuncts(self.settle(cond)))
+            for c in conds:
+                scopes.enter_context(self.b.when(c))
+            self.place(term, bound | {*rs})
+            term = self.settle(term)
+            self.b.store(acc, (0,), combine(stage.combine, acc[0], term))
+        self.reductions.append((t, Reduction(acc, stage.combine, tuple(rs), term, conds, bound)))
 
     def same_reduction(self, stage: te.Stage, dtype: DType, term: Expr, cond: Expr) -> Hashable:
         """Equal for reductions of several outputs that are the same number; None where that cannot be told yet."""
@@ -478,15 +490,15 @@ class _Lowering:
         index is divided by an odd number of channels. Elements of 4 bytes and more need no vectors to be copied, and
         their sums end with the channels.
         """
-        product = (
+        pair = (
             stage.value.args
             if stage.combine == "sum" and isinstance(stage.value, Op) and stage.value.name == "*"
             else ()
         )
         guarded = free(stage.where) if stage.where is not None else set()
-        ends = [self.row_end(_uncast(e)) for e in product]
+        ends = [self.row_end(_uncast(e)) for e in pair]
         same = dict(set(ends[0].items()) & set(ends[1].items())) if len(ends) == 2 else {}
-        used = [[v for i in _uncast(e).idx for v in free(i)] for e in product] if same else []  # type: ignore[attr-defined]
+        used = [[v for i in _uncast(e).idx for v in free(i)] for e in pair] if same else []  # type: ignore[attr-defined]
         return {
             v: n
             for v, n in same.items()
@@ -500,7 +512,7 @@ class _Lowering:
         if not isinstance(e, Load) or not isinstance(e.buf, te.Tensor) or e.buf not in self.buffers:
             return {}
         t = self.buffers[e.buf][1]
-        parts = t.layout.parts[-2:] if t.layout is not None and not t.layout.winograd else ()
+        parts = t.layout.parts[-2:] if isinstance(t.encoding, Dense) and t.layout is not None else ()
         if len(parts) < 2 or parts[1] != Part(parts[0].axis, 1, parts[0].div) or parts[0].mod:
             return {}
         n, i = t.shape[parts[0].axis], e.idx[parts[0].axis]
@@ -514,17 +526,13 @@ class _Lowering:
             for k in {p.axis for p in t.layout.parts if p.div > 1}:
                 if value(const(t.shape[k]) - 1 - logical[k]) is None and not nonneg(const(t.shape[k]) - 1 - logical[k]):
                     v = select(logical[k] < const(t.shape[k]), v, const(0, t.dtype))
-        self.b.store(out, at or (0,), v)
+        self.store = Store(out, at or (const(0),), v)
+        self.b.emit(self.store)
 
 
 def _buffer(name: str, t: TensorType) -> Buffer:
     """The memory of a value; that of a scalar has one axis, for an index to be written."""
-    return Buffer(name, t.dtype, tuple(map(const, t.physical)) or (const(1),))
-
-
-def var_ahead(layout: Layout, k: int, t: TensorType) -> Var:
-    """A stand-in for a loop that is not open yet: never among the bound variables."""
-    return te.placeholder_axis(f"ahead{k}")
+    return Buffer(name, t.buffer.dtype, tuple(map(const, t.physical)) or (const(1),))
 
 
 def _renamed(axes: Sequence[Var]) -> tuple[Var, ...]:
@@ -540,7 +548,7 @@ def _loop_name(layout: Layout, k: int) -> str:
     return f"i{p.axis}" + ("b" * sum(1 for q in layout.parts if q.axis == p.axis and q.div > p.div))
 
 
-def _known(i: Expr) -> Expr:
+def known(i: Expr) -> Expr:
     """An index that can have one value only is that value (axes of size 1)."""
     lo, hi = bounds(i)
     return const(lo) if lo is not None and lo == hi else i
@@ -584,13 +592,3 @@ def _conjuncts(c: Expr) -> list[Expr]:
     if isinstance(c, Op) and c.name == "&":
         return [*_conjuncts(c.args[0]), *_conjuncts(c.args[1])]
     return [] if isinstance(c, Const) and c.value else [c]
-
-
-def identity(combine_: str, t: DType) -> Expr:
-    """What a reduction starts from."""
-    if combine_ in ("sum", "prod"):
-        return const((0.0 if combine_ == "sum" else 1.0) if t.is_float else int(combine_ == "prod"), t)
-    low = combine_ in ("max", "fmax")
-    if t.is_float:
-        return const(float("-inf") if low else float("inf"), t)
-    return const(t.range[0 if low else 1], t)

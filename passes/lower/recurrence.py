@@ -13,16 +13,18 @@ from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import E, Expr, Var, cast, const, fma, load
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
-from dnnc.passes.analysis.recurrent_form import Form, NoForm, form_of
-from dnnc.passes.analysis.recurrent_form import bind as bind_form
+from dnnc.passes.lower.form import Form
 from dnnc.passes.lower.nests import Lowered, scalar_constant
+from dnnc.passes.lower.recurrent_form import NoForm, ScanForm, form_of
+from dnnc.passes.lower.recurrent_form import bind as bind_form
 
 
-@dataclass(frozen=True)
-class Recurrent:
-    """A form with the memory of its operands: `places[t]` is a buffer, or the number that an operand is."""
+@dataclass(frozen=True, eq=False)
+class Recurrent(Form):
+    """A loop's form with the memory of its operands: `places[t]` is a buffer, or the number that an operand is."""
 
-    form: Form
+    kind = "recurrence"
+    form: ScanForm
     places: Mapping[te.Tensor, Buffer | Expr]
     out: Buffer
     params: tuple[Value, ...]
@@ -72,13 +74,6 @@ class Recurrent:
         return self.form.stacked * self.form.steps + s
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoweredRecurrence(Lowered):
-    """With what schedules build on: they do not read the nest."""
-
-    recurrent: Recurrent
-
-
 def recurrent(graph: Graph, node: Node) -> Recurrent:
     """The form of a `recurrence` whose constants are all operands, with buffers x0, x1, ... for these and y for the
     result.
@@ -106,14 +101,14 @@ def recurrent(graph: Graph, node: Node) -> Recurrent:
     return Recurrent(form, places, Buffer("y", out.type.dtype, tuple(map(const, out.type.physical))), (*params, out))
 
 
-def lower_recurrence(graph: Graph, node: Node) -> LoweredRecurrence:
+def lower_recurrence(graph: Graph, node: Node) -> Lowered:
     """The naive kernel of a recurrence."""
     r = recurrent(graph, node)
     b = Builder()
     _write(b, r)
     inputs = [p for p in dict.fromkeys(r.places.values()) if isinstance(p, Buffer)]
     kernel = Kernel((Func("recurrence", (*inputs, r.out), b.block()),), node.locs)
-    return LoweredRecurrence(kernel, r.params, (), (), (), (len(r.params) - 1,), recurrent=r)
+    return Lowered(kernel, r.params, (), r, (len(r.params) - 1,))
 
 
 def _write(b: Builder, r: Recurrent) -> None:

@@ -10,15 +10,17 @@ of the result, each of which sees all updates in their order: the bits do not de
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from dnnc.ir.expr import Expr, Load, Op, Var, cast, const, fma, load, op, substitute, unwrap, walk
+from dnnc.ir.expr import Expr, Load, Op, Var, cast, const, extent, fma, load, op, substitute, unwrap, walk
 from dnnc.ir.loops.stmt import Buffer, Builder
 from dnnc.ir.types import product
+from dnnc.passes.lower.form import Form
 
 
-@dataclass(frozen=True)
-class Scattered:
+@dataclass(frozen=True, eq=False)
+class Scattered(Form):
     """A scatter over memory.
 
     `initial` is an expression of `axes`, None where the memory holds it; `index` and `value` are of `over`, whose sizes
@@ -26,6 +28,7 @@ class Scattered:
     number of that one.
     """
 
+    kind = "scatter"
     out: Buffer
     axes: tuple[Var, ...]
     initial: Expr | None
@@ -42,7 +45,7 @@ class Scattered:
 
     @property
     def extents(self) -> tuple[Expr, ...]:
-        return tuple(const(0 if v.hi is None else v.hi) + 1 for v in self.over)
+        return tuple(map(extent, self.over))
 
     @property
     def whole(self) -> dict[int, int]:
@@ -91,21 +94,11 @@ def combine(how: str, acc: Expr, term: Expr) -> Expr:
     return op("fmax", term, acc) if how == "fmax" else op(how, acc, term)
 
 
-def write(b: Builder, s: Scattered) -> tuple[str, ...]:
+def write(b: Builder, s: Scattered) -> None:
     """Write the naive nest. No loop of it is one over all of the result."""
     if s.initial is not None:
-        at: list[Expr] = []
-        loops = [b.loop(f"i{k}", d) for k, d in enumerate(s.out.shape[: len(s.axes)])]
-        for loop in loops:
-            at.append(loop.__enter__())
-        s.start(b, at)
-        for loop in reversed(loops):
-            loop.__exit__(None, None, None)
-    u: list[Expr] = []
-    loops = [b.loop(f"u{k}", d) for k, d in enumerate(s.extents)]
-    for loop in loops:
-        u.append(loop.__enter__())
-    s.update(b, u, [b.let("at", i) for i in s.at(u)])
-    for loop in reversed(loops):
-        loop.__exit__(None, None, None)
-    return ()
+        with ExitStack() as loops:
+            s.start(b, [loops.enter_context(b.loop(f"i{k}", d)) for k, d in enumerate(s.out.shape[: len(s.axes)])])
+    with ExitStack() as loops:
+        u = [loops.enter_context(b.loop(f"u{k}", d)) for k, d in enumerate(s.extents)]
+        s.update(b, u, [b.let("at", i) for i in s.at(u)])

@@ -314,7 +314,7 @@ class _Fuser:
         if (
             Trait.CONTRACTION in u.op.traits
         ):  # reading through a transpose costs address arithmetic alone, in the broadcast operand
-            return v.type.layout is None and (
+            return v.type.row_major and (
                 (v is u.inputs[0] and producer(v, "transpose") is not None) or _looks_up_matrices(n, u)
             )
         return False
@@ -330,7 +330,7 @@ class _Fuser:
         product, norm = self.ahead.get(u, u), n
         if (
             kind_of(product) != "contraction"
-            or not self.graph.settled(product.inputs[1])
+            or not self.graph.variance(product.inputs[1]).call_invariant
             or (u is product and (u, 1) in n.output.uses)
         ):
             return None
@@ -345,7 +345,7 @@ class _Fuser:
         """What makes the one operand, besides constants, of an element-wise node that alone reads it element for
         element.
         """
-        made = [v for v in n.inputs if v is not None and not self.graph.settled(v)]
+        made = [v for v in n.inputs if v is not None and not self.graph.variance(v).call_invariant]
         if not is_pointwise(n) or n.op.cost >= Cost.LIGHT or len(made) != 1 or not self.same_elements(made[0], n):
             return None
         (v,) = made
@@ -357,7 +357,7 @@ class _Fuser:
         if u not in self.aligned:
             return False
         if is_pointwise(u):
-            return self.same_elements(v, u) and v.type.layout == u.outputs[0].type.layout
+            return self.same_elements(v, u) and v.type.encoding == u.outputs[0].type.encoding
         return self.keeps_last(u, v)
 
     def same_elements(self, v: Value, u: Node) -> bool:
@@ -405,7 +405,7 @@ class _Fuser:
 
     def keeps_last(self, n: Node, v: Value) -> bool:
         """Does each vector along v's last axis stay a vector along the output's last axis?"""
-        if v.type.layout is not None or n.output.type.layout is not None:
+        if not v.type.row_major or not n.output.type.row_major:
             return False
         if n.op.name == "transpose":
             return bool(n.attrs["perm"][-1] == v.type.rank - 1)
@@ -495,11 +495,11 @@ def _crosses(n: Node, u: Node) -> bool:
     vectors anyway.
     """
     x = n.inputs[0] if n.inputs else None
-    if Trait.RELAYOUT in n.op.traits and x is not None and x.type.layout is not None and n.output.type.layout is None:
+    if Trait.RELAYOUT in n.op.traits and x is not None and not x.type.row_major and n.output.type.row_major:
         return bool(
             u.attrs.get("axis", -1) % x.type.rank != x.type.rank - 1
         )  # rows across the blocks: outputs side by side are the vectors
-    if n.op.name != "transpose" or x is None or x.type.layout is not None or n.attrs["perm"][-1] == x.type.rank - 1:
+    if n.op.name != "transpose" or x is None or not x.type.row_major or n.attrs["perm"][-1] == x.type.rank - 1:
         return False
     return x.node is None or Trait.RELAYOUT not in x.node.op.traits
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dnnc.ir.encodings import Winograd
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.target import WIDE_CORE, CoreRates
-from dnnc.ir.types import Layout, TensorType
+from dnnc.ir.types import Encoding, TensorType
 from dnnc.ir.winograd import TILES
 from dnnc.passes.analysis.kinds import is_kernel, is_view, kind_of
 from dnnc.passes.planning.fuse import FusionPlan, Group
@@ -158,14 +159,14 @@ def _blocked_conv(graph: Graph, group: Group) -> tuple[Node, int, int] | None:
     if conv is None or conv.inputs[0] is None or conv.inputs[1] is None or not takes_winograd(conv):
         return None
     x, w = conv.inputs[0].type, conv.inputs[1]
-    if x.layout is None or w.type.layout is None or w not in graph.constants:
+    if x.row_major or w not in graph.constants:
         return None
-    lanes, now = x.layout.block(1), w.type.layout.winograd
-    return (conv, lanes, now) if w.type.layout == weights_layout(x.rank, lanes, now) else None
+    lanes, now = x.encoding.block(1), w.type.encoding.m if isinstance(w.type.encoding, Winograd) else 0
+    return (conv, lanes, now) if w.type.encoding == weights_encoding(x.rank, lanes, now) else None
 
 
-def weights_layout(rank: int, lanes: int, tile: int) -> Layout:
-    """How the weights of a convolution of images in blocks lie for an algorithm."""
+def weights_encoding(rank: int, lanes: int, tile: int) -> Encoding:
+    """The encoding of the weights of a convolution of images in blocks: for Winograd's tiles, or direct where 0."""
     return winograd_filters(lanes, tile) if tile else filters(rank, lanes, True)
 
 
@@ -175,7 +176,7 @@ def _retile(graph: Graph, group: Group, tile: int) -> None:
     conv, lanes, _ = found
     old = conv.inputs[1]
     assert old is not None
-    made = TensorType(old.type.dtype, old.type.shape, weights_layout(old.type.rank, lanes, tile))
+    made = TensorType(old.type.dtype, old.type.shape, weights_encoding(old.type.rank, lanes, tile))
     conv.set_input(1, graph.constant(graph.constants[old], old.name, old.locs, made))
     if not old.uses and old not in graph.outputs:
         graph.erase_constant(old)

@@ -21,6 +21,7 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, Store, accesses, walk_stmts
 from dnnc.passes.analysis.alias import root
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
+from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.planning.fuse import FusionPlan, Group
 
 Aliases = Mapping[Value, tuple[Value, int]]
@@ -54,7 +55,7 @@ def _wanted(graph: Graph, g: Group, output: Value, aliases: Aliases, donated: Ma
     donor = donated.get(whole)
     if output in graph.outputs and donor is None:
         return []
-    wanted = [v for v in group_inputs(g.nodes) if v.type == output.type and not graph.settled(v)]
+    wanted = [v for v in group_inputs(g.nodes) if v.type == output.type and not graph.variance(v).call_invariant]
     if donor is None:
         wanted = [v for v in wanted if v not in graph.inputs]
     else:
@@ -85,8 +86,8 @@ def _buffer(low: Lowered, v: Value) -> Buffer:
 
 def _only_where_stored(low: Lowered, x: Buffer, y: Buffer) -> bool:
     """Is x read at no other elements than those of y that are computed of them?"""
-    if low.scattered is not None:
-        return low.scattered.starts_as(x)
+    if isinstance(low.form, Scattered):
+        return low.form.starts_as(x)
     stores = [s for s in walk_stmts(low.kernel.entry.body) if isinstance(s, Store) and s.buf is y]
     if len(stores) != 1:
         return False

@@ -132,7 +132,7 @@ class Joiner:
             n = self.source(v).node
             others = [] if n is None else [self.of[n]]
             last = self.order[self.parts[b].nodes[-1]]
-            shared = () if v.type.size == 1 or self.graph.settled(v) else v.uses
+            shared = () if v.type.size == 1 or self.graph.variance(v).call_invariant else v.uses
             readers = [g for u, _ in shared if self.order[u] < last and (g := self.of[u]) != b]
             for g in (*others, *readers[::-1][:2]):  # of those that share an operand the nearest
                 if g not in seen and self.open(g):

@@ -8,7 +8,13 @@ so a program is right for whatever they are later. The passes see a further para
 
 from __future__ import annotations
 
-from dnnc.ir.graph import Graph, Node, Value
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dnnc.ir.graph import Graph, Node, Value, Variance
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
 from dnnc.passes.base import PassContext, graphs, is_pure
 
 
@@ -30,17 +36,35 @@ def hoist(graph: Graph, ctx: PassContext) -> bool:
 def movable(g: Graph, n: Node, ctx: PassContext) -> bool:
     """May a node run in the prologue?"""
     operands = [v for v in n.inputs if v is not None]
-    if not all(map(g.settled, operands)) or not any(v in g.parameters for v in operands):
+    if max(map(g.variance, operands), default=Variance.NEVER) is not Variance.REFIT:
         return False
     values = [*operands, *n.outputs]
     if (
         not is_pure(n)
         or any(True for _ in n.subgraphs())
-        or not all(v.type.static and v.type.layout is None for v in values)
+        or not all(v.type.static and v.type.row_major for v in values)
     ):
         return False
     size = sum(_bytes(o) for o in n.outputs)
     return size <= ctx.fold_limit or size <= sum(map(_bytes, operands))
+
+
+def derive(g: Graph, operands: Sequence[Value], build: Callable[..., Value], name: str, before: Node) -> Value:
+    """The value `build(builder, *operands)`, computed as seldom as the operands change: of constants a constant, of
+    parameters a parameter that the prologue computes, else nodes ahead of `before`. `name`: of a constant or parameter.
+    """
+    variance = max(map(g.variance, operands))
+    if not variance.call_invariant:
+        return build(Builder(g, before, before.locs), *operands)
+    known: dict[Value, Value] = {}
+    if variance is Variance.REFIT:
+        assert g.prologue is not None
+        held = build(Builder(g.prologue), *(held_in(g, v, known) for v in operands))
+        return g.parameter(held, held.type, name)
+    now = Graph(name)
+    now.outputs = [build(Builder(now), *(now.constant(g.constants[v], type=v.type) for v in operands))]
+    (array,) = run(now, ())
+    return g.constant(np.ascontiguousarray(array), name, operands[0].locs)
 
 
 def held_in(g: Graph, v: Value, known: dict[Value, Value] | None = None) -> Value:

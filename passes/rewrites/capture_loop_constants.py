@@ -25,7 +25,7 @@ def sink_constants(graph: Graph, ctx: PassContext) -> bool:
 
 def _sink(g: Graph, n: Node) -> bool:
     first = n.op.deciding + n.attrs.get("carried", 0) + n.attrs.get("scanned", 0)
-    found = [k for k in range(first, len(n.inputs)) if g.settled(n.inputs[k])]
+    found = [k for k in range(first, len(n.inputs)) if g.variance(n.inputs[k]).call_invariant]
     if not found:
         return False
     for body in n.subgraphs():

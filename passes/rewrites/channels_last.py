@@ -14,21 +14,21 @@ from __future__ import annotations
 
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.op import Trait
-from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.ir.types import ROW_MAJOR, Dense, Part, TensorType, dense
 from dnnc.passes.rewrites.layout import Layouts
 
 ACCESS = 16  # bytes of the widest load of a thread
 
 
-def last(rank: int, first: int, block: int = 1) -> Layout:
+def last(rank: int, first: int, block: int = 1) -> Dense:
     """`0 2 3 1`, or with a block `0 2 3 1/8 1%8`: axis 1 behind the axes from 2 on; `first` stands first."""
     spatial = tuple(Part(k) for k in range(2, rank))
-    return Layout((Part(first), *spatial, *_rows(1, block)))
+    return dense(Part(first), *spatial, *_rows(1, block))
 
 
-def taps_first(rank: int, block: int = 1) -> Layout:
+def taps_first(rank: int, block: int = 1) -> Dense:
     """`1 2 3 0`: the filters of a depthwise convolution, channels innermost."""
-    return Layout((Part(1), *(Part(k) for k in range(2, rank)), *_rows(0, block)))
+    return dense(Part(1), *(Part(k) for k in range(2, rank)), *_rows(0, block))
 
 
 def _rows(axis: int, block: int) -> tuple[Part, ...]:
@@ -53,25 +53,26 @@ class _ChannelsLast(Layouts):
         fill, block = (
             (1, 1) if grouped else (_block(out, made), _block(x.type, channels))
         )  # rows of groups end with the last group
-        take = x.type.layout is not None or channels >= ACCESS // x.type.dtype.bytes
-        self.set_input(n, 0, last(out.rank, 0, block) if take else None)
+        take = not x.type.row_major or channels >= ACCESS // x.type.dtype.bytes
+        self.set_input(n, 0, last(out.rank, 0, block) if take else ROW_MAJOR)
         filters = taps_first(out.rank, block) if depthwise else last(out.rank, 0, block)
-        self.set_input(n, 1, filters if take else None)
+        self.set_input(n, 1, filters if take else ROW_MAJOR)
         self.set_output(n, last(out.rank, 0, fill))
 
     def matmul(self, n: Node) -> None:
         b = n.inputs[1]
         assert b is not None
-        turned = self.graph.settled(b) and b.type.rank == 2 and b.type.dtype.is_float and b.type.dtype.bytes == 2
-        self.set_input(n, 0, None)
-        self.set_input(n, 1, Layout((Part(1), Part(0))) if turned else None)
+        half = b.type.dtype.is_float and b.type.dtype.bytes == 2
+        turned = half and b.type.rank == 2 and self.graph.variance(b).call_invariant
+        self.set_input(n, 0, ROW_MAJOR)
+        self.set_input(n, 1, dense(Part(1), Part(0)) if turned else ROW_MAJOR)
 
     def joins(self, n: Node) -> bool:
         if n.output.type.rank < 3:
             return False
         operands = [v for v in n.inputs if v is not None]
         shapes = [v.type.shape[1] for v in operands]
-        images = any(v.type.layout is not None for v in operands)
+        images = any(not v.type.row_major for v in operands)
         even = n.attrs["axis"] % n.output.type.rank != 1 or all(
             isinstance(c, int) and _block(v.type, c) == 1 for v, c in zip(operands, shapes)
         )
@@ -82,11 +83,11 @@ class _ChannelsLast(Layouts):
 
     def within_channels(self, n: Node) -> bool:
         x = n.inputs[0] if n.inputs else None
-        if Trait.RESAMPLES not in n.op.traits or x is None or x.type.layout is None:
+        if Trait.RESAMPLES not in n.op.traits or x is None or x.type.row_major:
             return False
         made = n.output.type.shape[1]
         return bool(made == x.type.shape[1]) or (
-            isinstance(made, int) and _block(n.output.type, made) == 1 == x.type.layout.block(1)
+            isinstance(made, int) and _block(n.output.type, made) == 1 == x.type.encoding.block(1)
         )
 
 

@@ -39,7 +39,7 @@ def share_prefixes(graph: Graph) -> bool:
     known: dict[tuple[object, ...], Node] = {}
     for n in nodes_of(graph, "concat"):
         operands = tuple(v for v in n.inputs if v is not None)
-        key = (n.attrs["axis"] % n.output.type.rank, n.output.type.layout)
+        key = (n.attrs["axis"] % n.output.type.rank, n.output.type.encoding)
         for length in range(len(operands) - 1, 1, -1):
             earlier = known.get((key, operands[:length]))
             if earlier is not None:

@@ -21,7 +21,7 @@ from typing import Any
 from dnnc.ir.expr import Expr, const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.ops.window import Window, window
+from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import Dim
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import replace_each
@@ -38,19 +38,13 @@ def conv_transpose(graph: Graph, ctx: PassContext) -> bool:
 def _applies(n: Node) -> bool:
     x, w = n.inputs[0], n.inputs[1]
     assert x is not None and w is not None
-    win = _window(n)
+    win = node_window(w.type.shape[2:], n.attrs)
     sized = all(isinstance(d, int) and d > 0 for d in (x.type.shape[1], *w.type.shape))
     if not sized or any(not isinstance(p, int) or p < 0 for p in (*win.begin, *win.end)):
         return False
     rows = zip(x.type.shape[2:], n.output.type.shape[2:], win.begin, win.strides)
     fixed = all(_grown(size, made, int(begin) % s, s) is not None for size, made, begin, s in rows)  # type: ignore[arg-type]
     return fixed
-
-
-def _window(n: Node) -> Window:
-    w = n.inputs[1]
-    assert w is not None
-    return window(w.type.rank - 2, w.type.shape[2:], n.attrs["strides"], n.attrs["pads"], n.attrs["dilations"])
 
 
 def _rows(made: Dim, crop: int, stride: int) -> Expr:
@@ -71,7 +65,7 @@ class _Rewrite:
         assert x is not None and w is not None
         self.n, self.x, self.bias, self.block = n, x, n.inputs[2] if len(n.inputs) > 2 else None, block
         self.b: Any = Builder(graph, n, n.locs)
-        self.win, self.group = _window(n), int(n.attrs["group"])
+        self.win, self.group = node_window(w.type.shape[2:], n.attrs), int(n.attrs["group"])
         self.strides, self.begin = self.win.strides, tuple(int(p) for p in self.win.begin)  # type: ignore[arg-type]
         self.rank, self.phases = len(self.strides), math.prod(self.strides)
         self.dilations: tuple[int, ...] = self.win.dilations

@@ -81,5 +81,5 @@ def _key(n: Node) -> Any:
     inputs = [id(v) for v in n.inputs]
     if Trait.COMMUTATIVE in n.op.traits:
         inputs.sort()
-    layouts = tuple(o.type.layout for o in n.outputs)
-    return n.op, tuple(inputs), attrs_key(n), layouts
+    encodings = tuple(o.type.encoding for o in n.outputs)
+    return n.op, tuple(inputs), attrs_key(n), encodings

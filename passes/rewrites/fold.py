@@ -54,7 +54,7 @@ def obstacle(g: Graph, n: Node, ctx: PassContext) -> str:
     size = sum(_bytes(o.type) for o in n.outputs)
     if size > ctx.fold_limit and size > sum(_bytes(v.type) for v in n.inputs if v is not None):
         return f"the value has {size} bytes, the limit is {ctx.fold_limit}"
-    return "" if all(o.type.layout is None for o in n.outputs) else "the value has a layout"
+    return "" if all(o.type.row_major for o in n.outputs) else "the value has a layout"
 
 
 def _static(a: Any) -> bool:

@@ -24,11 +24,11 @@ from dnnc.passes.rewrite import Match, Rule
 FLOATS = (f32, f64, bf16)
 
 
-def _settled(m: Match, *values: Value) -> None:
-    """All stay the same from call to call, and not all are constants, which other rules fold."""
-    m.require(all(map(m.graph.settled, values)), "an operand changes from call to call")
+def _invariant(m: Match, *values: Value) -> None:
+    """All values are call-invariant, and not all are constants, which other rules fold."""
+    m.require(all(m.graph.variance(v).call_invariant for v in values), "an operand changes from call to call")
     m.require(any(v in m.graph.parameters for v in values), "there is no parameter")
-    m.require(all(v.type.layout is None for v in values), "an operand has a layout")
+    m.require(all(v.type.row_major for v in values), "an operand has a layout")
 
 
 class _Wide:
@@ -72,7 +72,7 @@ def norm_to_scale(m: Match) -> Value:
     """batch_norm(z, g, h, mu, var) -> add(mul(z, s), t), s = g / sqrt(var + epsilon), t = h - mu * s"""
     z = m.operand(m.root, 0)
     rest = [m.operand(m.root, k) for k in range(1, 5)]
-    _settled(m, *rest)
+    _invariant(m, *rest)
     m.require(z.type.dtype in FLOATS, "{} is {}", z.name, z.type.dtype)
     w = _Wide(m.graph)
     g, h, mu, var = map(w.of, rest)
@@ -93,18 +93,18 @@ def _conv(m: Match, z: Value) -> Node:
     return n
 
 
-def _settled_operand(m: Match) -> tuple[Value, Value]:
-    """The operands of the root, the one that stays the same behind the other."""
+def _invariant_operand(m: Match) -> tuple[Value, Value]:
+    """The operands of the root, the call-invariant one behind the other."""
     a, b = m.operand(m.root, 0), m.operand(m.root, 1)
-    return (a, b) if m.graph.settled(b) else (b, a)
+    return (a, b) if m.graph.variance(b).call_invariant else (b, a)
 
 
 def scale_into_filters(m: Match) -> Value:
     """mul(conv(x, w, b), c) -> conv(x, w * c, b * c) for one c per output channel"""
-    z, c = _settled_operand(m)
+    z, c = _invariant_operand(m)
     n = _conv(m, z)
     x, filters, bias = n.inputs[0], m.operand(n, 1), n.inputs[2] if len(n.inputs) > 2 else None
-    _settled(m, filters, c, *([bias] if bias is not None else []))
+    _invariant(m, filters, c, *([bias] if bias is not None else []))
     have, size = _channels(m, c, z, 1)
     w = _Wide(m.graph)
     factor = _per_channel(w, c, have, size)
@@ -117,10 +117,10 @@ def scale_into_filters(m: Match) -> Value:
 
 def shift_into_bias(m: Match) -> Value:
     """add(conv(x, w, b), c) -> conv(x, w, b + c) for one c per output channel"""
-    z, c = _settled_operand(m)
+    z, c = _invariant_operand(m)
     n = _conv(m, z)
     bias = n.inputs[2] if len(n.inputs) > 2 else None
-    _settled(m, c, *([bias] if bias is not None else []))
+    _invariant(m, c, *([bias] if bias is not None else []))
     have, size = _channels(m, c, z, 1)
     w = _Wide(m.graph)
     total = _per_channel(w, c, have, size)

@@ -18,13 +18,14 @@ from collections.abc import Callable
 import numpy as np
 
 from dnnc.ir.dtype import f32, i32
+from dnnc.ir.encodings import Winograd
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
 from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.target import WIDE_CORE, CoreRates
-from dnnc.ir.types import Layout, Part, TensorType, product
-from dnnc.passes.planning.prologue import held_in
+from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
+from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
 from dnnc.passes.rewrites.winograd import winograd_tile
 
@@ -40,30 +41,31 @@ LEAST_POOLED = 4  # channels of a block, others being zeros, that a window is co
 LARGE_WINDOW = 128  # taps: sums of long rows are vectors where they lie
 
 
-def blocked(rank: int, lanes: int) -> Layout:
+def blocked(rank: int, lanes: int) -> Dense:
     """`0 1/16 2 3 1%16`: channels in blocks, innermost."""
-    return Layout((Part(0), Part(1, lanes), *(Part(k) for k in range(2, rank)), Part(1, 1, lanes)))
+    return dense(Part(0), Part(1, lanes), *(Part(k) for k in range(2, rank)), Part(1, 1, lanes))
 
 
-def panels(rank: int, lanes: int) -> Layout:
+def panels(rank: int, lanes: int) -> Dense:
     """`1/16 0 1%16`: the last axis in blocks, each block a contiguous panel over the axis before it."""
     lead = tuple(Part(k) for k in range(rank - 2))
-    return Layout((*lead, Part(rank - 1, lanes), Part(rank - 2), Part(rank - 1, 1, lanes)))
+    return dense(*lead, Part(rank - 1, lanes), Part(rank - 2), Part(rank - 1, 1, lanes))
 
 
-def filters(rank: int, lanes: int, block_inputs: bool) -> Layout:
+def filters(rank: int, lanes: int, block_inputs: bool) -> Dense:
     """`0/16 1/16 2 3 1%16 0%16`: output channels in panels; input channels as the activations have them."""
     taps = tuple(Part(k) for k in range(2, rank))
     if block_inputs:
-        return Layout((Part(0, lanes), Part(1, lanes), *taps, Part(1, 1, lanes), Part(0, 1, lanes)))
-    return Layout((Part(0, lanes), Part(1), *taps, Part(0, 1, lanes)))
+        return dense(Part(0, lanes), Part(1, lanes), *taps, Part(1, 1, lanes), Part(0, 1, lanes))
+    return dense(Part(0, lanes), Part(1), *taps, Part(0, 1, lanes))
 
 
-def winograd_filters(lanes: int, tile: int) -> Layout:
+def winograd_filters(lanes: int, tile: int) -> Winograd:
     """`winograd4 2 3 0/16 1/16 1%16 0%16`: for each point panels of output channels, in each all input channels one
     after the other.
     """
-    return Layout((Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes)), tile)
+    parts = (Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes))
+    return Winograd(tile, Layout(parts))
 
 
 def assign_layouts(graph: Graph, lanes: int, strict: bool = False, rates: CoreRates = WIDE_CORE) -> bool:
@@ -86,7 +88,7 @@ class Layouts(ABC):
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.made: dict[tuple[Value, Layout | None], Value] = {}
+        self.made: dict[tuple[Value, Encoding], Value] = {}
         self.changed = False
 
     def run(self) -> bool:
@@ -99,8 +101,8 @@ class Layouts(ABC):
             elif not self.reads_blocks(n):
                 self.plain(n)
         for k, v in enumerate(self.graph.outputs):
-            if v.type.layout is not None:
-                self.graph.outputs[k] = self.relaid(v, None, None)
+            if not v.type.row_major:
+                self.graph.outputs[k] = self.relaid(v, ROW_MAJOR)
         return self.changed
 
     # --- rules per op: a subclass's -----------------------------------------------------------------------------------
@@ -135,22 +137,20 @@ class Layouts(ABC):
             return self.is_blocked(n)
         if Trait.ELEMENTWISE not in n.op.traits or len(n.outputs) != 1:
             return False
-        return any(
-            v is not None and v.type.layout is not None and v.type.shape == n.output.type.shape for v in n.inputs
-        )
+        return any(v is not None and not v.type.row_major and v.type.shape == n.output.type.shape for v in n.inputs)
 
     @staticmethod
     def is_blocked(n: Node) -> bool:
         """Does the first operand have a layout?"""
-        return n.inputs[0] is not None and n.inputs[0].type.layout is not None
+        return n.inputs[0] is not None and not n.inputs[0].type.row_major
 
     def keep(self, n: Node) -> None:
         out = n.output.type
         images = Trait.ELEMENTWISE not in n.op.traits  # of sizes that differ from the output's
         blocks = [
-            v.type.layout
+            v.type.encoding
             for v in n.inputs
-            if v is not None and v.type.layout is not None and (images or v.type.shape == out.shape)
+            if v is not None and not v.type.row_major and (images or v.type.shape == out.shape)
         ]
         lay = blocks[0]
         for k, v in enumerate(n.inputs):
@@ -158,8 +158,8 @@ class Layouts(ABC):
                 continue
             if images or v.type.shape == out.shape:
                 self.set_input(n, k, lay)
-            elif v.type.layout is not None:  # a broadcast operand that is an image of its own
-                self.set_input(n, k, None)
+            elif not v.type.row_major:  # a broadcast operand that is an image of its own
+                self.set_input(n, k, ROW_MAJOR)
         self.set_output(n, lay)
 
     def across(self, n: Node) -> None:
@@ -167,65 +167,62 @@ class Layouts(ABC):
         keeps its blocks.
         """
         x = n.inputs[0]
-        if x is None or x.type.layout is None:
+        if x is None or x.type.row_major:
             return
-        uses, lay = list(n.output.uses), x.type.layout
-        self.set_input(n, 0, None)
-        packed = self.relaid(n.output, lay, n.next)
+        uses, lay = list(n.output.uses), x.type.encoding
+        self.set_input(n, 0, ROW_MAJOR)
+        packed = self.relaid(n.output, lay)
         for u, k in uses:
             u.set_input(k, packed)
 
     def reads_blocks(self, n: Node) -> bool:
         """A reduction over spatial axes reads a block as it lies: its vectors go over the channels."""
         x = n.inputs[0] if n.inputs else None
-        if n.op.reduced is None or Trait.ACCUMULATES not in n.op.traits or x is None or x.type.layout is None:
+        if n.op.reduced is None or Trait.ACCUMULATES not in n.op.traits or x is None or x.type.row_major:
             return False
         axes = n.op.reduced(x.type.rank, **n.attrs)
         return bool(axes) and all(a > 1 for a in axes)
 
     def plain(self, n: Node) -> None:
         for k, v in enumerate(n.inputs):
-            if v is not None and v.type.layout is not None:
-                self.set_input(n, k, None)
+            if v is not None and not v.type.row_major:
+                self.set_input(n, k, ROW_MAJOR)
 
     # --- changing values ----------------------------------------------------------------------------------------------
 
-    def set_input(self, n: Node, k: int, layout: Layout | None) -> None:
+    def set_input(self, n: Node, k: int, encoding: Encoding) -> None:
         v = n.inputs[k]
         assert v is not None
-        if v.type.layout != layout:
-            n.set_input(k, self.relaid(v, layout, n))
+        if v.type.encoding != encoding:
+            n.set_input(k, self.relaid(v, encoding))
 
-    def set_output(self, n: Node, layout: Layout | None) -> None:
+    def set_output(self, n: Node, encoding: Encoding) -> None:
         t = n.output.type
-        if t.layout != layout:
-            n.output.type = TensorType(t.dtype, t.shape, layout)
+        if t.encoding != encoding:
+            n.output.type = TensorType(t.dtype, t.shape, encoding)
             self.changed = True
 
-    def relaid(self, v: Value, layout: Layout | None, before: Node | None) -> Value:
-        """The value in another layout: the source of a `pack`, a relabelled constant, or a new `pack`."""
+    def relaid(self, v: Value, encoding: Encoding) -> Value:
+        """The value in another encoding: the source of a `pack`, a relabelled constant or parameter, or a new `pack`."""
         self.changed = True
         if (
             v.node is not None
             and Trait.RELAYOUT in v.node.op.traits
             and v.node.inputs[0] is not None
-            and v.node.inputs[0].type.layout == layout
+            and v.node.inputs[0].type.encoding == encoding
         ):
             return v.node.inputs[0]  # pack(pack(x)) -> x
-        key = (v, layout)
+        key = (v, encoding)
         found = self.made.get(key)
         if found is None:
+            t = TensorType(v.type.dtype, v.type.shape, encoding)
             if v in self.graph.constants:
-                found = self.graph.constant(
-                    self.graph.constants[v], v.name, v.locs, TensorType(v.type.dtype, v.type.shape, layout)
-                )
+                found = self.graph.constant(self.graph.constants[v], v.name, v.locs, t)
             elif v in self.graph.parameters:
-                found = self.graph.parameter(
-                    self.graph.parameters[v], TensorType(v.type.dtype, v.type.shape, layout), v.name
-                )
+                found = self.graph.parameter(self.graph.parameters[v], t, v.name)
             else:
                 after = self.graph.first_node() if v.node is None else v.node.next
-                found = Builder(self.graph, after, v.locs).op("pack", v, layout=layout)
+                found = Builder(self.graph, after, v.locs).op("pack", v, layout=t.layout)
             self.made[key] = found
         return found
 
@@ -254,7 +251,7 @@ class _Blocked(Layouts):
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
-        if few and isinstance(channels, int) and (x.type.layout is not None or channels >= self.lanes // 2):
+        if few and isinstance(channels, int) and (not x.type.row_major or channels >= self.lanes // 2):
             return self.few(n)
         enough = (
             isinstance(made, int) and made > 1
@@ -268,14 +265,15 @@ class _Blocked(Layouts):
                 return self.plain(n)
             n = self.by_panels(n)
         # few channels are read as rows; a last block that is not full costs memory, no arithmetic
-        whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
+        whole = bool(group == 1 and (not x.type.row_major or channels >= self.lanes))
         take_blocks = group != 1 or whole
         w = n.inputs[1]
-        self.set_input(n, 0, lay if take_blocks else None)
-        tile = winograd_tile(n, self.lanes, self.rates) if not self.strict and whole and self.graph.settled(w) else 0
+        self.set_input(n, 0, lay if take_blocks else ROW_MAJOR)
+        transforms = whole and not self.strict and self.graph.variance(w).call_invariant
+        tile = winograd_tile(n, self.lanes, self.rates) if transforms else 0
         self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
-            self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))
+            self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
         self.set_output(n, lay)
 
     def few(self, n: Node) -> None:
@@ -284,8 +282,8 @@ class _Blocked(Layouts):
         self.set_input(n, 0, lay)
         self.set_input(n, 1, lay)
         if len(n.inputs) > 2 and n.inputs[2] is not None:
-            self.set_input(n, 2, None)
-        self.set_output(n, None)
+            self.set_input(n, 2, ROW_MAJOR)
+        self.set_output(n, ROW_MAJOR)
 
     def shuffles(self, n: Node) -> bool:
         """Do lanes of several groups better take their inputs out of one block, by a shuffle for each input of a group,
@@ -336,23 +334,12 @@ class _Blocked(Layouts):
         ahead = of // panels.outputs - of // panels.width * panels.width // panels.outputs  # groups
         own = np.arange(panels.most) // panels.inputs == ahead[:, None]
         own = own.reshape(*own.shape, *(1,) * (rank - 2))
-        if w in self.graph.constants:
-            array = self.graph.constants[w]
-            return self.graph.constant(
-                np.where(own, np.tile(array, (1, copies, *(1,) * (rank - 2))), array.dtype.type(0)), w.name, w.locs
-            )
-        later = w in self.graph.parameters
-        assert self.graph.prologue is not None or not later
-        b = (
-            Builder(self.graph.prologue)
-            if later and self.graph.prologue is not None
-            else Builder(self.graph, n, n.locs)
-        )
-        source = held_in(self.graph, w) if later else w
-        made = b.where(
-            b.constant(own), b.concat(*[source] * copies, axis=1), b.constant(np.zeros((), w.type.dtype.numpy))
-        )
-        return self.graph.parameter(made, made.type, w.name) if later else made
+
+        def filters_of_all(b: Builder, x: Value) -> Value:
+            filters: Value = b.where(own, b.concat(*[x] * copies, axis=1), np.zeros((), w.type.dtype.numpy))
+            return filters
+
+        return derive(self.graph, [w], filters_of_all, w.name, n)
 
     def matmul(self, n: Node) -> None:
         a, b = n.inputs[0], n.inputs[1]
@@ -360,17 +347,21 @@ class _Blocked(Layouts):
         columns = b.type.shape[-1] if b.type.rank >= 2 else 1
         if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed not in WIDE:
             return self.plain(n)
-        if not self.graph.settled(b) and not _turns_matrices(b) and _rows_of_each(n.output.type, b.type) <= FEW_ROWS:
+        if (
+            not self.graph.variance(b).call_invariant
+            and not _turns_matrices(b)
+            and _rows_of_each(n.output.type, b.type) <= FEW_ROWS
+        ):
             return self.plain(n)
-        self.set_input(n, 0, None)
+        self.set_input(n, 0, ROW_MAJOR)
         self.set_input(n, 1, panels(b.type.rank, self.lanes))
 
     def within_channels(self, n: Node) -> bool:
         """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""
         x = n.inputs[0] if n.inputs else None
-        if n.op.name == "interleave" and x is not None and x.type.layout is not None:
+        if n.op.name == "interleave" and x is not None and not x.type.row_major:
             return bool(x.type.shape[1] % (self.lanes * product(n.attrs["strides"])) == 0)
-        if Trait.RESAMPLES not in n.op.traits or x is None or x.type.layout is None:
+        if Trait.RESAMPLES not in n.op.traits or x is None or x.type.row_major:
             return False
         if n.op.name == "slice":
             start, size = n.attrs["starts"][1], n.output.type.shape[1]
@@ -402,9 +393,9 @@ class _Blocked(Layouts):
             return False
         operands = [v for v in n.inputs if v is not None]
         sizes = [v.type.shape[1] for v in operands]
-        if all(v.type.layout is not None for v in operands):
+        if all(not v.type.row_major for v in operands):
             return all(isinstance(c, int) and 2 * c >= self.lanes for c in sizes)
-        return any(v.type.layout is not None for v in operands) and all(
+        return any(not v.type.row_major for v in operands) and all(
             isinstance(c, int) and c % self.lanes == 0 for c in sizes
         )
 

@@ -23,12 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dnnc.ir.graph import Graph, Node, Value, union
 from dnnc.ir.graph.builder import Builder
 from dnnc.passes.base import PassContext
-from dnnc.passes.planning.prologue import held_in
+from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import nodes_of, only_reader, producer
 
 Shape = tuple[int, ...]
@@ -149,18 +147,18 @@ def _chain(graph: Graph, n: Node) -> Chain | None:
     x, w = n.inputs[0], n.inputs[1]
     assert x is not None and w is not None
     if (
-        not graph.settled(w)
+        not graph.variance(w).call_invariant
         or w.type.rank != 2
         or x.type.rank < 2
         or not n.output.type.static
-        or n.output.type.layout is not None
+        or not n.output.type.row_major
     ):
         return None
     end, bias = n.output, None
     add = only_reader(graph, end, "add")
     if add is not None:
         other = add.inputs[1] if add.inputs[0] is end else add.inputs[0]
-        if other is not None and graph.settled(other) and other.type.shape == w.type.shape[1:]:
+        if other is not None and graph.variance(other).call_invariant and other.type.shape == w.type.shape[1:]:
             end, bias = add.output, other
     apart = _taken_apart(graph, end, end.type.rank - 1)
     return (
@@ -176,22 +174,18 @@ def _merge(graph: Graph, chains: list[Chain]) -> None:
     for c in chains[1:]:
         locs = union(locs, c.product.locs)
     b = Builder(graph, first, locs)
-    y = b.matmul(x, _joined(graph, [c.product.inputs[1] for c in chains], 1))
+    y = b.matmul(x, _joined(graph, first, [c.product.inputs[1] for c in chains], 1))
     if chains[0].bias is not None:
-        y = b.add(y, _joined(graph, [c.bias for c in chains], 0))
+        y = b.add(y, _joined(graph, first, [c.bias for c in chains], 0))
     _stacked(b, graph, y, [c.apart for c in chains])
     for c in chains:
         _erase(graph, c.apart.end, c.product)
 
 
-def _joined(graph: Graph, parts: Sequence[Value | None], axis: int) -> Value:
-    """Constants side by side as one; parameters in the prologue."""
-    given = [v for v in parts if v is not None]
-    if all(v in graph.constants for v in given):
-        return graph.constant(np.concatenate([graph.constants[v] for v in given], axis=axis))
-    assert graph.prologue is not None
-    made = Builder(graph.prologue).concat(*(held_in(graph, v) for v in given), axis=axis)
-    return graph.parameter(made, made.type, given[0].name)
+def _joined(graph: Graph, n: Node, parts: Sequence[Value | None], axis: int) -> Value:
+    """Matrices or biases side by side as one."""
+    values = [v for v in parts if v is not None]
+    return derive(graph, values, lambda b, *x: b.concat(*x, axis=axis), values[0].name, n)
 
 
 # --- columns of one product -------------------------------------------------------------------------------------------
@@ -206,7 +200,7 @@ def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
         or {u for u, _ in y.uses} != set(cuts)
         or graph.is_output(y)
         or not y.type.static
-        or y.type.layout is not None
+        or not y.type.row_major
     ):
         return False
     *lead, columns = _sizes(y)

@@ -87,7 +87,7 @@ def cancel_transposes(m: Match) -> Value:
     v = m.operand(m.root, 0)
     while v.node is not None and producer(v, "transpose") is None:
         n = m.sole(v.node)
-        made = [k for k, u in enumerate(n.inputs) if u is not None and not m.graph.settled(u)]
+        made = [k for k, u in enumerate(n.inputs) if u is not None and not m.graph.variance(u).call_invariant]
         m.require(
             Trait.ELEMENTWISE in n.op.traits and len(n.outputs) == 1 and len(made) == 1,
             "{} is not made by an element-wise node of constants",

@@ -166,7 +166,7 @@ class _Storage:
 
     def set_type(self, v: Value, t: DType) -> None:
         if v.type.dtype is not t:
-            v.type = TensorType(t, v.type.shape, v.type.layout)
+            v.type = TensorType(t, v.type.shape, v.type.encoding)
             self.changed = True
 
     def as_type(self, v: Value, t: DType) -> Value:

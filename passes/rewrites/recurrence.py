@@ -15,8 +15,8 @@ import numpy as np
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import ContractionForm
-from dnnc.passes.analysis.recurrent_form import NoForm, form_of
 from dnnc.passes.base import PassContext, graphs
+from dnnc.passes.lower.recurrent_form import NoForm, form_of
 from dnnc.passes.rewrite import nodes_of
 
 
@@ -75,7 +75,7 @@ def _hoisted(body: Graph, v: Value, g: Graph, sum_last: bool) -> Value:
         sum_last
         and v.type.rank == 2
         and all(u.op.contraction is ContractionForm.PRODUCT and k == 1 for u, k in v.uses)
-        and v.type.layout is None
+        and v.type.row_major
     )
     if v in body.parameters:
         held = body.parameters[v]

@@ -299,7 +299,7 @@ class _InParts:
             or self.b.graph.is_output(x)
         ):
             return False
-        if any(v is not None and v.type.layout is not None for v in (x, *n.inputs)):
+        if any(v is not None and not v.type.row_major for v in (x, *n.inputs)):
             return False
         return all(v is not None and (v.type.shape == x.type.shape or _single(v)) for v in n.inputs)
 

@@ -10,7 +10,7 @@ stride.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from dnnc.ir.expr import Expr, Op, const, value, walk
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Param, Store, accesses, walk_stmts
@@ -23,25 +23,28 @@ def collapse(params: Sequence[Param], body: Block, keep: Collection[str] = ()) -
     """The parameters and the body with every pair of axes joined that makes some index simpler and none harder.
 
     `keep`: names of buffers that are left alone, because guards speak of their axes one by one."""
-    uses: dict[Buffer, list[Index]] = {}
-    for x in accesses(body):
-        uses.setdefault(x.buf, []).append(x.idx)
-    for s in walk_stmts(body):
-        if isinstance(s, Store):
-            uses.setdefault(s.buf, []).append(s.idx)
-    known = {p for p in params if isinstance(p, Buffer)} | {s.buf for s in walk_stmts(body) if isinstance(s, Alloc)}
+    uses = [(x.buf, x.idx) for x in accesses(body)]
+    uses += [(s.buf, s.idx) for s in walk_stmts(body) if isinstance(s, Store)]
+    private = [s.buf for s in walk_stmts(body) if isinstance(s, Alloc)]
+    made, index = joined_axes([*private, *(p for p in params if isinstance(p, Buffer))], uses, keep)
+    return tuple(made.get(p, p) if isinstance(p, Buffer) else p for p in params), swap_buffers(body, made, index)
+
+
+def joined_axes(
+    buffers: Iterable[Buffer], uses: Iterable[tuple[Buffer, Index]], keep: Collection[str]
+) -> tuple[dict[Buffer, Buffer], Callable[[Buffer, Index], Index]]:
+    """What takes the place of buffers some of whose axes are joined, and their indices as those of these."""
+    every: dict[Buffer, list[Index]] = {}
+    for buf, idx in uses:
+        every.setdefault(buf, []).append(idx)
     made: dict[Buffer, Buffer] = {}
     groups: dict[Buffer, list[int]] = {}
-    for buf in uses:
-        if buf in known and buf.strides is None and not buf.swizzle and buf.name not in keep:
-            shape, joined = _joined(buf, uses[buf])
-            if joined:
-                made[buf] = Buffer(buf.name, buf.dtype, shape, buf.space)
-                groups[buf] = joined
-    if not made:
-        return tuple(params), body
-    body = swap_buffers(body, made, lambda buf, idx: _index(buf, idx, groups[buf]))
-    return tuple(made.get(p, p) if isinstance(p, Buffer) else p for p in params), body
+    for buf in set(buffers) & every.keys():
+        if buf.strides is None and not buf.swizzle and buf.name not in keep:
+            shape, axes = _joined(buf, every[buf])
+            if axes:
+                made[buf], groups[buf] = Buffer(buf.name, buf.dtype, shape, buf.space), axes
+    return made, lambda buf, idx: _index(buf, idx, groups[buf])
 
 
 def _joined(buf: Buffer, uses: list[Index]) -> tuple[tuple[Expr, ...], list[int]]:

@@ -10,7 +10,6 @@ from dnnc.ir.expr import Expr, Linear, Load, Op, const, free, maximum, minimum, 
 from dnnc.ir.loops.stmt import (
     Alloc,
     Block,
-    Buffer,
     For,
     If,
     Stmt,
@@ -340,20 +339,3 @@ def _narrowed(s: For) -> For:
 
 def _reads_memory(e: Expr) -> bool:
     return any(isinstance(x, Load) for x in walk(e))
-
-
-def factors(v: Expr, acc: Buffer) -> tuple[Expr, Expr] | None:
-    """x and y of `fma(x, y, acc)` or `acc + x * y`; None of anything else."""
-    if not isinstance(v, Op):
-        return None
-    if v.name == "fma" and isinstance(v.args[2], Load) and v.args[2].buf is acc:
-        return v.args[0], v.args[1]
-    if (
-        v.name == "+"
-        and isinstance(v.args[0], Load)
-        and v.args[0].buf is acc
-        and isinstance(p := v.args[1], Op)
-        and p.name == "*"
-    ):
-        return p.args[0], p.args[1]
-    return None

@@ -10,29 +10,47 @@ from dataclasses import dataclass
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.loops.stmt import Kernel
-from dnnc.ir.op import ContractionForm, Trait
+from dnnc.ir.op import Trait
+from dnnc.passes.lower.form import Contraction, Form, Normed, Weighted
 from dnnc.passes.lower.nests import Lowered
+from dnnc.passes.lower.recurrence import Recurrent
 
 Knobs = tuple[tuple[str, int | str], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), normed (the same of rows that a
-    norm makes in the same kernel), attention (the `anchor`, with its epilogue), recurrence (the `anchor`), sequence
-    (elements of a row depend on those before them), scatter (updates at places that data names), reduce (any other
-    reductions), map (the rest). `constants`: names of the buffers that no kernel of the program writes; a kernel may
-    read them before those ahead of it have ended.
+    """`anchor`: the matmul, convolution, attention or recurrence that the kernel is built around. `constants`: names of
+    the buffers that no kernel of the program writes; a kernel may read them before those ahead of it have ended.
 
     Problems are compared by identity: templates keep what they find out about one.
     """
 
     lowered: Lowered
-    kind: str
     flops: int | Expr
     anchor: Node | None = None
     inplace: bool = False
     constants: frozenset[str] = frozenset()
+
+    @property
+    def form(self) -> Form:
+        return self.lowered.form
+
+    @property
+    def kind(self) -> str:
+        """contraction, normed, attention, recurrence, sequence, scatter, reduce or map."""
+        return self.form.kind
+
+    @property
+    def contraction(self) -> Contraction | None:
+        """The contraction of a kernel that is nothing else, of constant sizes and with as few loops as can be; None
+        where a sum of one product, or a single result, leaves no loops.
+        """
+        form = self.form
+        if not isinstance(form, Contraction) or isinstance(form, Normed) or self.lowered.dims:
+            return None
+        c = form.joined
+        return c if c is not None and c.outer and c.red.loops else None
 
     @property
     def kernel(self) -> Kernel:
@@ -100,25 +118,8 @@ def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value
     for n in nodes:
         if n.op.flops is not None:
             flops = flops + n.op.flops(*(v.type if v is not None else None for v in n.inputs), **n.attrs)
-    anchor = next((n for n in nodes if Trait.CONTRACTION in n.op.traits), None)
-    fused = anchor is not None and anchor.op.contraction is ContractionForm.ATTENTION
-    normed = anchor is not None and any(Trait.REDUCTION in n.op.traits for n in nodes)
-    if len(lowered.reductions) != 1 and not fused and not normed:
-        anchor = None
-    kind = (
-        "attention"
-        if fused
-        else "normed"
-        if normed
-        else "contraction"
-        if anchor is not None
-        else "reduce"
-        if lowered.reductions
-        else "map"
-    )
-    kind = "scatter" if lowered.scattered is not None else kind
-    kind = "sequence" if any(Trait.SEQUENTIAL in n.op.traits for n in nodes) else kind
-    if Trait.RECURRENT in nodes[0].op.traits:
-        kind, anchor = "recurrence", nodes[0]
-    given = zip(lowered.params, lowered.kernel.entry.buffers)
-    return Problem(lowered, kind, flops, anchor, lowered.inplace, frozenset(b.name for v, b in given if v in constants))
+    anchored = isinstance(lowered.form, (Contraction, Weighted))
+    anchor = nodes[0] if isinstance(lowered.form, Recurrent) else None
+    anchor = next((n for n in nodes if anchored and Trait.CONTRACTION in n.op.traits), anchor)
+    buffers = zip(lowered.params, lowered.kernel.entry.buffers)
+    return Problem(lowered, flops, anchor, lowered.inplace, frozenset(b.name for v, b in buffers if v in constants))

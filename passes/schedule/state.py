@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, const, unwrap
+from dnnc.ir.expr import Expr, Load, Ref, const, load, rebuild, ref, unwrap
 from dnnc.ir.loops.stmt import (
     Alloc,
     Block,
@@ -16,6 +16,7 @@ from dnnc.ir.loops.stmt import (
     Kernel,
     Let,
     Stmt,
+    Store,
     loop_var,
     map_stmt,
     substitute_block,
@@ -107,29 +108,35 @@ def renamed(b: Block, suffix: str) -> Block:
     return swap_buffers(out, bufs)
 
 
+def rereading(
+    bufs: dict[Buffer, Buffer], at: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]]
+) -> Callable[[Expr], Expr]:
+    """Expressions that read other buffers in place of some."""
+    memo: dict[Expr, Expr] = {}
+
+    def go(e: Expr) -> Expr:
+        r = memo.get(e)
+        if r is None:
+            if isinstance(e, Load) and e.buf in bufs:
+                r = load(bufs[e.buf], at(e.buf, tuple(map(go, e.idx))), e.lanes, e.limit)
+            elif isinstance(e, Ref) and e.buf in bufs:
+                r = ref(bufs[e.buf], at(e.buf, tuple(map(go, e.idx))), e.lanes)
+            else:
+                r = rebuild(e, go)
+            memo[e] = r
+        return r
+
+    return go
+
+
 def swap_buffers(
     b: Block, bufs: dict[Buffer, Buffer], index: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]] | None = None
 ) -> Block:
     """Replace buffers, with their indices changed by `index(old buffer, old index)`."""
-    from dnnc.ir.expr import Load, Ref, load, rebuild, ref
-    from dnnc.ir.loops.stmt import Store
-
     if not bufs:
         return b
     at = index or (lambda _, idx: idx)
-    memo: dict[Expr, Expr] = {}
-
-    def fe(e: Expr) -> Expr:
-        r = memo.get(e)
-        if r is None:
-            if isinstance(e, Load) and e.buf in bufs:
-                r = load(bufs[e.buf], at(e.buf, tuple(map(fe, e.idx))), e.lanes, e.limit)
-            elif isinstance(e, Ref) and e.buf in bufs:
-                r = ref(bufs[e.buf], at(e.buf, tuple(map(fe, e.idx))), e.lanes)
-            else:
-                r = rebuild(e, fe)
-            memo[e] = r
-        return r
+    fe = rereading(bufs, at)
 
     def go(block: Block) -> Block:
         out: list[Stmt] = []

@@ -226,7 +226,8 @@ FORK = """
 import os, sys
 import numpy as np
 from dnnc.backends.llvm.compile import compile_text, load_objects
-from dnnc.backends.runtime.frames import Frame, runtime
+from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.runtime.frames import Frame
 entries = load_objects([compile_text({text!r}, {cpu!r}, "")])
 launch = runtime().launch
 def right(threads):

@@ -53,7 +53,7 @@ def test_cupy() -> None:
         close(f(there), expected(host, i))
         close(f(i), expected(host, i))
     (native,) = f.programs
-    read = {r.array.address for r in native.bound.references}
+    read = {r.array.address for r in native.loaded.references}
     assert {params[n].data.ptr for n in ("table", "b")} <= read
     params["table"] *= 2  # the owner writes into one, and says so
     params["v"] += 0.125

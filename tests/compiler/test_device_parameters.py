@@ -16,6 +16,7 @@ from test_parameters import LOOP, NET, contents
 import dnnc
 import dnnc.array as xp
 from dnnc.backends.cuda.interpreted import InterpretedDevice
+from dnnc.backends.runtime.prologue import LEAST
 from dnnc.compile_graph import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -93,8 +94,12 @@ def test_the_owner_is_kept_alive(device: InterpretedDevice) -> None:
 
 @pytest.mark.parametrize("text", [NET, LOOP], ids=["net", "loop"])
 @pytest.mark.parametrize("options", [{}, {"precision": "float16"}], ids=str)
-def test_what_is_packed_and_what_is_not(text: str, options: dict[str, Any], device: InterpretedDevice) -> None:
+@pytest.mark.parametrize("least", [1, LEAST], ids=["by kernels", "by NumPy"])
+def test_what_is_packed_and_what_is_not(
+    least: int, text: str, options: dict[str, Any], device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some parameters are packed, others read as they lie, some lie on the host."""
+    monkeypatch.setattr("dnnc.backends.runtime.prologue.LEAST", least)
     given = contents(text)
     weights = {n: a for n, a in given.items() if n != "x"}
     near = 1e-4 if not options else 5e-2
@@ -108,6 +113,7 @@ def test_what_is_packed_and_what_is_not(text: str, options: dict[str, Any], devi
 
     f = compiled(text, placed(weights, 3), **options)
     check(weights)
+    assert all((n.prologue.kernels is not None) == (least == 1) for n in f.programs if n.prologue.types)
     for every in range(3):
         weights = {n: a * np.float32(0.9) for n, a in weights.items()}
         f.refit(placed(weights, every))

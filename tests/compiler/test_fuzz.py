@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dnnc.ir.encodings import Winograd
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -82,7 +83,7 @@ def test_patterns_reach_their_passes(pattern: Any) -> None:
         manager = PassManager()
         manager.run(g.graph, PASSES, PassContext(TargetFacts(fuses_attention=True)))
         reached.update(r.name for r in manager.records if r.changed)
-        reached["winograd"] += any(v.type.layout is not None and v.type.layout.winograd > 0 for v in g.graph.constants)
+        reached["winograd"] += any(isinstance(v.type.encoding, Winograd) for v in g.graph.constants)
     assert reached[REACHED[pattern.__name__]] >= 2, reached
 
 

@@ -15,6 +15,7 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.backends.cuda.interpreted import InterpretedDevice
+from dnnc.backends.runtime.prologue import LEAST
 from dnnc.compile_graph import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -65,7 +66,9 @@ def plain(text: str, given: dict[str, Array]) -> Array:
 @pytest.mark.parametrize(
     "options", [{}, {"opt_level": 0}, {"opt_level": 1}, {"target": "reference"}, {"numerics": "strict"}], ids=str
 )
-def test_replaced_and_changed(text: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("least", [1, LEAST], ids=["by kernels", "by NumPy"])
+def test_replaced_and_changed(least: int, text: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dnnc.backends.runtime.prologue.LEAST", least)
     given = contents(text)
     f = compiled(text, given, **options)
     x = given["x"]

@@ -9,7 +9,7 @@ import pytest
 
 from dnnc.ir.dtype import ALL, BY_NAME, DType, bf16, boolean, dtype, f16, f32, from_numpy, i8, i64, string, u8
 from dnnc.ir.expr import dim, unwrap
-from dnnc.ir.types import Layout, Part, TensorType, parse_layout, product, tensor
+from dnnc.ir.types import Dense, Layout, Part, TensorType, parse_layout, product, tensor
 
 # --- dtypes -----------------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ def test_layout_index_is_a_bijection(text: str, shape: tuple[int, ...]) -> None:
 def test_layouts_of_symbolic_shapes() -> None:
     n, c = dim("N"), dim("C", 16, 256, 16)
     layout = parse_layout("0 1/16 1%16")
-    assert str(tensor(f32, n, c, layout=layout)) == 'f32[N, C] @ "0 1/16 1%16"'
+    assert str(tensor(f32, n, c, encoding=Dense(layout))) == 'f32[N, C] @ "0 1/16 1%16"'
     assert repr(layout.shape((n, c))) == "(N, (C + 15) // 16, 16)"
     assert not layout.padded((n, c)) and layout.padded((n, n)) and layout.padded((n, 17))
     assert layout.block(1) == 16 and layout.block(0) == 1
@@ -96,11 +96,11 @@ def test_tensor_types() -> None:
     t = tensor(i64, n, 4)
     assert (str(t), t.rank, t.static, repr(t.size), repr(t.nbytes)) == ("i64[N, 4]", 2, False, "4*N", "32*N")
     assert str(tensor(u8)) == "u8" and tensor(u8).size == 1 and tensor(f32, 0, 3).nbytes == 0
-    assert tensor(f32, 2, 3) == TensorType(f32, (2, 3)) != tensor(f32, 2, 3, layout=parse_layout("1 0"))
+    assert tensor(f32, 2, 3) == TensorType(f32, (2, 3)) != tensor(f32, 2, 3, encoding=Dense(parse_layout("1 0")))
     assert tensor(f32, n - n + 2).shape == (2,) and tensor(f32, n) == tensor(f32, dim("N")) != tensor(f32, dim("N", 2))
     assert len({tensor(f32, n), tensor(f32, dim("N"))}) == 1
 
 
 def test_padded_bytes_count() -> None:
-    assert tensor(f32, 1, 20, 2, 2, layout=parse_layout("0 1/16 2 3 1%16")).nbytes == 32 * 4 * 4
+    assert tensor(f32, 1, 20, 2, 2, encoding=Dense(parse_layout("0 1/16 2 3 1%16"))).nbytes == 32 * 4 * 4
     assert tensor(BY_NAME["i4"], 3).nbytes == 3

@@ -1,4 +1,4 @@
-"""Weights for Winograd's convolution: the transform, its inverse as an expression, the layout's text."""
+"""Weights for Winograd's convolution: the transform, its inverse as an expression, the encoding's text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 from dnnc.backends.runtime.link import pack
 from dnnc.ir import winograd
 from dnnc.ir.dtype import f32
+from dnnc.ir.encodings import Winograd, parse_encoding
 from dnnc.ir.expr import Expr, const, load
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
 from dnnc.ir.loops.verify import verify_kernel
-from dnnc.ir.types import Layout, Part, parse_layout, tensor
+from dnnc.ir.types import parse_layout, tensor
 
 RNG = np.random.default_rng(0)
 # B^T and A^T of F(2, 3) and F(4, 3), as Lavin and Gray give them
@@ -60,11 +61,11 @@ def test_taps_come_back_out_of_points(tile: int) -> None:
 
 
 @pytest.mark.parametrize("tile", winograd.TILES)
-def test_packed_weights_lie_as_the_layout_says(tile: int) -> None:
-    lay = parse_layout(f"winograd{tile} 2 3 0/16 1/16 1%16 0%16")
-    assert lay == Layout((Part(2), Part(3), Part(0, 16), Part(1, 16), Part(1, 1, 16), Part(0, 1, 16)), tile)
-    assert parse_layout(str(lay)) == lay
-    t, n = tensor(f32, 20, 40, 3, 3, layout=lay), tile + 2
+def test_packed_weights_lie_as_the_encoding_says(tile: int) -> None:
+    encoding = parse_encoding(f"winograd{tile} 2 3 0/16 1/16 1%16 0%16")
+    assert encoding == Winograd(tile, parse_layout("2 3 0/16 1/16 1%16 0%16"))
+    assert parse_encoding(str(encoding)) == encoding
+    t, n = tensor(f32, 20, 40, 3, 3, encoding=encoding), tile + 2
     assert t.physical == (n, n, 2, 3, 16, 16) and t.nbytes == n * n * 2 * 3 * 16 * 16 * 4
     w = RNG.standard_normal((20, 40, 3, 3)).astype(np.float32)
     packed, u = pack(w, t), winograd.weights(w, tile)

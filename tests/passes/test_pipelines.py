@@ -108,7 +108,7 @@ def test_program(level: int) -> None:
     assert len(p.steps) == len(p.fusion.groups) and all(s.choice.template for s in p.steps)
     single = all(len(grp.nodes) == 1 for grp in p.fusion.groups)
     assert single is (level < 3), names
-    blocked = any(v.type.layout is not None for n in p.graph.nodes() for v in n.outputs)
+    blocked = any(not v.type.row_major for n in p.graph.nodes() for v in n.outputs)
     assert blocked is (level == 3)
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dnnc.backends.cuda.templates.contraction.nest import Contraction
 from dnnc.backends.cuda.templates.contraction.staging import readable
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, load, rebuild, substitute, terms, value, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Store, loop_var
+from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.memory import Vectorizer
 
 
@@ -137,12 +137,12 @@ def _without_padding(c: Contraction) -> tuple[Contraction, int] | None:
     ends = {int(value(k) or 0) + 1 for _, e, k in bounds if isinstance(e, Var) and e in c.cols.vars}
     if len(ends) != 1 or len(c.cols.loops) != 1:
         return None
-    (end,), (loop,) = ends, c.cols.loops
-    known: dict[Expr, Expr] = {x: e for x, e, _ in bounds if e is loop.var}
+    (end,), (col,) = ends, c.cols.loops
+    known: dict[Expr, Expr] = {x: e for x, e, _ in bounds if e is col}
 
     def go(e: Expr) -> Expr:
         if e in known:
             return known[e]
-        return const(True, boolean) if e is (loop.var < end) else rebuild(e, go)
+        return const(True, boolean) if e is (col < end) else rebuild(e, go)
 
     return replace(c, store=replace(c.store, value=go(c.store.value))), end

@@ -23,13 +23,16 @@ from dnnc.backends.llvm.templates import dots
 from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
+from dnnc.ir.encodings import Winograd
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, const, free, substitute, unwrap, value
-from dnnc.ir.loops.stmt import For, Kernel, accesses, walk_stmts
+from dnnc.ir.expr import Expr, const, extent, free, substitute, unwrap, value
+from dnnc.ir.graph import Node
+from dnnc.ir.loops.stmt import Kernel, accesses
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.conv import panels_of
-from dnnc.ir.ops.window import window
+from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import product
+from dnnc.passes.lower.form import Axis, Contraction
 from dnnc.passes.schedule.k_blocking import stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
@@ -107,70 +110,65 @@ class Nest:
 
 def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
     """The nest with its pixels in one loop; None when the group is no contraction that this recipe can tile."""
-    anchor, loops = problem.anchor, problem.lowered.out_loops
-    if anchor is None or len(loops) < 2:
+    anchor, c = problem.anchor, problem.form
+    if anchor is None or not isinstance(c, Contraction) or len(c.outer) < 2:
         return None
     s = Schedule(problem.kernel)
+    convolves = anchor.op.contraction is ContractionForm.CONVOLUTION
     if anchor.op.contraction is ContractionForm.PRODUCT:
-        found = _matmul_nest(problem, s, loops)
+        found = _matmul_nest(c, s)
     else:
-        found = (
-            _conv_nest(problem, s, loops)
-            if anchor.op.contraction is ContractionForm.CONVOLUTION and loops[-1].endswith("b")
-            else None
-        )
+        found = _conv_nest(anchor, c, s) if convolves and c.outer[-1] in c.panels else None
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
-    return (s, replace(found[1], image_bytes=size)) if found is not None and isinstance(size, int) else found
+    return (s, replace(found, image_bytes=size if isinstance(size, int) else 0)) if found is not None else None
 
 
-def _matmul_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[Schedule, Nest] | None:
-    pixel = next(
-        (name for name in reversed(loops[:-1]) if _rows_share(problem, s, name, loops[-1])), None
-    )  # its rows share what is loaded of a panel
-    if loops[-1].endswith("b") or pixel is None:
+def _matmul_nest(c: Contraction, s: Schedule) -> Nest | None:
+    *outer, lane = c.outer
+    panels = [x for x in (*c.a.loads, *c.b.loads) if lane in free(x)]
+    shared = [
+        v for v in outer if panels and not any(v in free(x) for x in panels)
+    ]  # rows share what is loaded of a panel
+    if lane in c.panels or not shared:
         return None
-    outer = [x for x in loops[:-1] if x != pixel]
-    if outer == list(loops[: len(outer)]):  # rows in several axes are one axis where they lie one behind the other
-        while (
-            outer and _rows_share(problem, s, outer[-1], loops[-1]) and try_fuse(s, outer[-1], pixel, f"p{len(outer)}")
-        ):
+    pixel = shared[-1].name
+    if outer[-1] is shared[-1]:  # rows in several axes are one axis where they lie one behind the other
+        outer.pop()
+        while outer and outer[-1] in shared and try_fuse(s, outer[-1].name, pixel, f"p{len(outer)}"):
             pixel = f"p{len(outer)}"
             outer.pop()
-    columns = tuple(n for n in outer if not _rows_share(problem, s, n, loops[-1]))
-    return s, Nest(tuple(outer), pixel, "", loops[-1], problem.lowered.reductions[0], 0, 1, 0, columns=columns)
+    else:
+        outer.remove(shared[-1])
+    columns = tuple(v.name for v in outer if v not in shared)
+    return Nest(tuple(v.name for v in outer), pixel, "", lane.name, _names(c.red), 0, 1, 0, columns=columns)
 
 
-def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[Schedule, Nest] | None:
-    anchor = problem.anchor
-    assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
-    panel = loops[-1].removesuffix("b")
-    spatial = loops[loops.index(panel) + 1 : -1]
-    group, by_panels = anchor.attrs["group"], bool(anchor.attrs["panel"])
+def _conv_nest(anchor: Node, c: Contraction, s: Schedule) -> Nest | None:
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    lane, panel = c.outer[-1], c.panels[c.outer[-1]]
+    spatial = c.outer[c.outer.index(panel) + 1 : -1]
+    group, by_panels, lanes = anchor.attrs["group"], bool(anchor.attrs["panel"]), value(extent(lane)) or 0
     depthwise = group != 1 and not by_panels
-    if not spatial or (depthwise and anchor.inputs[1].type.layout is None):
+    if not spatial or (depthwise and w.type.row_major):
         return None
-    if problem.lowered.reductions[0][0] not in (
-        x.var.name for x in walk_stmts(s.loop(loops[-1]).body) if isinstance(x, For)
-    ):
+    if lane not in c.around or c.empty:
         return None  # a single channel: its sum is the same for all lanes
-    lay = anchor.inputs[1].type.layout
-    if (lay is not None and lay.winograd) or (by_panels and s.extent(loops[-1]) != anchor.attrs["panel"]):
+    if isinstance(w.type.encoding, Winograd) or (by_panels and lanes != anchor.attrs["panel"]):
         return None
-    kernel = anchor.inputs[1].type.shape[2:]
-    win = window(len(kernel), kernel, anchor.attrs["strides"], anchor.attrs["pads"], anchor.attrs["dilations"])
-    at = next((k for k in reversed(range(len(spatial))) if s.extent(spatial[k]) != 1), len(spatial) - 1)
-    outer, pixel = [x for x in loops[:-1] if x not in (panel, spatial[at])], spatial[at]
+    kernel = w.type.shape[2:]
+    win = node_window(kernel, anchor.attrs)
+    at = next((k for k in reversed(range(len(spatial))) if value(extent(spatial[k])) != 1), len(spatial) - 1)
+    outer, pixel = [v.name for v in c.outer[:-1] if v not in (panel, spatial[at])], spatial[at].name
     padding = max((p for p in (win.begin[at], win.end[at]) if isinstance(p, int)), default=0)
-    flat = all(k == 1 for k in kernel) and all(k == 1 for k in win.strides) and not any((*win.begin, *win.end))
-    if flat and len(spatial) == 2 and at == 1 and nonneg(const(s.extent(pixel)) - 1):
+    if win.flat and len(spatial) == 2 and at == 1 and nonneg(extent(spatial[1]) - 1):
         s.apply(fuse, outer.pop(), pixel, "p")  # a 1x1 convolution of stride 1 sees its image as one row of pixels
         pixel = "p"
-    layout = anchor.inputs[0].type.layout
-    block = layout.block(1) if layout is not None and not depthwise else 0
+    block = 0 if x.type.row_major or depthwise else x.type.encoding.block(1)
     together = shuffled = 0
     if group != 1:
-        sizes = anchor.inputs[0].type.shape[1], anchor.output.type.shape[1]
-        panels = panels_of(*sizes, group, value(const(s.extent(loops[-1]))) or 1)  # type: ignore[arg-type]
+        sizes = x.type.shape[1], anchor.output.type.shape[1]
+        panels = panels_of(*sizes, group, lanes or 1)  # type: ignore[arg-type]
         together = panels.outputs // panels.width if panels.outputs % panels.width == 0 else 1
         shuffled = panels.of_a_block if depthwise and sizes != (group, group) else 0
         block = (
@@ -178,21 +176,16 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
         )  # all panels read whole blocks
         if depthwise and sizes != (group, group) and not shuffled:
             return None
-    red = problem.lowered.reductions[0]
-    size = value(const(product([*anchor.inputs[1].type.shape[1:], anchor.inputs[1].type.dtype.bytes]))) or 0
-    plain = Nest(tuple(outer), pixel, panel, loops[-1], red, padding, win.strides[at], block, red[1 + at], depthwise)
-    along = value(const(kernel[at])) or 1
-    plain = replace(plain, together=together if by_panels else 0, shuffled=shuffled, taps=along)
-    taps = value(const(product(kernel))) or 1
-    return s, replace(plain, panel_bytes=size * (value(const(s.extent(loops[-1]))) or 0), window=taps)
+    red, size = _names(c.red), value(const(product([*w.type.shape[1:], w.type.dtype.bytes]))) or 0
+    return Nest(
+        tuple(outer), pixel, panel.name, lane.name, red, padding, win.strides[at], block, red[1 + at], depthwise, shuffled,
+        taps=value(const(kernel[at])) or 1, together=together if by_panels else 0, panel_bytes=size * lanes,
+        window=value(const(product(kernel))) or 1,
+    )  # fmt: skip
 
 
-def _rows_share(problem: Problem, s: Schedule, name: str, lane: str) -> bool:
-    """Does the matrix of panels not depend on a loop?"""
-    v, j = s.loop(name).var, s.loop(lane).var
-    inside = accesses(s.loop(problem.lowered.reductions[0][0]).body)
-    panels = [x for x in inside if j in free(x.buf.offset(x.idx)) and x.buf.space == "global"]
-    return bool(panels) and not any(v in free(x.buf.offset(x.idx)) for x in panels)
+def _names(axis: Axis) -> tuple[str, ...]:
+    return tuple(v.name for v in axis.loops)
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -513,7 +506,7 @@ def _prefetch_next_panel(
     """
     weights = problem.anchor.inputs[1] if problem.anchor is not None else None
     k = problem.lowered.params.index(weights) if weights in problem.lowered.params else -1
-    if k < 0 or weights is None or weights.type.layout is None:
+    if k < 0 or weights is None or weights.type.row_major:
         return
     buf, nv, ku = s.kernel.entry.buffers[k], int(knobs["nv"]), int(knobs["ku"])
     jo = outer.index("jo")

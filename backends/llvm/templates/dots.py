@@ -20,7 +20,8 @@ from dnnc.backends.llvm.templates.common import parallel_outer, worth
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
 from dnnc.ir.op import ContractionForm
-from dnnc.ir.ops.window import window
+from dnnc.ir.ops.window import node_window
+from dnnc.ir.types import Dense
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, reorder, single, split
 from dnnc.passes.schedule.memory import distribute
 from dnnc.passes.schedule.problem import Knobs, Problem
@@ -38,11 +39,11 @@ def applies(problem: Problem) -> bool:
         conv is None
         or conv.op.contraction is not ContractionForm.CONVOLUTION
         or conv.inputs[1] is None
-        or conv.output.type.layout is not None
+        or not conv.output.type.row_major
     ):
         return False
-    lay = conv.inputs[1].type.layout
-    if lay is None or lay.winograd or lay.block(1) == 1 or lay.block(0) > 1:
+    weights = conv.inputs[1].type.encoding
+    if not isinstance(weights, Dense) or weights.block(1) == 1 or weights.block(0) > 1:
         return False
     s, pixel = _rows(problem)
     return any(
@@ -77,15 +78,9 @@ def _rows(problem: Problem) -> tuple[Schedule, str]:
     conv, s = problem.anchor, Schedule(problem.kernel)
     assert conv is not None and conv.inputs[1] is not None
     spatial = problem.lowered.out_loops[2:]
-    kernel = conv.inputs[1].type.shape[2:]
-    win = window(len(kernel), kernel, conv.attrs["strides"], conv.attrs["pads"], conv.attrs["dilations"])
+    flat = node_window(conv.inputs[1].type.shape[2:], conv.attrs).flat
     pixel = next((n for n in reversed(spatial) if s.extent(n) != 1), spatial[-1])
-    if (
-        all(k == 1 for k in kernel)
-        and all(k == 1 for k in win.strides)
-        and not any((*win.begin, *win.end))
-        and pixel == spatial[-1] != spatial[0]
-    ):
+    if flat and pixel == spatial[-1] != spatial[0]:
         with suppress(ScheduleError):
             s.apply(fuse, spatial[-2], pixel, "p")
             pixel = "p"
@@ -97,7 +92,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     image, output = problem.lowered.out_loops[:2]
     rows = [n for n in problem.lowered.out_loops[2:] if s.has(n) and n != pixel]
     channels, *taps = problem.lowered.reductions[0]
-    lanes = problem.anchor.inputs[1].type.layout.block(1)  # type: ignore[union-attr]
+    lanes = problem.anchor.inputs[1].type.encoding.block(1)  # type: ignore[union-attr]
     fixed = isinstance(s.extent(pixel), int)
     s.apply(round_up, channels, lanes).apply(split, channels, lanes, ("rb", "rl")).apply(
         reorder, "rb", *taps, "rl"
@@ -117,5 +112,5 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     with suppress(ScheduleError):  # pixels of which some are the last one again are asked one by one
         s.apply(version, tap, "im" + sums)
     s.apply(annotate, "unroll", *(n for n in (f"im{sums}_b", f"jn{sums}_b") if s.has(n))).apply(narrow)
-    parallel_outer(s, [image, "jo", *rows, "po"], worth(knobs, problem.lowered.elements))
+    parallel_outer(s, [image, "jo", *rows, "po"], worth(knobs, problem.form.elements))
     return s.done()

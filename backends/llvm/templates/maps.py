@@ -67,7 +67,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 def shares(problem: Problem) -> list[dict[str, int]]:
     """Settings under which one thread does all, or all do, where the default is another one."""
-    work = problem.lowered.elements
+    work = problem.form.elements
     if not isinstance(work, int) or not FEW_ELEMENTS <= work < MANY:
         return []
     return [{"serial": int(work >= SERIAL_BELOW)}]
@@ -75,7 +75,7 @@ def shares(problem: Problem) -> list[dict[str, int]]:
 
 def _grains(problem: Problem) -> list[dict[str, int]]:
     """How finely the work is shared, beside the default."""
-    work = problem.lowered.elements
+    work = problem.form.elements
     return [*shares(problem), *({"grain": n} for n in (1, 2, 32) if not isinstance(work, int) or work >= SERIAL_BELOW)]
 
 
@@ -113,7 +113,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         shared = [n for other in chains[:k] + chains[k + 1 :] for n in other]
         own = [n for n in chain if n not in shared]
         nest(s, own, f"{k or ''}", lanes, int(knobs["unroll"]), lockstep, bool(knobs.get("turn", 1)))
-    share(s, worth(knobs, problem.lowered.elements), few)
+    share(s, worth(knobs, problem.form.elements), few)
     return s.done()
 
 

@@ -26,8 +26,8 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, const, fma, load
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
-from dnnc.passes.analysis.recurrent_form import Form, Phase, bind, loads
-from dnnc.passes.lower.recurrence import LoweredRecurrence, Recurrent
+from dnnc.passes.lower.recurrence import Recurrent
+from dnnc.passes.lower.recurrent_form import Phase, ScanForm, bind, loads
 from dnnc.passes.schedule.memory import vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
@@ -39,7 +39,7 @@ MEETING = 600  # cycles of a barrier between two kernels, and of what they begin
 SPARE = 6  # vector registers that are no sums
 
 
-def takes(form: Form, target: CpuTarget) -> bool:
+def takes(form: ScanForm, target: CpuTarget) -> bool:
     """Is one kernel of all steps faster than kernels for each step?"""
     weights = sum(len(p.columns) for p in form.phases) * form.hidden**2 * 4
     tensors = {t for p in form.phases for c in p.columns for t, _ in loads(c.matrix)} | {
@@ -54,10 +54,9 @@ def takes(form: Form, target: CpuTarget) -> bool:
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    low = problem.lowered
-    if not isinstance(low, LoweredRecurrence):
+    if not isinstance(problem.form, Recurrent):
         return []
-    batch = low.recurrent.form.batch
+    batch = problem.form.form.batch
     rows = next(r for r in ROWS if r == 1 or (batch % r == 0 and batch // r >= target.threads))
     return [(("lanes", target.lanes), ("rows", rows))]
 
@@ -66,20 +65,17 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     """Rows together, vectors, and whether one thread does all."""
     out: list[Knobs] = []
     for first in candidates(problem, target):
-        assert isinstance(problem.lowered, LoweredRecurrence)
-        batch, lanes = problem.lowered.recurrent.form.batch, int(dict(first)["lanes"])
+        assert isinstance(problem.form, Recurrent)
+        batch, lanes = problem.form.form.batch, int(dict(first)["lanes"])
         sizes = [varied(first, lanes=n, rows=r) for n in (lanes, lanes // 2) if n > 1 for r in ROWS if batch % r == 0]
         out += [*sizes, *(varied(k, **one) for one in shares(problem) for k in sizes)]
     return out
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
-    low = problem.lowered
-    if not isinstance(low, LoweredRecurrence):
+    if not isinstance(problem.form, Recurrent):
         raise ScheduleError("the kernel is no recurrence")
-    return _Steps(low.recurrent, int(knobs["lanes"]), int(knobs["rows"]), target.registers - SPARE).build(
-        problem, knobs
-    )
+    return _Steps(problem.form, int(knobs["lanes"]), int(knobs["rows"]), target.registers - SPARE).build(problem, knobs)
 
 
 class _Steps:

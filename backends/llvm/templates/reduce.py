@@ -69,11 +69,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
             or len(problem.lowered.reductions) > 1
         ):
             others += [{"straight": n} for n in (0, 4, 32)] + [{"pf": 1 - int(dict(first).get("pf", 0))}]
-        if (
-            len(problem.lowered.reductions) == 1
-            and problem.lowered.out_loops[-1:]
-            and problem.lowered.out_loops[-1].endswith("b")
-        ):
+        if len(problem.lowered.reductions) == 1 and set(problem.form.outer[-1:]) & problem.form.panels.keys():
             others += [{"pixels": n} for n in range(1, MOST_PIXELS + 1)]
         else:
             columns = [n for n in (1, 2, 3, 4, 6, 8) if n != dict(first).get("columns", 1)]
@@ -100,7 +96,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         _rows_together(s, problem, int(knobs.get("rows", ROWS)))
         if knobs.get("pf"):
             _ask_for_next_row(s, problem)
-    parallel_outer(s, _outer(s, problem), worth(knobs, problem.lowered.elements))
+    parallel_outer(s, _outer(s, problem), worth(knobs, problem.form.elements))
     s.apply(hoist_numbers)
     return s.done()
 
@@ -140,14 +136,14 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bo
     of them at a time, whose sums need not wait for each other, where there are `columns`.
     """
     loops = [n for n in problem.lowered.out_loops if s.has(n)]
-    rows = [r for names in problem.lowered.reductions for r in names]
+    rows, blocks = [r for names in problem.lowered.reductions for r in names], {v.name for v in problem.form.panels}
     if not loops or any(r.startswith("k") for r in rows):
         return False
     loop = s.loop(loops[-1])
     n = s.extent(loops[-1])
     if len(loop.body) < 3 or (isinstance(n, int) and n < lanes // 2):
         return False
-    if any(_fills(s, r, lanes) and unit_stride(s.loop(r)) for r in rows if s.has(r)) and not loops[-1].endswith("b"):
+    if any(_fills(s, r, lanes) and unit_stride(s.loop(r)) for r in rows if s.has(r)) and loops[-1] not in blocks:
         return False
     steps = [stride(e, loop.var) for e in offsets(loop.body) if loop.var in free(e)]
     few = all(isinstance(k := s.extent(r), int) and k < lanes for r in rows if s.has(r))

@@ -29,16 +29,16 @@ LISTED = 16  # bytes for each update that a share lists
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    s = problem.lowered.scattered
-    if s is None:
+    s = problem.form
+    if not isinstance(s, Scattered):
         return []
     return [(("lanes", _lanes(s, target)), ("cut", _cut(s, target)))]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     """Every axis that can be cut, the rows, and one thread for all."""
-    s = problem.lowered.scattered
-    if s is None:
+    s = problem.form
+    if not isinstance(s, Scattered):
         return []
     cuts = [-2, -1, *(k for k in s.whole if value(s.out.shape[k]) is not None)]
     return [varied(first, cut=cut) for first in candidates(problem, target) for cut in cuts]
@@ -46,9 +46,9 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
     """Knobs: lanes; cut: the axis that is cut into shares, -1 for rows, -2 for none."""
-    s, sched = problem.lowered.scattered, Schedule(problem.kernel)
-    assert s is not None
-    cut, lanes, work = int(knobs["cut"]), int(knobs["lanes"]), worth(knobs, problem.lowered.elements)
+    s, sched = problem.form, Schedule(problem.kernel)
+    assert isinstance(s, Scattered)
+    cut, lanes, work = int(knobs["cut"]), int(knobs["lanes"]), worth(knobs, s.elements)
     empty = any(value(d) == 0 for d in (*s.extents, *s.out.shape))
     if cut == -2 or empty or (isinstance(work, int) and work < SERIAL_BELOW):
         _vectors(sched, s, lanes)

@@ -14,6 +14,7 @@ from dnnc.backends.llvm.templates.maps import lanes_for, shares
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, free, walk
 from dnnc.ir.loops.stmt import Block, For, If, Kernel, Stmt, Store, walk_stmts
+from dnnc.passes.lower.form import Scan
 from dnnc.passes.schedule.loops import narrow
 from dnnc.passes.schedule.memory import vector_reduce
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
@@ -47,7 +48,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
             s.apply(vector_reduce, names[-1], int(knobs["lanes"]), int(knobs["chains"]))
         except ScheduleError:
             s.restore(mark)
-    parallel_outer(s, list(problem.lowered.out_loops[:-1]), worth(knobs, problem.lowered.elements))
+    assert isinstance(problem.form, Scan)
+    rows = [v.name for v in problem.form.outer if v not in problem.form.along]
+    parallel_outer(s, rows, worth(knobs, problem.form.elements))
     return s.done()
 
 

@@ -26,8 +26,9 @@ def tile_windows(s: Schedule, problem: Problem, lanes: int, pixels: int = 0) -> 
     """Schedule the nest in this way, if it is one window per pixel of a row of known length; `pixels` of a tile, 0: as
     many as suit the row.
     """
-    names = [n for n in problem.lowered.out_loops if s.has(n)]
-    if len(problem.lowered.reductions) != 1 or len(names) < 2 or not names[-1].endswith("b") or problem.inplace:
+    outer = [v for v in problem.form.outer if s.has(v.name)]
+    names = [v.name for v in outer]
+    if len(problem.form.reductions) != 1 or len(names) < 2 or outer[-1] not in problem.form.panels or problem.inplace:
         return False
     taps = [n for n in problem.lowered.reductions[0] if s.has(n)]
     pixel, lane = names[-2:]

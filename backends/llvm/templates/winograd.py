@@ -20,18 +20,18 @@ from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.contraction import step_cycles
+from dnnc.ir import encodings
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, fma, load, maximum, minimum, select, substitute, value, var
-from dnnc.ir.loops.stmt import Alloc, Buffer, Builder, Kernel, Store
+from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.winograd import points
+from dnnc.passes.lower.form import Contraction
 from dnnc.passes.rewrites.winograd import transform
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
-from dnnc.passes.schedule.state import find
 
-LOOPS = ("i0", "i1", "i2", "i3", "i1b")
 LOCAL = 8 << 20  # bytes that a strip's transformed tiles may take
 SPILLED = 0.28  # of the L2 cache's rate: tiles that do not stay in it
 ORDER = ("tile",)
@@ -92,28 +92,26 @@ def winograd_of(problem: Problem) -> Winograd | None:
     """The convolution of a group whose weights are stored for this; None for all others."""
     conv = problem.anchor
     weights = conv.inputs[1] if conv is not None and conv.op.contraction is ContractionForm.CONVOLUTION else None
-    if conv is None or weights is None or weights.type.layout is None or not weights.type.layout.winograd:
+    if conv is None or weights is None or not isinstance(weights.type.encoding, encodings.Winograd):
         return None
     low = problem.lowered
     buffers = dict(zip(low.params, low.kernel.entry.buffers))
-    assert low.out_loops == LOOPS and conv.inputs[0] is not None
+    assert conv.inputs[0] is not None
     pads, size = conv.attrs["pads"] or (0,) * 4, conv.output.type.shape[2:]
     assert isinstance(size[0], int) and isinstance(size[1], int)
-    body = low.kernel.entry.body
-    place = tuple(find(body, name).var for name in LOOPS)
-    inner = find(body, LOOPS[-1]).body
-    acc, last = next(s.buf for s in inner if isinstance(s, Alloc)), inner[-1]
-    assert isinstance(last, Store)
+    form = problem.form
+    assert isinstance(form, Contraction) and len(form.outer) == 5
+    place, last = form.outer, form.store
     total = var("sum", f32)
-    env: dict[Expr, Expr] = {load(acc, (0,)): total}
-    lanes = weights.type.layout.block(0)
+    env: dict[Expr, Expr] = {form.acc[0]: total}
+    lanes = weights.type.encoding.block(0)
     wide = Vectorizer(place[-1], const(0), lanes)
     wide.lets[total] = whole = var("sum", f32, lanes=lanes)
     store = wide.store(Store(last.buf, last.idx, substitute(last.value, env)))
     return Winograd(
         buffers[conv.inputs[0]],
         buffers[weights],
-        weights.type.layout.winograd,
+        weights.type.encoding.m,
         (pads[0], pads[1]),
         (size[0], size[1]),
         store,

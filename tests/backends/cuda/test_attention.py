@@ -221,9 +221,7 @@ def test_samples(k: int) -> None:
 def test_sides() -> None:
     a = nest(HEADS.replace("T[", "f16["))
     assert a.sizes == (6, 20, 24, 16, 16)
-    assert [loop.var.name for loop in a.batch.loops] == ["i0", "i2g"] and [loop.var.name for loop in a.rows.loops] == [
-        "i1"
-    ]
+    assert [v.name for v in a.batch.loops] == ["i0", "i2g"] and [v.name for v in a.rows.loops] == ["i1"]
     assert nest(plain("4, ", 1, 40, 16)).sizes == (4, 1, 40, 16, 16)
 
 

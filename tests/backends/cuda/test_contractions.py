@@ -17,7 +17,6 @@ from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import templates
 from dnnc.backends.cuda.templates.contraction import gemv, mma, simt, tf32
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import plan_tile
 from dnnc.backends.cuda.templates.reduction import reduce
 from dnnc.ir.errors import ScheduleError, VerifyError
@@ -30,6 +29,7 @@ from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.ops import OPS
 from dnnc.passes.base import PassContext
+from dnnc.passes.lower.form import Contraction
 from dnnc.passes.lower.nests import Lowered, lower
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.rewrites.decompose import decompose
@@ -50,7 +50,7 @@ def problem(text: str | Graph) -> tuple[Graph, Lowered, Problem]:
 
 
 def nest(text: str) -> Contraction:
-    found = contraction_of(problem(text)[2])
+    found = problem(text)[2].contraction
     assert found is not None
     return found
 
@@ -316,7 +316,7 @@ def test_samples(name: str, k: int) -> None:
     values = [g.add_input(f"x{i}", t) if t is not None else None for i, t in enumerate(s.inputs)]
     g.outputs = [Builder(g).op(name, *values, **dict(s.attrs))]
     g, low, p = problem(g)
-    c = contraction_of(p)
+    c = p.contraction
     if c is None:
         assert name == "matmul" and len(low.out_loops) == 0
         return
@@ -348,9 +348,9 @@ def test_sides_of_matrices() -> None:
 
 def test_what_is_no_tiled_contraction() -> None:
     assert (
-        contraction_of(problem(matmul("4, 5", "5, 6", "4, 6", "i64"))[2]) is None
+        problem(matmul("4, 5", "5, 6", "4, 6", "i64"))[2].contraction is None
     )  # sums of indices are not sums of products
-    assert contraction_of(problem("def g(x: f32[4, 5]):\n    return softmax(x)")[2]) is None
+    assert problem("def g(x: f32[4, 5]):\n    return softmax(x)")[2].contraction is None
     _, _, p = problem(matmul("20, 24", "24, 40", "20, 40"))
     assert mma.half_contraction(p) is None and not mma.candidates(p, H200)
     with pytest.raises(ScheduleError, match="half-precision"):

@@ -130,7 +130,7 @@ def interpret(g: Graph, low: Lowered, p: Problem, knobs: Knobs) -> None:
     (want,) = run(g, list(values.values()), "float64")
     values.update(g.constants)
     out = np.full([int(str(d)) for d in g.outputs[0].type.shape], 99).astype(g.outputs[0].type.dtype.numpy)
-    placed = {v: a if v.type.layout is None else np.ascontiguousarray(a.T) for v, a in values.items()}
+    placed = {v: a if v.type.row_major else np.ascontiguousarray(a.T) for v, a in values.items()}
     run_kernel(kernel, {b.name: placed.get(v, out) for v, b in zip(low.params, kernel.entry.buffers)})
     length = int(str(g.inputs[0].type.shape[-1]))
     assert np.abs(out.astype(np.float64) - want).max() <= bound(g.outputs[0].type.dtype, length, want)

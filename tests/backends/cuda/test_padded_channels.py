@@ -10,7 +10,6 @@ import pytest
 import dnnc
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
-from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.backends.runtime.link import pack
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -49,7 +48,7 @@ def test_every_template_gives_what_the_graph_means(text: str, offered: set[str])
     nodes = list(g.nodes())
     low = lower(g, nodes, g.outputs)
     problem = classify(nodes, low)
-    c = contraction_of(problem)
+    c = problem.contraction
     assert c is not None and (c.red.size % 8 == 0) == ("f16" in text)  # whole vectors; elements of 4 bytes need none
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal([int(d) for d in v.type.shape]).astype(v.type.dtype.numpy) for v in g.inputs]  # type: ignore[call-overload]

@@ -32,7 +32,7 @@ from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.lower.expand import decompose
-from dnnc.passes.lower.recurrence import LoweredRecurrence, lower_recurrence
+from dnnc.passes.lower.recurrence import Recurrent, lower_recurrence
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.schedule.problem import Problem, classify
 from dnnc.tools.sample_graphs import graph_of
@@ -217,8 +217,8 @@ def test_planted_bugs(bug: str, sends: int) -> None:
 
 def first(cell: str, hidden: int, batch: int = 1, arch: str = "sm_90a", precision: str | None = None) -> Plan | None:
     low = problem(cell, 4, batch, hidden, precision)[1].lowered
-    assert isinstance(low, LoweredRecurrence)
-    found = plans(low.recurrent.form, FACTS[arch])
+    assert isinstance(low.form, Recurrent)
+    found = plans(low.form.form, FACTS[arch])
     return found[0] if found else None
 
 
@@ -253,8 +253,8 @@ def test_kernels_compile_without_spills(arch: str) -> None:
     target, made = FACTS[arch], {}
     for cell, hidden, batch, precision in CORNERS:
         p = problem(cell, 50, batch, hidden, precision)[1]
-        assert isinstance(p.lowered, LoweredRecurrence)
-        for plan in plans(p.lowered.recurrent.form, target)[:2]:
+        assert isinstance(p.form, Recurrent)
+        for plan in plans(p.form.form, target)[:2]:
             made[f"k{len(made)}"] = kernel(p, plan, target)
     assert len(made) >= (2 if arch == "sm_80" else len(CORNERS))
     for symbol, c in compile_many({s: (emit_kernel(k, s, target), arch) for s, k in made.items()}).items():

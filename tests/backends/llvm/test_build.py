@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dnnc
-from dnnc.backends.check import _unpacked
 from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.registry import open_backend
@@ -25,7 +24,7 @@ from dnnc.ir.dtype import BY_NAME, from_numpy
 from dnnc.ir.expr import const, dim, value
 from dnnc.ir.graph.text import parse
 from dnnc.ir.shapes import concrete_shape
-from dnnc.ir.types import Layout, Part, TensorType, parse_layout
+from dnnc.ir.types import Dense, Layout, Part, TensorType, parse_layout
 from dnnc.options import CompileOptions
 from dnnc.passes.planning.program import Program
 
@@ -62,11 +61,11 @@ def test_pack_places_each_element_where_the_layout_says(found: tuple[tuple[int, 
     shape, layout = found
     dtype = BY_NAME[name]
     a = (np.arange(1, 1 + np.prod(shape)) % 100).reshape(shape).astype(dtype.numpy)
-    packed = pack(a, TensorType(dtype, shape, layout))
+    packed = pack(a, TensorType(dtype, shape, Dense(layout)))
     want = oracle(a, layout)
     assert packed.flags.c_contiguous and packed.shape == want.shape
     np.testing.assert_array_equal(packed, want)
-    back, padding = _unpacked(packed, layout, shape)
+    back, padding = layout.unpack(packed, shape)
     np.testing.assert_array_equal(back, a)
     assert not padding.any()
 
@@ -189,7 +188,7 @@ def test_dims_are_passed_by_position() -> None:
 
 def test_shape_of() -> None:
     n = dim("N")
-    t = TensorType(from_numpy(np.dtype("f4")), (n * 2 + 1, 4), parse_layout("1 0"))
+    t = TensorType(from_numpy(np.dtype("f4")), (n * 2 + 1, 4), Dense(parse_layout("1 0")))
     assert concrete_shape(t, {n: const(3)}) == (7, 4)
 
 

@@ -15,9 +15,9 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.target import TargetFacts
-from dnnc.passes.analysis.recurrent_form import form_of
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.lower.recurrence import lower_recurrence
+from dnnc.passes.lower.recurrent_form import form_of
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.schedule.problem import classify
 from dnnc.tools.sample_graphs import graph_of

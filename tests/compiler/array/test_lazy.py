@@ -124,10 +124,10 @@ def test_a_deep_chain_of_repeated_operands() -> None:
 def test_programs_and_kernels_are_found_by_another_process(tmp_path: Path) -> None:
     code = (
         "import numpy as np, dnnc.array as xp\n"
-        "from dnnc.backends.llvm import build\n"
+        "from dnnc.backends.llvm.backend import LlvmBackend\n"
         "made = []\n"
-        "real = build.compile_text\n"
-        "build.compile_text = lambda *a: made.append(1) or real(*a)\n"
+        "real = LlvmBackend.build\n"
+        "LlvmBackend.build = lambda *a: made.append(1) or real(*a)\n"
         "x = xp.asarray(np.arange(12.0).reshape(3, 4))\n"
         "assert np.allclose(np.asarray(xp.sum(x * 2, axis=0)), (np.arange(12.0).reshape(3, 4) * 2).sum(0))\n"
         "print(len(made))"

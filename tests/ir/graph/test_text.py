@@ -16,7 +16,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.text import load_constants, parse, save_constants
 from dnnc.ir.graph.verify import verify
 from dnnc.ir.op import OpDef
-from dnnc.ir.types import TensorType, parse_layout, tensor
+from dnnc.ir.types import Dense, TensorType, parse_layout, tensor
 
 Ops = dict[str, OpDef]
 
@@ -261,7 +261,10 @@ def test_types_in_text() -> None:
     cases: list[tuple[TensorType, str]] = [
         (tensor(f32), "f32"),
         (tensor(i64, n, maximum(n, 3)), "i64[N, max(3, N)]"),
-        (tensor(f32, 1, 60, 7, 7, layout=parse_layout("0 1/16 2 3 1%16")), 'f32[1, 60, 7, 7] @ "0 1/16 2 3 1%16"'),
+        (
+            tensor(f32, 1, 60, 7, 7, encoding=Dense(parse_layout("0 1/16 2 3 1%16"))),
+            'f32[1, 60, 7, 7] @ "0 1/16 2 3 1%16"',
+        ),
     ]
     for t, text in cases:
         assert str(t) == text

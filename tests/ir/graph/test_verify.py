@@ -14,7 +14,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.text import parse
 from dnnc.ir.graph.verify import verify
 from dnnc.ir.op import OpDef
-from dnnc.ir.types import parse_layout, tensor
+from dnnc.ir.types import Dense, parse_layout, tensor
 
 Ops = dict[str, OpDef]
 
@@ -102,6 +102,6 @@ def test_layouts_are_left_to_the_layout_pass(ops: Ops) -> None:
     """A layout on an operand or result changes no logical type."""
     g = parse(TEXT, ops=ops)
     for n in g.nodes():
-        n.output.type = tensor(f32, *n.output.type.shape, layout=parse_layout("1 0"))
+        n.output.type = tensor(f32, *n.output.type.shape, encoding=Dense(parse_layout("1 0")))
     _at(g, 1).output.type = tensor(f32, *g.inputs[0].type.shape)
     verify(g)

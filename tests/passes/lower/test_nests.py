@@ -19,7 +19,7 @@ from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Alloc, For, walk_stmts
 from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import verify_kernel
-from dnnc.ir.types import TensorType, parse_layout
+from dnnc.ir.types import Dense, TensorType, parse_layout
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.nests import Lowered, lower
 from dnnc.passes.rewrites.decompose import decompose
@@ -173,7 +173,7 @@ def test_in_place_has_one_parameter_for_both() -> None:
 
 def test_padding_lanes_hold_zero() -> None:
     g = graph(lambda b, x: b.op("exp", x), (1, 5, 2, 2))
-    block = parse_layout("0 1/4 2 3 1%4")
+    block = Dense(parse_layout("0 1/4 2 3 1%4"))
     for v in (g.inputs[0], g.outputs[0]):
         v.type = TensorType(v.type.dtype, v.type.shape, block)
     low = lowered(g)

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from dnnc.backends.runtime.prologue import Prologue
-from dnnc.ir.graph import Graph
+from dnnc.ir.encodings import parse_encoding
+from dnnc.ir.graph import Graph, Variance
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.graph.verify import verify
-from dnnc.ir.types import TensorType, parse_layout
+from dnnc.ir.types import ROW_MAJOR, TensorType
 from dnnc.parameters import frozen
 from dnnc.passes.base import PassContext
-from dnnc.passes.planning.prologue import hoist
+from dnnc.passes.planning.prologue import derive, hoist
 from dnnc.passes.rewrites.capture_loop_constants import sink_constants
 
 CTX = PassContext()
@@ -52,6 +53,39 @@ def test_what_depends_on_parameters_alone() -> None:
         == "def g(x: f32[2, 4], *, w: f32[3, 4], t: f32[4, 3], u: f32[4, 3], c: f32 = 2.0):\n    v0: f32[2, 3] = "
         "matmul(x, u)\n    return v0\n"
     )
+
+
+VARIED = """
+def g(x: f32[4], state: f32[4], w: f32[4], *, c: f32[4] = [1.0, 2.0, 3.0, 4.0]):
+    return add(x, state), mul(w, c)
+"""
+
+
+def test_variance_of_leaves() -> None:
+    g = bound(VARIED, "w")
+    g.donated = {0: 1}
+    (x, state), (w,), (c,) = g.inputs, g.parameters, g.constants
+    order = [Variance.NEVER, Variance.REFIT, Variance.STEP, Variance.CALL]
+    assert [g.variance(v) for v in (c, w, state, x)] == order == sorted(order)
+    assert [v.call_invariant for v in order] == [True, True, False, False]
+    assert {g.variance(n.output) for n in g.nodes()} == {Variance.CALL} == {g.variance(None)}
+
+
+@pytest.mark.parametrize(
+    ("operands", "variance", "nodes"), [("cc", Variance.NEVER, 0), ("wc", Variance.REFIT, 0), ("xw", Variance.CALL, 1)]
+)
+def test_a_value_is_derived_as_seldom_as_its_operands_change(operands: str, variance: Variance, nodes: int) -> None:
+    g = bound(VARIED, "w")
+    (n, *_), before = g.nodes(), len(g)
+    named = {v.name: v for v in (*g.inputs, *g.parameters, *g.constants)}
+    made = derive(g, [named[k] for k in operands], lambda b, *v: b.concat(*v, axis=0), "both", n)
+    g.outputs = [*g.outputs, made]
+    verify(g)
+    assert g.variance(made) is variance and len(g) == before + nodes
+    assert prologue(g) == (["concat"] if variance is Variance.REFIT else [])
+    w, x = np.full(4, 5, np.float32), np.full(4, 6, np.float32)
+    got = run(frozen(g, lambda name: w), [x, x])[-1] if variance is not Variance.REFIT else None
+    assert got is None or got.tolist() == {"cc": [1, 2, 3, 4] * 2, "xw": [6] * 4 + [5] * 4}[operands]
 
 
 def test_an_input_keeps_a_node_where_it_is() -> None:
@@ -107,8 +141,10 @@ def test_frozen_is_the_graph_with_constants() -> None:
 def test_arrays_of_the_table(layout: str) -> None:
     """Contiguous as they lie in memory; what is given and read as it is, is not copied."""
     p = parse("def p(w: f32[3, 4], b: f32[3]):\n    return transpose(w, perm=(1, 0)), b\n")
-    lay = parse_layout(layout) if layout else None
-    types = TensorType(p.outputs[0].type.dtype, (4, 3), lay), p.outputs[1].type
+    types = (
+        TensorType(p.outputs[0].type.dtype, (4, 3), parse_encoding(layout) if layout else ROW_MAJOR),
+        p.outputs[1].type,
+    )
     w, b = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones(3, np.float32)
     made: list[Any] = Prologue(p, types).run({"w": w, "b": b})
     assert made[1] is b and made[0].flags.c_contiguous and made[0].ctypes.data % 64 == 0

@@ -55,7 +55,7 @@ def test_rows_of_channels_fill_sixteen_bytes() -> None:
 def test_constant_matrices_of_halves_stand_with_the_reduced_axis_innermost() -> None:
     g = graph_of("def g(x: f16[4, 16], *, w: f16[16, 24], v: f16[24, 8]):\n    return matmul(matmul(x, w), v)")
     assert assign_channels_last(g)
-    assert [str(n.inputs[1].type.layout) for n in g.nodes()] == ["1 0", "1 0"]  # type: ignore[union-attr]
+    assert [str(n.inputs[1].type.encoding) for n in g.nodes()] == ["1 0", "1 0"]  # type: ignore[union-attr]
     single = graph_of("def g(x: f32[4, 16], *, w: f32[16, 24]):\n    return matmul(x, w)")
     assert not assign_channels_last(single)
 
@@ -68,8 +68,8 @@ def test_rows_of_groups_end_with_the_last_group() -> None:
     )
     assert assign_channels_last(g)
     padded, grouped = (n for n in g.nodes() if n.op.name == "conv")
-    assert str(padded.output.type.layout) == "0 2 3 1/8 1%8"
-    assert {str(v.type.layout) for v in (*grouped.inputs[:2], grouped.output)} == {"0 2 3 1"}  # type: ignore[union-attr]
+    assert str(padded.output.type.encoding) == "0 2 3 1/8 1%8"
+    assert {str(v.type.encoding) for v in (*grouped.inputs[:2], grouped.output)} == {"0 2 3 1"}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_random_graphs_keep_their_meaning() -> None:
         verify(g)
         compare(want, run(g, inputs))
         assert not assign_channels_last(g), f"seed {seed}"
-        assert all(v.type.layout is None for v in (*g.inputs, *g.outputs))
-        laid += sum(v.type.layout is not None for n in g.nodes() for v in n.outputs)
+        assert all(v.type.row_major for v in (*g.inputs, *g.outputs))
+        laid += sum(not v.type.row_major for n in g.nodes() for v in n.outputs)
     assert laid > 40
 
 

@@ -173,7 +173,7 @@ def test_integers_lie_in_blocks_and_stay_exact(text: str) -> None:
     arrays = [rng.integers(-200, 200, [int(d) for d in v.type.shape]).astype(np.int32) for v in g.inputs]  # type: ignore[arg-type]
     assert np.array_equal(dnnc.compile(g, cache=False)(*arrays), run(g, arrays)[0])
     assert assign_layouts(g, 16)
-    assert all(n.inputs[1].type.layout is not None for n in g.nodes() if n.op.name != "pack")  # type: ignore[union-attr]
+    assert all(not n.inputs[1].type.row_major for n in g.nodes() if n.op.name != "pack")  # type: ignore[union-attr]
 
 
 def statements(text: str, strict: bool = True) -> list[str]:
@@ -261,7 +261,7 @@ def test_groups_narrower_than_a_vector(sizes: tuple[int, int, int, int], lanes: 
     g = graph_of(text)
     assign_layouts(g, lanes, strict)
     (conv,) = (n for n in g.nodes() if n.op.name == "conv")
-    assert conv.attrs["panel"] == (lanes if way == "panel" else 0) and conv.output.type.layout is not None
+    assert conv.attrs["panel"] == (lanes if way == "panel" else 0) and not conv.output.type.row_major
     x = np.random.default_rng(4).standard_normal((1, channels, 6, 21)).astype(np.float32)
     want = run(graph_of(text), [x], "float64")[0]
     for target in ("llvm", "llvm -mcpu=haswell"):
@@ -297,7 +297,7 @@ def test_weights_are_relabelled_not_copied_by_nodes() -> None:
         "group=40)"
     )
     assign_layouts(g, 16)
-    layouts = {str(v.type.layout) for n in g.nodes() if n.op.name == "conv" for v in n.inputs[1:2] if v is not None}
+    layouts = {str(v.type.encoding) for n in g.nodes() if n.op.name == "conv" for v in n.inputs[1:2] if v is not None}
     assert layouts == {"0/16 1/16 2 3 1%16 0%16", "0/16 1 2 3 0%16"}
     assert sum(n.op.name == "pack" for n in g.nodes()) == 2  # of the input and the output
 
@@ -335,8 +335,8 @@ def test_random_graphs_keep_their_meaning(lanes: int) -> None:
         verify(g)
         compare(want, run(g, inputs))
         assert not assign_layouts(g, lanes), f"seed {seed}"
-        assert all(v.type.layout is None for v in (*g.inputs, *g.outputs))
-        blocked += sum(v.type.layout is not None for n in g.nodes() for v in n.outputs)
+        assert all(v.type.row_major for v in (*g.inputs, *g.outputs))
+        blocked += sum(not v.type.row_major for n in g.nodes() for v in n.outputs)
     assert blocked > 40
 
 

@@ -58,7 +58,7 @@ def test_constants_of_the_body_become_operands(lanes: int, matrix: str) -> None:
     (n,) = (n for n in g.nodes() if n.op.name == "recurrence")
     assert sorted(str(v.type) for v in n.inputs if v in g.constants) == sorted(["f32[8]", matrix])
     assert not any(a.size > 1 for s in n.subgraphs() for a in s.constants.values())
-    assert not any(v.type.layout for s in n.subgraphs() for m in s.nodes() for v in m.outputs)
+    assert all(v.type.row_major for s in n.subgraphs() for m in s.nodes() for v in m.outputs)
 
 
 def test_a_target_that_takes_none_keeps_the_loop() -> None:

@@ -32,6 +32,7 @@ from dnnc.ir.te.syntax import show_op
 from dnnc.ir.types import TensorType
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import lower
+from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.schedule.problem import Problem, Template, classify
@@ -90,7 +91,7 @@ def run(problem: Problem, kernel: Kernel, given: dict[str, Array]) -> Array:
         for v, b in values
     }
     run_kernel(kernel, args, threads=3)
-    written = problem.lowered.scattered
+    written = problem.form
     assert written is not None
     return args[written.out.name]
 
@@ -253,7 +254,7 @@ def test_donated_memory_is_updated_in_place() -> None:
     g = parse("def g(x: f32[40, 30], at: i64[9, 1], u: f32[9, 30]):\n    y = scatter_nd(x, at, u)\n    return y")
     nodes = list(g.nodes())
     low = lower(g, nodes, g.outputs, {g.outputs[0]: g.inputs[0]})
-    assert low.scattered is not None and low.scattered.initial is None
+    assert isinstance(low.form, Scattered) and low.form.initial is None
     other = parse(
         "def g(x: f32[40, 30], at: i64[9, 1], s: i64[9]):\n    u = gather(x, s)\n    y = scatter_nd(x, at, u)\n    "
         "return y"

@@ -257,7 +257,7 @@ class Flash(ABC):
         if e is load(a.dots, (0,)):
             return
         lanes = g.lanes if readable(e, a.keys, a.rows, g.lanes) else 1
-        inner = {loop.var for loop in a.rows.loops} & free(e)
+        inner = a.rows.vars & free(e)
         with b.loop("r", g.stats, "unroll") as r:
             row = b.let("at", minimum(self.origin + self.row + g.row(r), a.rows.size - 1)) if inner else const(0)
             fixed = {**self.batch, **a.rows.at(row)}

@@ -17,12 +17,12 @@ from typing import Protocol
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import mma
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, Operand, contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import readable, vector_of
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, cast, const, minimum, substitute, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
+from dnnc.passes.lower.form import Contraction, Operand
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 
 SHORT = 8  # elements of the short side at most: each has its own sums
@@ -58,7 +58,7 @@ def applies(c: Contraction) -> bool:
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None or not applies(c):
         return []
     if sides(c)[1].axis.size > HALVES and target.major >= 8 and mma.half_contraction(problem) is not None:
@@ -95,7 +95,7 @@ def divisions(c: Contraction, target: GpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    c = contraction_of(problem)
+    c = problem.contraction
     return [] if c is None or not applies(c) else every_division(c, target)
 
 
@@ -150,7 +150,7 @@ def _room(threads: int, registers: int, target: GpuTarget) -> bool:
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None or not applies(c):
         raise ScheduleError("the nest is no contraction with a short side")
     return made(c, knobs, early(problem, target))

@@ -17,17 +17,16 @@ from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import gemv
-from dnnc.backends.cuda.templates.contraction.nest import Axis, Contraction, contraction_of, perfect
 from dnnc.backends.cuda.templates.contraction.staging import readable, vector_of
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, free, load, rebuild, substitute, value, walk
+from dnnc.ir.expr import Expr, Load, Var, const, extent, free, load, rebuild, substitute, value, walk
 from dnnc.ir.graph import Node
-from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Builder, For, Kernel, Stmt, Store, call
+from dnnc.ir.loops.stmt import Alloc, Buffer, Builder, Kernel, call
 from dnnc.ir.op import ContractionForm
-from dnnc.passes.schedule.loops import factors, single
+from dnnc.passes.lower.form import Axis, Contraction, Normed, Reduction
+from dnnc.passes.lower.scatter import combine
 from dnnc.passes.schedule.problem import Knobs, Problem
-from dnnc.passes.schedule.state import Schedule, loops
 
 ROWS = 4  # more make the product longer than its weights take to come, and tensor cores better
 ELEMENTS = 8192  # of all rows: 32 KiB of shared memory
@@ -51,7 +50,7 @@ def takes(norm: Node, product: Node) -> bool:
     if (
         product.op.contraction is not ContractionForm.PRODUCT
         or x is None
-        or any(v.type.layout is not None for v in (x, product.output, norm.output, *norm.inputs[:1]) if v)
+        or any(not v.type.row_major for v in (x, product.output, norm.output, *norm.inputs[:1]) if v)
     ):
         return False
     sizes = [d for t in (norm.output.type, x.type, out) for d in t.shape]
@@ -94,7 +93,7 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if found is None:
         return []
     norm, c = found
-    held = norm.rows.size * (value(norm.k.extent) or 0) * len(norm.expressions)
+    held = norm.rows.size * (value(extent(norm.k)) or 0) * len(norm.expressions)
     return [k for k in gemv.every_division(c, target) if held <= KEPT * int(dict(k)["threads"])]
 
 
@@ -117,7 +116,7 @@ class Norm:
     """
 
     rows: Axis
-    k: For
+    k: Var
     statistics: tuple[tuple[Buffer, Expr], ...]
     value: Expr
     row: Buffer
@@ -129,78 +128,42 @@ class Norm:
 
 def split(problem: Problem) -> tuple[Norm, Contraction] | None:
     """The norm, and the contraction that reads the rows which it leaves in shared memory."""
-    if problem.kind != "normed" or problem.lowered.dims:
+    form = problem.form
+    c = form.without_single if isinstance(form, Normed) and not problem.lowered.dims else None
+    if c is None or c.acc is not c.reductions[-1].acc or not c.whole or len(c.red.loops) != 1 or c.a.conds or c.b.conds:
         return None
-    s = Schedule(problem.kernel)
-    s.apply(single, *(x.var.name for x in loops(s.body) if value(x.extent) == 1))
-    outer, body = perfect(s.body)
-    found = _parts(outer, body)
-    if found is None:
-        return None
-    norm, rest = found
-    for loop in reversed(outer):
-        rest = (replace(loop, body=rest),)
-    c = contraction_of(
-        replace(problem, kind="contraction", lowered=replace(problem.lowered, kernel=s.kernel.with_body(rest)))
-    )
-    if c is None or not gemv.applies(c) or c.batch.size != 1:
-        return None
-    if [x.buf for x in gemv.sides(c)[1].loads] != [norm.row]:
-        return None
-    return _relocated(norm, c.kernel), c
-
-
-def _parts(outer: Sequence[For], body: Block) -> tuple[Norm, Block] | None:
-    """The norm at the head of the innermost block, and the block without it."""
-    if len(body) < 4:
-        return None
-    *head, alloc, init, loop, store = body
-    if not isinstance(alloc, Alloc) or not isinstance(loop, For) or len(head) % 3 or len(loop.body) != 1:
-        return None
-    sums = [_sum(head[i : i + 3], loop.var) for i in range(0, len(head), 3)]
-    update = loop.body[0]
-    pair = factors(update.value, alloc.buf) if isinstance(update, Store) else None
+    (k,) = c.red.loops
+    sums = [_sum(r, k, problem.form.outer) for r in c.reductions[:-1]]
     statistics = tuple(x for x in sums if x is not None)
-    if pair is None or not isinstance(update, Store) or not sums or len(statistics) != len(sums):
-        return None
     used = {buf for buf, _ in statistics}
-    normed = [e for e in pair if any(isinstance(x, Load) and x.buf in used for x in walk(e))]
-    if len(normed) != 1:
+    normed = [e for e in c.factors if any(isinstance(x, Load) and x.buf in used for x in walk(e))]
+    if len(statistics) != len(sums) or len(normed) != 1:
         return None
     own = frozenset().union(*(free(e) for e in (*(e for _, e in statistics), *normed)))
-    rows = Axis(tuple(x for x in outer if x.var in own))
-    n = value(loop.extent) or 0
+    rows, n = Axis(tuple(v for v in c.outer if v in own)), value(extent(k)) or 0
     row = Buffer("row", normed[0].dtype, (const(rows.size * n),), "shared")
-    at = _number(rows) * n + loop.var
-    then = replace(update, value=substitute(update.value, {normed[0]: load(row, (at,))}))
-    return Norm(rows, loop, statistics, normed[0], row), (alloc, init, replace(loop, body=(then,)), store)
+    product = c.of(*(load(row, (_number(rows) * n + k,)) if e is normed[0] else e for e in c.factors)).joined
+    if product is None or not gemv.applies(product) or product.batch.size != 1:
+        return None
+    if [x.buf for x in gemv.sides(product)[1].loads] != [row]:
+        return None
+    return _relocated(Norm(rows, k, statistics, normed[0], row), product.kernel), product
 
 
-def _sum(s: Sequence[Stmt], k: Var) -> tuple[Buffer, Expr] | None:
+def _sum(r: Reduction, k: Var, outer: Sequence[Var]) -> tuple[Buffer, Expr] | None:
     """`acc = 0; for r: acc += e`: acc, and the new value of acc with k instead of r."""
-    alloc, init, loop = s
-    if not (isinstance(alloc, Alloc) and isinstance(init, Store) and isinstance(loop, For)) or len(loop.body) != 1:
+    over = [v for v in r.loops if value(extent(v)) != 1]
+    if r.combine != "sum" or r.conds or len(over) != 1 or over[0].hi != k.hi or not r.around.issuperset(outer):
         return None
-    update = loop.body[0]
-    if not isinstance(update, Store) or update.buf is not alloc.buf or value(loop.lo) != 0 or k.hi != loop.var.hi:
-        return None
-    e, acc = update.value, alloc.buf
-    last = (
-        e.args[2]
-        if isinstance(e, Op) and e.name == "fma"
-        else e.args[0]
-        if isinstance(e, Op) and e.name == "+"
-        else None
-    )
-    added = isinstance(init.value, Const) and init.value.value == 0 and isinstance(last, Load) and last.buf is acc
-    return (acc, substitute(e, {loop.var: k})) if added else None
+    env: dict[Expr, Expr] = {v: const(0) for v in (*outer, *r.loops) if value(extent(v)) == 1}
+    return r.acc, substitute(combine("sum", r.acc[0], r.term), {**env, over[0]: k})
 
 
 def _number(axis: Axis) -> Expr:
     """The step of an axis that its loops' variables are at."""
     at: Expr = const(0)
-    for loop in axis.loops:
-        at = at * loop.extent + loop.var
+    for v, n in zip(axis.loops, axis.extents):
+        at = at * n + v
     return at
 
 
@@ -229,9 +192,9 @@ class Rows:
 
     def __init__(self, norm: Norm, threads: int, known: Collection[str]) -> None:
         self.norm, self.threads, self.known = norm, threads, known
-        self.n, self.length = norm.rows.size, value(norm.k.extent) or 0
+        self.n, self.length = norm.rows.size, value(extent(norm.k)) or 0
         self.loads = list(
-            dict.fromkeys(x for e in norm.expressions for x in walk(e) if isinstance(x, Load) and norm.k.var in free(x))
+            dict.fromkeys(x for e in norm.expressions for x in walk(e) if isinstance(x, Load) and norm.k in free(x))
         )
         self.lanes = self.vectors_of()
         self.vectors = self.length // self.lanes
@@ -306,7 +269,7 @@ class Rows:
                 b.store(
                     tile,
                     (i, turn, 0),
-                    vector_of(x, lambda j: {**row, self.norm.k.var: vector * self.lanes + j}, self.lanes),
+                    vector_of(x, lambda j: {**row, self.norm.k: vector * self.lanes + j}, self.lanes),
                     self.lanes,
                 )
 

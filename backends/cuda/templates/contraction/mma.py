@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, Operand, contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import L2_RATE, LATENCY, Mover, Ring, Tile, plan_tile, resident
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.reduction.partial import LANES, SHARE, Parts, busiest, cluster, meeting, splits
@@ -28,6 +27,7 @@ from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, const, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
+from dnnc.passes.lower.form import Contraction, Operand
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 PAD = 8  # elements after a row of a tile: 8 rows of a matrix then begin in 8 different groups of banks
@@ -118,7 +118,7 @@ def raw_operand(o: Operand) -> Operand | None:
 
 def half_contraction(problem: Problem) -> Contraction | None:
     """A contraction of two operands of one half type that is summed in f32."""
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None or c.dtype is not f32:
         return None
     a, b = raw_operand(c.a), raw_operand(c.b)

@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction.mma import half_contraction
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, contraction_of
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.expr import Load, const, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, Kernel
 from dnnc.ir.op import ContractionForm
-from dnnc.ir.ops.window import window
+from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import TensorType
+from dnnc.passes.lower.form import Contraction
 from dnnc.passes.rewrites.channels_last import last, taps_first
 from dnnc.passes.schedule.problem import Problem
 
@@ -159,7 +159,7 @@ def image_of(problem: Problem, target: GpuTarget) -> Image | None:
 
 
 def _image_of(problem: Problem) -> Image | None:
-    node, c = problem.anchor, half_contraction(problem) or contraction_of(problem)
+    node, c = problem.anchor, half_contraction(problem) or problem.contraction
     if node is None or node.op.contraction is not ContractionForm.CONVOLUTION or c is None or c.dtype is not f32:
         return None
     x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]
@@ -180,10 +180,10 @@ def _image_of(problem: Problem) -> Image | None:
         return None
     depthwise = group > 1 and c.cols.size == 1 and group == x.type.shape[1] == w.type.shape[0]
     if depthwise:  # channels are batches of the nest, each with one column
-        c = replace(c, batch=c.cols, b=replace(c.b, axis=c.batch))
+        c = replace(c, b=replace(c.b, axis=c.batch))
     elif c.batch.size != group or c.cols.size < 2 or c.cols.size * group != w.type.shape[0]:
         return None
-    win = window(x.type.rank - 2, w.type.shape[2:], node.attrs["strides"], node.attrs["pads"], node.attrs["dilations"])
+    win = node_window(w.type.shape[2:], node.attrs)
     n, inside, sizes, taps = (
         _ints(x.type.shape[:1])[0],
         _ints(x.type.shape[2:]),
@@ -194,15 +194,11 @@ def _image_of(problem: Problem) -> Image | None:
     if c.red.size % each or c.rows.size != n * math.prod(sizes):
         return None
     channels, row, planes = c.red.size // each, _row(x.type, depthwise or group == 1), 0
-    if (
-        depthwise
-        and row == c.cols.size
-        and w.type.layout == taps_first(w.type.rank, x.type.layout.block(1) if x.type.layout else 1)
-    ):
+    if depthwise and row == c.cols.size and w.type.encoding == taps_first(w.type.rank, x.type.encoding.block(1)):
         filters: tuple[int, ...] = (each, row)
     elif not depthwise and row is not None and _row(w.type, group == 1) is not None and row >= group * channels:
         filters = (group * c.cols.size, c.red.size)
-    elif group == 1 and x.type.layout is None and w.type.layout is None and channels <= PLANES:
+    elif group == 1 and x.type.row_major and w.type.row_major and channels <= PLANES:
         row, planes, filters = 0, channels, (c.cols.size, channels, each)
     else:
         return None
@@ -227,8 +223,8 @@ def _ints(dims: Sequence[object]) -> tuple[int, ...]:
 
 def _row(t: TensorType, padded: bool) -> int | None:
     """Elements of a row of channels in memory; None where these do not lie last, or are `padded` and must not be."""
-    n, block = int(value(const(t.shape[1])) or 0), t.layout.block(1) if t.layout is not None else 1
-    if t.layout != last(t.rank, 0, block) or (block > 1 and not padded):
+    n, block = int(value(const(t.shape[1])) or 0), t.encoding.block(1)
+    if t.encoding != last(t.rank, 0, block) or (block > 1 and not padded):
         return None
     return -(-n // block) * block
 

@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import mma
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import L2_RATE, LATENCY, Mover, Ring, Tile, plan_tile, resident
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.reduction.partial import LANES, PAD, SHARE, Parts, busiest, cluster, meeting, splits
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel
+from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 WARP_ROWS, WARP_COLS = 4, 8  # thread tiles of a warp
@@ -89,7 +89,7 @@ CONVERT = 0.25  # cycles of an SM for a vector that is brought into a tile: two 
 
 def estimate(problem: Problem, target: GpuTarget) -> float:
     """Cycles of the best guess; infinite where the kernel does not apply."""
-    c, found = contraction_of(problem), candidates(problem, target)
+    c, found = problem.contraction, candidates(problem, target)
     if c is None or not found:
         return inf
     knobs = {k: int(v) for k, v in found[0]}
@@ -98,7 +98,7 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None or min(c.sizes[1:3]) < mma.LEAST or (target.major >= 8 and mma.half_contraction(problem) is not None):
         return []
     plans = [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)]
@@ -123,7 +123,7 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """Every tile of a block and of its threads, the sum divided in every way, by estimated time; the best with other
     steps and rings.
     """
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None:
         return []
     plans = [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)]
@@ -198,7 +198,7 @@ def cost(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Seq
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None:
         raise ScheduleError("the nest is no contraction of constant sizes")
     numbers = {"stages": 2, "split": 1, **{k: int(v) for k, v in knobs.items()}}

@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction.nest import Axis, Contraction, Operand
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import E, Expr, Load, const, free, minimum, ref, substitute, terms, value, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, loop_var
+from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.memory import Vectorizer
 
 LATENCY = 700  # cycles from asking global memory to having

@@ -23,12 +23,12 @@ from dnnc.backends.cuda.templates.contraction.mma import (
     ranked,
     varied_shapes,
 )
-from dnnc.backends.cuda.templates.contraction.nest import Contraction, contraction_of
 from dnnc.backends.cuda.templates.contraction.staging import Tile
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
+from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("slices", "split", "bk")
@@ -38,7 +38,7 @@ STEP = 8  # of the sum, in one instruction
 
 def single_contraction(problem: Problem) -> Contraction | None:
     """A contraction in f32 whose operands are stored as such."""
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None or c.dtype is not f32 or any(x.dtype is not f32 for o in (c.a, c.b) for x in o.loads):
         return None
     return c

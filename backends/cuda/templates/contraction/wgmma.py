@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction.nest import Axis, Contraction, Operand, contraction_of
 from dnnc.backends.cuda.templates.contraction.wgmma_conv import window_of
 from dnnc.backends.cuda.templates.contraction.wgmma_kernel import ROW, Finish, Product, Tiling, Window, build, steps_of
 from dnnc.backends.cuda.templates.reduction.partial import PEER_BYTES, SHARE, SPLITS
@@ -21,6 +20,7 @@ from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, load, rebuild, substitute, terms, value, var, walk
 from dnnc.ir.loops.stmt import Buffer, Kernel, Param, loop_var
+from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 TYPES = (f16, bf16)
@@ -248,7 +248,7 @@ class Steps:
 
 def product_of(problem: Problem) -> Product | None:
     """The product that a contraction is, with its parameters seen as matrices; None where it is none."""
-    c = contraction_of(problem)
+    c = problem.contraction
     if c is None or c.dtype is not f32 or not c.cols.loops:
         return None
     views = [Steps(c, c.batch, c.rows)]
@@ -283,9 +283,7 @@ def _product(problem: Problem, along: Steps) -> Product | None:
         or not _readable(stored, along, (a.buf, b.buf), plain is None)
     ):
         return None
-    rows, cols = (
-        ((), ()) if plain is not None else (_rows_of(out, along)[1], tuple(value(x.extent) or 0 for x in c.cols.loops))
-    )
+    rows, cols = ((), ()) if plain is not None else (_rows_of(out, along)[1], c.cols.extents)
     left, right, flipped, window = factors
     swap: dict[Param, Param] = {a.buf: left, b.buf: right, out.buf: result}
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
@@ -323,10 +321,9 @@ def _beside(stored: Expr, along: Steps, result: Buffer) -> tuple[Buffer, ...]:
     """Matrices of the result's shape that the epilogue reads element by element, the result itself perhaps, and the
     copy engine can fetch.
     """
-    loops = (*along.c.rows.loops, *along.c.cols.loops)
-    if len(loops) != 2 or along.batch.loops:
+    at = (*along.c.rows.loops, *along.c.cols.loops)
+    if len(at) != 2 or along.batch.loops:
         return ()
-    at = tuple(loop.var for loop in loops)
     found = [result for x in walk(stored) if isinstance(x, Var) and x.name == RESULT]
     found += [
         x.buf
@@ -357,7 +354,7 @@ def _finish(along: Steps, stored: Expr, result: Buffer, apart: bool) -> Finish:
     def finish(z: Expr, row: Expr, col: Expr, lane: Expr, total: Expr) -> Expr:
         at: dict[Expr, Expr] = {load(along.c.acc, (0,)): total} | along.batch.at(z) | along.rows.at(row)
         *outer, inner = cols.loops
-        at[inner.var] = (col % cols.inner if outer else col) + lane
+        at[inner] = (col % cols.inner if outer else col) + lane
         at |= Axis(tuple(outer)).at(col // cols.inner)
         if not apart:
             at[_result(result)] = load(result, (*((z,) if len(result.shape) > 2 else ()), row, col + lane))
@@ -417,12 +414,12 @@ def _apart(x: Load, along: Steps) -> Buffer | None:
     batch = ((z, along.batch.size),) if along.batch.size > 1 else ()
     order = (
         *batch,
-        *((o.var, value(o.extent) or 0) for o in outer),
+        *zip(outer, along.c.cols.extents),
         *zip(rows, sizes),
-        (inner.var, along.c.cols.inner),
+        (inner, along.c.cols.inner),
     )
-    known = {z, *(loop.var for loop in (*outer, *along.rows.loops, inner))}
-    if first or not set(step) <= known or any(v not in step for v, _ in order) or step[inner.var] != 1:
+    known = {z, *outer, *along.rows.loops, inner}
+    if first or not set(step) <= known or any(v not in step for v, _ in order) or step[inner] != 1:
         return None
     return _view(x, tuple(n for _, n in order), tuple(step[v] for v, _ in order), ())
 
@@ -441,11 +438,10 @@ def _rows_of(x: Load, along: Steps) -> tuple[tuple[Var, ...], tuple[int, ...]]:
     """
     step, _ = _offsets(x, along)
     found: list[tuple[Var, int]] = []
-    for loop in along.rows.loops:
-        n = value(loop.extent) or 0
-        if found and step.get(found[-1][0]) == step.get(loop.var, 0) * n:
+    for v, n in zip(along.rows.loops, along.rows.extents):
+        if found and step.get(found[-1][0]) == step.get(v, 0) * n:
             n *= found.pop()[1]
-        found.append((loop.var, n))
+        found.append((v, n))
     return tuple(v for v, _ in found), tuple(n for _, n in found)
 
 

@@ -16,7 +16,7 @@ from dnnc.ir.expr import Expr, Load, Var, const, minimum, value
 from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Buffer
 from dnnc.ir.op import ContractionForm
-from dnnc.ir.ops.window import window
+from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import TensorType
 from dnnc.passes.rewrites.channels_last import last
 from dnnc.passes.schedule.problem import Problem
@@ -91,13 +91,13 @@ def _number(d: object) -> int | None:
 
 def _row(t: TensorType) -> int | None:
     """Elements of a row of channels in memory; None where these do not lie last."""
-    n, block = _number(t.shape[1]), t.layout.block(1) if t.layout is not None else 1
-    return None if n is None or t.layout != last(t.rank, 0, block) else -(-n // block) * block
+    n, block = _number(t.shape[1]), t.encoding.block(1)
+    return None if n is None or t.encoding != last(t.rank, 0, block) else -(-n // block) * block
 
 
 def _axes(node: Node, x: TensorType, w: TensorType, y: TensorType) -> list[Axis] | None:
     """The axes of a convolution's image, outermost first; None where a size is not known."""
-    win = window(x.rank - 2, w.shape[2:], node.attrs["strides"], node.attrs["pads"], node.attrs["dilations"])
+    win = node_window(w.shape[2:], node.attrs)
     found = [
         [_number(v) for v in each]
         for each in zip(x.shape[2:], y.shape[2:], win.kernel, win.strides, win.dilations, win.begin)

@@ -26,8 +26,8 @@ from dnnc.ir.dtype import DType, f32, u64
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import E, Expr, Load, Op, cast, const, fma, load, minimum, substitute, value
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, call
-from dnnc.passes.analysis.recurrent_form import Form, Phase, known, loads
-from dnnc.passes.lower.recurrence import LoweredRecurrence, Recurrent
+from dnnc.passes.lower.recurrence import Recurrent
+from dnnc.passes.lower.recurrent_form import Phase, ScanForm, known, loads
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 if TYPE_CHECKING:
@@ -138,29 +138,26 @@ def columns_of(count: int, hidden: int, rows: int) -> Columns:
 # --- which schedules there are ----------------------------------------------------------------------------------------
 
 
-def takes(form: Form, target: GpuTarget) -> bool:
+def takes(form: ScanForm, target: GpuTarget) -> bool:
     """Is there a schedule for a recurrence?"""
     return bool(plans(form, target))
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    low = problem.lowered
-    return [_knobs(p) for p in plans(low.recurrent.form, target)] if isinstance(low, LoweredRecurrence) else []
+    r = problem.form
+    return [_knobs(p) for p in plans(r.form, target)] if isinstance(r, Recurrent) else []
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """Every plan that fits."""
-    low = problem.lowered
-    return (
-        [_knobs(p) for p in plans(low.recurrent.form, target, SEARCHED)] if isinstance(low, LoweredRecurrence) else []
-    )
+    r = problem.form
+    return [_knobs(p) for p in plans(r.form, target, SEARCHED)] if isinstance(r, Recurrent) else []
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
-    low = problem.lowered
-    if not isinstance(low, LoweredRecurrence):
+    if not isinstance(problem.form, Recurrent):
         raise ScheduleError("the kernel is no recurrence")
-    return Persistent(problem, low.recurrent, Plan(**{k: int(v) for k, v in knobs.items()}), target.has_tma).build()
+    return Persistent(problem, problem.form, Plan(**{k: int(v) for k, v in knobs.items()}), target.has_tma).build()
 
 
 def _knobs(p: Plan) -> Knobs:
@@ -174,7 +171,7 @@ def _knobs(p: Plan) -> Knobs:
     )
 
 
-def plans(form: Form, target: GpuTarget, most: int = CANDIDATES) -> list[Plan]:
+def plans(form: ScanForm, target: GpuTarget, most: int = CANDIDATES) -> list[Plan]:
     """What fits, the fastest by estimate first."""
     if (
         target.major < 8
@@ -203,7 +200,7 @@ def plans(form: Form, target: GpuTarget, most: int = CANDIDATES) -> list[Plan]:
     return sorted(found, key=lambda p: (found[p], p.sends, p.blocks, p.warps, p.rows))[:most]
 
 
-def shared_ways(form: Form, p: Plan) -> list[Columns]:
+def shared_ways(form: ScanForm, p: Plan) -> list[Columns]:
     """How columns are shared in each phase, and which weights stay in registers."""
     left, out = p.kept, []
     for phase in form.phases:
@@ -214,7 +211,7 @@ def shared_ways(form: Form, p: Plan) -> list[Columns]:
     return out
 
 
-def registers_left(form: Form, p: Plan, target: GpuTarget, stores: bool) -> int:
+def registers_left(form: ScanForm, p: Plan, target: GpuTarget, stores: bool) -> int:
     """Registers of a thread for weights; `stores`: others are in shared memory. Warps share out the registers of an
     SM's four parts.
     """
@@ -224,7 +221,7 @@ def registers_left(form: Form, p: Plan, target: GpuTarget, stores: bool) -> int:
     return left - left // LOADED if stores else left
 
 
-def fits(form: Form, p: Plan, target: GpuTarget) -> bool:
+def fits(form: ScanForm, p: Plan, target: GpuTarget) -> bool:
     ways = shared_ways(form, p)
     vectors = sum((2 if len(ways) == 1 else 1) * p.rows * w.padded * 4 for w in ways)
     exchange = p.warps * p.rows * max(w.turns * w.sets for w in ways) * 4
@@ -237,14 +234,14 @@ def fits(form: Form, p: Plan, target: GpuTarget) -> bool:
     )  # each warp sends something
 
 
-def stored_bytes(form: Form, p: Plan, ways: list[Columns]) -> int:
+def stored_bytes(form: ScanForm, p: Plan, ways: list[Columns]) -> int:
     """Of the weights of a block in shared memory."""
     return sum(
         w.stored * p.warps * LANES * stored_as(phase.columns[0].matrix).bytes for w, phase in zip(ways, form.phases)
     )
 
 
-def cost(form: Form, p: Plan, target: GpuTarget) -> float:
+def cost(form: ScanForm, p: Plan, target: GpuTarget) -> float:
     """Estimated cycles of a step, times how often clusters come in turns."""
     ways = shared_ways(form, p)
     total = stored_bytes(form, p, ways) / 128

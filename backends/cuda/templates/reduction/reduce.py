@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.templates.common import collapsed, fixed, flattened, fused, jumps, outer_loops, walks, width_of
 from dnnc.backends.cuda.templates.contraction.mma import LEAST
-from dnnc.backends.cuda.templates.contraction.nest import contraction_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import free, value
 from dnnc.ir.loops.stmt import For, Kernel, exprs, walk_stmts
@@ -38,7 +37,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """
     if problem.kind not in ("reduce", "contraction") or not fixed(problem):
         return []
-    if (c := contraction_of(problem)) is not None and min(c.sizes[1:3]) >= LEAST:
+    if (c := problem.contraction) is not None and min(c.sizes[1:3]) >= LEAST:
         return []  # both operands are read for each product here: tiles read them some ten times less often
     found: list[Knobs] = []
     for layout, team, rows in sizes(Schedule(problem.kernel), problem, target):
@@ -70,7 +69,7 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     of a row in registers.
     """
     found = sizes(Schedule(problem.kernel), problem, target)
-    if not found or contraction_of(problem) is not None:  # others read the operands of a contraction less often
+    if not found or problem.contraction is not None:  # others read the operands of a contraction less often
         return []
     layout, best, _ = found[0]
     s = Schedule(problem.kernel)

@@ -16,6 +16,7 @@ from dnnc.backends.cuda.templates.common import fixed
 from dnnc.ir.expr import value
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.types import product
+from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.schedule.owners import Places, by_blocks, by_threads
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule
@@ -36,8 +37,8 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """Knobs: ranges of the elements that data names, threads of a block; updates that a thread lists in a round, where
     blocks own rows.
     """
-    s = problem.lowered.scattered
-    if s is None or not fixed(problem) or problem.lowered.elements == 0:
+    s = problem.form
+    if not isinstance(s, Scattered) or not fixed(problem) or s.elements == 0:
         return []
     sizes = [int(str(d)) for d in s.out.shape[: len(s.axes)]]
     places = product([n for k, n in enumerate(sizes) if k in s.whole])
@@ -77,8 +78,8 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
-    s, sched = problem.lowered.scattered, Schedule(problem.kernel)
-    assert s is not None
+    s, sched = problem.form, Schedule(problem.kernel)
+    assert isinstance(s, Scattered)
     shares, threads = int(knobs["shares"]), int(knobs["threads"])
     sched.body = (
         by_blocks(s, shares, threads, int(knobs["per"])) if knobs.get("per") else by_threads(s, shares, threads)

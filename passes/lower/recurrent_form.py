@@ -1,7 +1,7 @@
 """What a loop of known length computes in a step, where that is products of a few rows with fixed matrices and
 element-wise work for each unit.
 
-In comes a `loop` or `recurrence` node; out comes its Form: every new state, as an expression of one row and one unit,
+In comes a `loop` or `recurrence` node; out comes its ScanForm: every new state, as an expression of one row and one unit,
 in terms of that unit's states, its elements of the scanned rows and of what is captured, and of sums of products. A sum
 multiplies a *vector*, which all units must know, by a matrix; the vector of phase 0 is made of the states, that of
 phase 1 of what phase 0 gave (a GRU's reset gate), so a step has as many meetings as phases.
@@ -13,12 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dnnc.ir import te
-from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import bf16, f16, f32
-from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, free, load, rebuild, substitute, var, walk
+from dnnc.ir.expr import Const, Expr, Load, Op, Var, free, load, rebuild, substitute, var, walk
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Trait
-from dnnc.passes.lower.nests import narrowed, scalar_constant
+from dnnc.passes.lower.nests import known, narrowed, scalar_constant
 
 FLOATS = (f32, f16, bf16)
 Leaf = Callable[[te.Tensor, tuple[Expr, ...]], Expr]  # where an element of a tensor lies
@@ -48,7 +47,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Form:
+class ScanForm:
     """`made`: the carried values, then the stacked ones, at (row, unit). `operand`: which operand of the node a tensor
     is; `number` is the iteration's. `k`: the variable that matrices sum over.
     """
@@ -86,7 +85,7 @@ class Form:
         return bool(self.backward) and self.backward[k]
 
 
-def form_of(n: Node) -> Form:
+def form_of(n: Node) -> ScanForm:
     """The form of a `loop` or a `recurrence`. NoForm says why it has none."""
     return _Reader(n).run()
 
@@ -115,12 +114,6 @@ def bind(e: Expr, at: dict[Var, Expr], leaf: Leaf) -> Expr:
     return go(e)
 
 
-def known(i: Expr) -> Expr:
-    """An index that can have one value only is that value."""
-    lo, hi = bounds(i)
-    return const(lo) if lo is not None and lo == hi else i
-
-
 @dataclass(frozen=True)
 class _Product:
     lhs: Expr
@@ -141,7 +134,7 @@ class _Reader:
         self.products: list[_Product] = []
         self.memo: dict[Expr, Expr] = {}
 
-    def run(self) -> Form:
+    def run(self) -> ScanForm:
         n = self.node
         steps, carried, scanned = n.attrs["length"], n.attrs["carried"], n.attrs["scanned"]
         first = n.op.deciding
@@ -152,7 +145,7 @@ class _Reader:
         if not isinstance(steps, int) or steps < 1 or not carried or any(v is None for v in operands):
             raise NoForm("its length or its states are not known")
         t = outs[0].type
-        if any(v.type != t for v in outs) or t.rank != 2 or t.dtype not in FLOATS or t.layout is not None:
+        if any(v.type != t for v in outs) or t.rank != 2 or t.dtype not in FLOATS or not t.row_major:
             raise NoForm("its states are not all of one type [batch, hidden] of floats")
         if not all(isinstance(d, int) and d > 0 for d in t.shape):
             raise NoForm("the sizes of its states are not known")
@@ -168,7 +161,7 @@ class _Reader:
         made = tuple(self.element(self.tensors[v]) for v in outs)
         for e in made:
             self.check(e)
-        return Form(
+        return ScanForm(
             steps, batch, hidden, carried, scanned, self.row, self.unit, self.k, self.phases(made), made, self.operand,
             self.number,
             self.constants, tuple(n.attrs["backward"]),
@@ -176,7 +169,7 @@ class _Reader:
 
     def inputs(self, operands: list[Value | None]) -> None:
         for k, v in enumerate(self.body.inputs):
-            if v.type.layout is not None or not all(isinstance(d, int) for d in v.type.shape):
+            if not v.type.row_major or not all(isinstance(d, int) for d in v.type.shape):
                 raise NoForm(f"{v.name} has a layout, or a size that is not known")
             t = self.tensors[v] = te.placeholder(f"x{k}", v.type.dtype, v.type.shape)
             if k:
@@ -187,18 +180,18 @@ class _Reader:
             number = scalar_constant(self.body, v)
             if number is not None:
                 self.numbers[t] = number
-            elif v.type.layout is not None:
+            elif not v.type.row_major:
                 raise NoForm(f"{v.name} has a layout")
             else:
                 self.constants[t] = v
         for v in self.body.parameters:
-            if v.type.layout is not None:
+            if not v.type.row_major:
                 raise NoForm(f"{v.name} has a layout")
             t = self.tensors[v] = te.placeholder(v.name, v.type.dtype, v.type.shape)
             self.constants[t] = v
 
     def visit(self, m: Node) -> None:
-        if len(m.outputs) != 1 or m.output.type.layout is not None:
+        if len(m.outputs) != 1 or not m.output.type.row_major:
             raise NoForm(f"its body has {m.op.name}")
         if m.op.contraction is ContractionForm.PRODUCT:
             self.tensors[m.output] = self.product(m)
@@ -315,4 +308,4 @@ class _Reader:
         return tuple(out)
 
 
-__all__ = ["Column", "Form", "NoForm", "Phase", "bind", "form_of", "known", "loads"]
+__all__ = ["Column", "ScanForm", "NoForm", "Phase", "bind", "form_of", "known", "loads"]

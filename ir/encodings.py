@@ -1,0 +1,81 @@
+"""Encodings other than `Dense`, and their names in texts.
+
+    w: f32[64, 64, 3, 3] @ "winograd4 2 3 0/16 1/16 1%16 0%16"
+
+A further encoding is one class: it derives from `Encoding`, and `register` enters the name that its text begins with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dnnc.ir import winograd
+from dnnc.ir.dtype import f64
+from dnnc.ir.expr import E, Expr, const
+from dnnc.ir.types import Array, Dense, Encoding, Layout, Part, TensorType, parse_layout, product
+
+C = TypeVar("C", bound=type[Encoding])
+_CLASSES: dict[str, type[Encoding]] = {"": Dense}
+
+
+def register(name: str) -> Callable[[C], C]:
+    """Enter a class for texts that begin with a name (of lower-case letters)."""
+
+    def enter(cls: C) -> C:
+        if not re.fullmatch("[a-z]+", name) or _CLASSES.setdefault(name, cls) is not cls:
+            raise ValueError(f"an encoding cannot have the name {name!r}: it is taken, or not of lower-case letters")
+        return cls
+
+    return enter
+
+
+def parse_encoding(text: str) -> Encoding:
+    """Read `0 1/16 2 3 1%16` or `winograd4 2 3 0/16 ...`. ValueError where it is no encoding."""
+    name = text[: len(text) - len(text.lstrip("abcdefghijklmnopqrstuvwxyz"))]
+    if name not in _CLASSES:
+        raise ValueError(f"no encoding has the name {name!r}")
+    return _CLASSES[name].parse(text)
+
+
+@register("winograd")
+@dataclass(frozen=True, slots=True)
+class Winograd(Encoding):
+    """The 3 x 3 filters of a convolution, transformed for F(m x m, 3 x 3): m + 2 points in place of three taps along
+    each spatial axis (see `winograd.py`), in the order of a layout. Constants and parameters only.
+    """
+
+    m: int
+    layout: Layout
+
+    @classmethod
+    def parse(cls, text: str) -> Winograd:
+        head, _, rest = text.partition(" ")
+        return cls(int(head.removeprefix("winograd")), parse_layout(rest))
+
+    def __str__(self) -> str:
+        return f"winograd{self.m} {self.layout}"
+
+    def buffers(self, type: TensorType) -> tuple[TensorType, ...]:
+        n = winograd.points(self.m)
+        return (TensorType(type.dtype, self.layout.shape((*type.shape[:2], n, n))),)
+
+    def load(self, memory: Sequence[Callable[..., Expr]], index: Sequence[E]) -> Expr:
+        o, c, row, column = map(const, index)
+        return winograd.tap(lambda r, s: memory[0](*self.layout.index((o, c, r, s))), self.m, row, column)
+
+    def pack(self, array: Array) -> tuple[Array, ...]:
+        return (self.layout.pack(winograd.weights(array, self.m)),)
+
+    def pack_nodes(self, b: Any, x: Any) -> tuple[Any, ...] | None:
+        if self.layout.parts[:2] != (Part(2), Part(3)):
+            return None
+        taps = self.layout.pack_nodes(b, x)  # they lie as the points do, which one product makes of them
+        matrix, n, (_, _, *rest) = winograd.matrix(self.m), winograd.points(self.m), taps.type.shape
+        wide = b.cast(b.reshape(taps, shape=(matrix.shape[1], product(rest))), to=f64)
+        return (b.reshape(b.cast(b.matmul(matrix, wide), to=x.type.dtype), shape=(n, n, *rest)),)
+
+    def block(self, axis: int) -> int:
+        return self.layout.block(axis)
