@@ -7,10 +7,11 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := compiler ir passes backends autotune
 TYPED  := ir passes
 WORKERS ?= 2
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal
 ZOO ?= zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types fast slow thorough gpu cuda-zoo golden format digits clean
+.PHONY: help demo test lint types fast slow thorough gpu cuda-zoo golden pages format digits clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,13 +29,13 @@ types: $(VENV)/dev .types  ## mypy --strict on ir/ and passes/
 	@cd .types && MYPYPATH=. ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache $(TYPED:%=-p dnnc.%)
 
 fast: $(VENV)/dev  ## the tests of the fast tier: under a minute
-	@$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu"
+	@$(PYTEST) -m "not slow and not gpu"
 
 slow: $(VENV)/dev  ## the other tests that need no GPU
-	@$(BIN)/pytest -n $(WORKERS) -m "slow and not thorough and not gpu"
+	@$(PYTEST) -m "slow and not thorough and not gpu"
 
-thorough: $(VENV)/dev  ## further cases of theirs, for changes of passes, schedules and emission
-	@$(BIN)/pytest -n $(WORKERS) -m "thorough and not gpu"
+thorough: $(VENV)/dev  ## the cases of families that they leave out, for changes of passes, schedules and emission
+	@$(PYTEST) -m "thorough and not gpu"
 
 gpu: $(VENV)/dev  ## the tests that need a CUDA device
 	@$(BIN)/pytest -m gpu
@@ -43,7 +44,13 @@ cuda-zoo: $(VENV)/dev  ## compile the models of the folder ZOO for a GPU that ne
 	@$(BIN)/python benchmarks/gpu/compile_zoo.py --models $(ZOO)
 
 golden: $(VENV)/dev  ## write the golden files anew; read the diff before you commit it
-	@$(BIN)/pytest -n $(WORKERS) -m "not gpu" --update-golden
+	@$(PYTEST) -m "not gpu" --update-golden
+
+pages: $(VENV)/dev  ## write the tables of docs anew: options, operators of ONNX and of PyTorch
+	@$(BIN)/python -m dnnc.options > docs/options.md
+	@$(BIN)/python -m dnnc ops --onnx --markdown > docs/operators.md
+	@sed -i '/core ATen operators for inference are read/,$$d' docs/pytorch.md
+	@$(BIN)/python -m dnnc.frontends.torch.coverage >> docs/pytorch.md
 
 format: $(VENV)/dev  ## lay the code out anew, sort imports
 	@$(BIN)/ruff check --fix .

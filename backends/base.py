@@ -188,7 +188,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured or nominal limits: float32 operations per second (a multiply-add is two), memory levels nearest first."""
+    """Measured or nominal limits: float32 operations per second (a multiply-add is two), nearest memory first."""
 
     threads: int
     flops: float

@@ -1,6 +1,7 @@
 """Whole models on the CPU: dnnc against ONNX Runtime, OpenVINO and torch.compile.
 
-    python benchmarks/cpu.py [--models DIR] [--set float|all|NAME,NAME] [--peers onnxruntime,openvino,torch] [--threads 2] [--repeats 3]
+    python benchmarks/cpu.py [--models DIR] [--set float|all|NAME,NAME] [--peers onnxruntime,openvino,torch]
+        [--threads 2] [--repeats 3]
                              [--budget 20] [--json OUT] [--check none|peer|float64]
     python benchmarks/cpu.py --random-shapes 60
 
@@ -299,12 +300,18 @@ def cells(a: argparse.Namespace, r: Row) -> list[str]:
 def caption(rows: Sequence[Row]) -> str:
     """The geometric mean, over models that are right and that some peer runs."""
     middles = [float(np.median(r["ratios"])) for r in rows if r.get("ratios") and not is_wrong(r)]
-    text = "ratio: time of the fastest peer over dnnc's, by medians (median and range of the repeats) and by shortest calls. "
+    text = (
+        "ratio: time of the fastest peer over dnnc's, by medians (median and range of the repeats) and by shortest "
+        "calls. "
+    )
     if not middles:
         return text
     ahead = sum(m > 1 for m in middles)
     left = [r["name"] for r in rows if not r.get("ratios") or is_wrong(r)]
-    text += f"Geometric mean {geometric_mean(middles):.3f} over {len(middles)} models, ahead on {ahead}, lowest {min(middles):.2f}."
+    text += (
+        f"Geometric mean {geometric_mean(middles):.3f} over {len(middles)} models, ahead on {ahead}, lowest "
+        f"{min(middles):.2f}."
+    )
     return text + (f" Not counted: {', '.join(left)}." if left else "")
 
 

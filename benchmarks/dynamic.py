@@ -1,6 +1,7 @@
 """One program for all sizes against programs made for one: a transformer with symbolic batch and length.
 
-    python benchmarks/dynamic.py --models DIR [--model bert_base] [--layers 2] [--shapes 200] [--static 40] [--batch 16] [--length 512]
+    python benchmarks/dynamic.py --models DIR [--model bert_base] [--layers 2] [--shapes 200] [--static 40]
+        [--batch 16] [--length 512]
                                  [--tokens 8192] [--threads 2] [--seed 0]
 
 Random shapes, half of them drawn evenly and half on a logarithmic scale, each through one program for all. Every result

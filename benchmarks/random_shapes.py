@@ -1,6 +1,7 @@
 """Kernels of shapes that nobody chose: how even is their speed?
 
-    python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1] [--family grouped]        also: python benchmarks/cpu.py --random-shapes COUNT
+    python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1] [--family grouped]
+        also: python benchmarks/cpu.py --random-shapes COUNT
 
 Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products, reductions of
 rows, scatters, running sums and top-k in turns, drawn from a seed. Each runs on one thread; its efficiency is the share
@@ -38,9 +39,7 @@ PROGRAM = "program"  # several kernels
 
 @dataclass(frozen=True)
 class Shape:
-    """A graph with one heavy node of the class `kind`. `name` says its sizes; integers of its inputs are drawn below
-    `below`.
-    """
+    """A graph with one heavy node of class `kind`. `name` says its sizes; integer inputs are below `below`."""
 
     family: str
     name: str
@@ -84,7 +83,10 @@ def conv(rng: Rng) -> Shape:
         flops = 2.0 * o * c * r * r * (h // stride) * (w // stride)
         if WORK[0] <= flops <= WORK[1] and 4 * (c * h * w + o * c * r * r + o * h * w) <= MAX_BYTES and min(h, w) >= r:
             attrs = f"strides=({stride}, {stride}), pads=({pad}, {pad}, {pad}, {pad})"
-            text = f"def g(a: f32[1, {c}, {h}, {w}], *, b: f32[{o}, {c}, {r}, {r}]):\n    y = conv(a, b, {attrs})\n    return y"
+            text = (
+                f"def g(a: f32[1, {c}, {h}, {w}], *, b: f32[{o}, {c}, {r}, {r}]):\n    y = conv(a, b, {attrs})\n"
+                "    return y"
+            )
             return Shape("conv", f"{c} -> {o} at {h} x {w}, {r}x{r} / {stride}", text)
 
 
@@ -117,7 +119,10 @@ class Geometry:
         pads = [r // 2 for r in reach]
         if self.transposed:  # as many elements as the stride asks for, or nearly
             pads = [max(k - self.stride, 0) // 2 for k in self.kernel]
-        attrs = f"strides={(self.stride,) * rank}, pads={(*pads, *pads)}, dilations={(self.dilation,) * rank}, group={self.group}"
+        attrs = (
+            f"strides={(self.stride,) * rank}, pads={(*pads, *pads)}, dilations={(self.dilation,) * rank}, "
+            f"group={self.group}"
+        )
         w = (
             (self.outputs, self.channels // self.group)
             if not self.transposed

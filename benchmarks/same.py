@@ -1,12 +1,13 @@
 """Are two states of dnnc the same compiler? Kernel texts and results of both, over models and ONNX's node tests.
 
-    python benchmarks/same.py BEFORE AFTER [--models DIR ...] [--nodes] [--targets llvm,cuda,interpreted] [--only REGEX] [--workers 2]
+    python benchmarks/same.py BEFORE AFTER [--models DIR ...] [--nodes] [--targets llvm,cuda,interpreted]
+        [--only REGEX] [--workers 2]
         [--json OUT]
 
 BEFORE and AFTER are checkouts of the project; each runs in processes of its own, with an empty cache. A model's inputs
 come from NAME.npz beside NAME.onnx, else they are random ones of a seed. `cuda` compiles for sm_90a and runs nothing;
 `interpreted` runs the kernels of node tests in the operator interpreter. The exit code is 1 where results differ though
-the texts are equal, or one state fails where the other does not.
+the texts are equal, where they are further apart than their type explains, or one state fails where the other does not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any
 Row = dict[str, Any]
 ARCH = "cuda -arch=sm_90a"
 SIZE = 2  # of symbolic dims
+VALUES = 2000  # of an output that are compared where texts differ
+FAR = 2.0**13  # roundings: 1e-3 of the largest number in float32
 
 
 def arguments() -> argparse.Namespace:
@@ -60,9 +63,12 @@ def describe(f: Any, results: Any) -> Row:
     text = inner.source("operator")
     kernels = [digest(k.encode()) for k in re.split(r"\n(?=# )", text)]
     many = () if results is None else results if isinstance(results, tuple) else (results,)
+    arrays = [np.ascontiguousarray(r) for r in many if isinstance(r, np.ndarray) and r.dtype.kind in "biuf"]
     return {
         "kernels": kernels,
         "results": [digest(np.ascontiguousarray(r).tobytes()) if isinstance(r, np.ndarray) else repr(r) for r in many],
+        "values": [np.resize(r, min(r.size, VALUES)).astype(np.float64).tolist() for r in arrays],
+        "eps": [float(np.finfo(r.dtype).eps) if r.dtype.kind == "f" else 0.0 for r in arrays],
     }
 
 
@@ -91,6 +97,18 @@ def model_row(path: Path, target: str) -> Row:
     )
 
 
+def interpreted() -> str:
+    """The target whose kernels run in the operator interpreter: a backend, or in older states a stand-in."""
+    from importlib.util import find_spec
+
+    if find_spec("dnnc.backends.registry") is not None:
+        return "cuda-interpreted"
+    from dnnc.testing.interpreted_device import install  # type: ignore[import-not-found]
+
+    install()
+    return "cuda"
+
+
 def node_rows(target: str, part: int, parts: int, only: str) -> dict[str, Row]:
     """Some of ONNX's node tests."""
     import onnx
@@ -100,18 +118,14 @@ def node_rows(target: str, part: int, parts: int, only: str) -> dict[str, Row]:
     import dnnc
 
     if target == "interpreted":
-        from dnnc.backends.cuda.interpreted import install
-
-        install()
+        target = interpreted()
     rows = {}
     cases = [c for c in load_model_tests(kind="node") if re.search(only, c.name)]
     for case in cases[part::parts]:
         folder = Path(case.model_dir)
         data = sorted((folder / "test_data_set_0").glob("input_*.pb"), key=lambda p: int(p.stem.split("_")[1]))
         try:
-            f = dnnc.compile(
-                folder / "model.onnx", target="cuda" if target == "interpreted" else target, cache=False, verify=False
-            )
+            f = dnnc.compile(folder / "model.onnx", target=target, cache=False, verify=False)
             inputs = [numpy_helper.to_array(onnx.TensorProto.FromString(p.read_bytes())) for p in data]
             rows[case.name] = describe(f, f(*inputs))
         except Exception as e:
@@ -150,6 +164,24 @@ def ask(checkout: Path, words: list[str], timeout: float) -> dict[str, Row]:
         return rows
 
 
+def distance(a: Row, b: Row) -> float:
+    """The largest difference of results, in roundings of the largest number of an output; inf where shapes or integers
+    differ, or numbers that are not finite.
+    """
+    import numpy as np
+
+    most = 0.0
+    for x, y, eps in zip(map(np.array, a["values"]), map(np.array, b["values"]), a["eps"]):
+        finite = np.isfinite(x) & np.isfinite(y) if x.shape == y.shape else np.zeros(0, bool)
+        if x.shape != y.shape or not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+            return np.inf
+        error = np.abs(x - y)[finite].max(initial=0.0)
+        if error and not eps:
+            return np.inf
+        most = max(most, error / (eps * np.abs(x[finite]).max(initial=0.0))) if error else most
+    return most if len(a["values"]) == len(b["values"]) else np.inf
+
+
 def verdict(a: Row, b: Row) -> str:
     if "error" in a or "error" in b:
         return (
@@ -159,7 +191,11 @@ def verdict(a: Row, b: Row) -> str:
         )
     if a["kernels"] != b["kernels"]:
         changed = len(set(a["kernels"]) ^ set(b["kernels"]))
-        return f"texts differ: {len(a['kernels'])} and {len(b['kernels'])} kernels, {changed} only in one"
+        apart = distance(a, b)
+        words = (
+            f"{len(a['kernels'])} and {len(b['kernels'])} kernels, {changed} only in one, {apart:.1f} roundings apart"
+        )
+        return f"RESULTS and texts differ: {words}" if apart > FAR else f"texts differ: {words}"
     return "same" if a["results"] == b["results"] else "RESULTS differ though texts are equal"
 
 

@@ -34,9 +34,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Timed(Probe):
-    """A kernel of a graph: its work (`flops`, and `bytes` of its operands and result), its schedule, and max error /
-    scale.
-    """
+    """A kernel of a graph: its work (`flops`, `bytes` of operands and result), schedule, max error / scale."""
 
     choice: str = ""
     error: float = 0.0

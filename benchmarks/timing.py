@@ -1,6 +1,4 @@
-"""Figures over models, and what else the machine did while engines were timed. How they are timed is in
-`dnnc.tools.timing`.
-"""
+"""Figures over models, and what else the machine did meanwhile. `dnnc.tools.timing` times."""
 
 from __future__ import annotations
 

@@ -144,9 +144,7 @@ def results(made: Any) -> list[np.ndarray[Any, Any]]:
 
 
 def furthest(made: Sequence[Any], wanted: Sequence[Any]) -> float:
-    """The largest difference, as a part of the largest element of its result. infinity where shapes or numbers of
-    results differ.
-    """
+    """The largest difference over the result's largest element; infinite if shapes or counts differ."""
     if [a.shape for a in made] != [b.shape for b in wanted]:
         return float("inf")
     found = [float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) if b.size else 0.0 for a, b in zip(made, wanted)]

@@ -1,6 +1,7 @@
 """Donated inputs: memory that a call may write its results to, because the caller does not need the contents any more.
 
-    f = dnnc.compile(step, donate={"past": "present"})      f(past=cache) writes `present` where `past` was, and gives that very array
+    f = dnnc.compile(step, donate={"past": "present"})      f(past=cache) writes `present` where `past` was, and gives
+                                                            that very array
 
 Where the plan proves that nothing is written there before it was read for the last time, kernels do so at once; else
 the result is copied there in the end. Either way it is one array instead of two that the caller holds. On a device the

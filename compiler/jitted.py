@@ -25,6 +25,7 @@ from dnnc.frontends.trace import Spec, is_traced, traced, tracing
 from dnnc.frontends.trace.tracer import Traced
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, a_type, count
+from dnnc.ir.lru import LRU
 from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, JitOptions, make_options
 from dnnc.parameters import flat
@@ -64,8 +65,8 @@ class Jitted:
         self._arrays: dict[
             int, tuple[Tree, list[str]]
         ] = {}  # what is around so many arrays, given by position, and their paths
-        self._options, self._limit = options, programs
-        self._programs: OrderedDict[Any, tuple[Any, Traced]] = OrderedDict()
+        self._options = options
+        self._programs: LRU[Any, tuple[Any, Traced]] = LRU(programs)
         self._lock = threading.RLock()
         self.traces = 0
         for what, given in (("static", self._static), ("dynamic", {p.partition(".")[0] for p in dynamic})):
@@ -104,7 +105,7 @@ class Jitted:
             self._fn,
             tuple(self._static),
             self._options,
-            self._limit,
+            self._programs.most,
             {p: dict(a) for p, a in self._dynamic.items()},
         )
 
@@ -237,9 +238,8 @@ class Jitted:
         self, key: Any, names: Sequence[str], specs: Callable[[], list[Spec]], buffers: Sequence[Any]
     ) -> tuple[Any, Traced]:
         with self._lock:
-            found = self._programs.get(key)
+            found = self._programs.find(key)
             if found is not None:
-                self._programs.move_to_end(key)
                 return found
             self.traces += 1
             if self._roles is not None:
@@ -263,8 +263,6 @@ class Jitted:
             if self._roles is None and key[2] not in (None, HOST) and made is not None:
                 made = quickly(made, str(key[2]))
             self._programs[key] = made, result
-            if len(self._programs) > self._limit:
-                self._programs.popitem(last=False)
             return made, result
 
     def _for(self, device: str | None) -> CompileOptions:

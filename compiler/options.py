@@ -302,8 +302,10 @@ def _default(f: Field[Any]) -> str:
 
 OPTIONS_PAGE = """# Options
 
-`dnnc.compile(model, **options)`, `dnnc.jit(**options)`, `dnnc.tune(model, **options)` and `torch.compile(model, backend="dnnc", options={...})` take
-these options. `dnnc.CompileOptions` is their record; commands have those of a command line, such as `--opt-level`. This page is written by
+`dnnc.compile(model, **options)`, `dnnc.jit(**options)`, `dnnc.tune(model, **options)` and `torch.compile(model, \
+backend="dnnc", options={...})` take
+these options. `dnnc.CompileOptions` is their record; commands have those of a command line, such as `--opt-level`. \
+This page is written by
 `python -m dnnc.options > docs/options.md`.
 
 | option | default | meaning |

@@ -26,9 +26,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A value that is no array. `key` tells apart what is equal to Python but not the same: 1, 1.0 and True, 0.0 and
-    -0.0.
-    """
+    """A value that is no array. `key` tells apart equal values: 1, 1.0 and True, 0.0 and -0.0."""
 
     key: Any
     value: Any = field(compare=False)
@@ -65,9 +63,7 @@ def key_of(value: Any, where: str) -> Any:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is a leaf and what may stand in a tree: `leaves` are further types of leaves, `any` allows values of all
-    types.
-    """
+    """What is a leaf of a tree: `leaves` are further types of leaves, `any` allows values of all types."""
 
     leaves: tuple[type, ...] = ()
     any: bool = False

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import dnnc
 import dnnc.ir
 from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.ir.lru import LRU
 from dnnc.options import CompileOptions, check_every_pass
 from dnnc.passes.planning.program import Scheduled
 from dnnc.passes.schedule.problem import Choice, Problem
@@ -27,7 +27,6 @@ from dnnc.tune_option import rounds_products
 if TYPE_CHECKING:
     from dnnc.backends.base import Backend
 
-T = TypeVar("T")
 FORMAT = "schedule-1"  # of records
 MOST = 4096  # records kept in a process, some kilobytes each
 
@@ -45,22 +44,22 @@ class Schedules:
         self.store = store
         setting = repr(backend.target), opts.numerics, str(opts.opt_level), str(rounds_products(opts))
         self.seed = "\0".join([FORMAT, sources_version(), *setting])
-        self._recent: OrderedDict[str, Scheduled] = OrderedDict()
+        self._recent: LRU[str, Scheduled] = LRU(MOST)
 
     def find(self, nest: str, problem: Problem) -> Scheduled | None:
         """What a nest became, if that is known."""
         key = self._key(nest, problem)
-        found = used(self._recent, key)
+        found = self._recent.find(key)
         if found is None and (data := self.store.get(key)) is not None:
             text, template, knobs, parallel, statements = json.loads(data)
             found = Scheduled(text, Choice(template, tuple((k, v) for k, v in knobs)), parallel, statements)
-            keep(self._recent, key, found, MOST)
+            self._recent[key] = found
         return found
 
     def record(self, nest: str, problem: Problem, made: Scheduled) -> None:
         """Keep what a nest became."""
         key = self._key(nest, problem)
-        keep(self._recent, key, made, MOST)
+        self._recent[key] = made
         text = json.dumps([made.text, made.choice.template, made.choice.knobs, made.parallel, made.statements])
         self.store.put(key, text.encode())
 
@@ -88,17 +87,3 @@ def sources_version() -> str:
             s = p.stat()
             h.update(f"{p.relative_to(top)} {s.st_size} {s.st_mtime_ns}\n".encode())
     return h.hexdigest()
-
-
-def used(kept: OrderedDict[str, T], key: str) -> T | None:
-    """What is kept under a key, which is then the last to go; or None."""
-    if key in kept:
-        kept.move_to_end(key)
-    return kept.get(key)
-
-
-def keep(kept: OrderedDict[str, T], key: str, what: T, most: int) -> None:
-    """Keep the last `most` that were used."""
-    kept[key] = what
-    if len(kept) > most:
-        kept.popitem(last=False)

@@ -28,7 +28,8 @@ from dnnc.autotune.model.features import features
 from dnnc.autotune.runners.machine import Machine, machine_of
 from dnnc.autotune.runners.measure import ProcessRunner
 from dnnc.autotune.search.choose import cost_model
-from dnnc.autotune.search.search import BATCH, Callback, Event, Plan, Result, search
+from dnnc.autotune.search.outcome import Callback, Event, Result
+from dnnc.autotune.search.search import BATCH, Plan, search
 from dnnc.autotune.search.space import as_known, with_libraries
 from dnnc.autotune.search.space import space as whole_space
 from dnnc.autotune.search.task import Setting, Task, extract
@@ -83,7 +84,10 @@ class Tuned:
 
     def __repr__(self) -> str:
         r = self.result
-        return f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; .compile() takes the winners>"
+        return (
+            f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; "
+            ".compile() takes the winners>"
+        )
 
     def compile(self, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> Any:
         """Compile the model with the winners. Other options than those it was tuned for may lead to other kernels,

@@ -22,9 +22,7 @@ SHADES = " ░▒▓█"
 
 
 def picture(image: np.ndarray) -> str:
-    """An image f32[8, 8] of values 0 to 1 as eight lines; a pixel is two characters wide, for they are twice as high as
-    wide.
-    """
+    """An image f32[8, 8] of values 0 to 1 as eight lines; a pixel is two characters wide, as these are high."""
     levels = np.rint(image * (len(SHADES) - 1)).astype(int)
     return "\n".join("".join(SHADES[v] * 2 for v in row) for row in levels)
 

@@ -24,9 +24,7 @@ STARTS = np.float32([[2, 0], [2, 2], [2, 4], [4, 4]])
 
 @dnnc.jit(dynamic={"points": {0: "n"}})
 def step(points: xp.Array, centers: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-    """The next centers f32[k, 2] of points f32[n, 2], the nearest center of each point, and the sum of squared
-    distances to it.
-    """
+    """The next centers f32[k, 2] of points f32[n, 2], each point's nearest, the sum of squared distances."""
     distance = xp.sum((points[:, None, :] - centers) ** 2, axis=2)
     nearest = xp.argmin(distance, axis=1)
     member = xp.astype(

@@ -50,9 +50,7 @@ pull = dnnc.custom_op("pull", pull_compute)
 
 @dnnc.jit(static="steps")
 def simulate(x: xp.Array, v: xp.Array, m: xp.Array, dt: xp.Array, steps: int) -> tuple[xp.Array, xp.Array, xp.Array]:
-    """Positions and velocities after `steps` leapfrog steps of dt, and the energy before each and in the end, f64[steps
-    + 1].
-    """
+    """Positions and velocities after `steps` leapfrog steps of dt; the energy before each and last, f64[]."""
 
     def energy(v: xp.Array, potential: xp.Array) -> xp.Array:
         own = -m / SOFT  # each body is one of those that pull at it

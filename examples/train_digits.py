@@ -2,7 +2,8 @@
 
     python examples/train_digits.py        # five seconds; writes digits.onnx and digits_samples.npz beside this file
 
-    image f32[N, 1, 8, 8] -> conv 3x3, 16 -> relu -> conv 3x3, 32 -> relu -> max-pool 2 -> gemm 64 -> relu -> gemm 10 -> logits f32[N, 10]
+    image f32[N, 1, 8, 8] -> conv 3x3, 16 -> relu -> conv 3x3, 32 -> relu -> max-pool 2
+        -> gemm 64 -> relu -> gemm 10 -> logits f32[N, 10]
 
 Pixels run from 0 (paper) to 1 (ink). The seed fixes the split, the first weights and the order of the batches.
 """
@@ -47,9 +48,7 @@ def first_weights(rng: np.random.Generator) -> Params:
 
 
 def windows(x: Array) -> Array:
-    """The 3x3 neighbourhood of every pixel, zeros outside: [n, c, h, w] -> [n, h, w, c, 3, 3], a view of the padded
-    input.
-    """
+    """The 3x3 neighbourhood of every pixel, zeros outside: [n, c, h, w] -> [n, h, w, c, 3, 3], a view."""
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     return sliding_window_view(padded, (3, 3), axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
 
@@ -60,9 +59,7 @@ def conv(x: Array, w: Array, b: Array) -> Array:
 
 
 def conv_grad(x: Array, w: Array, dy: Array) -> tuple[Array, Array, Array]:
-    """Gradients by x, w and b. That by x is itself a convolution, with the filter turned by 180 degrees and its
-    channels swapped.
-    """
+    """Gradients by x, w and b. That by x is a convolution with the filter turned and channels swapped."""
     dw = np.tensordot(dy, windows(x), axes=((0, 2, 3), (0, 1, 2)))
     dx = conv(dy, w[:, :, ::-1, ::-1].transpose(1, 0, 2, 3), np.zeros(w.shape[1], np.float32))
     return dx, dw, dy.sum((0, 2, 3))

@@ -1,4 +1,4 @@
-"""How each op runs on a stack of operands: the rules of `vmap`, for whatever has a type: values of a graph or of a trace.
+"""How each op runs on a stack of operands: the rules of `vmap`, for values of a graph or of a trace.
 
 A stack has its rows along axis 0, always: what comes in and goes out elsewhere is transposed at the borders, where that
 fuses. A rule gets the operands, each with whether it is a stack, and gives stacks. Ops whose attributes name axes or

@@ -1,6 +1,7 @@
 """Expressions: interned, immutable, shared by symbolic dims (graph IR) and by indices and values (operator IR).
 
-    e ::= 7 | 1.5 | i | e + e | e * e | e // e | e % e | min(e, e) | e < e | f(e, ...) | B[e, ..., e:+16:n] | addr(B[e, ...])
+    e ::= 7 | 1.5 | i | e + e | e * e | e // e | e % e | min(e, e) | e < e | f(e, ...)
+        | B[e, ..., e:+16:n] | addr(B[e, ...])
 
 Interned means `is` is structural equality and hashing is free. Integers of type i64 (dims, indices) are kept as *linear
 forms* `c0 + c1*t1 + c2*t2 + ...` over sorted terms, built so by every constructor: there is no separate simplify pass.
@@ -401,7 +402,8 @@ def sort_key(e: Expr) -> str:
 
 def _sort_key(e: Expr) -> str:
     if isinstance(e, Var):
-        return f"{e.name}:{e.dtype}:{e.lo if not isinstance(e.lo, Expr) else sort_key(e.lo)}:{e.hi if not isinstance(e.hi, Expr) else sort_key(e.hi)}"
+        lo, hi = (sort_key(bound) if isinstance(bound, Expr) else bound for bound in (e.lo, e.hi))
+        return f"{e.name}:{e.dtype}:{lo}:{hi}"
     if isinstance(e, Const):
         return repr(e.value)
     if isinstance(e, Linear):

@@ -96,7 +96,10 @@ class PassRecord:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.seconds * 1e3:.1f} ms, {self.nodes_before} -> {self.nodes_after} nodes{'' if self.changed else ', unchanged'}"
+        head = (
+            f"{self.name}: {self.seconds * 1e3:.1f} ms, {self.nodes_before} -> {self.nodes_after} "
+            f"nodes{'' if self.changed else ', unchanged'}"
+        )
         return "\n    ".join([head, *self.notes])
 
 

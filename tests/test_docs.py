@@ -1,9 +1,8 @@
-"""The documents: their Python blocks run from a file anywhere, their commands parse and the quick ones run, links lead
-somewhere.
-"""
+"""The documents: Python blocks run from anywhere, commands parse and the quick ones run, links resolve."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import shutil
@@ -18,7 +17,9 @@ import typer
 from typer.main import get_command
 
 from dnnc.cli.app import app
-from dnnc.options import as_markdown
+from dnnc.cli.coverage import coverage
+from dnnc.frontends.torch.operators import TABLE
+from dnnc.options import CompileOptions
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,6 +38,8 @@ def blocks(text: str) -> list[tuple[int, str]]:
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.stem)
 def test_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All blocks of a document in one namespace, in their order, from a file of another name: what somebody pastes must
@@ -72,8 +75,18 @@ def test_every_page_is_linked() -> None:
     assert not [p.name for p in DOCUMENTS if p.resolve() not in linked and p.name != "README.md"]
 
 
-def test_the_table_of_options_is_that_of_the_class() -> None:
-    assert (ROOT / "docs" / "options.md").read_text() == as_markdown(), "python -m dnnc.options > docs/options.md"
+@pytest.mark.parametrize(
+    "page, names",
+    [
+        ("options", [f.name for f in dataclasses.fields(CompileOptions)]),
+        ("operators", sorted({o.name for o in coverage()})),
+        ("pytorch", sorted(TABLE)),
+    ],
+)
+def test_pages_name_all_that_there_is(page: str, names: list[str]) -> None:
+    """A user finds every option and every operator that is read; `make pages` writes the tables."""
+    words = set(re.findall(r"[\w:]+", (ROOT / f"docs/{page}.md").read_text()))
+    assert not set(names) - words
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -130,9 +143,7 @@ def test_commands_parse(words: list[str]) -> None:
     "page", [p for p in DOCUMENTS if any(n == p.name for n, _ in dnnc_lines())], ids=lambda p: p.stem
 )
 def test_commands_run(page: Path, tmp_path: Path) -> None:
-    """The commands of a page, in their order, as a shell runs them in the clone; searches and benchmarks take less time
-    here.
-    """
+    """The commands of a page, in order, as a shell runs them; searches and benchmarks take less time here."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for line in shell_lines(page):
         if not re.match(r"(dnnc|python -[cm]|printf) ", line) or DEVICE.search(line):

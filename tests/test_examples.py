@@ -1,6 +1,4 @@
-"""The examples: each runs at a small size and finds that its result is right; the digits model, and the script that
-made it.
-"""
+"""The examples: each runs at a small size with a right result; the digits model and its script."""
 
 from __future__ import annotations
 
@@ -20,6 +18,8 @@ from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.backends.cuda.interpreted import InterpretedDevice
 from support.devices import install
+
+pytestmark = pytest.mark.family("cases")
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -68,6 +68,7 @@ def test_the_model_in_the_tree_reads_its_samples() -> None:
     assert set(labels) == set(range(10)) and (logits.argmax(1) == labels).mean() >= 0.9
 
 
+@pytest.mark.slow
 def test_gradients_are_differences() -> None:
     t = script("train_digits")
     rng = np.random.default_rng(1)
@@ -105,6 +106,7 @@ def test_training_reaches_its_accuracy(
 # --- examples of array programs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRAY_EXAMPLES)
 def test_array_programs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     given, found = ARRAY_EXAMPLES[name]
@@ -129,6 +131,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=(pytest.mark.slow, pytest.mark.thorough)) if n == "vit" else n for n in ARRAY_EXAMPLES],

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("compiler", "ir", "passes", "backends", "autotune", ".ci")
 FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
@@ -21,7 +23,7 @@ FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 SCRIPT = """
 import dnnc
 import dnnc.array as xp
-from support import fuzz
+from dnnc.passes.rewrites import cse
 print(dnnc.__file__, dnnc.__version__)
 f = dnnc.compile(lambda x: x + 1, inputs=[dnnc.Spec((3,))], cache=False)
 assert f([1.0, 2.0, 3.0]).tolist() == [2.0, 3.0, 4.0]
@@ -71,7 +73,6 @@ def install(python: Path, tree: Path, *options: str) -> None:
     run(sys.executable, "-m", "pip", "--python", python, "install", *flags, *options, tree, cwd=tree.parent)
 
 
-@pytest.mark.slow
 def test_editable_from_the_folder_above(clone: Path, python: Path) -> None:
     install(python, clone, "--editable")
     above = clone.parent
@@ -91,7 +92,6 @@ def test_editable_from_the_folder_above(clone: Path, python: Path) -> None:
     assert str(clone) not in run(python, "-c", "import importlib.util as u; print(u.find_spec('dnnc'))", cwd=Path("/"))
 
 
-@pytest.mark.slow
 def test_a_plain_install_from_the_folder_above(clone: Path, python: Path) -> None:
     install(python, clone)
     assert "site-packages" in run(python, "-c", SCRIPT, cwd=clone.parent)
@@ -103,7 +103,6 @@ def build(tree: Path, what: str) -> Path:
     return tree / "out" / run(sys.executable, "-c", code, cwd=tree).splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_a_removed_module_is_not_in_the_next_wheel(clone: Path) -> None:
     (clone / "ir" / "stale.py").write_text("")
     assert "dnnc/ir/stale.py" in zipfile.ZipFile(build(clone, "wheel")).namelist()
@@ -113,7 +112,6 @@ def test_a_removed_module_is_not_in_the_next_wheel(clone: Path) -> None:
     assert (clone / "build" / "mine").exists()
 
 
-@pytest.mark.slow
 def test_a_source_archive_builds(clone: Path, tmp_path: Path) -> None:
     with tarfile.open(build(clone, "sdist")) as archive:
         archive.extractall(tmp_path / "unpacked")

@@ -263,9 +263,7 @@ class _Writer:
 
 @contextmanager
 def locked(fd: int) -> Iterator[None]:
-    """Holds the lock that all writers of a log take. Systems without such locks are served without: one process at a
-    time, then.
-    """
+    """Holds the lock that all writers of a log take. Without such locks one process at a time is served."""
     try:
         import fcntl
     except ImportError:
@@ -295,9 +293,7 @@ def _cut_torn(fd: int) -> int:
 
 
 def write_whole(path: Path, lines: Iterable[bytes]) -> None:
-    """Put a log in the place of whatever is there: all of it or, where that fails, nothing. TuneError where it cannot
-    be written.
-    """
+    """Put a whole log in the place of whatever is there, or nothing. TuneError if it cannot be written."""
     try:
         with replacing(path) as f:
             f.writelines(lines)

@@ -86,9 +86,7 @@ class XGBModel:
         return self
 
     def update(self, x: Array, seconds: Array, groups: Array) -> None:
-        """Learn from all trials of a search so far; what `base` knew stays. A few trials more than the last time change
-        nothing.
-        """
+        """Learn from all trials of a search so far; `base` stays. Few trials more change nothing."""
         if len(x) < self.told * GROWTH:
             return
         self.trees, self.members, self.told = STEP, VOTES, len(x)
@@ -170,9 +168,7 @@ def speeds(seconds: Array, groups: Array) -> Array:
 
 
 def unit_of(raw: Array, known: Array, y: Array, groups: Array) -> float:
-    """By what scores are multiplied to be logarithms of speed: least squares within the groups, of what is not far
-    behind.
-    """
+    """Factor from scores to logarithms of speed: least squares within the groups, of what is not far behind."""
     near = y > -np.log(4.0)
     raw, rest, groups = raw[near], (y - known)[near], groups[near]
     a, b = raw - _means(raw, groups), rest - _means(rest, groups)

@@ -85,9 +85,7 @@ VERSION = hashlib.sha256("\n".join(NAMES).encode()).hexdigest()[:16]
 
 
 def features(problem: Problem, choices: Sequence[Choice], limits: Limits) -> Array:
-    """The features of choices, float32 [choices, len(NAMES)]. The same input gives the same bits, whatever the other
-    choices are.
-    """
+    """The features of choices, float32 [choices, len(NAMES)]: equal bits for equal choices."""
     w = work_of(problem)
     about = _about(w)
     out = np.empty((len(choices), len(NAMES)), np.float32)

@@ -51,9 +51,7 @@ class Forest:
         return int(self.member.max(initial=-1)) + 1
 
     def predict(self, x: Array) -> Array:
-        """Features float32 [n, F] -> scores float64 [n]: logarithms of speed, of which differences within a task mean
-        something.
-        """
+        """Features float32 [n, F] -> scores float64 [n]: logarithms of speed, compared within a task."""
         return self.votes(x).mean(1)  # type: ignore[no-any-return]
 
     def spread(self, x: Array) -> Array:

@@ -36,9 +36,7 @@ Knobs = Mapping[str, "int | str"]
 
 
 def clock(limits: Limits) -> float:
-    """Cycles a second: of a core that begins two multiply-adds of vectors in one, of a multiprocessor that begins
-    128.
-    """
+    """Cycles a second of a core with two vector multiply-adds in one, or of a multiprocessor with 128."""
     return limits.flops / limits.cores / (2 * SM_CORES if limits.kind == "gpu" else 4 * limits.lanes)
 
 
@@ -432,7 +430,8 @@ def _streamed(w: Work, k: Knobs, limits: Limits) -> Plan:
         + (w.flops + 16 * (w.ops[2] + w.ops[3])) / (SM_CORES * max(min(limits.cores, blocks), 1))
     )
     return Plan(
-        number(k, "rows"), each, serial, blocks, blocks * threads * each / max(w.outputs * (w.red if "team" in k else 1), 1), threads, 0,
+        number(k, "rows"), each, serial, blocks,
+        blocks * threads * each / max(w.outputs * (w.red if "team" in k else 1), 1), threads, 0,
         w.red * w.element / limits.near, w.nbytes / limits.l2, together, 1, asked / max(w.outputs * w.red, 1),
         cycles / clock(limits), moved / limits.l2_bandwidth,
         (_memory(w, limits) + jumping / limits.l2_bandwidth) / busy, limits.start,

@@ -136,9 +136,7 @@ class Surrogate:
         self.spread = np.sqrt(np.maximum(prior - (self._half**2).sum(0), 1e-10))
 
     def sampler(self, among: Array) -> Callable[[np.random.Generator, int], Array]:
-        """Draws log seconds of some choices as they may be, float64 [times, choices]: what resembles each other varies
-        together.
-        """
+        """Draws log seconds of choices, float64 [times, choices]: what resembles each other varies together."""
         x, mean = self.x[among], self.mean[among]
         cov = self._kernel(x, x, self.lengths) - self._half[:, among].T @ self._half[:, among]
         root = np.linalg.cholesky(cov + np.eye(len(among)) * 1e-6).T

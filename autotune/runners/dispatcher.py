@@ -101,9 +101,7 @@ class Deal:
         return mine + self.lost(parcel, "a worker gave no answer for it")
 
     def lost(self, parcel: Parcel, why: str) -> list[Trial]:
-        """A worker has gone with a parcel: others get it, one request at a time. The trials of those requests that are
-        given up.
-        """
+        """A worker has gone with a parcel: others get it one by one. The trials of requests that are given up."""
         given_up = []
         for k in reversed(parcel.numbers):  # back to where it was taken from, in the same order
             h = self._held[k]
@@ -121,9 +119,7 @@ class Deal:
         return given_up
 
     def unserved(self, served: Collection[str], why: str) -> list[Trial]:
-        """Give up what waits for targets that no worker has; `why`: what is known of workers that went or never
-        came.
-        """
+        """Give up what waits for targets that no worker has; `why`: what is known of workers that went."""
         given_up = []
         there = f"workers there are: {', '.join(sorted(set(served)))}" if served else "no worker is left at all"
         for target in sorted(self.waiting() - set(served)):

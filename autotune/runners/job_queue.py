@@ -83,9 +83,7 @@ class Ready:
         return self._count(key) * self._paces.get(key, PACE)
 
     def _for(self, device: int) -> str | None:
-        """The task that a device is to go on with: one that it holds, one that nobody does, or another's of which much
-        waits.
-        """
+        """The task that a device goes on with: its own, nobody's, or another's of which much waits."""
         mine = next((k for k in reversed(self._held[device]) if k in self._waiting), None)
         if mine is not None:
             return mine

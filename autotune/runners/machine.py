@@ -56,7 +56,7 @@ class Machine:
     def kernel(self, problem: Problem, choice: Choice, setting: Setting) -> Kernel:
         """The kernel as a compilation makes it, verified.
 
-        InternalError or VerifyError: the choice does not apply. Knobs that a template does not know may fail in any way.
+        InternalError or VerifyError: the choice does not apply. Unknown knobs of a template may fail in any way.
         """
         templates = (*self.templates(setting), *self.backend.library_templates(setting.numerics))
         intrinsics = self.backend.facts(setting.numerics).native_intrinsics
@@ -76,5 +76,5 @@ class Machine:
 
 
 def machine_of(target: str) -> Machine:
-    """The machine of a target: "llvm -mcpu=znver4 -threads=2", "cuda:1", "cuda -arch=sm_90a". TargetError: it is none."""
+    """The machine of a target: "llvm -mcpu=znver4 -threads=2", "cuda:1", "cuda -arch=sm_90a". Or TargetError."""
     return Machine(open_backend(target))

@@ -292,9 +292,7 @@ class RayRunner:
         self._ray.kill(start.actor)
 
     def _note_late(self) -> None:
-        """Actors that Ray has no resources for stay in its queue, and are used once it has; who waits for them learns
-        why.
-        """
+        """Actors without resources stay in Ray's queue until it has some; who waits for them learns why."""
         for s in self._starting.values():
             if not s.late and time.monotonic() >= s.until:
                 s.late = True

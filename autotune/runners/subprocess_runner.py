@@ -21,7 +21,10 @@ from dnnc.ir.errors import TuneError
 START_SECONDS = 120.0  # until a process has loaded what it needs, a device's libraries on a slow disk too
 WORDS = 2000  # bytes of what a process said last
 # The parent's sys.path, so that a process imports the very dnnc that starts it, and nothing from its current directory.
-_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1].split(chr(0x1F)); from dnnc.autotune.runners.worker import main; main(sys.argv[2:])"
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = sys.argv[1].split(chr(0x1F)); from dnnc.autotune.runners.worker import main; "
+    "main(sys.argv[2:])"
+)
 Answer = tuple[dict[str, Any], bytes]
 
 

@@ -3,7 +3,8 @@
 
 Messages are those of `dnnc.backends.runtime.messages`, in on stdin, out on stdout: a JSON header and a body of bytes.
 Nothing is unpickled.
-ROLE "build":   {"op": "build", "task", "choice"} -> {"symbol", "facts", "spills", "seconds", "text": its bytes}, body: text and code.
+ROLE "build":   {"op": "build", "task", "choice"} -> {"symbol", "facts", "spills", "seconds", "text": its bytes}, body:
+                text and code.
 ROLE "measure": {"op": "load", "id", "task", "choice", "symbol", "facts", "text"}, body -> {};  {"op": "time", "id",
 "limit"} -> {"seconds",
                 "before", "after"}; {"op": "check", "id"} -> {"checked"}; {"op": "drop", "id"} -> {}.
@@ -157,9 +158,7 @@ class Measurer:
 
 
 def serve(role: Callable[[], Builder | Measurer], requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more requests. What is no error of a kernel (a device that failed) is told, and ends
-    the process.
-    """
+    """Answer until there are no more requests. A failed device is told, and ends the process."""
     try:
         one = role()
     except DnncError as e:

@@ -114,9 +114,7 @@ def margin_of(model: CostModel, template: str) -> float:
 
 @cache
 def shipped(kind: str) -> Forest | None:
-    """The model that ships for machines of a kind ("cpu", "gpu"); None where there is none for the features of this
-    version.
-    """
+    """The model that ships for a kind of machine ("cpu", "gpu"); None without one for these features."""
     file = files("dnnc.autotune") / "pretrained" / f"{kind}.npz"
     if not file.is_file():
         return None

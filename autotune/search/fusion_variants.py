@@ -170,9 +170,7 @@ class Rivals:
         return self.unknown[:room] or self.open
 
     def hope(self, believed: Callable[[Entry], float]) -> float:
-        """Seconds of a call of the model that measuring more parts may save. `believed`: seconds of a call of a
-        part.
-        """
+        """Seconds of the model's call that measuring more parts may save. `believed`: of a call of a part."""
         groups: dict[str, float] = {}
         for r in self.all:
             if r.known and any(not e.reason for e in r.parts):

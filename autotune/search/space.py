@@ -49,6 +49,6 @@ def with_libraries(machine: Machine) -> Callable[[Task], list[Choice]]:
 
 
 def as_known(choices: Sequence[Choice], machine: Machine) -> list[Choice]:
-    """The choices as a cost model sees them: it knows nothing of library calls, so they become the default, the first."""
+    """The choices as a cost model sees them: library calls, which it does not know, become the default, the first."""
     libraries = {t.name for t in machine.backend.library_templates("standard")}
     return [choices[0] if c.template in libraries else c for c in choices]

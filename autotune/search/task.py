@@ -81,9 +81,7 @@ class Task:
         return found
 
     def renewed(self) -> Task:
-        """The same graph under the key of the kernel that it is lowered to today: another one where lowering has
-        changed since.
-        """
+        """The same graph under the key of the kernel that it is lowered to today, by changed lowering."""
         return replace(self, key=workload_key(self.of(parse(self.graph))[2], self.setting))
 
     def of(self, g: Graph) -> tuple[Graph, Group, Problem]:

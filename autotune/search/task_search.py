@@ -43,9 +43,7 @@ class Model(Protocol):
     """
 
     def predict(self, x: Array) -> Array:
-        """Features float32 [n, F] of one task -> scores float [n]: logarithms of speed, where the model knows them, or
-        higher where faster.
-        """
+        """Features float32 [n, F] of a task -> scores float [n]: logarithms of speed, or higher if faster."""
         ...
 
 

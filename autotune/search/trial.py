@@ -1,6 +1,4 @@
-"""One measurement of one schedule, and what makes such: the data and the interface between search, runners and the
-log.
-"""
+"""One measurement of one schedule: the data and the interface between search, runners and the log."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ class Trial:
 
 
 def ahead(seconds: Sequence[float], default: Sequence[float]) -> bool:
-    """Is a schedule faster than the default beyond a tie? Repeats are of the same rounds where there are as many of
-    both.
-    """
+    """Is a schedule faster than the default beyond a tie? Equally many repeats are of the same rounds."""
     if statistics.median(seconds) > (1 - TIE) * statistics.median(default):
         return False
     pairs = (
@@ -112,9 +108,7 @@ class Runner(Protocol):
     """Measures schedules: in processes of this machine, on several GPUs, over a Ray cluster."""
 
     def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:
-        """One Trial for each request, in any order, as they come. Never raises for what a schedule does: that is a
-        status.
-        """
+        """One Trial per request, in any order, as they come. A schedule's fault is a status, never an exception."""
         ...
 
     def close(self) -> None:

@@ -148,9 +148,7 @@ class GpuKernel:
             self.bench.device.launch(self.function, self.launch, [*args[:-1], last], self.bench.stream)
 
     def series(self, work: Callable[[], None], count: int) -> list[float]:
-        """Seconds of each time that the work is done, after once more that keeps the device busy while the host asks
-        for the rest.
-        """
+        """Seconds of each repeat, after one more that keeps the device busy while the host asks for the rest."""
         device, stream = self.bench.device, self.bench.stream
         events = [device.new_event(timing=True) for _ in range(count + 1)]
         work()
@@ -215,9 +213,7 @@ class GpuKernel:
         return statistics.median(self.series(lambda: graph.launch(stream), count)) / self.calls
 
     def fastest(self, calls: int) -> float:
-        """Seconds of a call, the quickest of some times that so many were made. It is used for kernels that are
-        quick.
-        """
+        """Seconds of a call, the quickest of some times that so many were made; for kernels that are quick."""
         if self.graph is None:
             self.record(calls)
         graph, stream = self.graph, self.bench.stream
@@ -225,9 +221,7 @@ class GpuKernel:
         return min(self.series(lambda: graph.launch(stream), 3)) / self.calls
 
     def check(self, text: str, choice: Choice) -> bool:
-        """Compare with float64, as the gate does. False where it is too long for that; AccuracyError where it
-        differs.
-        """
+        """Compare with float64, as the gate does. False if it is too long for that; AccuracyError if it differs."""
         operands = self.data.operands
         step = operands.step(parse_kernel(text), choice)
         check_kernel(operands.task.rebuilt[0], step, self.bench.device, self.function, self.launch)

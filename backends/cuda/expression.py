@@ -5,7 +5,6 @@ A recorded graph would hold addresses, so that operands and results had to be co
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from dnnc.backends.runtime.device import STATUS_BYTES, Device
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import CompiledKernel, MemoryRef, Program
 from dnnc.ir.errors import InputError
+from dnnc.ir.lru import LRU
 from dnnc.ir.shapes import concrete_shape
 
 KERNELS = 4096  # loaded kernels kept in a process
@@ -29,7 +29,7 @@ class CudaExpressions:
 
     def __init__(self, device: Callable[[], Device], cache: KernelCache, check: bool) -> None:
         self._device, self.cache, self.check = device, cache, check
-        self.functions: OrderedDict[str, Any] = OrderedDict()
+        self.functions: LRU[str, Any] = LRU(KERNELS)
 
     def job(self, check: bool) -> BuildJob:
         return BuildJob(self.cache, check=check)
@@ -47,9 +47,8 @@ class CudaExpressions:
 
     def _function(self, program: Program, k: CompiledKernel) -> Any:
         """A kernel that needs neither a compiler nor a check any more, loaded; else None."""
-        found = self.functions.get(k.symbol)
+        found = self.functions.find(k.symbol)
         if found is not None:
-            self.functions.move_to_end(k.symbol)
             return found
         if self.check and k.symbol not in program.code and self.cache.get(checked_key(k.symbol)) is None:
             return None
@@ -59,8 +58,6 @@ class CudaExpressions:
         launch, params = program.launches[k.symbol], program.params[k.symbol]
         found = self._device().load(code, k.symbol, launch, params, "pdl_wait(" in k.text)
         self.functions[k.symbol] = found
-        if len(self.functions) > KERNELS:
-            self.functions.popitem(last=False)
         return found
 
 

@@ -138,10 +138,14 @@ def _im2col(em: FuncEmitter, s: Eval) -> str:
     )
     text = f"""\
 FN void {name}(void* to, const TensorMap* map, {ints}, {halves}, u64* b) {{
-  asm volatile("cp.async.bulk.tensor.{n + 2}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {{{place}}}], [%{n + 4}], {{{taps}}};"
+  asm volatile("cp.async.bulk.tensor.{n + 2}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, \
+{{{place}}}], [%{n + 4}], {{{taps}}};"
     :: "r"(shared_address(to)), "l"(map), {given} : "memory");
 }}"""
-    return f"{_generated(em, name, text)}({em.text(to)}, &{em.unit.tensor_map(im2col_of(s))}, {numbers}, {em.text(s.args[3])});"
+    return (
+        f"{_generated(em, name, text)}({em.text(to)}, &{em.unit.tensor_map(im2col_of(s))}, {numbers}, "
+        f"{em.text(s.args[3])});"
+    )
 
 
 def _prefetch(em: FuncEmitter, s: Eval) -> str:
@@ -180,7 +184,8 @@ def _copy_helper(name: str, rank: int) -> str:
     if name == "tma_load":
         return f"""\
 FN void {name}_{rank}d(void* to, const TensorMap* map, {params}, u64* b) {{
-  asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {at}], [%{2 + rank}];"
+  asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {at}], \
+[%{2 + rank}];"
     :: "r"(shared_address(to)), "l"(map), {numbers}, "r"(shared_address(b)) : "memory");
 }}"""
     return f"""\
@@ -287,11 +292,13 @@ FN void mbar_fence() {
                    '"r"(shared_address(b)) : "memory"); }',
     "mbar_expect": """\
 FN void mbar_expect(u64* b, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : \
+"memory");
 }""",
     "mbar_wait": """\
 FN void mbar_wait(u64* b, u32 parity) {
-  asm volatile("{\\n.reg .pred done;\\nWAIT:\\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n@done bra DONE;\\nbra WAIT;\\nDONE:\\n}"
+  asm volatile("{\\n.reg .pred done;\\nWAIT:\\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], \
+%1;\\n@done bra DONE;\\nbra WAIT;\\nDONE:\\n}"
     :: "r"(shared_address(b)), "r"(parity) : "memory");
 }""",
     "tma_prefetch": 'FN void tma_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) '
@@ -305,7 +312,8 @@ FN void mbar_wait(u64* b, u32 parity) {
     "stmatrix_x4": """\
 template<class T> FN void stmatrix_x4(T* p, const V<T, 8>& v) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-    :: "r"(shared_address(p)), "r"(pair(v.v[0], v.v[1])), "r"(pair(v.v[2], v.v[3])), "r"(pair(v.v[4], v.v[5])), "r"(pair(v.v[6], v.v[7])) : "memory");
+    :: "r"(shared_address(p)), "r"(pair(v.v[0], v.v[1])), "r"(pair(v.v[2], v.v[3])), "r"(pair(v.v[4], v.v[5])), \
+"r"(pair(v.v[6], v.v[7])) : "memory");
 }""",
     "wgmma_fence": 'FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }',
     "wgmma_commit": 'FN void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }',
@@ -336,7 +344,8 @@ FN void peer_send(const f32* p, int rank, f32 v, u64* b) {
     # for what other blocks have sent
     "mbar_wait_peers": """\
 FN void mbar_wait_peers(u64* b, u32 parity) {
-  asm volatile("{\\n.reg .pred done;\\nWAIT:\\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\\n@done bra DONE;\\nbra WAIT;\\nDONE:\\n}"
+  asm volatile("{\\n.reg .pred done;\\nWAIT:\\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], \
+%1;\\n@done bra DONE;\\nbra WAIT;\\nDONE:\\n}"
     :: "r"(shared_address(b)), "r"(parity) : "memory");
 }""",
     "peer_4": """\

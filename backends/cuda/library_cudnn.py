@@ -83,7 +83,10 @@ def check(library: Any, status: int, what: str) -> None:
         return
     text = ctypes.create_string_buffer(TEXT)
     library.cudnnGetLastErrorString(text, ctypes.c_size_t(TEXT))
-    said = f"{what}: {library.cudnnGetErrorString(ctypes.c_int(status)).decode()} ({status}) {text.value.decode(errors='replace')}".strip()
+    said = (
+        f"{what}: {library.cudnnGetErrorString(ctypes.c_int(status)).decode()} ({status}) "
+        f"{text.value.decode(errors='replace')}"
+    ).strip()
     if status in NOT_SUPPORTED:
         raise Unsupported(said)
     raise InternalError(

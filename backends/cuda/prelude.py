@@ -75,7 +75,8 @@ template<int A, int N, class T> FN V<T, N> ld(const T* p) {
       u32 u[sizeof(W) / 4 + 1];
       memcpy(u, &w, sizeof(W));
       UNROLL for (int k = 0; k < A; ++k)
-        r.v[i + k] = bit_cast<T>((typename Word<sizeof(T) < 4 ? sizeof(T) : 4>::T)(u[k * sizeof(T) / 4] >> (k * sizeof(T) % 4 * 8)));
+        r.v[i + k] = bit_cast<T>((typename Word<sizeof(T) < 4 ? sizeof(T) : 4>::T)(u[k * sizeof(T) / 4] >> \
+(k * sizeof(T) % 4 * 8)));
     } else memcpy(r.v + i, &w, sizeof(W));
   }
   return r;
@@ -89,7 +90,8 @@ template<int A, class T, int N> FN void st(T* p, const V<T, N>& x) {
       u32 u[sizeof(W) / 4 + 1];
       UNROLL for (int k = 0; k < (int)sizeof(W) / 4; ++k) u[k] = 0;
       UNROLL for (int k = 0; k < A; ++k)
-        u[k * sizeof(T) / 4] |= (u32)bit_cast<typename Word<sizeof(T) < 4 ? sizeof(T) : 4>::T>(x.v[i + k]) << (k * sizeof(T) % 4 * 8);
+        u[k * sizeof(T) / 4] |= (u32)bit_cast<typename Word<sizeof(T) < 4 ? sizeof(T) : 4>::T>(x.v[i + k]) \
+<< (k * sizeof(T) % 4 * 8);
       memcpy(&w, u, sizeof(W));
     } else memcpy(&w, x.v + i, sizeof(W));
     *(W*)(p + i) = w;
@@ -165,7 +167,10 @@ FN f64 add(f64 a, f64 b) { return a + b; }""",
 template<class T> FN T mul(T a, T b) { return T(typename Unsigned<T>::U(a) * typename Unsigned<T>::U(b)); }
 FN f32 mul(f32 a, f32 b) { return a * b; }
 FN f64 mul(f64 a, f64 b) { return a * b; }""",
-    "sub": "template<class T> FN T sub(T a, T b) { return T(typename Unsigned<T>::U(a) - typename Unsigned<T>::U(b)); }",
+    "sub": (
+        "template<class T> FN T sub(T a, T b) "
+        "{ return T(typename Unsigned<T>::U(a) - typename Unsigned<T>::U(b)); }"
+    ),
     "udiv": "FN int udiv(int a, u32 b) { return int((u32)a / b); }\nFN i64 udiv(i64 a, u64 b) { return i64((u64)a / "
             "b); }",
     "umod": "FN int umod(int a, u32 b) { return int((u32)a % b); }\nFN i64 umod(i64 a, u64 b) { return i64((u64)a % "
@@ -268,7 +273,8 @@ template<int N> FN V<{t}, N> to_{t}(const V<f32, N>& x) {{
   if (N % 2) r.v[N - 1] = to_{t}(x.v[N - 1]);
   return r;
 }}
-template<int N> FN V<{t}, N> to_{t}(const V<f64, N>& x) {{ V<{t}, N> r; UNROLL for (int i = 0; i < N; ++i) r.v[i] = to_{t}(x.v[i]); return r; }}"""
+template<int N> FN V<{t}, N> to_{t}(const V<f64, N>& x) {{ V<{t}, N> r; UNROLL for (int i = 0; i < N; ++i) r.v[i] = \
+to_{t}(x.v[i]); return r; }}"""
        for t in ("f16", "bf16")},
     # --- indices known only at run time: clamped into [lo, hi), and noted ---
     "guard": """\
@@ -278,7 +284,8 @@ template<class T> FN T guard(i64 x, T lo, T hi, i32* status, i32 kernel) {
   return x < lo || hi <= lo ? lo : T(hi - 1);
 }""",
     "guard/3": """\
-template<int N> FN V<i64, N> guard(const V<i64, N>& x, const V<i64, N>& lo, const V<i64, N>& hi, i32* status, i32 kernel) {
+template<int N> FN V<i64, N> guard(const V<i64, N>& x, const V<i64, N>& lo, const V<i64, N>& hi, i32* status, \
+i32 kernel) {
   V<i64, N> r;
   UNROLL for (int i = 0; i < N; ++i) r.v[i] = guard(x.v[i], lo.v[i], hi.v[i], status, kernel);
   return r;
@@ -319,7 +326,8 @@ template<class T> FN V<T, 8> {name}(const T* p) {{
     "pair": "template<class T> FN u32 pair(T low, T high) { return (u32)low.bits | (u32)high.bits << 16; }",
     "mma_m16n8k16": "\n".join(f"""\
 FN V<f32, 4> mma_m16n8k16(V<f32, 4> d, const V<{t}, 8>& a, const V<{t}, 4>& b) {{
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.{t}.{t}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.{t}.{t}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, \
+%2, %3}};"
     : "+f"(d.v[0]), "+f"(d.v[1]), "+f"(d.v[2]), "+f"(d.v[3])
     : "r"(pair(a.v[0], a.v[1])), "r"(pair(a.v[2], a.v[3])), "r"(pair(a.v[4], a.v[5])), "r"(pair(a.v[6], a.v[7])),
       "r"(pair(b.v[0], b.v[1])), "r"(pair(b.v[2], b.v[3])));
@@ -328,7 +336,8 @@ FN V<f32, 4> mma_m16n8k16(V<f32, 4> d, const V<{t}, 8>& a, const V<{t}, 4>& b) {
     "tf32": 'FN u32 tf32(f32 x) { u32 r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x)); return r; }',
     "mma_m16n8k8": """\
 FN V<f32, 4> mma_m16n8k8(V<f32, 4> d, const V<f32, 4>& a, const V<f32, 2>& b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, \
+%3};"
     : "+f"(d.v[0]), "+f"(d.v[1]), "+f"(d.v[2]), "+f"(d.v[3])
     : "r"(tf32(a.v[0])), "r"(tf32(a.v[1])), "r"(tf32(a.v[2])), "r"(tf32(a.v[3])), "r"(tf32(b.v[0])), "r"(tf32(b.v[1])));
   return d;
@@ -336,8 +345,10 @@ FN V<f32, 4> mma_m16n8k8(V<f32, 4> d, const V<f32, 4>& a, const V<f32, 2>& b) {
     # --- asynchronous copies: what lies past n is filled with 0 ---
     "cp_async": """\
 template<int BYTES> FN void cp_async(void* to, const void* from, int bytes = BYTES) {
-  if (BYTES == 16) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
-  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" :: "r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+  if (BYTES == 16) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(shared_address(to)), \
+"l"(from), "r"(bytes) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" :: "r"(shared_address(to)), "l"(from), "n"(BYTES), \
+"r"(bytes) : "memory");
 }""",
     "cp_async_commit": 'FN void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }',
     "cp_async_wait": 'template<int N> FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : '

@@ -15,14 +15,14 @@ from dnnc.ir.dtype import DType
 from dnnc.ir.errors import InternalError
 
 _KEYWORDS = """
-alignas alignof and asm auto bool break case catch char class const constexpr continue decltype default delete do double else enum explicit
-export extern false float for friend goto if inline int long mutable namespace new noexcept not nullptr operator or private protected
-public register restrict return short signed sizeof static struct switch template this throw true try typedef typename union unsigned
-using virtual void volatile while xor half status main
+alignas alignof and asm auto bool break case catch char class const constexpr continue decltype default delete do
+double else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept
+not nullptr operator or private protected public register restrict return short signed sizeof static struct switch
+template this throw true try typedef typename union unsigned using virtual void volatile while xor half status main
 """
 _LIBRARY = """
-abs acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 fabs floor fma fmax fmin fmod ldexp log log1p max memcpy memset min pow rint
-sin sinh sqrt tan tanh trunc j0 j1 jn y0 y1 yn gamma printf assert clock
+abs acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 fabs floor fma fmax fmin fmod ldexp log log1p max
+memcpy memset min pow rint sin sinh sqrt tan tanh trunc j0 j1 jn y0 y1 yn gamma printf assert clock
 """
 RESERVED = frozenset(
     (
@@ -43,7 +43,10 @@ RESERVED = frozenset(
     )
 )
 MATH = frozenset(
-    "exp log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p expm1 pow".split()
+    (
+        "exp log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p "
+        "expm1 pow"
+    ).split()
 )
 FAST = frozenset(("recip", "exp2"))  # single instructions, of 1 or 2 ulp
 _TYPES = frozenset((

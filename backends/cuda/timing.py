@@ -1,6 +1,4 @@
-"""Times the kernels of a program on a device: events before and after every kernel, in the recorded graph itself if there
-is one.
-"""
+"""Times the kernels of a program on a device: events around every kernel, in the recorded graph if there is one."""
 
 from __future__ import annotations
 

@@ -160,9 +160,7 @@ class CpuKernel:
         return float(self.run(calls).min())
 
     def check(self, text: str, choice: Choice) -> bool:
-        """Compare with float64, as the gate does. False where it is too long for that; AccuracyError where it
-        differs.
-        """
+        """Compare with float64, as the gate does. False if it is too long for that; AccuracyError if it differs."""
         graph, operands = self.data.operands.task.rebuilt[0], self.data.operands
         step = operands.step(parse_kernel(text), choice)
         check_kernel(graph, step, self.loaded.address(self.symbol))

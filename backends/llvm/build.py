@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dnnc.backends.base import BuildJob
 from dnnc.backends.llvm import compile as compile_
-from dnnc.backends.llvm import emit, spelling, values
+from dnnc.backends.llvm import emit, gathers, spelling, statements, streams, values
 from dnnc.backends.llvm.backend import FORMAT
 from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.code import load_code
@@ -38,7 +38,7 @@ def printer_version() -> str:
     before.
     """
     h = hashlib.sha256()
-    for module in (emit, values, spelling, compile_):
+    for module in (emit, statements, values, gathers, streams, spelling, compile_):
         h.update(Path(str(module.__file__)).read_bytes())
     return h.hexdigest()
 

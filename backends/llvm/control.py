@@ -135,7 +135,10 @@ def _branch(c: Branch) -> list[str]:
     for name in ("then", "other"):
         lines += [
             f"{name}:",
-            f"  %{name}.status = call i64 @{c.symbol}_{name}(ptr %frame, ptr %local, ptr null, i64 %tid, i64 %nthreads)",
+            (
+                f"  %{name}.status = call i64 @{c.symbol}_{name}(ptr %frame, ptr %local, ptr null, i64 %tid, i64 "
+                "%nthreads)"
+            ),
         ]
         lines.append("  br label %out")
     return [*lines, "out:", "  ret void", "}"]

@@ -10,17 +10,15 @@ memory plan gives every parameter its own memory, and a kernel that works in pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import reduce
-from math import prod
-from typing import Any
 
 from dnnc.backends.llvm import gathers, streams, values
 from dnnc.backends.llvm.spelling import literal, memory_mangle, scalar, stored, vector
-from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_STATUS
-from dnnc.ir.bounds import bounds, nonneg
+from dnnc.backends.llvm.statements import MANY_SUMS, Region, emit_block, vectors
+from dnnc.backends.runtime.frames import FRAME_STATUS
+from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, f16, f32, i64, u8
-from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import (
     Const,
     Expr,
@@ -30,41 +28,18 @@ from dnnc.ir.expr import (
     Product,
     Ref,
     Var,
-    children,
     const,
     free,
     substitute,
     value,
-    walk,
 )
 from dnnc.ir.linear import strided
-from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, accesses, walk_stmts
+from dnnc.ir.loops.stmt import Alloc, Buffer, For, Func, Kernel, walk_stmts
 from dnnc.ir.loops.stmt import stored as stored_buffers
 
-MANY_NUMBERS, MANY_SUMS = (
-    6,
-    20,
-)  # constants of an epilogue, and vectors of a tile, that do not fit into registers together
 ADDRESSED = (1, 2, 4, 8)  # scales that an address may have
 MOST_MULTIPLES = 4  # of a loop's variable that take a register each
-STACK_LIMIT = (
-    128 << 10
-)  # bytes; larger memory of a thread's own comes from the heap: threads of a caller may have small stacks
 MAX_STRIDE = 4  # between elements that vectors and shuffles load faster than a gather does
-
-
-class Region:
-    """An open loop or branch body: its lines so far, its current label, and what is already computed in it."""
-
-    __slots__ = ("label", "lines", "local", "memo", "multiples", "stepped")
-
-    def __init__(self, label: str, stepped: str = "") -> None:
-        self.label = label
-        self.lines: list[str] = []
-        self.stepped = stepped  # the variable of an innermost loop
-        self.multiples: dict[int, str] = {}  # of it, that the loop counts beside it
-        self.memo: dict[str, str] = {}
-        self.local: list[str] = []  # keys of memo that hold values and not addresses
 
 
 def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] | None = None) -> str:
@@ -126,11 +101,11 @@ class FuncEmitter:
             None  # constants of epilogues, and where they are in their table; None: there is no epilogue
         )
         self.table = ""  # its address, while an epilogue is printed
-        self.crowded = any(isinstance(s, Alloc) and _vectors(s.buf) >= MANY_SUMS for s in walk_stmts(func.body))
+        self.crowded = any(isinstance(s, Alloc) and vectors(s.buf) >= MANY_SUMS for s in walk_stmts(func.body))
 
     def text(self) -> str:
         self.values.update((p, f"%{p.name}") for p in self.func.params)
-        self.block(self.func.body)
+        emit_block(self, self.func.body)
         if self.streamed:
             self.decls.add(f"declare void @{streams.FENCE}()")
             self.frees.append(f"  call void @{streams.FENCE}()")
@@ -478,227 +453,7 @@ class FuncEmitter:
         cell = self.pure(f"select i1 {bad}, ptr {p}, ptr %unused.", bad, here=True)
         self.line(f"store i64 1, ptr {cell}, align 8")
 
-    # --- statements ---------------------------------------------------------------------------------------------------
-
-    def block(self, b: Block) -> None:
-        for s in b:
-            self.now = {}
-            _STATEMENTS[type(s)](self, s)
-
-    def do_alloc(self, s: Alloc) -> None:
-        n = 1
-        for d in s.buf.shape:
-            size = value(d)
-            if size is None:
-                raise InternalError(f"{s.buf.name}: {s.buf.space} memory needs a constant size, got {d!r}")
-            n *= size
-        v = f"%{s.buf.name}.{self.fresh()}"
-        size = -(-n * s.buf.dtype.bytes // 64) * 64
-        if s.buf.space == "local" and size > STACK_LIMIT:
-            self.decls |= {"declare noalias ptr @aligned_alloc(i64, i64)", "declare void @free(ptr)"}
-            self.allocas.append(f"  {v} = call ptr @aligned_alloc(i64 64, i64 {size})")
-            self.frees.append(f"  call void @free(ptr {v})")
-        else:
-            self.allocas.append(f"  {v} = alloca [{n} x {stored(s.buf.dtype, 1)}], align 64")
-        self.values[s.buf] = v
-        self.depth[v] = 0
-
-    def do_let(self, s: Let) -> None:
-        self.values[s.var] = self.operand(s.value, s.var.lanes)
-
-    def do_store(self, s: Store) -> None:
-        t, lanes = s.buf.dtype, s.lanes
-        v = self.to_memory(self.operand(s.value, lanes), t, lanes)
-        p, ty = self.address(s.buf, s.idx), stored(t, lanes)
-        if s.buf in self.streamed and streams.whole(s):
-            self.line(f"store {ty} {v}, ptr {p}, align {min(lanes * t.bytes, streams.LINE)}, !nontemporal !{{i32 1}}")
-            return
-        if s.limit is None:
-            self.line(f"store {ty} {v}, ptr {p}, align {self.alignment(s.buf, lanes)}")
-            return
-        if (
-            value(s.limit) == 1
-            # LLVM makes one store of a masked one with one lane; of a lane that was truncated it stores what it had
-            # before
-        ):
-            one, first = stored(t, 1), self.pure(f"extractelement {ty} {v}, i64 0", v, here=True)
-            self.line(f"store {one} {first}, ptr {p}, align {t.bytes}")
-            return
-        m = f"<{lanes} x i1>"
-        name = f"llvm.masked.store.{memory_mangle(t, lanes)}.p0"
-        self.decls.add(f"declare void @{name}({ty}, ptr, i32, {m})")
-        self.line(f"call void @{name}({ty} {v}, ptr {p}, i32 {t.bytes}, {m} {self.mask(s.limit, lanes)})")
-
-    def do_eval(self, s: Eval) -> None:
-        if s.name == "prefetch":
-            self.prefetch(self.expr(s.args[0]))
-        elif s.name == "barrier":
-            p = self.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_BARRIER}", here=True)
-            f = self.effect(f"load ptr, ptr {p}, align 8")
-            self.line(f"call void {f}(ptr %frame.)")
-        elif s.name in self.names:
-            args = [
-                f"ptr {self.expr(a)}" if isinstance(a, Ref) else f"{vector(a.dtype, a.lanes)} {self.expr(a)}"
-                for a in s.args
-            ]
-            args += ["ptr %frame.", "i64 %tid.", "i64 %nthreads."]
-            self.line(f"call void @{self.names[s.name]}({', '.join(args)})")
-        else:
-            raise InternalError(f"{s.name} has no LLVM spelling")
-
     def prefetch(self, p: str) -> None:
         """Into the nearest cache, to be read."""
         self.decls.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 3, i32 1)")
-
-    def do_if(self, s: If) -> None:
-        cond = self.without_unrolled(s.cond)
-        known = value(cond)
-        if known is not None:  # decided by unrolled loops
-            self.block(s.then if known else s.other)
-            return
-        c = self.expr(cond)
-        k, outer = self.fresh(), self.regions[-1]
-        lines: list[str] = []
-        for name, body in (("t", s.then), ("e", s.other)) if s.other else (("t", s.then),):
-            inner = Region(f".{name}{k}")
-            self.regions.append(inner)
-            self.block(body)
-            self.regions.pop()
-            lines += [f".{name}{k}:", *inner.lines, f"  br label %.j{k}"]
-        # the branch comes after what the arms have hoisted into this region
-        outer.lines += [f"  br i1 {c}, label %.t{k}, label %.{'e' if s.other else 'j'}{k}", *lines, f".j{k}:"]
-        outer.label = f".j{k}"
-
-    def do_for(self, s: For) -> None:
-        if s.kind == "unroll":
-            lo, hi = value(self.without_unrolled(s.lo)), value(self.without_unrolled(s.hi))
-            if lo is None or hi is None:
-                raise InternalError(f"the extent of unrolled loop {s.var.name} is not constant")
-            outermost = not self.unrolled
-            kept = (
-                self.set_aside(s.body)
-                if outermost and self.crowded and len(self.regions) > 1 and _numbers(s.body) > MANY_NUMBERS
-                else {}
-            )
-            for i in range(lo, hi):
-                self.unrolled[s.var] = i
-                self.block(s.body)
-                if outermost:
-                    self.forget_values()
-            self.unrolled.pop(s.var, None)
-            self.values.update(kept)
-            self.table = "" if outermost else self.table
-            return
-        if s.kind not in ("range", "parallel"):
-            raise InternalError(f"a {s.kind} loop has no LLVM form; vectorize it or choose another kind")
-        lo_v, hi_v = self.expr(s.lo), self.expr(s.hi)
-        maybe_empty = not nonneg(s.extent - 1)
-        if s.kind == "parallel":
-            lo_v, hi_v = self.share(s, lo_v)
-            maybe_empty = True
-        self.loop(s, lo_v, hi_v, maybe_empty)
-
-    def set_aside(self, epilogue: Block) -> dict[Var | Buffer, str]:
-        """Move tiles to memory behind the loop that sums them, for an epilogue that needs many registers; where they
-        were before.
-
-        LLVM would rather keep the sums in memory all the time. The address of the copy is none that it can know, like
-        that of the constants.
-        """
-        self.pool = self.pool or {}
-        self.table = self.effect(f'call ptr asm sideeffect "", "=r,0"(ptr {self.pool_name})')
-        read = {
-            x.buf: None
-            for x in accesses(epilogue)
-            if _vectors(x.buf) >= MANY_SUMS and x.buf not in stored_buffers(epilogue)
-        }
-        kept: dict[Var | Buffer, str] = {}
-        for buf in read:
-            ty, lanes = stored(buf.dtype, value(buf.shape[-1]) or 1), value(buf.shape[-1]) or 1
-            copy = f"%{buf.name}.aside{self.fresh()}"
-            self.allocas.append(f"  {copy} = alloca [{_vectors(buf)} x {ty}], align 64")
-            for k in range(_vectors(buf)):
-                at = k * lanes * buf.dtype.bytes
-                p, q = (self.effect(f"getelementptr i8, ptr {base}, i64 {at}") for base in (self.values[buf], copy))
-                self.line(f"store {ty} {self.effect(f'load {ty}, ptr {p}, align 64')}, ptr {q}, align 64")
-            kept[buf] = self.values[buf]
-            self.values[buf] = self.effect(f'call ptr asm sideeffect "", "=r,0,~{{memory}}"(ptr {copy})')
-            self.depth[copy] = 0
-        return kept
-
-    def forget_values(self) -> None:
-        """Load again in the next copy of an unrolled body: kept values would fill the registers that the tile needs."""
-        region = self.regions[-1]
-        for text in region.local:
-            region.memo.pop(text, None)
-        region.local.clear()
-
-    def share(self, s: For, lo: str) -> tuple[str, str]:
-        """This thread's part of a parallel loop: iterations [n*tid/nthreads, n*(tid+1)/nthreads)."""
-        n = self.expr(s.extent)
-        nxt = self.pure("add i64 %tid., 1")
-        ends = []
-        for t in ("%tid.", nxt):
-            q = self.pure(f"udiv i64 {self.pure(f'mul i64 {n}, {t}', n, t)}, %nthreads.", n, t)
-            ends.append(q if value(s.lo) == 0 else self.pure(f"add i64 {lo}, {q}", lo, q))
-        return ends[0], ends[1]
-
-    def loop(self, s: For, lo: str, hi: str, maybe_empty: bool) -> None:
-        k, outer = self.fresh(), self.regions[-1]
-        i = f"%{s.var.name}.{k}"
-        inner = Region(
-            f".h{k}", "" if any(isinstance(x, For) and x.kind != "unroll" for x in walk_stmts(s.body)) else i
-        )
-        self.regions.append(inner)
-        self.values[s.var] = i
-        self.depth[i] = len(self.regions) - 1
-        self.block(s.body)
-        self.regions.pop()
-        pre = outer.label
-        if maybe_empty:
-            outer.lines += [
-                f"  %.g{k} = icmp slt i64 {lo}, {hi}",
-                f"  br i1 %.g{k}, label %.p{k}, label %.x{k}",
-                f".p{k}:",
-            ]
-            pre = f".p{k}"
-        fixed = int(lo) if lo.lstrip("-").isdigit() else None
-        steps = {m: (f"{m}s" if fixed is None else str(fixed * c), c) for c, m in inner.multiples.items()}
-        outer.lines += [f"  {start} = mul i64 {lo}, {c}" for start, c in steps.values() if fixed is None]
-        outer.lines += [
-            f"  br label %.h{k}", f".h{k}:", f"  {i} = phi i64 [ {lo}, %{pre} ], [ {i}n, %{inner.label} ]",
-            *(f"  {m} = phi i64 [ {start}, %{pre} ], [ {m}n, %{inner.label} ]" for m, (start, _) in steps.items()),
-            *inner.lines,
-            f"  {i}n = add nuw nsw i64 {i}, 1", *(f"  {m}n = add i64 {m}, {c}" for m, (_, c) in steps.items()),
-            f"  %.c{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %.c{k}, label %.h{k}, label %.x{k}", f".x{k}:",
-        ]  # fmt: skip
-        outer.label = f".x{k}"
-
-
-def _vectors(buf: Buffer) -> int:
-    """Registers that a tile of sums occupies."""
-    shape = [value(d) for d in buf.shape]
-    return (
-        prod(d or 0 for d in shape[:-1]) if buf.space == "register" and len(shape) > 1 and (shape[-1] or 0) > 1 else 0
-    )
-
-
-def _numbers(b: Block) -> int:
-    """How many different vectors of a constant the stores of a block need."""
-    stores = [s for s in walk_stmts(b) if isinstance(s, Store) and s.lanes > 1]
-    return len(
-        {
-            c
-            for s in stores
-            for e in walk(s.value)
-            for c in children(e)
-            if isinstance(c, Const) and c.dtype is f32 and isinstance(e, Op)
-        }
-    )
-
-
-_STATEMENTS: dict[type[Stmt], Callable[[FuncEmitter, Any], None]] = {
-    Alloc: FuncEmitter.do_alloc, Let: FuncEmitter.do_let, Store: FuncEmitter.do_store, Eval: FuncEmitter.do_eval,
-    If: FuncEmitter.do_if, For: FuncEmitter.do_for,
-}  # fmt: skip

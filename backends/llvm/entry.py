@@ -102,7 +102,10 @@ def declarations(calls: Sequence[Call]) -> list[str]:
     """The kernels that are called, declared, each once."""
     return sorted(
         {
-            f"declare void @{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})"
+            (
+                "declare void "
+                f"@{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})"
+            )
             for c in calls
         }
     )

@@ -4,7 +4,6 @@ but its new kernels.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from dnnc.backends.llvm.table_runner import can_run, counters, records_of, runne
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.results import results as result_memory
+from dnnc.ir.lru import LRU
 
 Array = np.ndarray[Any, Any]
 KERNELS = 4096  # loaded kernels kept in a process, some kilobytes each
@@ -34,7 +34,7 @@ class CpuExpressions:
     def __init__(self, cache: KernelCache, threads: int) -> None:
         self.cache, self.threads = cache, threads
         self.runner = runner(cache)
-        self.loaded: OrderedDict[str, tuple[Loaded, bytes]] = OrderedDict()
+        self.loaded: LRU[str, tuple[Loaded, bytes]] = LRU(KERNELS)
 
     def job(self, check: bool) -> BuildJob:
         return ExpressionJob(self.cache, check=check, entry=False, loader=self)
@@ -57,17 +57,14 @@ class CpuExpressions:
 
     def kernel(self, symbol: str, code: bytes | None) -> Loaded | None:
         """A loaded kernel; None if its code is nowhere."""
-        found = self.loaded.get(symbol)
+        found = self.loaded.find(symbol)
         if found is not None:
-            self.loaded.move_to_end(symbol)
             return found[0]
         code = code or self.cache.get(symbol[2:])
         if code is None:
             return None
         loaded = load_objects([code])
         self.loaded[symbol] = loaded, code
-        if len(self.loaded) > KERNELS:
-            self.loaded.popitem(last=False)
         return loaded
 
 

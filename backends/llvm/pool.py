@@ -2,9 +2,11 @@
 
 In: nothing but the frame layout of `dnnc.backends.runtime.frames`. Out: the text of a module that exports
     ptr  dnnc_pool_state()                                             the pool of this object file, zero at first
-    i64  dnnc_pool_run(pool, entry, frame, buffers, dims, nthreads)    runs i64 entry(frame, buffers, dims, tid, nthreads); Frame.status
+    i64  dnnc_pool_run(pool, entry, frame, buffers, dims, nthreads)    runs i64 entry(frame, buffers, dims, tid,
+                                                                       nthreads); Frame.status
     void dnnc_barrier(frame)                                           also reached through Frame[FRAME_BARRIER]
-    i64  dnnc_pool_stop(pool)                                          ends and joins the workers; 1, and nothing done, when it is busy
+    i64  dnnc_pool_stop(pool)                                          ends and joins the workers; 1, and nothing done,
+                                                                       when it is busy
 It is text because threads must not pass through Python: a whole parallel call costs a few microseconds, a barrier a
 fraction of one.
 
@@ -144,7 +146,8 @@ check:
   %differs = icmp ne i32 %now, %old
   br i1 %differs, label %awake, label %futex
 futex:
-  %rc = call i64 (i64, ...) @syscall(i64 {FUTEX}, ptr %word, i64 {FUTEX_WAIT_PRIVATE}, i32 %old, ptr null, ptr null, i64 0)
+  %rc = call i64 (i64, ...) @syscall(i64 {FUTEX}, ptr %word, i64 {FUTEX_WAIT_PRIVATE}, i32 %old, ptr null, ptr null, \
+i64 0)
   br label %check
 awake:
   %down = atomicrmw sub ptr %asleep, i32 1 seq_cst, align 4
@@ -162,7 +165,8 @@ define internal void @wake(ptr %word, ptr %asleep) nounwind {{
   %any = icmp ne i32 %n, 0
   br i1 %any, label %futex, label %done
 futex:
-  %rc = call i64 (i64, ...) @syscall(i64 {FUTEX}, ptr %word, i64 {FUTEX_WAKE_PRIVATE}, i64 2147483647, ptr null, ptr null, i64 0)
+  %rc = call i64 (i64, ...) @syscall(i64 {FUTEX}, ptr %word, i64 {FUTEX_WAKE_PRIVATE}, i64 2147483647, ptr null, \
+ptr null, i64 0)
   br label %done
 done:
   ret void
@@ -226,7 +230,8 @@ define internal i1 @claim(ptr %claimed) nounwind {{
   ret i1 %free
 }}
 
-; before sleeping: a wake-up must not put the calling thread on the CPU of who wakes it. %mask gets what it may use otherwise; false when that fails
+; before sleeping: a wake-up must not put the calling thread on the CPU of who wakes it. \
+%mask gets what it may use otherwise; false when that fails
 define internal i1 @stay(ptr %mask) nounwind {{
   %here = alloca [{CPU_WORDS} x i64], align 8
   %bit.p = alloca i64, align 8
@@ -333,7 +338,8 @@ exit:
 """
 
 _START = f"""
-; with the lock held: makes workers until there are %want; returns how many there are, fewer when the system gives no more
+; with the lock held: makes workers until there are %want; returns how many there are, \
+fewer when the system gives no more
 define internal i32 @grow(ptr %pool, i32 %want) nounwind {{
 entry:
 {_field("created.p", "pool", CREATED)}\

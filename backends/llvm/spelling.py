@@ -3,7 +3,7 @@ leaves undefined.
 
 | operation | undefined in LLVM | form used here |
 |---|---|---|
-| truncdiv, truncmod, floormod | division by 0, INT_MIN / -1 | divisor replaced by 1 (resp. the result selected) where it would trap |
+| truncdiv, truncmod, floormod | division by 0, INT_MIN / -1 | divisor 1 (or the result selected) where it would trap |
 | shl, shr | shift by the width or more | amount masked, result selected |
 | float -> integer | out of range, NaN | llvm.fptosi.sat / llvm.fptoui.sat |
 | min, max of floats | which operand a NaN gives | NaN propagates: `b is NaN ? b : b > a ? b : a` |

@@ -7,7 +7,9 @@ constants, the buffers of the call; then the sizes that a program with a symboli
 kernel whose shares are claimed. A program's own entry function saves about a nanosecond per argument and costs LLVM
 four milliseconds: models have one, expressions do not.
 
-    table ::= record* 0          record ::= kernel address, flags, number of arguments, (base, bytes)*          flags: BARRIER | PARALLEL | CLAIMED
+    table  ::= record* 0
+    record ::= kernel address, flags, number of arguments, (base, bytes)*
+    flags  ::= BARRIER | PARALLEL | CLAIMED
 
 A thread that the system has taken off its core, or whose core is shared with a neighbour, keeps the others waiting if
 each has its fixed half of the work. The threads of a kernel that moves much claim its shares one by one instead: there

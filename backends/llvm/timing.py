@@ -1,4 +1,4 @@
-"""Times the kernels of a program on the CPU: an entry function that reads the cycle counter takes the place of its own."""
+"""Times the kernels of a program on the CPU, by another entry function, which reads the cycle counter."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a kernel is measured on: its operands as a model's call finds them, activations just written, weights not seen
 since the last call.
 
-In: a workload. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn from
-[-1, 1): zeros would let a GPU run faster than it does on numbers. Indices lie within their axes.
+In: a workload. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn
+from [-1, 1): zeros would let a GPU run faster than it does on numbers. Indices lie within their axes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What kernels read of parameters: computed from the arrays that users gave, when these change.
 
-    prologue: w_0 = transpose(w)     kernels read w_0 @ "1/16 0 1%16"     ->     the transposed weights in panels, in memory of their own
+    prologue: w_0 = transpose(w) kernels read w_0 @ "1/16 0 1%16"
+        -> the transposed weights in panels, in memory of their own
 
 What is read as it was given stays the user's memory: nothing is copied. Large arrays are computed by kernels, which the
 backend compiles of `kernel_graph`; small ones, and those for which there are no kernels, by NumPy.
@@ -75,7 +76,7 @@ class Prologue:
         return {v.name for v in _cone(self.graph, [v for k, v in enumerate(self.graph.outputs) if k not in there])[0]}
 
     def compiled(self, compile: Callable[[Graph], Pack], known: dict[str, Pack]) -> Prologue:
-        """The prologue with kernels for what is worth them. `known`: what `compile` made before, by the graph's text."""
+        """The prologue with kernels for what is worth them. `known`: kernels made before, by the graph's text."""
         given = self.as_they_lie({v.name: None for v in self.graph.inputs})
         numbers = tuple(k for k in range(len(self.types)) if k not in given and self._is_worth_kernels(k))
         part = self._only(numbers)
@@ -119,7 +120,7 @@ class Prologue:
         return [table[n] for n in range(len(self.types))]
 
     def by_numpy(self, parameters: Mapping[str, Array | None]) -> dict[int, Array]:
-        """What kernels do not compute, by its number in the table. None: of a parameter whose contents do not matter."""
+        """What kernels do not compute, by its number in the table. None: a parameter's contents do not matter."""
         rest, numbers = self._rest
         arrays = ((v, parameters[v.name]) for v in rest.inputs)
         given = {

@@ -1,7 +1,7 @@
 """The texts of a program: its graph, the operator IR of its kernels, and the backend's own languages.
 
-The operator IR of its kernels is all that a program keeps as text; other stages follow from it when asked for, so loaded
-programs and cached kernels have them too.
+The operator IR of its kernels is all that a program keeps as text; other stages follow from it when asked for, so
+loaded programs and cached kernels have them too.
 """
 
 from __future__ import annotations

@@ -138,17 +138,13 @@ def distinct(found: Mapping[Choice, Sequence[Trial]]) -> list[Choice]:
 
 
 def seconds_of(trials: Sequence[Trial]) -> tuple[float, float, float]:
-    """Of a schedule's repeats the median, the shortest of all but the last, and the last; infinite where all trials
-    failed.
-    """
+    """Of a schedule's repeats the median, the least but for the last, and the last; infinite after failures."""
     numbers = max((t.seconds for t in trials if t.ok and t.seconds), key=len, default=(float("inf"),))
     return statistics.median(numbers), min(numbers[:-1] or numbers), numbers[-1]
 
 
 def out_of_fold(data: Data, make: Callable[[], CostModel], folds: int = FOLDS) -> tuple[Array, Array]:
-    """Scores, and their spread, of each row by a model that has not seen its task; the tasks are in random order
-    already.
-    """
+    """Scores, and their spread, of each row by a model that has not seen its task; tasks are shuffled."""
     scores, spread = np.zeros(len(data.x)), np.zeros(len(data.x))
     names = np.arange(len(data.tasks))
     for k in range(folds):
@@ -170,9 +166,7 @@ def calibrated(data: Data, scores: Array) -> float:
 
 
 def shares(data: Data, rows: Array) -> Array:
-    """Rows of a task in the order of measuring: after each, the best picked so far as a share of the best of all, at
-    most 1.
-    """
+    """Rows of a task as measured: after each, the best so far as a share of the best of all, at most 1."""
     first = np.minimum.accumulate(data.pick[rows])
     at = np.maximum.accumulate(np.where(data.pick[rows] == first, np.arange(len(rows)), 0))
     judged = data.judge[rows][at]
@@ -217,9 +211,7 @@ class Gain:
 
 
 def gains(data: Data, scores: Array, spread: Array, margins: Iterable[float], template: str = "") -> list[Gain]:
-    """`template`: only tasks whose default is of it. A choice that does not build counts as FAILED times the default's
-    time.
-    """
+    """`template`: only tasks whose default is of it. Without a build a choice counts FAILED times the default."""
     picks = []
     for g in range(len(data.tasks)):
         d = data.defaults[g]

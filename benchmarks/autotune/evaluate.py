@@ -2,8 +2,9 @@
 tasks.
 
     python benchmarks/autotune/evaluate.py cpu [--objective gain]
-    python benchmarks/autotune/evaluate.py cpu --whole LOG        the model of those logs on tasks of this one, whose whole spaces were measured,
-                                                                  and a search that begins with it and learns from what it measures
+    python benchmarks/autotune/evaluate.py cpu --whole LOG        the model of those logs on tasks of this one, whose
+                                                                  whole spaces were measured, and a search that begins
+                                                                  with it and learns from what it measures
 
 The goal: the 8 best of a model's list hold a schedule of at least 95 % of the best measured speed for 90 % of the
 tasks, and it needs a fifth of the trials that a random order needs until it gets there. `gather.py --seed 1 --each 512`
@@ -46,16 +47,12 @@ FIRST = 1e6  # more than there are schedules, or between two scores
 
 
 def template_order(data: Data) -> Array:
-    """The templates' own order as scores: schedules in the order in which their log has them, which is that of the
-    space.
-    """
+    """The templates' order as scores: schedules in the order of their log, which is that of the space."""
     return -np.arange(len(data.x), dtype=float)
 
 
 def searched(data: Data, model: CostModel) -> Array:
-    """The order in which a search goes through the schedules, as scores: it begins with the default and learns from
-    each batch.
-    """
+    """A search's order of schedules as scores: it begins with the default and learns from each batch."""
     scores = model.predict(data.x) - FIRST
     for g, task in enumerate(data.tasks):
         rows = data.rows(g)
@@ -156,9 +153,7 @@ def margins(data: Data, scores: Array, spread: Array) -> Table:
 
 
 def measured_whole(data: Data) -> Data:
-    """Without the tasks that the time did not suffice for. What `gather` takes for hopeless was never to be
-    measured.
-    """
+    """Without the tasks that the time did not suffice for. `gather` never measures hopeless ones."""
     groups = []
     for g, task in enumerate(data.tasks):
         machine = machine_of(task.setting.target)

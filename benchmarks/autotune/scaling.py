@@ -106,7 +106,10 @@ def show(rows: Sequence[Row], builders: int) -> None:
     first = rows[0]
     for r in rows:
         building = sum(t.compile_seconds for t in r.trials) / (builders * r.seconds)
-        cells = f"{len(r.trials):>7} {sum(t.ok for t in r.trials):>5} {r.seconds:>8.1f} {r.rate:>9.1f} {r.rate / first.rate:>8.2f}x {building * 100:>7.0f} %"
+        cells = (
+            f"{len(r.trials):>7} {sum(t.ok for t in r.trials):>5} {r.seconds:>8.1f} {r.rate:>9.1f} "
+            f"{r.rate / first.rate:>8.2f}x {building * 100:>7.0f} %"
+        )
         print(f"{r.name:<24} {cells}  {agreement(first.medians, r.medians) if r is not first else ''}")
 
 

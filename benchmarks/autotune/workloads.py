@@ -91,9 +91,7 @@ def size(rng: Rng, low: float, high: float, multiple: int = 16) -> int:
 
 
 def fitting(rng: Rng, s: Scale, work: tuple[float, float], draw: Callable[[], tuple[float, float, str]]) -> str:
-    """Draw (work, bytes, text) until the work is near one that is drawn log-uniformly, and the operands are not too
-    large.
-    """
+    """Draw (work, bytes, text) until the work is near a log-uniform one and the operands are small enough."""
     want = float(np.exp(rng.uniform(*np.log(work))))
     best, text = float("inf"), ""
     for _ in range(400):
@@ -342,7 +340,10 @@ def pooling(rng: Rng, s: Scale, dtype: str) -> str:
         n = 1 if s.kind == "llvm" or rng.random() < 0.5 else size(rng, 1, 64, 4)
         r, t = int(rng.choice((2, 3, 3, 5))), int(rng.choice((1, 2, 2)))
         p = r // 2 if r > 2 else 0
-        line = f"{rng.choice(('max_pool', 'avg_pool'))}(x, kernel=({r}, {r}), strides=({t}, {t}), pads=({p}, {p}, {p}, {p}))"
+        line = (
+            f"{rng.choice(('max_pool', 'avg_pool'))}(x, kernel=({r}, {r}), strides=({t}, {t}), pads=({p}, {p}, "
+            f"{p}, {p}))"
+        )
         lines = (
             [f"y = {line}"]
             if rng.random() < 0.5

@@ -28,9 +28,7 @@ MOST_BYTES = 8_000_000  # of outputs that are stored
 
 
 def build(entry: Entry, folder: Path, tell: Tell) -> Row:
-    """Write `folder/NAME.onnx` and `folder/NAME.npz`, the expected outputs; the model's row. Its `attempts`: what did
-    not export first, and why.
-    """
+    """Write `folder/NAME.onnx` and its outputs `NAME.npz`; the model's row. `attempts`: what did not export."""
     start, seed = time.perf_counter(), int(fraction(entry.name, "seed") * 2**31)
     wanted = variation(entry.name)
     torch.manual_seed(seed)
@@ -124,9 +122,7 @@ def _export(net: Flat, made: Made, row: Row, v: Variation, path: Path, outputs: 
 
 
 def _check_runs(path: Path, row: Row) -> None:
-    """Exporters write models now and then that no runtime takes. What ONNX Runtime merely lacks is no fault of the
-    model.
-    """
+    """Exporters write models that no runtime takes. What ONNX Runtime merely lacks is no fault of the model."""
     try:
         run_reference(onnx.load(str(path)), row)
     except ort.capi.onnxruntime_pybind11_state.NotImplemented:

@@ -1,6 +1,4 @@
-"""What a builder of a model hands over: a module with a description of its inputs, and short ways to write those
-down.
-"""
+"""What a builder of a model gives: a module with a description of its inputs, and short ways to write it."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Made:
-    """`inputs` are rows as in the zoo's manifest, whose shapes hold `Size`s. `keywords`: the module takes them by
-    name.
-    """
+    """`inputs` are the manifest's rows, whose shapes hold `Size`s. `keywords`: the module takes them by name."""
 
     module: nn.Module
     inputs: list[Row]

@@ -1,6 +1,4 @@
-"""The index of a corpus: one JSON line per model, how its export varies, and which models are held back. Imports no
-framework.
-"""
+"""The index of a corpus: a JSON line per model, its export, and whether it is held back. No framework."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ def alternatives(v: Variation) -> list[Variation]:
 
 
 def read_lines(path: Path) -> dict[str, Row]:
-    """Rows by name; of several with the same name the last one. Empty where there is no file; a last line cut short is
-    ignored.
-    """
+    """Rows by name, the last of equal names. Empty without a file; a last line cut short is ignored."""
     rows: dict[str, Row] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:

@@ -1,6 +1,7 @@
 """dnnc over a corpus: does every model compile, is it right, and how fast is it beside ONNX Runtime and OpenVINO?
 
-    python -m benchmarks.families.race --models DIR [--jobs check|time] [--only REGEX] [--half visible|held|all] [--threads 2]
+    python -m benchmarks.families.race --models DIR [--jobs check|time] [--only REGEX] [--half visible|held|all]
+        [--threads 2]
         [--target cuda] [--workers 12] [--strict-compile] [--seconds 300] [--memory 12] [--cache DIR] [--lock FILE]
         [--out race.jsonl] [--again] [--markdown FILE]
 
@@ -50,9 +51,7 @@ TIMED = ("onnxruntime", "openvino")
 
 
 def measure(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
-    """What dnnc does with a model. An exception is told by the parent; its stage says whether dnnc or a peer raised
-    it.
-    """
+    """What dnnc does with a model. The parent tells an exception, with the stage: dnnc's or a peer's."""
     inputs = zoo.make_inputs(row)
     with tempfile.TemporaryDirectory() as empty:
         task = Task(row["name"], zoo.load(a.models, row), inputs, a.threads, a.cache or Path(empty))
@@ -101,9 +100,7 @@ def peers(task: Task, names: tuple[str, ...], out: Row, tell: Tell) -> list[Engi
 
 
 def judge(engines: list[Engine], inputs: Mapping[str, Array], stored: Path | None) -> Row:
-    """The verdict as a row. `stored`: the outputs that PyTorch had when the model was exported, beside those of the
-    engines.
-    """
+    """The verdict as a row. `stored`: PyTorch's outputs at export, beside those of the engines."""
     results = {e.name: [x.copy() for x in e.outputs(e.call())] for e in engines if e.name != "openvino"}
     if stored:
         with np.load(stored) as arrays:

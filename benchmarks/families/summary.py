@@ -69,7 +69,10 @@ def one_line(r: Row) -> str:
     head = f"{r['name']:40} {r['seconds']:5.0f} s"
     if r["failure"]:
         return f"{head} {r['failure']['class'].upper()}: {r['failure']['text'].splitlines()[0][:220]}{host}{speed}"
-    return f"{head} compiled in {r['compile_s']:.1f} s, error {r['verdict']['error']:.0e} ({r['verdict']['reference']}){host}{speed}"
+    return (
+        f"{head} compiled in {r['compile_s']:.1f} s, error {r['verdict']['error']:.0e} "
+        f"({r['verdict']['reference']}){host}{speed}"
+    )
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------

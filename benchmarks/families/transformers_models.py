@@ -132,26 +132,26 @@ SPECIAL = {
 TEXT, DECODER, SEQ2SEQ, VISION, BOTH = "text", "decoder", "seq2seq", "vision", "text and vision"
 WAVE, SPEECH, VIDEO, SERIES = "wave", "speech", "video", "series"
 TYPES = {
-    TEXT: """albert bert bert-generation big_bird camembert canine convbert data2vec-text deberta deberta-v2 distilbert electra ernie esm
-        eurobert flaubert fnet ibert layoutlm luke megatron-bert mobilebert modernbert mpnet mra nomic_bert nystromformer
-        rembert roberta roberta-prelayernorm roformer splinter squeezebert xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso longformer reformer
-        perceiver markuplm lilt jina_embeddings_v3 dpr tapas imagegpt fastspeech2_conformer""",
-    DECODER: """apertus arcee bamba biogpt bitnet bloom codegen cohere cohere2 cpmant ctrl deepseek_v2 deepseek_v3 diffllama doge
-        dots1 ernie4_5 ernie4_5_moe exaone4 falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe
-        gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe granitemoehybrid granitemoeshared helium
-        hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe kimi_linear lfm2 lfm2_moe llama llama4_text longcat_flash mamba mamba2 minicpm3 minimax
-        minimax_m2 ministral mistral
-        mixtral modernbert-decoder mpt nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2
-        qwen2_moe qwen3 qwen3_moe qwen3_next recurrent_gemma rwkv seed_oss smollm3 stablelm starcoder2 vaultgemma xglm xlstm youtu
-        zamba zamba2 gemma3n_text""",
-    SEQ2SEQ: """bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart mt5 mvp nllb-moe pegasus pegasus_x
-        plbart prophetnet switch_transformers t5 t5gemma umt5""",
-    VISION: """beit bit convnext convnextv2 cvt data2vec-vision deit dinov2 dinov2_with_registers dinov3_vit donut-swin
-        dpt glpn ijepa levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pvt pvt_v2
-        segformer siglip_vision_model clip_vision_model swiftformer swin swin2sr swinv2 vit vit_mae vit_msn vitdet
-        detr conditional_detr deformable_detr dab-detr table-transformer yolos maskformer
-        superpoint depth_anything upernet sam_vision_model
-        radio aimv2_vision_model mlcd_vision_model pixio""",
+    TEXT: """albert bert bert-generation big_bird camembert canine convbert data2vec-text deberta deberta-v2
+        distilbert electra ernie esm eurobert flaubert fnet ibert layoutlm luke megatron-bert mobilebert modernbert
+        mpnet mra nomic_bert nystromformer rembert roberta roberta-prelayernorm roformer splinter squeezebert xlm
+        xlm-roberta xlm-roberta-xl xlnet xmod yoso longformer reformer perceiver markuplm lilt jina_embeddings_v3 dpr
+        tapas imagegpt fastspeech2_conformer""",
+    DECODER: """apertus arcee bamba biogpt bitnet bloom codegen cohere cohere2 cpmant ctrl deepseek_v2 deepseek_v3
+        diffllama doge dots1 ernie4_5 ernie4_5_moe exaone4 falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2
+        gemma3_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite
+        granitemoe granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe kimi_linear
+        lfm2 lfm2_moe llama llama4_text longcat_flash mamba mamba2 minicpm3 minimax minimax_m2 ministral mistral mixtral
+        modernbert-decoder mpt nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt persimmon phi phi3
+        phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next recurrent_gemma rwkv seed_oss smollm3 stablelm starcoder2
+        vaultgemma xglm xlstm youtu zamba zamba2 gemma3n_text""",
+    SEQ2SEQ: """bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart mt5 mvp
+        nllb-moe pegasus pegasus_x plbart prophetnet switch_transformers t5 t5gemma umt5""",
+    VISION: """beit bit convnext convnextv2 cvt data2vec-vision deit dinov2 dinov2_with_registers dinov3_vit
+        donut-swin dpt glpn ijepa levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pvt pvt_v2 segformer
+        siglip_vision_model clip_vision_model swiftformer swin swin2sr swinv2 vit vit_mae vit_msn vitdet detr
+        conditional_detr deformable_detr dab-detr table-transformer yolos maskformer superpoint depth_anything upernet
+        sam_vision_model radio aimv2_vision_model mlcd_vision_model pixio""",
     BOTH: """altclip blip chinese_clip clip clipseg flava groupvit metaclip_2 owlv2 owlvit siglip vilt visual_bert
         bridgetower git aimv2""",
     WAVE: "wav2vec2 hubert sew sew-d unispeech unispeech-sat wavlm data2vec-audio wav2vec2-conformer",

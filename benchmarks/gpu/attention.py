@@ -1,8 +1,10 @@
 """Attention on one GPU: our kernels beside PyTorch's scaled_dot_product_attention, without causal masks.
 
-    python benchmarks/gpu/attention.py [--only WORD,WORD] [--candidates N | --knobs ROWS,WARPS,KEYS,STAGES,SLICES,PARTS:...]
+    python benchmarks/gpu/attention.py [--only WORD,WORD]
+        [--candidates N | --knobs ROWS,WARPS,KEYS,STAGES,SLICES,PARTS:...]
                                        [--warm] [--repeats N] [--json OUT] [--emit-only]
-    PYTHONPATH=.types python3 benchmarks/gpu/attention.py     where dnnc is not installed; `make .types` makes that folder
+    PYTHONPATH=.types python3 benchmarks/gpu/attention.py     where dnnc is not installed; `make .types` makes that
+                                                              folder
 
 What a line says, and how it is measured, stands in single.py. Names are of the type, batch B, heads H, queries M, keys
 N, elements D of a head. Float32 is float32 on both sides.

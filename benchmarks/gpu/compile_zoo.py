@@ -1,7 +1,8 @@
 """The models of a zoo compiled for a GPU that need not be here: every kernel goes through NVRTC, none may spill
 registers.
 
-    python benchmarks/gpu/compile_zoo.py [--models zoo] [--set all|float|NAME,NAME] [--arch sm_90a] [--precision float32] [--cache DIR]
+    python benchmarks/gpu/compile_zoo.py [--models zoo] [--set all|float|NAME,NAME] [--arch sm_90a]
+        [--precision float32] [--cache DIR]
 
 The folder is made by `python benchmarks/zoo build DIR --weights seeded`. A line for each model: kernels that were
 compiled (each text once in a run), seconds, which templates. Exit code 1 when a model does not compile or a kernel

@@ -3,7 +3,8 @@
 
     python benchmarks/gpu/contractions.py [--only WORD,WORD] [--templates gemv,mma,simt] [--tf32] [--candidates N]
                                           [--warm] [--repeats N] [--json OUT] [--emit-only]
-    PYTHONPATH=.types python3 benchmarks/gpu/contractions.py     where dnnc is not installed; `make .types` makes that folder
+    PYTHONPATH=.types python3 benchmarks/gpu/contractions.py     where dnnc is not installed; `make .types` makes that
+                                                                 folder
 
 What a line says, and how it is measured, stands in single.py. Float32 is float32 on both sides, with --tf32 TF32 on
 both.

@@ -1,8 +1,10 @@
 """Convolutions by class on one GPU: grouped, depthwise, with a channel multiplier, first layers, long 1-D, 3-D,
 dilated, transposed; beside PyTorch.
 
-    python benchmarks/gpu/convolutions.py [--only WORD,WORD] [--minutes 5.5] [--others N] [--compile] [--json OUT] [--emit-only]
-    PYTHONPATH=.types python3 benchmarks/gpu/convolutions.py     where dnnc is not installed; `make .types` makes that folder
+    python benchmarks/gpu/convolutions.py [--only WORD,WORD] [--minutes 5.5] [--others N] [--compile] [--json OUT]
+        [--emit-only]
+    PYTHONPATH=.types python3 benchmarks/gpu/convolutions.py     where dnnc is not installed; `make .types` makes that
+                                                                 folder
 
 A case is relu(conv(x, w) + b) as a model has it: it goes through all passes, which choose layouts, and its kernels are
 timed without those that only change the order of the input and the output. Every kernel is checked against float64 at
@@ -467,7 +469,10 @@ def usage(m: Made, codes: dict[str, Compiled], symbols: dict[str, str]) -> str:
     s = m.steps[m.main]
     c, launch = codes[symbols[s.text]], launch_of(s.kernel)
     spills = f", {c.spills} bytes spilled" if c.spills else ""
-    return f"  [{c.registers} registers{spills}, {c.shared_bytes + launch.shared_bytes} shared, grid {math.prod(launch.grid)} x {launch.block[0]}]"
+    return (
+        f"  [{c.registers} registers{spills}, {c.shared_bytes + launch.shared_bytes} shared, grid "
+        f"{math.prod(launch.grid)} x {launch.block[0]}]"
+    )
 
 
 def _torch() -> bool:

@@ -1,6 +1,7 @@
 """Architectures that the zoo lacks, in float16 at batch 1 on one GPU: first right, then timed beside torch.compile.
 
-    python benchmarks/gpu/families.py [--nets NAME,NAME] [--precision float16] [--mode reduce-overhead] [--jobs 5] [--json OUT] [--markdown OUT]
+    python benchmarks/gpu/families.py [--nets NAME,NAME] [--precision float16] [--mode reduce-overhead] [--jobs 5]
+        [--json OUT] [--markdown OUT]
 
 It needs PyTorch, timm, torchvision and transformers; weights are drawn from a seed. Each network has a process of its
 own. Processes compile side by side, and time one after the other. Results are compared with PyTorch in float32. Times
@@ -276,7 +277,10 @@ def line(r: Row) -> str:
     times, peer = r["ms"], r["ms"].get("torch.compile")
     ratio = f"{peer / times['dnnc']:.2f}" if peer else ""
     right = "right" if r["right"] else "WRONG"
-    return f"{r['name']:18} {right} {r['error']:.1e}  {times['dnnc']:.4f} ms  {peer or 0:.4f}  {ratio}  {r['calls']} launches, {r['compile_s']:.0f} s"
+    return (
+        f"{r['name']:18} {right} {r['error']:.1e}  {times['dnnc']:.4f} ms  {peer or 0:.4f}  {ratio}  {r['calls']} "
+        f"launches, {r['compile_s']:.0f} s"
+    )
 
 
 def table(rows: list[Row]) -> str:

@@ -1,6 +1,4 @@
-"""Times on a GPU by events: calls are enqueued back to back, so that what is measured is the device's work and not
-Python's.
-"""
+"""Times on a GPU by events: calls are enqueued back to back, so Python's work is not measured."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
 """Matrix products and convolutions by wgmma on one GPU: our kernels, epilogues included, beside bare calls of cuBLAS
 and cuDNN (through PyTorch).
 
-    python benchmarks/gpu/kernels.py [--shapes MxNxK,... | none] [--convs NAME,... | all | none] [--batches 1,32] [--qkv BxSxHxD,...]
+    python benchmarks/gpu/kernels.py [--shapes MxNxK,... | none] [--convs NAME,... | all | none] [--batches 1,32]
+        [--qkv BxSxHxD,...]
                                      [--act relu|gelu|silu] [--dtype f16|bf16] [--weights nk|kn] [--mma N]
                                      [--tilings N|all|BMxBNxSTAGES[xGROUP[xSPLIT[xRESIDENT]]]]
                                      [--only WORD,WORD] [--warm] [--replays N] [--repeats N] [--json OUT] [--emit-only]
-    PYTHONPATH=.types python3 benchmarks/gpu/kernels.py        where dnnc is not installed; `make .types` makes that folder
+    PYTHONPATH=.types python3 benchmarks/gpu/kernels.py        where dnnc is not installed; `make .types` makes that
+                                                               folder
 
 Ours computes act(A @ B + bias) or act(conv(x, w) + bias), or queries, keys and values of a batch in one product, stored
 head by head; the library the bare product or convolution (NHWC, cudnn.benchmark). --mma adds kernels of the template
@@ -116,7 +118,10 @@ def qkv(batch: int, tokens: int, heads: int, size: int, a: argparse.Namespace) -
     def want(x: Any, w: Any, b: Any) -> Any:
         return (peer(x, w, b) + b).view(batch, tokens, 3, heads, size).permute(2, 0, 3, 1, 4)
 
-    body = f"h: {rows}, {3 * k}] = add(matmul(x, w), b); r: {rows}, 3, {heads}, {size}] = reshape(h, shape=({batch}, {tokens}, 3, {heads}, {size}))"
+    body = (
+        f"h: {rows}, {3 * k}] = add(matmul(x, w), b); r: {rows}, 3, {heads}, {size}] = reshape(h, shape=({batch}, "
+        f"{tokens}, 3, {heads}, {size}))"
+    )
     body += f"; y: {d}[3, {batch}, {heads}, {tokens}, {size}] = transpose(r, perm=(2, 0, 3, 1, 4))"
     return case(
         f"qkv {batch}x{tokens}x{heads}x{size}",

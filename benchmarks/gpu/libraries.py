@@ -1,7 +1,8 @@
 """cuBLASLt and cuDNN as steps of compiled models on one GPU: are they right there, and how fast beside our kernels?
 
     python benchmarks/gpu/libraries.py [--only WORD] [--ours N] [--json OUT] [--no-times]
-    PYTHONPATH=.types python3 benchmarks/gpu/libraries.py     where dnnc is not installed; `make .types` makes that folder
+    PYTHONPATH=.types python3 benchmarks/gpu/libraries.py     where dnnc is not installed; `make .types` makes that
+                                                              folder
 
 First small models are compiled as a log with library calls would have it: with the kernel check, without it (so that a
 library's first call is while a graph is recorded), from NumPy and from CuPy arrays, bound, and out of a file. Then
@@ -49,7 +50,8 @@ def layers(x: f32[128, 768], *, w: f32[768, 3072], b: f32[3072], v: f32[3072, 76
 """
 BATCH = "def batch(x: f32[12, 96, 64], y: f32[12, 64, 96]):\n    return softmax(matmul(relu(x), y))\n"
 CONVS = """
-def convs(x: f32[4, 64, 28, 28], *, w: f32[128, 64, 3, 3], b: f32[128], v: f32[64, 128, 1, 1], c: f32[64], u: f32[64, 64, 3, 3]):
+def convs(x: f32[4, 64, 28, 28], *, w: f32[128, 64, 3, 3], b: f32[128], v: f32[64, 128, 1, 1], c: f32[64],
+    u: f32[64, 64, 3, 3]):
     h = relu(conv(x, w, b, pads=(1, 1, 1, 1), strides=(2, 2)))
     return conv(relu(conv(h, v, c)), u, pads=(0, 1, 1, 2))
 """
@@ -61,7 +63,9 @@ MODELS = (
 SHAPES = {
     "f16 128x3072x768 bias gelu": "x: f16[128, 768], *, w: f16[768, 3072], b: f16[3072] -> gelu(add(matmul(x, w), b), "
     "approximate='tanh')",
-    "f16 2048x768x3072 bias relu": "x: f16[2048, 3072], *, w: f16[3072, 768], b: f16[768] -> relu(add(matmul(x, w), b))",
+    "f16 2048x768x3072 bias relu": (
+        "x: f16[2048, 3072], *, w: f16[3072, 768], b: f16[768] -> relu(add(matmul(x, w), b))"
+    ),
     "f16 4096x4096x4096": "x: f16[4096, 4096], *, w: f16[4096, 4096] -> matmul(x, w)",
     "f32 1024x1024x1024": "x: f32[1024, 1024], *, w: f32[1024, 1024] -> matmul(x, w)",
     "f16 conv 1x64x56x56 3x3 bias relu": "x: f16[1, 64, 56, 56], *, w: f16[64, 64, 3, 3], b: f16[64] -> relu(conv(x, "
@@ -132,7 +136,10 @@ def check_all(only: str, failed: list[str]) -> None:
     for text, library, precisions in MODELS:
         for k, precision in enumerate(precisions):
             number, verify = (0, False) if k % 2 else (min(k, 1), "kernels")
-            name = f"{text.split('(')[0].split()[-1]} {library} {precision or 'float32'} suggestion {number}{'' if verify else ', not checked before'}"
+            name = (
+                f"{text.split('(')[0].split()[-1]} {library} {precision or 'float32'} suggestion "
+                f"{number}{'' if verify else ', not checked before'}"
+            )
             if only in name:
                 told(name, failed, lambda: check(text, library, precision, number, verify))
 
@@ -211,7 +218,10 @@ def row(r: dict[str, Any]) -> str:
     ratio = f"{r['library'] / r['ours']:5.2f}x" if r["library"] and r["ours"] else "    -"
     each = " ".join(us(t).strip() for c, t in r["all"].items() if c.partition("(")[0] in VENDORS)
     notes = "".join(f"\n      {c}: {text[:300]}" for c, text in r["notes"].items())
-    return f"untuned {us(r['default'])} us, best of ours {us(r['ours'])}, library {us(r['library'])}, its time over ours {ratio}; its ways: {each}{notes}"
+    return (
+        f"untuned {us(r['default'])} us, best of ours {us(r['ours'])}, library {us(r['library'])}, its time over "
+        f"ours {ratio}; its ways: {each}{notes}"
+    )
 
 
 def main() -> int:

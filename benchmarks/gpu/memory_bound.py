@@ -1,7 +1,9 @@
 """Single memory-bound groups on one GPU: our kernels beside PyTorch, and the rate at which they read and write.
 
-    python benchmarks/gpu/memory_bound.py [--only WORD,WORD] [--candidates N] [--warm] [--repeats N] [--json OUT] [--emit-only]
-    PYTHONPATH=.types python3 benchmarks/gpu/memory_bound.py     where dnnc is not installed; `make .types` makes that folder
+    python benchmarks/gpu/memory_bound.py [--only WORD,WORD] [--candidates N] [--warm] [--repeats N] [--json OUT]
+        [--emit-only]
+    PYTHONPATH=.types python3 benchmarks/gpu/memory_bound.py     where dnnc is not installed; `make .types` makes that
+                                                                 folder
 
 What a line says, and how it is measured, stands in single.py. GB/s count every input and output once; a copy has 4,256
 on an H200.

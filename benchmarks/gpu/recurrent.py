@@ -1,7 +1,9 @@
 """Recurrent layers on one GPU by the template recurrence: all steps in one kernel, beside PyTorch's layer (cuDNN).
 
-    python benchmarks/gpu/recurrent.py [--only WORD,WORD] [--candidates N] [--warm] [--repeats N] [--json OUT] [--emit-only]
-    PYTHONPATH=.types python3 benchmarks/gpu/recurrent.py     where dnnc is not installed; `make .types` makes that folder
+    python benchmarks/gpu/recurrent.py [--only WORD,WORD] [--candidates N] [--warm] [--repeats N] [--json OUT]
+        [--emit-only]
+    PYTHONPATH=.types python3 benchmarks/gpu/recurrent.py     where dnnc is not installed; `make .types` makes that
+                                                              folder
 
 What a line says, and how it is measured, stands in single.py. Ours begins behind the product of all inputs, which is a
 kernel of its own; cuDNN's layer has inputs of 8 elements. The states are scaled where they are multiplied, so that

@@ -1,6 +1,7 @@
 """Whole models on one GPU: first right, then timed, beside PyTorch.
 
-    python benchmarks/gpu/run.py --models DIR [--set all|float|NAME,NAME] [--precision float32,float16,bfloat16,tf32] [--peers graph,eager,...]
+    python benchmarks/gpu/run.py --models DIR [--set all|float|NAME,NAME] [--precision float32,float16,bfloat16,tf32]
+        [--peers graph,eager,...]
                                  [--check-only] [--jobs 4] [--cache DIR] [--json OUT] [--markdown OUT]
 
 DIR is made by `python benchmarks/zoo build DIR --weights seeded` on any machine (35 models in 4 MB; weights are drawn
@@ -94,7 +95,10 @@ def line(r: Row) -> str:
     head = f"{r['name']:20} {r['precision']:9}"
     if "failed" in r:
         return f"{head} FAILED {r['failed']}"
-    text = f"{head} {'right' if r['right'] else 'WRONG'} {r['error']:.1e}, {r['calls']} calls, compile {r['compile_s']:.1f} s"
+    text = (
+        f"{head} {'right' if r['right'] else 'WRONG'} {r['error']:.1e}, {r['calls']} calls, compile "
+        f"{r['compile_s']:.1f} s"
+    )
     if "ms" in r:
         times = ", ".join(f"{k} {t:.4f}" for k, t in r["ms"].items())
         peers = [t for k, t in r["ms"].items() if k != "dnnc"]

@@ -69,7 +69,7 @@ class Case:
 
     def rate(self, us: float) -> str:
         moved = f"{self.nbytes / us / 1e3:5.0f} GB/s"
-        return moved if self.problem.anchor is None else f"{float(self.problem.flops) / us / 1e6:6.1f} TF {moved}"  # type: ignore[arg-type]
+        return moved if self.problem.anchor is None else (f"{float(self.problem.flops) / us / 1e6:6.1f} TF {moved}")  # type: ignore[arg-type]
 
 
 def case(name: str, inputs: str, body: str, peer: Call, want: Call | None = None, below: int = 1) -> Case:
@@ -129,7 +129,10 @@ class Candidate:
 
     def __str__(self) -> str:
         c, shared = self.code, self.code.shared_bytes + launch_of(self.kernel).shared_bytes
-        return f"{self.case.name:30} {c.registers:4} registers, {c.spills:4} bytes spilled, {shared:6} shared: {self.choice}"
+        return (
+            f"{self.case.name:30} {c.registers:4} registers, {c.spills:4} bytes spilled, {shared:6} shared: "
+            f"{self.choice}"
+        )
 
 
 def compiled(cases: Sequence[Case], choices: Choices, schedules: Schedules) -> list[tuple[Case, list[Candidate]]]:
@@ -239,7 +242,10 @@ class Result:
 
     def __str__(self) -> str:
         spread = f" ({min(self.ratios):.3f} to {max(self.ratios):.3f})" if len(self.ratios) > 1 else ""
-        return f"{self.us:8.2f} us, ratio {self.ratio:6.3f}{spread}, {'' if self.right else 'WRONG '}error {self.error:.1e}: {self.candidate.choice}"
+        return (
+            f"{self.us:8.2f} us, ratio {self.ratio:6.3f}{spread}, {'' if self.right else 'WRONG '}error "
+            f"{self.error:.1e}: {self.candidate.choice}"
+        )
 
     def row(self, library: float) -> dict[str, Any]:
         """For --json."""
@@ -302,9 +308,7 @@ def options(text: str | None) -> argparse.ArgumentParser:
 
 
 def run(cases: Sequence[Case], choices: Choices, schedules: Schedules, a: argparse.Namespace, **more: str) -> int:
-    """Compile, check, measure and print; the exit code, 1 when a kernel is wrong. `more`: stands in each line of
-    --json.
-    """
+    """Compile, check, measure and print; exit code 1 for a wrong kernel. `more`: for each line of --json."""
     every = compiled([c for c in cases if any(word in c.name for word in a.only.split(","))], choices, schedules)
     for c, found in every:
         if a.emit_only or not found:

@@ -1,6 +1,4 @@
-"""An entry of the table -> an .onnx file and its row of the manifest: export, quantization, files out of wheels,
-counting.
-"""
+"""An entry of the table -> an .onnx file and its row of the manifest: export, quantization, counting."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ Array = np.ndarray[Any, Any]
 
 
 def build(name: str, folder: Path, wheels: Path, weights: str, batch: int = 1, half: bool = False) -> dict[str, Any]:
-    """Write `folder/NAME.onnx` and return its row. `weights`: "full" or "seeded". `half`: in float16, inputs and
-    outputs too.
-    """
+    """Write `folder/NAME.onnx`, return its row. `weights`: "full" or "seeded". `half`: float16 throughout."""
     entry, start = batched(ENTRIES[name], batch), time.perf_counter()
     entry = halved(entry) if half else entry
     path = folder / f"{name}.onnx"
@@ -55,9 +51,7 @@ def build(name: str, folder: Path, wheels: Path, weights: str, batch: int = 1, h
 
 
 def batched(entry: Entry, batch: int) -> Entry:
-    """An entry whose inputs hold `batch` samples along their first axis. ValueError where the architecture has none
-    there.
-    """
+    """An entry with `batch` samples along the first axis. ValueError if the architecture has none there."""
     if batch == 1:
         return entry
     if not isinstance(entry.source, Net) or any(i.shape[:1] != (1,) for i in entry.inputs):

@@ -13,9 +13,7 @@ node, value = helper.make_node, helper.make_tensor_value_info
 
 
 def decode_loop(vocabulary: int = 2000, width: int = 256, steps: int = 16) -> ModelProto:
-    """A recurrent decoder: a Loop whose body embeds a token, updates the state, and takes the likeliest token as the
-    next one.
-    """
+    """A recurrent decoder: a Loop whose body embeds a token, updates the state, takes the likeliest token."""
     constants = _decoder_weights(vocabulary, width) + [
         numpy_helper.from_array(np.asarray(v), name) for name, v in (("steps", np.int64(steps)), ("go", np.bool_(True)))
     ]

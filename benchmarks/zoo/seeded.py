@@ -135,9 +135,7 @@ def regenerate(recipe: Recipe, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 
 
 def _bell(bits: np.random.PCG64, n: int) -> Array:
-    """n numbers of mean 0 and deviation 1: sums of four uniform 16-bit integers, close to normal up to 3.4
-    deviations.
-    """
+    """n numbers of mean 0, deviation 1: sums of four uniform 16-bit integers, near normal to 3.4 deviations."""
     words = np.asarray(bits.random_raw(n)).view(np.uint16).reshape(n, 4)
     total = words[:, 0].astype(np.float64)
     for k in (1, 2, 3):

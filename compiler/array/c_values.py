@@ -177,7 +177,9 @@ def chosen(condition: Value, yes: Value, no: Value) -> Value:
 
 _OPS = {
     n: n
-    for n in "exp expm1 log log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf floor ceil trunc".split()
+    for n in (
+        "exp expm1 log log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf floor ceil trunc"
+    ).split()
 }
 _OPS |= {"fabs": "abs", "rint": "round", "fmod": "fmod"}
 _COMPOSED: dict[str, Callable[..., Array]] = {n: getattr(ew, n) for n in ("exp2", "log2", "log10", "isinf", "isnan",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +27,7 @@ from dnnc.ir.expr import Var, free
 from dnnc.ir.graph.builder import normal
 from dnnc.ir.graph.text import read_definition, show_definition
 from dnnc.ir.loops.text import parse_kernel
+from dnnc.ir.lru import LRU
 from dnnc.ir.op import OpDef
 from dnnc.ir.te.raised import raised
 from dnnc.ir.types import TensorType
@@ -73,7 +73,7 @@ class CustomOp:
             for p in inspect.signature(compute).parameters.values()
             if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
         }
-        self._records: OrderedDict[Any, Record] = OrderedDict()
+        self._records: LRU[Any, Record] = LRU(RECORDS)
 
     def __call__(self, *arrays: Any, **attrs: Any) -> Any:
         """The results for arrays of real numbers; a Python number is one of the dtype of the first array.
@@ -115,11 +115,9 @@ class CustomOp:
     def record(self, types: Sequence[TensorType], attrs: dict[str, Any]) -> Record:
         """What a call of operands of these types does."""
         key = tuple(types), tuple(attrs.items())
-        found = self._records.get(key)
+        found = self._records.find(key)
         if found is None:
             found = self._records[key] = self._made(types, attrs)
-            if len(self._records) > RECORDS:
-                self._records.popitem(last=False)
         return found
 
     def _made(self, types: Sequence[TensorType], attrs: dict[str, Any]) -> Record:

@@ -1,7 +1,8 @@
 """Products of matrices within tensor expressions: sums of products of two operands become the op `matmul`, which has
 schedules of its own.
 
-t[i, j] = sum over r of x[i, r] * w[r, j];  y[i, j] = max(t[i, j] + b[j], 0)      ->   t = matmul(x, w), and y of t and b, at its end
+t[i, j] = sum over r of x[i, r] * w[r, j]; y[i, j] = max(t[i, j] + b[j], 0)
+    -> t = matmul(x, w), and y of t and b, at its end
 """
 
 from __future__ import annotations

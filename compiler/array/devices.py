@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,6 +26,7 @@ from dnnc.backends.registry import backend_class, open_backend
 from dnnc.backends.runtime.arrays import Kind, device_number, dtype_name, interface_array
 from dnnc.backends.runtime.device import DeviceArray
 from dnnc.ir.errors import InputError, TargetError
+from dnnc.ir.lru import LRU
 
 if TYPE_CHECKING:
     from dnnc.backends.base import Backend
@@ -182,7 +182,7 @@ class Place:
         self.name, self.backend = name, backend
         self.device = backend.device()
         self.pending: dict[Any, tuple[Callable[[], None], int, Any]] = {}
-        self._numbers: OrderedDict[Any, DeviceData] = OrderedDict()
+        self._numbers: LRU[Any, DeviceData] = LRU(NUMBERS)
         self._lock = threading.Lock()
 
     def ask_for(self, nbytes: int) -> None:
@@ -304,15 +304,11 @@ class Place:
             return self.upload(a)
         key = stream, a.dtype, a.shape, a.tobytes()
         with self._lock:
-            found = self._numbers.get(key)
+            found = self._numbers.find(key)
             if found is None:
                 address, keep = self.device.pooled(NUMBER_BYTES)
                 self.device.upload(address, a, stream)
                 found = self._numbers[key] = DeviceData(self, address, a.shape, a.dtype, keep, stream)
-                if len(self._numbers) > NUMBERS:
-                    self._numbers.popitem(last=False)
-            else:
-                self._numbers.move_to_end(key)
             return found
 
 

@@ -16,7 +16,6 @@ import itertools
 import math
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -31,6 +30,7 @@ from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import complete, infer
+from dnnc.ir.lru import LRU
 from dnnc.ir.op import Cost, OpDef, Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
@@ -369,7 +369,7 @@ class Programs:
     """The programs of this process by their structure, the last PROGRAMS used."""
 
     def __init__(self) -> None:
-        self.made: OrderedDict[Any, Any] = OrderedDict()  # None: there is no flat one
+        self.made: LRU[Any, Any] = LRU(PROGRAMS)  # None: there is no flat one
         self.lock = threading.RLock()
         self.compiled = 0  # programs made so far
         self.last: Any = None
@@ -377,21 +377,17 @@ class Programs:
     def get(self, reached: Reached, outputs: Sequence[Lazy], device: str = HOST) -> Program:
         key = device, reached.structure(outputs)
         with self.lock:
-            found = self.made.get(key)
+            found = self.made.find(key)
             if found is None:
                 found = self._enter(
                     key, compiler(device).compile(lambda: graph_of(outputs, list(reached.leaves))[0], repr(key[1]))
                 )
-            else:
-                self.made.move_to_end(key)
             self.last = found
             return found  # type: ignore[no-any-return]
 
     def _enter(self, key: Any, program: Any) -> Any:
         self.made[key] = program
         self.compiled += program is not None
-        if len(self.made) > PROGRAMS:
-            self.made.popitem(last=False)
         return program
 
     def run(self, reached: Reached, outputs: Sequence[Lazy], device: str = HOST) -> list[Any]:

@@ -4,14 +4,36 @@ nor LLVM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dnnc.cli.errors import guarded
+from dnnc.cli.options import (
+    Cache,
+    Dims,
+    Json,
+    Level,
+    LogFile,
+    LogOutput,
+    Model,
+    Numerics,
+    NumericsOption,
+    OptLevel,
+    Precision,
+    PrecisionOption,
+    Seed,
+    Stage,
+    Target,
+    TaskPattern,
+    Tune,
+    Verbose,
+    compiles,
+)
 from dnnc.cli.values import choice, number, one_of, whole
+
+if TYPE_CHECKING:
+    from dnnc.cli.models import Job
 
 app = typer.Typer(
     name="dnnc",
@@ -51,149 +73,10 @@ log_app = typer.Typer(
 app.add_typer(log_app, name="log")
 
 
-class Verify(str, Enum):
-    kernels = "kernels"
-    model = "model"
-    none = "none"
-
-
-class Stage(str, Enum):
-    graph = "graph"
-    operator = "operator"
-    llvm = "llvm"
-    asm = "asm"
-    cuda = "cuda"
-    ptx = "ptx"
-
-
-class Numerics(str, Enum):
-    strict = "strict"
-    standard = "standard"
-    fast = "fast"
-
-
-class Level(str, Enum):
-    none = "0"
-    simple = "1"
-    usual = "2"
-    all = "3"
-
-
-class Precision(str, Enum):
-    model = "model"
-    float32 = "float32"
-    tf32 = "tf32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-    @property
-    def option(self) -> str | None:
-        """As the option of `dnnc.compile`."""
-        return None if self is Precision.model else self.value
-
-
-def precision_aliases() -> Mapping[str, str]:
-    """Other names of precisions."""
-    from dnnc.options import PRECISION_ALIASES
-
-    return PRECISION_ALIASES
-
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="An .onnx file, a saved .dnnc file, or graph text in a .py file.", show_default=False
-    ),
-]
-Target = Annotated[
-    str,
-    typer.Option(help="What to compile for; `dnnc targets` lists what there is. Options follow: 'llvm -mcpu=haswell'."),
-]
-Dims = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dims",
-        metavar="NAME=SIZE,...",
-        help="Sizes of symbolic dims, or bounds: batch=1,seq=16..128.",
-        show_default=False,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        parser=whole(1),
-        help="Threads of a call. Default: all CPUs that the process may use.",
-        show_default=False,
-    ),
-]
-Verified = Annotated[
-    Verify,
-    typer.Option(
-        metavar=one_of(Verify),
-        parser=choice(Verify),
-        help="What to compare with float64: each new kernel, the whole model too, or nothing.",
-    ),
-]
-OptLevel = Annotated[
-    Level,
-    typer.Option(
-        "--opt-level",
-        "-O",
-        metavar=one_of(Level),
-        parser=choice(Level),
-        help="0: nothing, 1: no fusion and no layouts, 2 and 3: everything.",
-    ),
-]
-NumericsOption = Annotated[
-    Numerics,
-    typer.Option(
-        metavar=one_of(Numerics),
-        parser=choice(Numerics),
-        help="strict: bit-identical, no reassociation; fast: denormals are zero.",
-    ),
-]
-PrecisionOption = Annotated[
-    Precision,
-    typer.Option(
-        metavar=one_of(Precision),
-        parser=choice(Precision, precision_aliases),
-        help="How floats are stored: as the model says, or all in one type. fp16, half and bf16 are accepted.",
-    ),
-]
-Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
-Tune = Annotated[
-    str | None,
-    typer.Option(
-        "--tune", metavar="LOG", help="Take schedules from a tuning log; docs/tuning_log.md.", show_default=False
-    ),
-]
-StrictCompile = Annotated[
-    bool,
-    typer.Option(
-        "--strict-compile",
-        help="Make it an error where a kernel needs a lesser schedule or a smaller group than the first choice.",
-    ),
-]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        "-i",
-        metavar="NAME=VALUE",
-        help="NAME=FILE.npy, NAME=random, =zeros or =ones; without NAME= for all inputs, or FILE.npz by names. Repeat "
-        "it.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
-
-
 @app.command("compile", epilog="Example:  dnnc compile model.onnx --dims batch=1,seq=128 -o model.dnnc")
-@guarded
+@compiles()
 def compile_(
-    model: Model,
+    job: Job,
     output: Annotated[
         str,
         typer.Option(
@@ -214,19 +97,7 @@ def compile_(
             metavar="ARCH,...", help="Save code for these GPUs as well, such as sm_80,sm_86.", show_default=False
         ),
     ] = "",
-    target: Target = "llvm",
-    dims: Dims = None,
-    threads: Threads = None,
-    verify: Verified = Verify.kernels,
-    opt_level: OptLevel = Level.all,
-    numerics: NumericsOption = Numerics.standard,
-    precision: PrecisionOption = Precision.model,
-    cache: Cache = "auto",
-    tune: Tune = None,
-    strict_compile: StrictCompile = False,
-    inputs: Inputs = None,
     as_json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Compile a model and report what was done: passes, kernels with their schedules, memory, time.
 
@@ -234,19 +105,9 @@ def compile_(
     gives. Compiled kernels go to the cache, where `dnnc run` and `dnnc.compile` find them.
     """
     from dnnc.cli.compile import Saving, compile_command
-    from dnnc.cli.models import Job
 
-    shared = (
-        tuple(dims or ()),
-        threads,
-        verify.value,
-        int(opt_level.value),
-        numerics.value,
-        cache,
-        tuple(inputs or ()),
-    )
     compile_command(
-        Job(model, target, *shared, precision.option, tune, strict_compile),
+        job,
         as_json,
         Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip())),
         passes,
@@ -255,11 +116,9 @@ def compile_(
 
 
 @app.command("run", epilog="Example:  dnnc run digits.onnx --input image=x.npy --output y.npz")
-@guarded
+@compiles()
 def run(
-    model: Model,
-    inputs: Inputs = None,
-    dims: Dims = None,
+    job: Job,
     output: Annotated[
         str,
         typer.Option("--output", "-o", metavar="FILE", help="Write the outputs to a .npz file, or one to a .npy file."),
@@ -267,75 +126,42 @@ def run(
     repeat: Annotated[
         int, typer.Option(metavar="N", parser=whole(1), help="How many times to call; the median is shown.")
     ] = 1,
-    seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
-    target: Target = "llvm",
-    threads: Threads = None,
-    verify: Verified = Verify.kernels,
-    opt_level: OptLevel = Level.all,
-    numerics: NumericsOption = Numerics.standard,
-    precision: PrecisionOption = Precision.model,
-    cache: Cache = "auto",
-    tune: Tune = None,
-    strict_compile: StrictCompile = False,
+    seed: Seed = 0,
     as_json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Run a model and show what comes out: type, range and first values of every output, and the time.
 
     Without --input all inputs are random: normal floats, integers 0 and 1.
     """
     from dnnc.cli.compile import run_command
-    from dnnc.cli.models import Job
 
-    shared = (
-        tuple(dims or ()),
-        threads,
-        verify.value,
-        int(opt_level.value),
-        numerics.value,
-        cache,
-        tuple(inputs or ()),
-    )
-    run_command(Job(model, target, *shared, precision.option, tune, strict_compile), output, repeat, seed, as_json)
+    run_command(job, output, repeat, seed, as_json)
 
 
 @app.command("verify", epilog="Example:  dnnc verify model.onnx --dims batch=1 --bisect")
-@guarded
+@compiles("verify")
 def verify_(
-    model: Model,
+    job: Job,
     find: Annotated[
         bool, typer.Option("--bisect", help="Where something is off, find the first pass or kernel that does it.")
     ] = False,
-    inputs: Inputs = None,
-    dims: Dims = None,
-    seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
-    target: Target = "llvm",
-    threads: Threads = None,
-    opt_level: OptLevel = Level.all,
-    numerics: NumericsOption = Numerics.standard,
-    precision: PrecisionOption = Precision.model,
-    cache: Cache = "auto",
-    tune: Tune = None,
-    strict_compile: StrictCompile = False,
+    seed: Seed = 0,
     as_json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Compare what a model computes with the float64 interpreter, output by output. Exit code 1 where one is off by
     more than rounding.
 
     With --bisect the pass or kernel that breaks it is named, and a small graph printed that shows it.
     """
-    from dnnc.cli.models import Job
     from dnnc.cli.verify import verify_command
 
-    shared = (tuple(dims or ()), threads, "kernels", int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
-    verify_command(Job(model, target, *shared, precision.option, tune, strict_compile), find, seed, as_json)
+    verify_command(job, find, seed, as_json)
 
 
 @app.command("bench", epilog="Example:  dnnc bench model.onnx --dims batch=1 --peers onnxruntime,openvino")
-@guarded
+@compiles()
 def bench(
-    model: Model,
+    job: Job,
     peers: Annotated[
         list[str] | None,
         typer.Option(
@@ -351,20 +177,8 @@ def bench(
     warmup: Annotated[
         float, typer.Option(metavar="SECONDS", parser=number(0), help="Seconds of calls before, of each engine.")
     ] = 1.0,
-    inputs: Inputs = None,
-    dims: Dims = None,
-    seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
-    target: Target = "llvm",
-    threads: Threads = None,
-    verify: Verified = Verify.kernels,
-    opt_level: OptLevel = Level.all,
-    numerics: NumericsOption = Numerics.standard,
-    precision: PrecisionOption = Precision.model,
-    cache: Cache = "auto",
-    tune: Tune = None,
-    strict_compile: StrictCompile = False,
+    seed: Seed = 0,
     as_json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Time calls of a model: median, tail, throughput, memory, and the time until the first result.
 
@@ -373,19 +187,9 @@ def bench(
     figures of one run only.
     """
     from dnnc.cli.measure import bench_command, parse_peers
-    from dnnc.cli.models import Job
 
-    shared = (
-        tuple(dims or ()),
-        threads,
-        verify.value,
-        int(opt_level.value),
-        numerics.value,
-        cache,
-        tuple(inputs or ()),
-    )
     bench_command(
-        Job(model, target, *shared, precision.option, tune, strict_compile),
+        job,
         parse_peers(peers or ()),
         duration,
         warmup,
@@ -399,9 +203,9 @@ def bench(
     epilog="Example:  dnnc tune model.onnx --dims batch=1 --budget 2m && dnnc run model.onnx --dims batch=1 --tune "
     "model.tune.jsonl",
 )
-@guarded
+@compiles("inputs", "verify", "cache", "tune", "strict_compile")
 def tune_(
-    model: Model,
+    job: Job,
     budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take in all: 120s, 2m, 1h.")] = "60s",
     trials: Annotated[
         int | None,
@@ -438,14 +242,7 @@ def tune_(
     report: Annotated[
         str, typer.Option(metavar="FILE.html", help="Write a report of the search as a page.", show_default=False)
     ] = "",
-    dims: Dims = None,
-    target: Target = "llvm",
-    threads: Threads = None,
-    opt_level: OptLevel = Level.all,
-    numerics: NumericsOption = Numerics.standard,
-    precision: PrecisionOption = Precision.model,
     as_json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Measure schedules of a model's kernels, and keep the fastest in a log that `--tune LOG` of other commands takes.
 
@@ -453,30 +250,17 @@ def tune_(
     faster than what dnnc picks unmeasured, in turns with it. Control-C ends the search early; every finished
     measurement is in the log.
     """
-    from dnnc.cli.models import Job
     from dnnc.cli.tune import Effort, tune_command
 
-    job = Job(
-        model,
-        target,
-        tuple(dims or ()),
-        threads,
-        "kernels",
-        int(opt_level.value),
-        numerics.value,
-        "auto",
-        (),
-        precision.option,
-    )
     tune_command(
         job, Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report, libraries), as_json
     )
 
 
 @app.command("profile", epilog="Example:  dnnc profile model.onnx --dims batch=1 --detail")
-@guarded
+@compiles("strict_compile")
 def profile(
-    model: Model,
+    job: Job,
     detail: Annotated[
         bool, typer.Option("--detail", help="All kernels, and every call in the order of the program.")
     ] = False,
@@ -486,19 +270,8 @@ def profile(
             metavar="N", parser=whole(1), help="Calls to measure. Default: about a second of them.", show_default=False
         ),
     ] = None,
-    inputs: Inputs = None,
-    dims: Dims = None,
-    seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
-    target: Target = "llvm",
-    threads: Threads = None,
-    verify: Verified = Verify.kernels,
-    opt_level: OptLevel = Level.all,
-    numerics: NumericsOption = Numerics.standard,
-    precision: PrecisionOption = Precision.model,
-    cache: Cache = "auto",
-    tune: Tune = None,
+    seed: Seed = 0,
     as_json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Show where the time of a call goes: every kernel with its time, its rates, and how near they are to this
     machine's limits.
@@ -507,18 +280,8 @@ def profile(
     passes in Python.
     """
     from dnnc.cli.measure import profile_command
-    from dnnc.cli.models import Job
 
-    shared = (
-        tuple(dims or ()),
-        threads,
-        verify.value,
-        int(opt_level.value),
-        numerics.value,
-        cache,
-        tuple(inputs or ()),
-    )
-    profile_command(Job(model, target, *shared, precision.option, tune), repeat, detail, seed, as_json)
+    profile_command(job, repeat, detail, seed, as_json)
 
 
 @app.command("inspect", epilog="Example:  dnnc inspect digits.onnx --stage operator --kernel 0 --dims N=1")
@@ -693,27 +456,6 @@ def cache_clear(cache: Cache = "auto", as_json: Json = False, verbose: Verbose =
     from dnnc.cli.info import cache_clear_command
 
     cache_clear_command(cache, as_json)
-
-
-LogFile = Annotated[
-    str, typer.Argument(metavar="LOG", help="A tuning log, .jsonl or packed as .jsonl.xz.", show_default=False)
-]
-TaskPattern = Annotated[
-    str,
-    typer.Option(
-        "--task",
-        metavar="PATTERN",
-        help="A task's name, with * and ? for any characters, or how its key begins.",
-        show_default=False,
-    ),
-]
-LogOutput = typer.Option(
-    "--output",
-    "-o",
-    metavar="FILE",
-    help="The log to write; it must not exist, unless it is one of those read.",
-    show_default=False,
-)
 
 
 @log_app.command("show", epilog="Example:  dnnc log show m.tune.jsonl --task 'conv*'")

@@ -176,4 +176,7 @@ def fill(rng: np.random.Generator, v: Value, how: str, dims: Mapping[Var, int]) 
 def open_dims(what: str, names: Sequence[str]) -> str:
     """The message for dims that need a size."""
     shown = list(dict.fromkeys(names))
-    return f"{what}: the size of {', '.join(shown)} is open; give it with --dims {','.join(f'{n}=1' for n in shown)}, or an array with --input"
+    return (
+        f"{what}: the size of {', '.join(shown)} is open; give it with --dims {','.join(f'{n}=1' for n in shown)}, "
+        "or an array with --input"
+    )

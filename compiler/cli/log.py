@@ -222,7 +222,10 @@ def _trial_table(log: Log, task: Task) -> Table:
     rows = [_trial_row(t) for t in trials[:SHOWN_TRIALS]]
     if len(trials) > SHOWN_TRIALS:
         rows.append(("", "", "", "", f"and {len(trials) - SHOWN_TRIALS} more"))
-    title = f"{task.name} {task.key[:SHORT]} for {task.setting.target}, {task.setting.numerics}: {len(trials)} trials\n{task.graph.strip()}"
+    title = (
+        f"{task.name} {task.key[:SHORT]} for {task.setting.target}, {task.setting.numerics}: {len(trials)} trials\n"
+        f"{task.graph.strip()}"
+    )
     return Table(title, ("time", "spread", "status", "checked", "schedule"), tuple(rows), frozenset(("time", "spread")))
 
 

@@ -20,7 +20,7 @@ from rich.live import Live
 
 from dnnc.autotune.log.record import plain_choice
 from dnnc.autotune.search.fusion_variants import Fused
-from dnnc.autotune.search.search import Event, Outcome, Result
+from dnnc.autotune.search.outcome import Event, Outcome, Result
 from dnnc.cli.arguments import load_model, parse_cache, parse_dims
 from dnnc.cli.console import rendered, show_json, show_tables
 from dnnc.cli.errors import say
@@ -181,7 +181,10 @@ def result_tables(job: Job, log: str, tuned: Tuned, report: str) -> list[Table]:
     """What won, task by task, and how to use it."""
     r = tuned.result
     rows = tuple(_row(o, r) for o in sorted(r.outcomes, key=_weight, reverse=True))
-    title = f"{job.model}: {len(r.outcomes)} tasks, {r.trials} trials, {r.failures} of them failed, {show_seconds(r.seconds)}; ended as {_ended(r.reason)}"
+    title = (
+        f"{job.model}: {len(r.outcomes)} tasks, {r.trials} trials, {r.failures} of them failed, "
+        f"{show_seconds(r.seconds)}; ended as {_ended(r.reason)}"
+    )
     columns = ("task", "calls", "share", "trials", "default", "tuned", "gain", "schedule", "why")
     right = frozenset(("calls", "share", "trials", "default", "tuned", "gain"))
     faster = f"kernels of a call: {show_seconds(r.untuned)} -> {show_seconds(r.tuned)}, {r.speedup:.2f} times as fast"

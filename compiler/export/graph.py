@@ -129,9 +129,7 @@ def _version() -> str:
 
 
 def walk(graph: Graph, w: Writer, env: dict[Value, str], wanted: Mapping[Value, str]) -> None:
-    """Write the nodes of a graph. `env`: names of its inputs, to which those of its values are added; `wanted`: names
-    of outputs.
-    """
+    """Write the nodes of a graph. `env`: names of its inputs, and then of its values; `wanted`: of outputs."""
     for v, a in graph.constants.items():
         env[v] = w.model.constant(a, v.type.dtype, v.name)
     regions = chains(graph)

@@ -1,6 +1,7 @@
 """Pooling over regions and deformable convolution: one operator for what an import made of it.
 
-w = roi_weights(rois, column=1); r = roi_rows(x, batch, w); v = roi_weights(rois, column=0); y = roi_columns(r, v)     ->     y = RoiAlign(x, rois, batch)
+w = roi_weights(rois, column=1); r = roi_rows(x, batch, w); v = roi_weights(rois, column=0); y = roi_columns(r, v)
+    -> y = RoiAlign(x, rois, batch)
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Sorting, transforms, linear algebra, trees, random bits, strings, and ops whose results have a size that only the
-data tells.
-"""
+"""Sorting, transforms, linear algebra, trees, random bits, strings, and data-dependent sizes."""
 
 from __future__ import annotations
 
@@ -81,9 +79,7 @@ def _to_real(c: Call, axis: int) -> str:
 
 
 def clear_column(c: Call) -> str:
-    """A step of Gauss-Jordan elimination: the pivot's row is picked by a mask, as is the row that changes places with
-    it.
-    """
+    """A step of Gauss-Jordan elimination: a mask picks the pivot's row and the row it changes places with."""
     w, t, column = c.w, c.dtype, c.attrs["column"]
     n, ends = int(str(c.type().shape[1])), [column + 1]
     below = w.op("Slice", c.x(), w.ints([column, column]), w.ints([n, column + 1]), w.ints([1, 2]))

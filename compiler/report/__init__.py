@@ -43,9 +43,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes: the arena of intermediate values, the least that any plan needs (the most that is alive at once), and the
-    constants.
-    """
+    """Bytes: the arena of intermediate values, its lower bound (the most alive at once), the constants."""
 
     arena: int
     lower_bound: int

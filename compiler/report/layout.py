@@ -1,6 +1,4 @@
-"""Tables and lines within the width of a terminal: a number never wraps, texts are cut with an ellipsis, no line is too
-long.
-"""
+"""Tables and lines within a terminal's width: numbers never wrap, texts are cut with an ellipsis."""
 
 from __future__ import annotations
 

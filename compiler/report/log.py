@@ -1,6 +1,4 @@
-"""What is noted while compiling and loading: laps of a clock, and the programs of one model, which become its
-report.
-"""
+"""Notes of compiling and loading: laps of a clock, and the programs of a model, which become its report."""
 
 from __future__ import annotations
 

@@ -134,7 +134,10 @@ def _passes(p: ProgramReport, each: bool) -> Table:
         ran = [x for x in p.passes if x.seconds or x.changed]  # others are notes alone
         before, after = (ran[0].nodes_before, ran[-1].nodes_after) if ran else (0, 0)
         names = ", ".join(x.name for x in ran if x.changed) or "none"
-        title = f"passes: {len(ran)} in {show_seconds(sum(x.seconds for x in ran))}, {before} -> {after} nodes; changed by {names}"
+        title = (
+            f"passes: {len(ran)} in {show_seconds(sum(x.seconds for x in ran))}, {before} -> {after} nodes; "
+            f"changed by {names}"
+        )
         return Table(title, (), ())
     rows = [
         (x.name, show_seconds(x.seconds), f"{x.nodes_before} -> {x.nodes_after}", "" if x.changed else "unchanged")

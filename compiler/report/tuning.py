@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from dnnc.autotune.search.fusion_variants import Fused
-from dnnc.autotune.search.search import Outcome, Point, Result
+from dnnc.autotune.search.outcome import Outcome, Point, Result
 from dnnc.ir.errors import TuneError, install
 from dnnc.ir.files import replacing
 from dnnc.report.tables import show_seconds

@@ -350,8 +350,8 @@ def find_call(
         small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
         nodes = locations(step.kernel.locs).removeprefix(" at ")
         culprit = (
-            f"call {k} of {len(scheduled.steps)}, of kernel {step.kernel.name}: its operands were overwritten, or it ran too "
-            "early"
+            f"call {k} of {len(scheduled.steps)}, of kernel {step.kernel.name}: its operands were overwritten, or it "
+            "ran too early"
         )
         return Finding("memory", culprit, nodes, message, str(small.graph))
     message = wrong(graph, inputs, call(f, inputs, graph), options) or "not every run is wrong: threads race"

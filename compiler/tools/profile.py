@@ -192,7 +192,7 @@ def summarize(
     samples: Samples,
     limits: Ceilings,
 ) -> Profile:
-    """Medians, by call and by kernel; kernels by their time, the longest first. One in a loop counts each time it runs."""
+    """Medians by call and by kernel, the longest kernel first. A kernel in a loop counts each time it runs."""
     times, waits, balance = (np.median(a, 0) for a in (samples.kernels, samples.waiting, samples.balance))
     total = float(np.median(samples.total))
     reports = {k.symbol: k for k in report.kernels}

@@ -8,7 +8,6 @@ into views again. What comes here is a pure program, whose *static* inputs are t
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -27,6 +26,7 @@ from dnnc.frontends.torch.tensors import array_of, tensor_of
 from dnnc.ir.errors import DnncError, DnncWarning, InputError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.lru import LRU
 from dnnc.options import CompileOptions, make_options, thread_count
 from dnnc.torch.custom_ops import keep_whole
 from dnnc.torch.memory import Given, View, number, results_of, stored
@@ -152,7 +152,7 @@ class Piece:
         self.sizes = [k for k, f in enumerate(self.fakes) if isinstance(f, torch.SymInt)]
         self.symbols = {k: str(self.fakes[k].node.expr) for k in self.sizes if self.fakes[k].node.expr.is_Symbol}
         self.open = self._check()
-        self.programs: OrderedDict[Any, Ready] = OrderedDict()
+        self.programs: LRU[Any, Ready] = LRU(PROGRAMS)
         self.last: Ready | None = None
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -195,12 +195,9 @@ class Piece:
 
     def _find(self, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> Ready:
         key = self._sizes(args), tuple(map(torch.Tensor.data_ptr, weights))
-        found = self.programs.get(key)
+        found = self.programs.find(key)
         if found is None or found.weights.written():
             found = self.programs[key] = self._make(args, weights)
-            if len(self.programs) > PROGRAMS:
-                self.programs.popitem(last=False)
-        self.programs.move_to_end(key)
         return found
 
     def _again(self, ready: Ready, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> Ready:

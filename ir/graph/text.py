@@ -1,13 +1,16 @@
 """Graph <-> text. The text is valid Python syntax, read with `ast` (spans for free), never executed.
 
-    text     ::= {NAME: dim[low, high, divisor]} {definition} function       a dim that nothing is known of (>= 1) needs no declaration;
-                                                                             a definition, of an op that is not dnnc's own: see `te_text`
+    text     ::= {NAME: dim[low, high, divisor]} {definition} function       a dim that nothing is known of (>= 1) needs
+                                                                             no declaration; a definition, of an op that
+                                                                             is not dnnc's own: see `te_text`
     function ::= def NAME(input: type, ..., *, constant: type = data, ...): {function} {statement} return NAME, ...
     type     ::= f32[N, 2*N + 1] | f32 | f32[N, 64] @ "0 1/16 1%16"
-    data     ::= 1.5 | [[1.0, inf], [nan, 2.0]] | const("sha256:0123456789abcdef")        left out: looked up by the name
+    data     ::= 1.5 | [[1.0, inf], [nan, 2.0]] | const("sha256:0123456789abcdef")   left out: looked up by the name
     statement ::= NAME: type = op(operand, ..., attribute=literal, ...) | (NAME, NAME) = op(...) @ (type, type)
-    operand  ::= NAME | None (absent)       by hand also: a nested call, a number or list (dtype of the first value beside it)
-    literal  ::= numbers, strings, None, True, tuples, f32, f32[2, 3], 2*N, layout("0 1/16 1%16"), the name of a nested function
+    operand  ::= NAME | None (absent)       by hand also: a nested call, a number or list (dtype of the first value
+                                            beside it)
+    literal  ::= numbers, strings, None, True, tuples, f32, f32[2, 3], 2*N, layout("0 1/16 1%16"),
+                 the name of a nested function
 
 An attribute that has the default of its op's type rule is not printed.
 """

@@ -13,27 +13,36 @@ executed by the writers before the barrier.
     tma_prefetch()                   the copy engine fetches what it must know of the buffers of this kernel's copies
     tma_load(to, from, rows, b)      one thread: a box of rows x lanes; what lies outside of the source is 0
     tma_im2col(to, from, rows, b, pixel, tap, sizes, strides, dilations, pads before)
-                                     one thread: a row of `to` for each of so many neighbouring pixels of a convolution's result of these
-                                     sizes, from this pixel of the image on that `from` names in a buffer [n, *axes, channels]: lanes channels
-                                     of the pixel that the tap of the filter meets there; what lies outside of the image is 0. Each of the
-                                     last six are as many numbers as there are axes, 1 to 3
+                                     one thread: a row of `to` for each of so many neighbouring pixels of a
+                                     convolution's result of these sizes, from this pixel of the image on that `from`
+                                     names in a buffer [n, *axes, channels]: lanes channels of the pixel that the tap of
+                                     the filter meets there; what lies outside of the image is 0. Each of the last six
+                                     are as many numbers as there are axes, 1 to 3
     tma_fetch(from, rows)            one thread: a box that will be read soon is brought into the L2 cache
-    tma_store(to, from, rows)        one thread: the box that lies at `from`; what lies outside of the destination is dropped
+    tma_store(to, from, rows)        one thread: the box that lies at `from`; what lies outside of the destination is
+                                     dropped
     bulk_commit()                    close a group of stores
     bulk_wait_read(n), bulk_wait(n)  all but the newest n groups of this thread have read their source (have arrived)
     fence_async()                    what this thread wrote to shared memory so far, the engines may read
-    stmatrix_x4(to, v)               a warp: four 8 x 8 matrices; lane 8*m + r gives the address of row r of matrix m, v holds 2 elements of each
-    wgmma(acc, a, b, keep)           128 threads: acc = (keep != 0 ? acc : 0) + a @ b^T, asynchronously; a is 64 x k, b is n x k
-    wgmma_kn(acc, a, b, keep)        the same with b lying as k x n: blocks of 64 columns one after the other, [block, k, 64]
+    stmatrix_x4(to, v)               a warp: four 8 x 8 matrices; lane 8*m + r gives the address of row r of matrix m, v
+                                     holds 2 elements of each
+    wgmma(acc, a, b, keep)           128 threads: acc = (keep != 0 ? acc : 0) + a @ b^T, asynchronously; a is 64 x k, b
+                                     is n x k
+    wgmma_kn(acc, a, b, keep)        the same with b lying as k x n: blocks of 64 columns one after the other, [block,
+                                     k, 64]
     wgmma_fence()                    registers of this thread are ready for the next group of products
     wgmma_commit()                   close a group of products
-    wgmma_wait(n[, acc])             all but the newest n are complete; acc, which they computed, may be used from here on
+    wgmma_wait(n[, acc])             all but the newest n are complete; acc, which they computed, may be used from here
+                                     on
     named_barrier(id, threads)       a barrier of a part of the block, whole warps
     cluster_barrier()                a barrier of all threads of all blocks of a cluster
-    peer(addr, rank)                 a value: what lies at this address of a shared buffer in block `rank` of the cluster
-    peer_store(addr, rank, v)        v goes to this address of a shared buffer in block `rank`; that block reads it behind a cluster_barrier()
-    peer_send(addr, rank, v, b)      the same on its own, beside the threads; the mbarrier b of block `rank` counts its bytes, in no order with
-                                     mbar_expect. Who waits for the phase knows what the sender knew
+    peer(addr, rank)                 a value: what lies at this address of a shared buffer in block `rank` of the
+                                     cluster
+    peer_store(addr, rank, v)        v goes to this address of a shared buffer in block `rank`; that block reads it
+                                     behind a cluster_barrier()
+    peer_send(addr, rank, v, b)      the same on its own, beside the threads; the mbarrier b of block `rank` counts its
+                                     bytes, in no order with mbar_expect. Who waits for the phase knows what the sender
+                                     knew
     resident(n)                      registers are to suffice for n blocks of this kernel on a multiprocessor
     regs_give(n), regs_take(n)       128 threads leave registers to others, or take them: n each from here on
 """

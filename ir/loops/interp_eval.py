@@ -293,7 +293,10 @@ class Evaluator:
         if not view.memory.tracked:
             return None
         if self.spmd and not s.parallel and s.thread is None and s.iteration is None and write:
-            return f"every thread executes this, outside of a parallel loop, and writes {view.name(off[0]) if len(off) else view.buf.name}"
+            return (
+                "every thread executes this, outside of a parallel loop, and writes "
+                f"{view.name(off[0]) if len(off) else view.buf.name}"
+            )
         if s.iteration is not None and view.buf.space != "shared":
             who = s.iteration[rows] if isinstance(s.iteration, np.ndarray) else np.full(len(rows), s.iteration)
             message = (self.iterations if s.parallel else self.blocks).access(view, who, off, write, value)

@@ -115,7 +115,10 @@ class Team:
         bad = (w >= 0) & (w != who) & (self.clock[who, w] < when[off])
         if bad.any():
             verb = "writes" if write else "reads"
-            return f"thread {who[bad][0]} {verb} {view.name(off[bad][0])} written by thread {w[bad][0]} with no barrier between"
+            return (
+                f"thread {who[bad][0]} {verb} {view.name(off[bad][0])} written by thread {w[bad][0]} with no "
+                "barrier between"
+            )
         now = self.clock[who, who]
         if not write:
             if record:

@@ -1,8 +1,10 @@
 """Statements, buffers, functions and kernels of the operator IR.
 
     func ::= def NAME(param, ...): stmt+          param: K: dim[lo, hi, divisor]  |  A: f32[M, K] [@ strides(lda, 1)]
-    stmt ::= for i in KIND(hi) | KIND(lo, hi): stmt+    KIND: range unroll vector parallel | block.x block.y block.z cluster thread.x warp lane
-           | if e: stmt+ [else: stmt+]  |  x: f32x16 = e  |  acc: f32[14, 32] @ register | local | shared | shared.swizzle8
+    stmt ::= for i in KIND(hi) | KIND(lo, hi): stmt+
+           KIND: range unroll vector parallel | block.x block.y block.z cluster thread.x warp lane
+           | if e: stmt+ [else: stmt+]  |  x: f32x16 = e
+           | acc: f32[14, 32] @ register | local | shared | shared.swizzle8
            | B[e, ..., e:+16:n] = e                store of 16 lanes, of which the first n
            | f(arg, ...)                           effect (barrier, prefetch, cp_async ...) or call of a Func
 

@@ -179,7 +179,10 @@ class _Check:
 
     def loop(self, s: For, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
         if s.kind in ("unroll", "vector") and not free(s.lo) | free(s.hi) <= self.unrolled:
-            yield f"the extent of {'an' if s.kind == 'unroll' else 'a'} {s.kind} loop must be constant (unroll loops around it are)"
+            yield (
+                f"the extent of {'an' if s.kind == 'unroll' else 'a'} {s.kind} loop must be constant (unroll loops "
+                "around it are)"
+            )
         if s.kind == "unroll":
             self.unrolled.add(s.var)
         if s.kind == "parallel" and inside:
@@ -231,7 +234,10 @@ def _written_by_all(b: Block) -> Iterator[str]:
     """Stores outside of the parallel loops of a function that has some: every thread would execute them."""
     for s in b:
         if isinstance(s, Store) and s.buf.space == "global":
-            yield f"every thread writes {s.buf.name} outside of a parallel loop\n  in: {show_stmt(s).splitlines()[0].strip()}"
+            yield (
+                f"every thread writes {s.buf.name} outside of a parallel loop\n"
+                f"  in: {show_stmt(s).splitlines()[0].strip()}"
+            )
         elif not (isinstance(s, For) and s.kind == "parallel"):
             for inner in blocks(s):
                 yield from _written_by_all(inner)

@@ -4,8 +4,10 @@ A *fresh dim* is a symbolic dim that no input has: `size = dim("n", 0, bound)`. 
 the attribute `size` (`dnnc.frontends.onnx.unbacked_dims.fresh_dim` makes one in a converter; several nodes may name the
 same one, all must then agree):
 
-    y: f32[n, 4] = truncate(x, count, size=n)      the first `count` elements of x: f32[100, 4] along `axis`; n in [0, 100]
-    _: u8[n, 0]  = measure(count, size=n)          nothing but the size: from here on n is known, for `iota(shape=(n,))` and the like
+    y: f32[n, 4] = truncate(x, count, size=n)      the first `count` elements of x: f32[100, 4] along `axis`; n in [0,
+                                                   100]
+    _: u8[n, 0]  = measure(count, size=n)          nothing but the size: from here on n is known, for `iota(shape=(n,))`
+                                                   and the like
 
 So an operator of unknown output size is native code for the upper bound, then `truncate`, which only slices: along axis
 0 it copies nothing. `bound` may be symbolic itself (`x.shape[axis]`). What follows is compiled once for all n (0 has a

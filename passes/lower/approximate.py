@@ -3,15 +3,18 @@ numerics exclude them.
 
 Quotients, of which an exact one takes ten instructions: at most 2 ulp.
 
-    a / c               ->  a * (1/c)            c a power of two: the same number. Others stay exact, for quantized models divide by 255, and
-                                                 round; but where all that is stored is of 16 bits
+    a / c               ->  a * (1/c)            c a power of two: the same number. Others stay exact, for quantized
+                                                 models divide by 255, and round; but where all that is stored is of 16
+                                                 bits
     a / b               ->  a * recip(b)         b >= 1 for certain: 1 + exp(x), and so on
-    exp(x - m) / s      ->  exp(x - m) * recip(s)     m, s numbers of a row: a softmax, whose s is at least 1. The compiler computes recip(s) once
+    exp(x - m) / s      ->  exp(x - m) * recip(s)     m, s numbers of a row: a softmax, whose s is at least 1. The
+                                                      compiler computes recip(s) once
 
 Where all that a kernel stores is of 16 bits, the rounding of the store hides errors of 2^-18:
 
-    exp(x)                              ->  exp2(x * log2(e))                      relative error below 2^-17 for |x| <= 88
-    x * 0.5 * (erf(x / sqrt(2)) + 1)    ->  max(x, 0) - |x| * 2^P(|x|)             absolute error below 2e-6; relative to its left tail 6e-4 at x = -3.5
+    exp(x)                              ->  exp2(x * log2(e))              relative error below 2^-17 for |x| <= 88
+    x * 0.5 * (erf(x / sqrt(2)) + 1)    ->  max(x, 0) - |x| * 2^P(|x|)     absolute error below 2e-6; relative to its
+                                                                           left tail 6e-4 at x = -3.5
     x * 0.5 * (tanh(u) + 1)             ->  x * recip(1 + exp2(-2 u log2(e)))
 """
 

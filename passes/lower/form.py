@@ -6,8 +6,8 @@
     Scan           elements of a row depend on those before them
     Map            the rest
 
-`Scattered` and `Recurrent`, in files of their own, are the forms of updates and of recurrences. A form is data: loops are
-their variables, which know their bounds, and expressions read the kernel's parameters.
+`Scattered` and `Recurrent`, in files of their own, are the forms of updates and of recurrences. A form is data: loops
+are their variables, which know their bounds, and expressions read the kernel's parameters.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Operand:
 class Contraction(Form):
     """A sum of products, and what is done to it: `store` writes an output element from `acc[0]`.
 
-        for batch, rows, cols:                                  C[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, n, k])
+        for batch, rows, cols:                     C[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, n, k])
             acc = 0
             for red: if conds: acc = fma(a, b, acc)
             y[..] = epilogue(acc)
@@ -304,7 +304,8 @@ def contraction(form: Form, kernel: Kernel, r: Reduction, store: Store) -> Contr
     a, b = map(Operand, factors, (r.conds, ()))
     return _sided(
         cls(
-            outer=form.outer, panels=form.panels, reductions=form.reductions, kernel=kernel, red=Axis(r.loops), a=a, b=b, acc=r.acc,
+            outer=form.outer, panels=form.panels, reductions=form.reductions, kernel=kernel,
+            red=Axis(r.loops), a=a, b=b, acc=r.acc,
             store=store, around=r.around,
         )
     )  # fmt: skip

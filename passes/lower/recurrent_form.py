@@ -1,11 +1,10 @@
 """What a loop of known length computes in a step, where that is products of a few rows with fixed matrices and
 element-wise work for each unit.
 
-In comes a `loop` or `recurrence` node; out comes its ScanForm: every new state, as an expression of one row and one unit,
-in terms of that unit's states, its elements of the scanned rows and of what is captured, and of sums of products. A sum
-multiplies a *vector*, which all units must know, by a matrix; the vector of phase 0 is made of the states, that of
-phase 1 of what phase 0 gave (a GRU's reset gate), so a step has as many meetings as phases.
-"""
+In comes a `loop` or `recurrence` node; out comes its ScanForm: every new state, as an expression of one row and one
+unit, in terms of that unit's states, its elements of the scanned rows and of what is captured, and of sums of products.
+A sum multiplies a *vector*, which all units must know, by a matrix; the vector of phase 0 is made of the states, that
+of phase 1 of what phase 0 gave (a GRU's reset gate), so a step has as many meetings as phases."""
 
 from __future__ import annotations
 

@@ -226,6 +226,8 @@ class Joiner:
         if not all(n in along for n in anchors) or not all(v.node in along for v in outputs):
             return False
         crossing = [n for n in first if any(u in nodes and u not in first for u, _ in n.outputs[0].uses)]
+        if crossing and all(any(n.op.index is not None for n in part) for part in (first, second)):
+            return False  # an index is written several times into an expression, which would grow exponentially
         if crossing:
             again = rows is not None and any(rows_of(u) is not None for u in second)
             return all(n in along for n in crossing) and not (again and any(_takes_long(n, rows) for n in first))

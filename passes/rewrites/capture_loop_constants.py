@@ -1,7 +1,8 @@
 """Constants (and parameters) that control flow captures become constants of its bodies, where they are folded and
 packed like any others.
 
-y = loop(trips, None, h, w, body=b, carried=1)      ->      y = loop(trips, None, h, body=b', carried=1), w a constant of b'
+y = loop(trips, None, h, w, body=b, carried=1)      ->      y = loop(trips, None, h, body=b', carried=1), w a constant
+                                                            of b'
 """
 
 from __future__ import annotations

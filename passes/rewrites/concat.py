@@ -1,6 +1,7 @@
 """Concatenations that cost nothing: their operands are written where the result has them.
 
-    d = concat(a, b, c)           ->  d = concat(ab, c)                where ab = concat(a, b) is there already: one buffer grows (dense nets)
+    d = concat(a, b, c)           ->  d = concat(ab, c)                where ab = concat(a, b) is there already: one
+                                                                       buffer grows (dense nets)
     c = concat(x, y), x an input  ->  c = concat(copy(x), y)           only what lies elsewhere is copied
 
 What lies where follows from `alias.find_aliases`; here the graph is brought into a form in which it finds the most.

@@ -1,7 +1,8 @@
 """Transposed convolutions as convolutions: one for all phases of the stride, then the phases are interleaved.
 
     y = conv_transpose(x, w, stride s)            ->   z = conv(x, w'); y = interleave(z, strides=s)
-    y = conv_transpose(x, w, stride s, group=g)   ->   z_r = conv(x, w_r, group=g); y = interleave(concat(z_0, z_1, ..), strides=s)
+    y = conv_transpose(x, w, stride s, group=g)   ->   z_r = conv(x, w_r, group=g); y = interleave(concat(z_0, z_1, ..),
+                                                       strides=s)
 
 Output u = s*q + r gathers x[q - m] * w[s*m + r] over m: for each phase r a convolution of stride 1 with every s-th tap
 (the sub-pixel form of Shi et al., "Is the deconvolution layer the same as a convolutional layer?", 2016). Nothing is

@@ -1,7 +1,8 @@
 """Fold batch normalisation, and scales and shifts by constants per channel, into the weights and bias of the
 contraction before them.
 
-    y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w * s, (b - mu) * s + h),  s = g / sqrt(var + epsilon)
+    y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w * s, (b - mu) * s + h),  s = g / sqrt(var +
+                                                        epsilon)
 
 In steps: batch_norm by constants is `z * s + t`; a scale goes into weights, a shift into the bias of a convolution or
 the addend of a matmul. Valid where the contraction has no other reader and what changes is constant. The products are

@@ -1,8 +1,8 @@
 """Fold batch normalisation, and scales and shifts per channel, into weights that are parameters: the products are made
 in the prologue.
 
-    y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w_0, b_0),
-                                                        prologue: s = g / sqrt(var + epsilon); w_0 = w * s; b_0 = (b - mu) * s + h
+    y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w_0, b_0), prologue: s = g / sqrt(var + epsilon);
+                                                        w_0 = w * s; b_0 = (b - mu) * s + h
 
 The rules of `fold_batch_norm.py` for values that are not known yet. They are rounded once, from float64. Half floats
 that overflow could not be seen here, so float16 is left alone. Rounding is moved, so strict numerics keep the graph.

@@ -1,9 +1,11 @@
 """Recognise computations that exporters spell out in small ops, and put the one op in their place that has a good
 kernel.
 
-    div(d, sqrt(add(reduce_mean(mul(d, d)), 1e-5))), d = sub(x, reduce_mean(x))   ->   mean_variance_norm(x, epsilon=1e-5)
+    div(d, sqrt(add(reduce_mean(mul(d, d)), 1e-5))), d = sub(x, reduce_mean(x))
+        -> mean_variance_norm(x, epsilon=1e-5)
     mul(mean_variance_norm(x), scale), add(.., bias)                               ->   layer_norm(x, scale, bias)
-    div(x, sqrt(add(reduce_mean(mul(x, x)), 1e-5)))                                ->   rms_norm(x, 1.0), with mul(.., scale) rms_norm(x, scale)
+    div(x, sqrt(add(reduce_mean(mul(x, x)), 1e-5)))
+        -> rms_norm(x, 1.0), with mul(.., scale) rms_norm(x, scale)
     div(e, reduce_sum(e)), e = exp(sub(x, reduce_max(x)))                          ->   softmax(x)
     mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1.0))                                ->   gelu(x), and the form with tanh
 

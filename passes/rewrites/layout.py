@@ -1,8 +1,10 @@
 """Choose how values lie in memory: channels of images and panels of weights in blocks of the vector width.
 
     y = conv(x, w)        ->   y @ "0 1/16 2 3 1%16" = conv(x @ "0 1/16 2 3 1%16", w @ "0/16 1/16 2 3 1%16 0%16")
-    conv(x, w, group=4)   ->   the same by panels of a block of outputs each, which read the inputs of all groups that they have outputs of
-    y = matmul(a, b)      ->   y = matmul(a, b @ "1/16 0 1%16")       but for the few rows that would read what is packed at run time
+    conv(x, w, group=4)   ->   the same by panels of a block of outputs each, which read the inputs of all groups that
+                               they have outputs of
+    y = matmul(a, b)      ->   y = matmul(a, b @ "1/16 0 1%16")       but for the few rows that would read what is
+                                                                      packed at run time
 
 Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major
 values; `pack` nodes stand at the borders, one for each value and layout. Constants are relabelled: their bytes are
@@ -203,7 +205,7 @@ class Layouts(ABC):
             self.changed = True
 
     def relaid(self, v: Value, encoding: Encoding) -> Value:
-        """The value in another encoding: the source of a `pack`, a relabelled constant or parameter, or a new `pack`."""
+        """The value in another encoding: a `pack`'s source, a relabelled constant or parameter, or a new `pack`."""
         self.changed = True
         if (
             v.node is not None

@@ -4,7 +4,8 @@ attention.
 Products of one matrix with several constant ones (or parameters) become one product:
 
     q = transpose(reshape(add(matmul(x, wq), bq), [B, S, H, D]), (0, 2, 1, 3)), k and v likewise
-        ->   t = transpose(reshape(add(matmul(x, [wq wk wv]), [bq bk bv]), [B, S, 3, H, D]), (2, 0, 1, 3 + ...)),  q = t[0], k = t[1], v = t[2]
+        ->   t = transpose(reshape(add(matmul(x, [wq wk wv]), [bq bk bv]), [B, S, 3, H, D]), (2, 0, 1, 3 + ...)),  q =
+             t[0], k = t[1], v = t[2]
 
 and so do the columns of one product that is cut into equal parts:
 

@@ -1,7 +1,8 @@
 """Loops of known length that a target can run as one kernel become the op `recurrence`; what reads their results reads
 parts of its one result.
 
-    (h, c, y) = loop(None, None, h0, c0, x, body=f, length=5)    ->    r = recurrence(h0, c0, x, w, body=f', length=5); y = r[0:5]; h = r[5]; c = r[6]
+    (h, c, y) = loop(None, None, h0, c0, x, body=f, length=5)    ->    r = recurrence(h0, c0, x, w, body=f', length=5);
+                                                                       y = r[0:5]; h = r[5]; c = r[6]
 
 Recurrent matrices and other constants of the body become operands. Targets without vectors get matrices with the axis
 that is summed over last; where units are lanes, theirs stays last. For targets that have a kernel for it

@@ -1,8 +1,10 @@
 """Scatters in the form in which their kernels are best.
 
-    y = scatter_nd(x: f16, at, u, reduction="add")        ->    y = cast(scatter_nd(cast(x, to=f32), at, cast(u, to=f32), ..), to=f16)
+    y = scatter_nd(x: f16, at, u, reduction="add")        ->    y = cast(scatter_nd(cast(x, to=f32), at, cast(u,
+                                                                to=f32), ..), to=f16)
     y = scatter_elements(x, expand(r: [M, 1]), u)          ->    y = scatter_nd(x, r, u), an index for each row
-    y = scatter_nd(x, [[0, 0], [0, 1], [0, 2]], u: [3])    ->    y = scatter_nd(x, [[0]], u: [1, 3]), where rows of x have 3 elements
+    y = scatter_nd(x, [[0, 0], [0, 1], [0, 2]], u: [3])    ->    y = scatter_nd(x, [[0]], u: [1, 3]), where rows of x
+                                                                 have 3 elements
     y = scatter_nd(x, [[2], [3]], u)                       ->    y = concat(slice(x, 0:2), u, slice(x, 4:n))
 
 Sums and products of less than 32 bits are added up in f32 and rounded once. Indices that are constants and name whole

@@ -1,8 +1,10 @@
 """Long reductions with few results become two: the first for parts of what is reduced, the second over the parts.
 
-    y = reduce_mean(x, axes=(1,))  of f16[1, 12544, 32]   ->   p = reduce_mean(cast(x, f32) as [1, 64, 196, 32], axes=(2,)); y = reduce_mean(p, axes=(1,))
+    y = reduce_mean(x, axes=(1,))  of f16[1, 12544, 32]   ->   p = reduce_mean(cast(x, f32) as [1, 64, 196, 32],
+                                                               axes=(2,)); y = reduce_mean(p, axes=(1,))
 
-    y = reduce_mean(x, axes=(2, 3))  of f16[1, 32, 112, 112]  ->  y = reduce_mean(reduce_mean(x, axes=(3,), keepdims=True), axes=(2, 3))
+    y = reduce_mean(x, axes=(2, 3))  of f16[1, 32, 112, 112]
+        ->  y = reduce_mean(reduce_mean(x, axes=(3,), keepdims=True), axes=(2, 3))
 
 Blocks of threads cannot meet, so a GPU's kernel computes each result within one, and thirty results would leave all but
 one multiprocessor of a hundred without work. Threads of a CPU share the results of a kernel too; one of them reads
@@ -16,7 +18,8 @@ any number of threads. Adds roundings in another order, so not for strict numeri
 What is reduced and then read back in the same rows (x - mean(x)) makes one kernel, which reads a row once; it is taken
 apart where its blocks are few and their rows so long that this takes longer than the kernels it saves:
 
-    y = mean_variance_norm(x, axes=(0,))  of f32[65536, 128]  ->  d = sub(x, m); y = div(d, sqrt(add(v, epsilon))), m = reduce_mean(x), v = reduce_mean(mul(d, d))
+    y = mean_variance_norm(x, axes=(0,))  of f32[65536, 128]  ->  d = sub(x, m);
+        y = div(d, sqrt(add(v, epsilon))), m = reduce_mean(x), v = reduce_mean(mul(d, d))
 """
 
 from __future__ import annotations
@@ -125,8 +128,14 @@ def _read_back(graph: Graph) -> set[Rows | None]:
     if nodes_of(graph, "conv", "conv_transpose"):
         return set()
     numbers = find_numbers(graph)
-    return {r for n in graph.nodes() if is_pointwise(n) for v in n.inputs if v is not None and (r := numbers.get(v)) is not None
-            and r.worth() and r.of_elements(n.output) and r.reads_own(v)}  # fmt: skip
+    return {
+        r
+        for n in graph.nodes()
+        if is_pointwise(n)
+        for v in n.inputs
+        if v is not None and (r := numbers.get(v)) is not None
+        if r.worth() and r.of_elements(n.output) and r.reads_own(v)
+    }
 
 
 def _long_alone(n: Node) -> bool:

@@ -1,6 +1,7 @@
 """Few long running sums become many short ones: those of parts, each added to the sum of the parts before it.
 
-    y = cumsum(x, axis=0)  of f32[640000]   ->   p = x as [1, 64, 10000]; y = cumsum(p, axis=2) + cumsum(reduce_sum(p, axes=(2,)), axis=1, exclusive=True)
+    y = cumsum(x, axis=0)  of f32[640000]   ->   p = x as [1, 64, 10000]; y = cumsum(p, axis=2) + cumsum(reduce_sum(p,
+                                                 axes=(2,)), axis=1, exclusive=True)
 
 A sum waits for the one before it, so a core adds up a row at a quarter of the rate at which it adds up four rows in
 turns, and one thread has all of it. Parts are read twice, and written once: the last addition is made where the sums

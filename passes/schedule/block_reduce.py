@@ -1,10 +1,10 @@
 """Schedule primitive `teams`: every row of a kernel is computed by a team of GPU threads.
 
     for p in range(rows):                     for b in block.x(rows): for t in thread.x(128):
-        acc = -inf                                acc = -inf                                      every thread has its own
+        acc = -inf acc = -inf every thread has its own
         for c in range(n): acc = max(acc, ..)     for q: acc = max(acc, .. c = 128*q + t ..)      its share of the row
-                                                  acc = max over the team                         shuffles, then shared memory
-        row: f32[n] @ local                       row: f32[n / 128] @ register                    as shares are the same in all loops
+                                                  acc = max over the team shuffles, then shared memory
+        row: f32[n] @ local row: f32[n / 128] @ register as shares are the same in all loops
         for c in range(n): row[c] = ..            for q: row[q] = ..
         for c in range(n): y[p, c] = ..           for q: y[p, 128*q + t] = ..
 
@@ -358,7 +358,8 @@ class _Row:
             part = self.part(st, (size // near, rows))
             rest = loop_var(self.name("j"), const(1), const(size // near))
             return (
-                *self.shuffled(with_, acc, near, rows), *_when([(self.member % near).eq(0)], (Store(part, (self.member // near, self.place), acc),)),
+                *self.shuffled(with_, acc, near, rows),
+                *_when([(self.member % near).eq(0)], (Store(part, (self.member // near, self.place), acc),)),
                 *self.sync(), Store(st.buf, st.idx, part[0, self.place]),
                 For(rest, const(1), const(size // near), "unroll", (with_(part[rest, self.place]),)),
             )  # fmt: skip

@@ -1,8 +1,8 @@
 """Schedule steps that cut loops where their body becomes simpler: at the seams of concatenations and borders, and into
 the digits of an index.
 
-for i in range(9): y[i] = select(i < 4, a[min(i, 3)], b[max(i - 4, 0)])      ->  for i in range(4): y[i] = a[i]
-                                                                                 for i_1 in range(5): y[i_1 + 4] = b[i_1]
+for i in range(9): y[i] = select(i < 4, a[min(i, 3)], b[max(i - 4, 0)])      ->  for i in range(4): y[i] = a[i] for i_1
+                                                                                 in range(5): y[i_1 + 4] = b[i_1]
 for i in range(8): y[i] = x[i % 2, i // 2]     ->  for io in range(4): for ii in range(2): y[2*io + ii] = x[ii, io]
 """
 

@@ -282,7 +282,9 @@ def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
     list those of the range in order:
 
         n = how many of mine are in the range; place = sum of n of the threads before me; mine[place..] = my updates
-        barrier(); for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value); barrier()
+        barrier();
+            for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value);
+            barrier()
 
     A group of threads has every so many rows, a thread of it every so many columns. All sizes are known, and there are
     updates.

@@ -5,7 +5,8 @@ over the row.
         for s in range(n):                      n * n steps as it is written:
             acc = 0
             for r in range(n):
-                if r <= s: acc = acc + e(r)     or r < s, s <= r, s < r: from either end, with or without the element itself
+                if r <= s: acc = acc + e(r)     or r < s, s <= r, s < r: from either end, with or without the element
+                                                itself
             y[p, s] = f(acc)
 
 A thread takes `width` neighbours at a time and sums them up; the sums of the threads of a warp are exchanged in

@@ -1,6 +1,4 @@
-"""Machines with schedules that do what no schedule should, for processes that tests start: see `machine_of` and
-`gpu_of`.
-"""
+"""Machines with harmful schedules, for processes that tests start: see `machine_of` and `gpu_of`."""
 
 from __future__ import annotations
 

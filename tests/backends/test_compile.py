@@ -50,7 +50,10 @@ def call(address: int, x: int) -> int:
 
 
 def test_objects_link_with_each_other(cpu: CpuTarget) -> None:
-    caller = "declare i64 @k_inner(i64)\ndefine i64 @entry(i64 %x) {\n  %y = call i64 @k_inner(i64 %x)\n  %z = mul i64 %y, 10\n  ret i64 %z\n}"
+    caller = (
+        "declare i64 @k_inner(i64)\n"
+        "define i64 @entry(i64 %x) {\n  %y = call i64 @k_inner(i64 %x)\n  %z = mul i64 %y, 10\n  ret i64 %z\n}"
+    )
     objs = [compile_text(t, cpu.cpu, cpu.features) for t in (caller, adder("k_inner", 3))]
     assert undefined_symbols(objs[0]) == {"k_inner"}
     assert undefined_symbols(objs[1]) == set()
@@ -88,7 +91,8 @@ loop:
   %k = phi i64 [ 0, %entry ], [ %next, %loop ]
   %q = getelementptr <16 x float>, ptr %p, i64 %k
   %x = load <16 x float>, ptr %q
-  %y = call <16 x float> @llvm.x86.avx512.mask.range.ps.512(<16 x float> %x, <16 x float> %b, i32 2, <16 x float> zeroinitializer, i16 -1, i32 4)
+  %y = call <16 x float> @llvm.x86.avx512.mask.range.ps.512(<16 x float> %x, <16 x float> %b, i32 2, <16 x float> \
+zeroinitializer, i16 -1, i32 4)
   %z = fmul <16 x float> %y, %x
   store <16 x float> %z, ptr %q
   %next = add i64 %k, 1
@@ -130,7 +134,11 @@ def test_bad_text_is_shown_with_its_line(text: str, message: str) -> None:
 
 def test_foreign_symbols_are_refused() -> None:
     with pytest.raises(InternalError, match="calls fmaf"):
-        fused = "declare float @llvm.fma.f32(float, float, float)\ndefine float @f(float %a) {\n  %q = call float @llvm.fma.f32(float %a, float %a, float %a)\n  ret float %q\n}"
+        fused = (
+            "declare float @llvm.fma.f32(float, float, float)\n"
+            "define float @f(float %a) "
+            "{\n  %q = call float @llvm.fma.f32(float %a, float %a, float %a)\n  ret float %q\n}"
+        )
         compile_text(fused, "x86-64", "")
     with pytest.raises(InternalError, match=r"calls puts(.|\n)*1 \| declare i32 @puts"):
         compile_text(
@@ -138,7 +146,11 @@ def test_foreign_symbols_are_refused() -> None:
             "x86-64",
             "",
         )
-    copy = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\ndefine void @f(ptr %a, ptr %b, i64 %n) {\n  call void @llvm.memcpy.p0.p0.i64(ptr %a, ptr %b, i64 %n, i1 false)\n  ret void\n}"
+    copy = (
+        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n"
+        "define void @f(ptr %a, ptr %b, i64 %n) "
+        "{\n  call void @llvm.memcpy.p0.p0.i64(ptr %a, ptr %b, i64 %n, i1 false)\n  ret void\n}"
+    )
     assert undefined_symbols(compile_text(copy, "x86-64", "")) == {"memcpy"} <= ALLOWED_SYMBOLS
 
 
@@ -169,7 +181,10 @@ def test_the_pool_comes_from_the_cache(tmp_path: Path) -> None:
 
 
 def test_llvmlite_loads_at_first_use() -> None:
-    code = "import sys; import dnnc.backends.llvm.worker_pool, dnnc.backends.llvm.features, dnnc.backends.runtime.frames, dnnc.backends.runtime.kernel_cache"
+    code = (
+        "import sys; import dnnc.backends.llvm.worker_pool, dnnc.backends.llvm.features, "
+        "dnnc.backends.runtime.frames, dnnc.backends.runtime.kernel_cache"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", f"{code}; print('llvmlite' in sys.modules)"], capture_output=True, text=True, check=True
     )
@@ -186,6 +201,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return [(f"kernel{k}", adder(f"k_{k}", k, 1 + 10 * k)) for k in range(12)]
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_bytes(many: list[tuple[str, str]], cpu: CpuTarget) -> None:
     here = {key: compile_text(text, cpu.cpu, cpu.features) for key, text in many}
     told: list[tuple[int, int]] = []
@@ -215,6 +231,7 @@ def test_few_or_small_texts_stay_here() -> None:
     assert CompileService(2).compile_many([], "x86-64", "") == {}
 
 
+@pytest.mark.slow
 def test_errors_name_the_kernel(many: list[tuple[str, str]]) -> None:
     bad = [*many, ("broken", "define void @k_x() {\n  ret i32 0\n}")]
     for threads in (1, 2):
@@ -224,6 +241,7 @@ def test_errors_name_the_kernel(many: list[tuple[str, str]]) -> None:
             CompileService(threads).compile_many(bad, "x86-64", "")
 
 
+@pytest.mark.slow
 def test_a_text_that_ends_the_compiler(
     many: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +256,7 @@ def test_a_text_that_ends_the_compiler(
         assert len(service.compile_many(many, "x86-64", "")) == 12  # with new workers
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced(many: list[tuple[str, str]]) -> None:
     with CompileService(2) as service:
         want = service.compile_many(many, "x86-64", "")
@@ -265,6 +284,7 @@ print(len(worker_pool.CompileService(2).compile_many(items, "x86-64", "", lambda
 """
 
 
+@pytest.mark.slow
 def test_scripts_need_no_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -321,6 +341,7 @@ def test_target_texts() -> None:
     assert parse_target("llvm -threads=1", threads=2).threads == 1
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -31,7 +31,8 @@ from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_NTHREADS, Frame, a
 from support.times import in_a_quiet_round, quiet
 
 ENTRIES = f"""
-; every thread counts in its own cell and, past a barrier, finds its neighbour at the same count; dims[0] rounds, two barriers each
+; every thread counts in its own cell and, past a barrier, finds its neighbour at the same count; dims[0] rounds, \
+two barriers each
 define i64 @rounds(ptr %frame, ptr %cells, ptr %dims, i64 %tid, i64 %n) nounwind {{
 entry:
   %barrier.p = getelementptr i64, ptr %frame, i64 {FRAME_BARRIER}
@@ -115,6 +116,7 @@ def call(
     return status, c.tolist(), frame
 
 
+@pytest.mark.slow
 @several_threads
 def test_barrier_separates_the_rounds(pool: NativePool, entries: Loaded, threads: int) -> None:
     rounds = 5000 if threads == 2 else 1500  # more threads than cores sleep in most barriers
@@ -143,6 +145,7 @@ def test_one_thread_is_a_direct_call(pool: NativePool, entries: Loaded) -> None:
         assert call(pool, entries, "mark", [9], absurd)[1][:2] == [1, 9]
 
 
+@pytest.mark.slow
 def test_sizes_may_alternate(pool: NativePool, entries: Loaded) -> None:
     for k in range(300):
         threads = (2, 4, 1, 3, 7)[k % 5]
@@ -214,6 +217,7 @@ def test_stopped_pool_starts_again(pool: NativePool, entries: Loaded) -> None:
         assert pool.stop() == 0
 
 
+@pytest.mark.slow
 def test_affinity_is_given_back(pool: NativePool, entries: Loaded) -> None:
     if not hasattr(os, "sched_getaffinity"):
         return
@@ -243,6 +247,7 @@ print("ok")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [FORK])
 def test_a_forked_child_has_its_own_threads(script: str) -> None:
     code = script.format(text=ENTRIES, cpu="x86-64" if has_threads() else "generic")

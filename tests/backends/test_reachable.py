@@ -27,7 +27,9 @@ RIGHT = {
     "equal rows": "x: f32[12, 1], g: f32[64]|layer_norm(expand(add(mul(x, 3.0), 100.0), shape=(12, 64)), g, axis=-1, "
     "epsilon=1e-12)",
     "many ties": "x: f32[64, 400]|argmax(add(mul(x, 0.0001), 10000.0), axis=1)",
-    "last of many ties": "x: f32[64, 400]|argmin(add(mul(x, 0.0001), 10000.0), axis=1, keepdims=True, select_last=True)",
+    "last of many ties": (
+        "x: f32[64, 400]|argmin(add(mul(x, 0.0001), 10000.0), axis=1, keepdims=True, select_last=True)"
+    ),
     "ties as floats": "x: f32[64, 400]|cast(reshape(argmax(add(mul(x, 0.0001), 10000.0), axis=1), shape=(8, 8)), "
     "to=f32)",
     "saturated": "x: f32[64, 40]|argmax(sigmoid(mul(x, 100.0)), axis=1)",

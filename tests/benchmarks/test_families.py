@@ -169,6 +169,7 @@ def tiny(folder: Path, name: str, op: str, **attributes: Any) -> None:
     index.append(folder / index.INDEX, row)
 
 
+@pytest.mark.slow
 def test_race_keeps_books_of_a_right_model_and_of_one_that_does_not_compile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,9 +135,7 @@ class FakeBlas(Fake):
 
 
 class FakeDnn(Fake):
-    """cuDNN 9.28.0. Of its ways the first uses tensor cores; the second cannot be finalized into a plan; the last is
-    the fallback.
-    """
+    """cuDNN 9.28.0: the first way uses tensor cores, the second gives no plan, the last is the fallback."""
 
     def cudnnGetVersion(self) -> int:
         return 92800

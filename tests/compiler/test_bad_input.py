@@ -1,6 +1,4 @@
-"""Models, files and arrays that are wrong: each is a DnncError that names the culprit, and none takes memory or time
-first.
-"""
+"""Wrong models, files and arrays: each is a DnncError that names the culprit, at little cost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Random graphs with weights and inputs as parameters, and with outputs in the memory of inputs: the numbers of the
-interpreter.
-"""
+"""Random graphs with parameters and with outputs in the memory of inputs: the interpreter's numbers."""
 
 from __future__ import annotations
 
@@ -19,6 +17,8 @@ from dnnc.tools.accuracy import first_difference
 from support.fuzz import input_dims
 from support.random_graphs import random_graph
 
+pytestmark = pytest.mark.family("random")
+
 Array = np.ndarray[Any, Any]
 WAYS: tuple[dict[str, Any], ...] = ({"opt_level": 0}, {"threads": 2}, {"numerics": "strict"}, {"precision": "bfloat16"})
 JUMPS = frozenset(
@@ -35,11 +35,9 @@ def dims_of(g: Graph) -> dict[str, Any]:
     return {v.name: (v.lo, v.hi) for v in input_dims(g)}
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(k, marks=pytest.mark.slow) for k in range(8, 80))])
+@pytest.mark.parametrize("seed", range(80))
 def test_parameters(seed: int, kernels: Path) -> None:
-    """All constant floats, and half of the inputs; then with other signs, halves and zeros, which must not have been
-    counted on.
-    """
+    """All constant floats and half of the inputs, then with other signs, halves and zeros."""
     g, arrays = random_graph(seed, 12)
     rng = np.random.default_rng(seed)
     held: dict[str, Array] = {}
@@ -80,7 +78,7 @@ def test_parameters(seed: int, kernels: Path) -> None:
         assert first_difference(g, whole, got, options.get("precision")) is None
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(k, marks=pytest.mark.slow) for k in range(8, 80))])
+@pytest.mark.parametrize("seed", range(80))
 def test_donation(seed: int, kernels: Path) -> None:
     """Any value of the type of an input may be an output that takes its memory."""
     g, arrays = random_graph(seed, 12)

@@ -1,6 +1,4 @@
-"""Calls of an executable under the conditions of real use: threads, forks, odd sizes, borrowed buffers, refused
-arguments.
-"""
+"""Calls under the conditions of real use: threads, forks, odd sizes, borrowed buffers, refused arguments."""
 
 from __future__ import annotations
 
@@ -34,6 +32,7 @@ def image(n: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).standard_normal((n, 16, 12, 12)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_one_program_serves_every_size() -> None:
     g = net()
     f = dnnc.compile(g, dims={"N": (1, 64)}, cache=False)
@@ -44,6 +43,7 @@ def test_one_program_serves_every_size() -> None:
     assert len({s.text for s in f.programs[0].scheduled.steps}) == len(f.programs[0].scheduled.steps)
 
 
+@pytest.mark.slow
 def test_sizes_are_specialised_when_nothing_bounds_them() -> None:
     f = dnnc.compile(net(), cache=False)
     assert not f.programs
@@ -58,6 +58,7 @@ def test_sizes_out_of_bounds_are_refused(n: int) -> None:
         dnnc.compile(net(), dims={"N": (1, 64)}, cache=False)(image(n))
 
 
+@pytest.mark.slow
 def test_threads_call_one_executable_at_a_time_and_together() -> None:
     g = net()
     f = dnnc.compile(g, dims={"N": (1, 64)}, cache=False, threads=2)
@@ -79,6 +80,7 @@ def test_threads_call_one_executable_at_a_time_and_together() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_a_forked_child_and_its_parent_go_on() -> None:
     g = net()
     f = dnnc.compile(g, dims={"N": (1, 64)}, cache=False, threads=2)
@@ -93,6 +95,7 @@ def test_a_forked_child_and_its_parent_go_on() -> None:
     assert np.abs(f(x) - want).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_one_thread_gives_the_same_as_two() -> None:
     g = net()
     x = image(5)
@@ -164,6 +167,7 @@ def test_an_index_outside_is_an_error_with_the_node() -> None:
     np.testing.assert_array_equal(f(x, np.array([3, 1])), x[[3, 1]])
 
 
+@pytest.mark.slow
 def test_no_numpy_computes_during_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     g = net()
     f = dnnc.compile(g, dims={"N": (1, 64)}, cache=False)
@@ -195,6 +199,7 @@ def test_no_numpy_computes_during_a_call(monkeypatch: pytest.MonkeyPatch) -> Non
     assert np.abs(got - want).max() < 2e-6
 
 
+@pytest.mark.slow
 def test_compiling_twice_gives_the_same_texts() -> None:
     a, b = (dnnc.compile(net(), dims={"N": 3}, cache=False) for _ in range(2))
     a(image(3)), b(image(3))
@@ -202,6 +207,7 @@ def test_compiling_twice_gives_the_same_texts() -> None:
         assert a.source(stage) == b.source(stage)
 
 
+@pytest.mark.slow
 def test_the_second_compile_takes_kernels_from_the_cache(tmp_path: Any) -> None:
     for compiled in (True, False):
         f = dnnc.compile(net(), dims={"N": (1, 64)}, cache=tmp_path)
@@ -209,6 +215,7 @@ def test_the_second_compile_takes_kernels_from_the_cache(tmp_path: Any) -> None:
         assert (f.programs[0].compiled > 0) is compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 3])
 def test_levels_agree(level: int) -> None:
     g = net()
@@ -217,6 +224,7 @@ def test_levels_agree(level: int) -> None:
     assert np.abs(got - run(g, [x], "float64")[0]).max() < 2e-6
 
 
+@pytest.mark.slow
 def test_exposed_intermediates_and_the_reference_target() -> None:
     g = net()
     x = image(2)

@@ -25,7 +25,10 @@ from dnnc.ir.loops.text import parse_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 W = np.arange(12, dtype=np.float32).reshape(3, 4) / 8 - 0.5
-GRAPH = "def g(x: f32[4, 8], *, c: f32[8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]):\n    y = add(neg(neg(x)), c)\n    return y\n"
+GRAPH = (
+    "def g(x: f32[4, 8], *, c: f32[8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]):\n    y = add(neg(neg(x)), c)\n"
+    "    return y\n"
+)
 COMMANDS = (
     "compile",
     "run",
@@ -98,6 +101,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_has_an_example(command: str) -> None:
     assert f"Example:  dnnc {command}" in dnnc(*command.split(), "--help")
@@ -119,6 +123,7 @@ def spent(code: str) -> tuple[float, str]:
     return min(seconds), out
 
 
+@pytest.mark.slow
 def test_help_is_quick_and_loads_no_numpy() -> None:
     seconds, out = spent(
         "import sys\nfrom dnnc.cli import main\ntry:\n    main(['--help'])\nfinally:\n    print('loaded', *sys.modules)"
@@ -176,6 +181,7 @@ FAILURES: list[tuple[str, int, str]] = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(("command", "code", "message"), FAILURES, ids=[c for c, _, _ in FAILURES])
 def test_failures_are_short_and_have_their_exit_code(command: str, code: int, message: str) -> None:
     text = dnnc(*command.split(), code=code)
@@ -207,6 +213,7 @@ def test_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "interrupted" in text and "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_entry_point_gives_the_exit_code_to_the_shell() -> None:
     done = subprocess.run([sys.executable, "-m", "dnnc", "compile", "nowhere.onnx"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
@@ -236,6 +243,7 @@ def test_compile_takes_sizes_from_arrays() -> None:
     assert data["inputs"][0]["shape"] == ["N", 3] and data["programs"][0]["dims"] == {"N": 2}
 
 
+@pytest.mark.slow
 def test_compile_for_all_sizes_within_bounds() -> None:
     (p,) = dnnc_json("compile", "open.onnx", "--dims", "N=2..64")["programs"]
     assert p["symbolic"] and p["dims"] == {"N": 2}
@@ -300,6 +308,7 @@ def test_run_shows_what_is_not_finite(here: Path) -> None:
     assert (y["not_finite"], y["min"], y["first"]) == (3, None, ["-inf"] * 3)
 
 
+@pytest.mark.slow
 def test_run_agrees_with_the_reference_target() -> None:
     model = str(ROOT / "examples" / "digits.onnx")
     native, reference = (
@@ -311,6 +320,7 @@ def test_run_agrees_with_the_reference_target() -> None:
 # --- inspect ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_inspect_graph_before_and_after_passes() -> None:
     before = dnnc("inspect", "fixed.onnx", "--naive", "--locs")
     assert "matmul(x, w)  # dense (MatMul, opset 17)" in before
@@ -320,6 +330,7 @@ def test_inspect_graph_before_and_after_passes() -> None:
     assert "f32[5, 4]" in dnnc("inspect", "open.onnx", "--dims", "N=5") and "f32[N, 4]" in dnnc("inspect", "open.onnx")
 
 
+@pytest.mark.slow
 def test_inspect_operator_text_parses_and_says_where_it_comes_from() -> None:
     text = dnnc("inspect", "fixed.onnx", "--stage", "operator")
     assert (
@@ -332,6 +343,7 @@ def test_inspect_operator_text_parses_and_says_where_it_comes_from() -> None:
     assert parse_kernel(text).entry.name == parse_kernel(naive).entry.name == "matmul_relu"
 
 
+@pytest.mark.slow
 def test_inspect_machine_code_of_one_kernel_by_number_name_and_node() -> None:
     texts = {dnnc("inspect", "fixed.onnx", "-s", "llvm", "-k", k) for k in ("0", "matmul_relu", "act")}
     assert len(texts) == 1 and "define void @k_" in texts.pop()
@@ -364,7 +376,10 @@ def test_opt_prints_the_graph_after_each_pass() -> None:
 
 
 def test_opt_prints_plans(here: Path) -> None:
-    text = "def g(x: f32[SIZE, 2], *, w: f32[2, 2] = [[1.0, 2.0], [3.0, 4.0]]):\n    y = matmul(matmul(x, w), w)\n    return y\n"
+    text = (
+        "def g(x: f32[SIZE, 2], *, w: f32[2, 2] = [[1.0, 2.0], [3.0, 4.0]]):\n    y = matmul(matmul(x, w), w)\n"
+        "    return y\n"
+    )
     (here / "chain.py").write_text(text.replace("SIZE", "3"))
     (here / "chain_n.py").write_text(text.replace("SIZE", "N"))
     shown = dnnc("opt", "chain.py", "-p", "fuse,memory-plan")
@@ -390,6 +405,7 @@ def test_opt_json_has_a_record_per_pass() -> None:
     assert record["graph"] == data["graph"]
 
 
+@pytest.mark.slow
 def test_opt_writes_text_that_every_command_reads() -> None:
     dnnc("opt", "open.onnx", "--dims", "N=2", "-p", "fold,dce", "-o", "made.py")
     assert Path("made.npz").exists()
@@ -398,6 +414,7 @@ def test_opt_writes_text_that_every_command_reads() -> None:
     assert "f32[2, 4]" in dnnc("inspect", "made.py")
 
 
+@pytest.mark.slow
 def test_export_writes_a_model_that_runs() -> None:
     dnnc("opt", "open.onnx", "--dims", "N=2", "-p", "fold,dce", "-o", "folded.py")
     said = dnnc_json("export", "folded.py", "-o", "folded.onnx", "--opset", "21")
@@ -417,13 +434,16 @@ def test_opt_without_names_runs_the_pipeline() -> None:
 
 
 def test_targets_say_why_not() -> None:
-    llvm, cuda, reference = dnnc_json("targets")
+    llvm, cuda, reference = (
+        next(t for t in dnnc_json("targets") if t["name"] == n) for n in ("llvm", "cuda", "reference")
+    )
     assert llvm["available"] and llvm["cpu"] and llvm["vectors"] and reference["available"]
     assert cuda["available"] == (not cuda["reason"])
     text = dnnc("targets")
     assert "llvm: available" in text and llvm["cpu"] in text and "cuda: " in text
 
 
+@pytest.mark.slow
 def test_cache_is_counted_and_cleared() -> None:
     dnnc("compile", "fixed.onnx", "--cache", "counted")
     info = dnnc_json("cache", "info", "--cache", "counted")

@@ -15,7 +15,10 @@ import dnnc.artifact.load
 from dnnc.cli.app import app
 from dnnc.ir.graph.text import parse
 
-TEXT = "def rows(x: f32[N, 4], *, w: f32[4, 2] = [[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]]):\n    y = relu(matmul(x, w))\n    return y\n"
+TEXT = (
+    "def rows(x: f32[N, 4], *, w: f32[4, 2] = [[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]]):\n"
+    "    y = relu(matmul(x, w))\n    return y\n"
+)
 
 
 @pytest.fixture
@@ -32,6 +35,7 @@ def dnnc_command(*words: str, code: int = 0) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_compile_then_run(model: Path) -> None:
     shown = dnnc_command("compile", "m.py", "--dims", "N=1..8", "-o", "m.dnnc").output
     assert f"saved to m.dnnc, {Path('m.dnnc').stat().st_size / 1024:.3g} KB" in shown
@@ -55,6 +59,7 @@ def test_small(model: Path) -> None:
     assert "Invalid value for --small" in dnnc_command("compile", "m.py", "--dims", "N=2", "--small", code=2).output
 
 
+@pytest.mark.slow
 def test_inspect(model: Path) -> None:
     dnnc_command("compile", "m.py", "--dims", "N=2", "-o", "m.dnnc")
     for stage in ("graph", "operator", "llvm", "asm"):
@@ -76,6 +81,7 @@ def test_inspect_chooses_sizes(model: Path) -> None:
     assert "N" in dnnc_command("inspect", "m.dnnc", code=1).output
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("words", "message"),
     [

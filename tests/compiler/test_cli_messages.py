@@ -1,6 +1,4 @@
-"""What commands say: of saved models, of mistakes in options, of numbers that are none, of a cache that keeps
-nothing.
-"""
+"""What commands say of saved models, wrong options, numbers that are none, and a cache that keeps nothing."""
 
 from __future__ import annotations
 
@@ -37,6 +35,7 @@ def said(*words: str, code: int = 0) -> str:
 # --- saved models -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_loaded_and_not_compiled() -> None:
     dnnc("compile", MODEL, "--dims", "N=2", "-o", "m.dnnc")
     run, report = said("run", "m.dnnc"), said("compile", "m.dnnc")
@@ -96,6 +95,7 @@ def test_level_2_is_the_usual_one() -> None:
     assert dnnc_json("run", MODEL, "--dims", "N=1", "-O", "2")["outputs"]
 
 
+@pytest.mark.slow
 def test_passes_of_opt() -> None:
     assert [p["name"] for p in dnnc_json("opt", MODEL, "-p", "all")["passes"]] == [
         p["name"] for p in dnnc_json("opt", MODEL)["passes"]
@@ -124,6 +124,7 @@ def test_nan_and_inf_are_counted() -> None:
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "file").write_text("")
     assert "compiled kernels are not kept: cannot" in said("compile", MODEL, "--dims", "N=1", "--cache", "file/x")

@@ -1,6 +1,4 @@
-"""What commands write: never what they read, under any of its names; only in the suffix of its kind; and all of it or
-nothing.
-"""
+"""What commands write: never what they read, only with a suffix of its kind, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ WRITERS = [
 @pytest.mark.parametrize("name", ["plain", "a path with dots", "symbolic", "hard"])
 @pytest.mark.parametrize("line, suffix", WRITERS, ids=lambda x: x.split()[0].strip("."))
 def test_no_source_is_overwritten(line: str, suffix: str, name: str, here: Path) -> None:
-    """Weights in a file whose name has the suffix that the command writes: the check must look at files, not at
-    suffixes.
-    """
+    """Weights in a file with the suffix that the command writes: the check looks at files, not at suffixes."""
     weights(here / f"model{'2' if suffix == '.onnx' else ''}.onnx", f"weights{suffix}")
     model = "model2.onnx" if suffix == ".onnx" else "model.onnx"
     source = f"weights{suffix}"
@@ -90,6 +86,7 @@ def test_suffixes(line: str, target: str, here: Path) -> None:
     assert contents(here) == before
 
 
+@pytest.mark.slow
 def test_the_model_itself(here: Path) -> None:
     weights(here / "model.onnx")
     before = contents(here)

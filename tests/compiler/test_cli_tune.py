@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dnnc.autotune.log.file import read
-from dnnc.autotune.search.search import Event, Progress
+from dnnc.autotune.search.outcome import Event, Progress
 from dnnc.autotune.search.trial import Request, Trial
 from dnnc.cli.app import app
 from dnnc.cli.tune import Display, Interrupt, parse_budget, parse_devices
@@ -58,6 +58,7 @@ def test_libraries_are_for_gpus() -> None:
     assert "are for GPUs, target='cuda'" in " ".join(dnnc(*QUICK, "--libraries", code=1).split())
 
 
+@pytest.mark.slow
 def test_a_table_a_log_and_how_to_use_it(here: Path) -> None:
     text = dnnc(*QUICK)
     (row,) = [line for line in text.splitlines() if line.strip().startswith("softmax")]
@@ -82,6 +83,7 @@ def test_json_report_and_resume(here: Path) -> None:
     assert sum(map(len, read("l.jsonl").trials.values())) == before + second["trials"]
 
 
+@pytest.mark.slow
 def test_fusion_in_the_table_as_data_and_in_the_log(here: Path) -> None:
     (here / "g.py").write_text("def net(x: f32[32, 48], w: f32[48, 64]):\n    return relu(matmul(x, w))\n")
     text = dnnc(*QUICK[:1], *QUICK[3:])

@@ -12,7 +12,7 @@ import pytest
 from command_line import dnnc
 from rich.console import Console
 
-from dnnc.autotune.search.search import Progress
+from dnnc.autotune.search.outcome import Progress
 from dnnc.cli import compile as compile_module
 from dnnc.cli import console, log, measure, tune
 from dnnc.report.layout import ELLIPSIS, LEAST, Table, fitted, wrapped
@@ -23,9 +23,7 @@ NUMBER = r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?"
 
 
 def check(t: Table, width: int) -> None:
-    """Each number stands in one line, behind as much as is left of the first cell of its row; nothing is longer than
-    the terminal.
-    """
+    """Each number stands in one line, behind the rest of its row's first cell; no line passes the terminal."""
     lines = fitted(t, width)
     titles = wrapped(t.title, width)
     assert all(len(line) <= width for line in lines), lines
@@ -86,6 +84,7 @@ def test_every_command(name: str, shown: list[Table]) -> None:
             check(t, width)
 
 
+@pytest.mark.slow
 def test_random_tables() -> None:
     r = random.Random(1)
     for _ in range(300):

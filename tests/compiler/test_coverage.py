@@ -1,6 +1,4 @@
-"""The table of ONNX operators: what it says, that its page is up to date, and that models of all types that it lists
-are read.
-"""
+"""The table of ONNX operators: what it says, and that models of all types that it lists are read."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 
-from dnnc.cli.coverage import REFUSED, Operator, coverage, markdown, show_types
+from dnnc.cli.coverage import REFUSED, Operator, coverage, show_types
 from dnnc.frontends.onnx import NeedsValues, read_model, schemas
 from dnnc.frontends.onnx.reader import standard
 from dnnc.frontends.onnx.tables import CONVERTERS
@@ -21,7 +19,6 @@ from dnnc.ir.errors import DnncError
 from dnnc.passes.base import graphs
 from support.onnx_suite import load_cases
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 TABLE = {(o.domain, o.name): o for o in coverage()}
 # What a test case of the operator cannot show: its inputs must have other contents or attributes for other types, or
 # are optional values.
@@ -55,12 +52,6 @@ def test_rows_say_opsets_types_and_place() -> None:
     assert TABLE["", "StringSplit"].runs == "host" and TABLE["", "Shape"].how == "shape arithmetic"
     assert TABLE["", "NonZero"].runs == "native; cut to size on the host; strings on the host"
     assert TABLE["", "Attention"].how == "its function body" and not set(TABLE["", "PRelu"].types) & {"u32", "u64"}
-
-
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == markdown(list(TABLE.values())), (
-        "write it anew: dnnc ops --onnx --markdown > docs/operators.md"
-    )
 
 
 # --- every type is read -----------------------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ def test_a_net(level: int, device: InterpretedDevice) -> None:
     assert device.graphs == 1  # recorded by the first call, started by all
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("text", "recorded"),
     [(STACKED, 1), (RECURRENT, 1), (ODD_ROWS, 1), (COUNTED, 0), (WHILE, 0), (BRANCH, 0), (NESTED, 0)],
@@ -119,6 +120,7 @@ def test_control_flow(text: str, recorded: int, device: InterpretedDevice) -> No
     assert recorded or "the host reads its condition" in f.report.fallbacks[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "pieces"), [(4, True), (3, False)])
 def test_pieces_of_a_concatenation_begin_where_kernels_may_load_vectors(
     rows: int, pieces: bool, device: InterpretedDevice
@@ -146,6 +148,7 @@ def test_shapes_get_programs_of_their_own(device: InterpretedDevice) -> None:
         f(np.zeros((2, 5), np.float32))
 
 
+@pytest.mark.slow
 def test_programs_for_several_shapes_share_their_weights(device: InterpretedDevice) -> None:
     g = graph_of("def net(x: f32[N, 64], *, w: f32[64, 1024]):\n    return matmul(x, w)")
     f = compiled(g)
@@ -170,6 +173,7 @@ def test_a_wrong_kernel_is_found_before_it_is_used(device: InterpretedDevice, mo
     assert compiled("def net(x: f32[40]):\n    return relu(x)", verify=False) is not None
 
 
+@pytest.mark.slow
 def test_verify_model(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(NET, verify="model")
     monkeypatch.setattr(
@@ -358,6 +362,7 @@ def test_memory_is_given_back(device: InterpretedDevice) -> None:
 # --- without a device, files, texts -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = InterpretedDevice()
 
@@ -387,6 +392,7 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert own.launched == before
 
 
+@pytest.mark.slow
 def test_code_false_compiles_again(tmp_path: Path, device: InterpretedDevice) -> None:
     compiled(NET).save(tmp_path / "m.dnnc")
     f = dnnc.load(tmp_path / "m.dnnc", code=False, cache=False)
@@ -401,6 +407,7 @@ def test_kernels_come_from_the_cache_checked(tmp_path: Path, device: Interpreted
     assert first.programs[0].compiled > 0 == again.programs[0].compiled and device.launched == before
 
 
+@pytest.mark.slow
 def test_sources(device: InterpretedDevice) -> None:
     f = compiled(NET)
     native: Program = f.programs[0]
@@ -415,6 +422,7 @@ def test_sources(device: InterpretedDevice) -> None:
     assert "2 times" not in f.source("operator") and "5 times" in compiled(STACKED).source("operator")
 
 
+@pytest.mark.slow
 def test_profile(device: InterpretedDevice) -> None:
     g = graph_of(STACKED)
     p = compiled(g).profile(*arrays_for(g), repeats=3)

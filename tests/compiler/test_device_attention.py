@@ -20,9 +20,12 @@ from dnnc.options import make_options
 
 CUT = """\
     y: f32[2, {s}, 96] = add(matmul(x, w), d)
-    q: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 0), steps=(1, 1, 1), shape=(2, {s}, 32)), shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
-    k: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 32), steps=(1, 1, 1), shape=(2, {s}, 32)), shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
-    v: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 64), steps=(1, 1, 1), shape=(2, {s}, 32)), shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
+    q: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 0), steps=(1, 1, 1), shape=(2, {s}, 32)),
+        shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
+    k: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 32), steps=(1, 1, 1), shape=(2, {s}, 32)),
+        shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
+    v: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 64), steps=(1, 1, 1), shape=(2, {s}, 32)),
+        shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
 """
 PREFILL = (
     "def g(x: f32[2, 9, 16], *, w: f32[16, 96], d: f32[96], m: f32[9, 9]):\n"
@@ -48,6 +51,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Interpre
     yield from one_device(monkeypatch, tmp_path)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("precision", [None, "float16", "bfloat16"])
 @pytest.mark.parametrize(("text", "kernels"), [(PREFILL, 2), (DECODE, 4)], ids=["prefill", "decode"])
 def test_heads_of_one_product(text: str, kernels: int, precision: str | None, device: InterpretedDevice) -> None:

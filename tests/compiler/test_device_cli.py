@@ -1,6 +1,4 @@
-"""The command line for CUDA targets where no device is, and a process that compiles for one without the CPU's
-compiler.
-"""
+"""The command line for CUDA without a device, and a process that compiles without the CPU's compiler."""
 
 from __future__ import annotations
 
@@ -44,6 +42,7 @@ def cli(*args: str) -> Any:
     return CliRunner().invoke(app, list(args))
 
 
+@pytest.mark.slow
 def test_inspect(model: str) -> None:
     for stage, part in (("operator", "block.x"), ("cuda", "__global__ void"), ("ptx", ".visible .entry")):
         made = cli("inspect", model, *TARGET, "--dims", "N=2", "--stage", stage)
@@ -68,6 +67,7 @@ def test_inspect_refuses(args: tuple[str, ...], message: str, model: str) -> Non
     assert made.exit_code == 1 and message in " ".join(made.stderr.split())
 
 
+@pytest.mark.slow
 def test_compile_save_inspect_again(model: str, tmp_path: Path) -> None:
     file = str(tmp_path / "m.dnnc")
     made = cli("compile", model, *TARGET, "--dims", "N=2", "-o", file, "--cache", str(tmp_path / "cache"))
@@ -93,6 +93,7 @@ def test_damaged_code_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert dnnc.load(tmp_path / "bad.dnnc", code=False, cache=False)(np.zeros(5, np.float32)).tolist() == [1] * 5
 
 
+@pytest.mark.slow
 def test_the_cpu_compiler_is_not_needed() -> None:
     code = """
 import sys

@@ -1,6 +1,4 @@
-"""Donated inputs of programs for a CUDA device, which is the interpreter: the same pointer in and out, whichever way a
-call takes.
-"""
+"""Donated inputs on an interpreted CUDA device: the same pointer in and out, whichever way a call takes."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from support.fuzz import input_dims
 from support.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
-SEEDS = [pytest.param(k, marks=pytest.mark.slow if k % 8 else ()) for k in range(24)]
+SEEDS = range(24)
 STEP = "def g(s: f32[4], x: f32[4]):\n    t: f32[4] = add(s, x)\n    return t\n"
 TURN = "def g(s: f32[4, 4], x: f32[4, 4]):\n    t: f32[4, 4] = matmul(x, s)\n    return t\n"
 
@@ -135,9 +133,7 @@ def test_memory_that_begins_where_kernels_do_not_count_on(device: InterpretedDev
 
 
 def test_copies(device: InterpretedDevice) -> None:
-    """What is made where it ends is not copied; what is not takes one copy and one place more, which bound calls
-    share.
-    """
+    """A result computed in place is not copied; another takes one copy and one place, shared by bound calls."""
     copied: list[int] = []
     f, g = compiled(STEP, {"s": "t"}), compiled(TURN, {"s": "t"})
     device.copy = lambda to, source, n, stream: copied.append(n) if to != source else None  # type: ignore[method-assign]
@@ -151,6 +147,8 @@ def test_copies(device: InterpretedDevice) -> None:
     assert device.allocated == before
 
 
+@pytest.mark.slow
+@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs(seed: int, device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     g, arrays = random_graph(seed, 12)
@@ -241,7 +239,10 @@ class ReadOnly(DeviceBuffer):
 
 
 def test_models_with_steps_on_the_host() -> None:
-    text = "n: dim[0, 4]\ndef g(s: f32[4], count: i64):\n    t: f32[4] = exp(s)\n    u: f32[n] = truncate(t, count, size=n)\n    return t, u\n"
+    text = (
+        "n: dim[0, 4]\ndef g(s: f32[4], count: i64):\n    t: f32[4] = exp(s)\n"
+        "    u: f32[n] = truncate(t, count, size=n)\n    return t, u\n"
+    )
     with pytest.raises(dnnc.UnsupportedError, match="donate= is for models without steps on the host"):
         compiled(text, {"s": "t"})
 
@@ -303,10 +304,9 @@ def test_beside_parameters(device: InterpretedDevice) -> None:
 # --- arrays of dnnc ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_arrays_of_dnnc_take_the_result(device: InterpretedDevice) -> None:
-    """Such an array is a value; given for a donated input it becomes the result, in its own memory unless others see
-    that.
-    """
+    """Such an array is a value; donated, it becomes the result, in its memory unless others see that."""
     f = compiled(STEP, {"s": "t"})
     s, x = (xp.asarray(np.full(4, v, np.float32), device=GPU) for v in (1, 2))
     address = s._buffer().address

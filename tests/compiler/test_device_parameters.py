@@ -92,6 +92,8 @@ def test_the_owner_is_kept_alive(device: InterpretedDevice) -> None:
     assert device.allocated < held + 3 * 8192
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", [NET, LOOP], ids=["net", "loop"])
 @pytest.mark.parametrize("options", [{}, {"precision": "float16"}], ids=str)
 @pytest.mark.parametrize("least", [1, LEAST], ids=["by kernels", "by NumPy"])
@@ -179,7 +181,10 @@ def test_functions(device: InterpretedDevice) -> None:
 
 
 def test_views_are_read_there_too(device: InterpretedDevice) -> None:
-    text = "def g(x: f32[4, 8], w: f32[2, 4, 8]):\n    y: f32[8, 8] = concat(x, x, axis=0)\n    z: f32[8, 8] = mul(y, reshape(w, shape=(8, 8)))\n    return z\n"
+    text = (
+        "def g(x: f32[4, 8], w: f32[2, 4, 8]):\n    y: f32[8, 8] = concat(x, x, axis=0)\n"
+        "    z: f32[8, 8] = mul(y, reshape(w, shape=(8, 8)))\n    return z\n"
+    )
     x, host = np.ones((4, 8), np.float32), np.arange(64, dtype=np.float32).reshape(2, 4, 8)
     (w,) = there(device, host)
     f = compiled(text, {"w": w})

@@ -19,6 +19,7 @@ from dnnc.ir.graph.text import parse
 Array = np.ndarray[Any, Any]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(("text", "pairs", "plain", "fused"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 @pytest.mark.parametrize("options", [{"opt_level": 1}, {"threads": 2}, {"target": "reference"}], ids=str)
 def test_memory_and_numbers(text: str, pairs: dict[str, str], plain: str, fused: str, options: dict[str, Any]) -> None:

@@ -26,7 +26,8 @@ from dnnc.passes.planning.memory_plan import plan_memory
 from dnnc.tools.sample_graphs import graph_of
 from support.times import growth
 
-NET = """def g(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[24], v: f32[24, 24, 3, 3], d: f32[24, 1, 3, 3], m: f32[24, 33], e: f32[9, 33]):
+NET = """def g(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[24], v: f32[24, 24, 3, 3],
+    d: f32[24, 1, 3, 3], m: f32[24, 33], e: f32[9, 33]):
     a = relu(conv(x, w, b, pads=(1, 1, 1, 1)))
     c = add(conv(conv(a, d, group=24, pads=(1, 1, 1, 1)), v, pads=(1, 1, 1, 1)), a)
     p = max_pool(c, kernel=(2, 2), strides=(2, 2))
@@ -57,6 +58,7 @@ def test_refused(model: Any, options: dict[str, Any], error: type[Exception], me
         dnnc.compile(graph_of(model) if model == NET else model, cache=False, **options)
 
 
+@pytest.mark.slow
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     f = dnnc.compile(graph_of(NET), cache=tmp_path, progress=lambda *news: told.append(news))
@@ -68,6 +70,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert told == []
 
 
+@pytest.mark.slow
 def test_the_model_stays_as_it_is() -> None:
     g = graph_of(NET)
     before, constants = str(g), {v.name: a.copy() for v, a in g.constants.items()}
@@ -79,6 +82,7 @@ def test_the_model_stays_as_it_is() -> None:
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 3])
 def test_every_native_function_has_a_kernel_and_nothing_else_is_called(
     level: int, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +103,7 @@ def test_every_native_function_has_a_kernel_and_nothing_else_is_called(
     assert set(native.texts) == defined
 
 
+@pytest.mark.slow
 def test_kernels_print_parse_and_verify() -> None:
     (native,) = dnnc.compile(graph_of(NET), cache=False).programs
     for s in native.scheduled.steps:
@@ -116,6 +121,7 @@ def test_equal_groups_are_one_kernel() -> None:
     assert len(convs) == 3 and len({s.text for s in convs}) == 1
 
 
+@pytest.mark.slow
 def test_strict_numerics_are_the_same_for_any_thread_count() -> None:
     g = parse("def g(x: f32[64, 300], y: f32[300, 40]):\n    return softmax(matmul(x, y)), reduce_sum(x, axes=(0, 1))")
     rng = np.random.default_rng(0)
@@ -150,6 +156,7 @@ def passes(g: Graph) -> None:
     plan_memory(g, plan, find_inplace(g, plan)).offsets({})
 
 
+@pytest.mark.slow
 def test_passes_take_linear_time() -> None:
     small, large = growth(chain, passes, 1500, 3000, 2.3)
     assert small < 3

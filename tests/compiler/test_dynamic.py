@@ -20,7 +20,8 @@ from dnnc.ir.graph.interp import run
 from dnnc.program_cache import MAX_INSTANCES, MAX_PROGRAMS
 from dnnc.tools.sample_graphs import graph_of
 
-ATTENTION = """def g(x: f32[B, S, 32], *, wq: f32[32, 32], wk: f32[32, 32], wv: f32[32, 32], wo: f32[32, 32], s: f32[32], up: f32[32, 80], down: f32[80, 32]):
+ATTENTION = """def g(x: f32[B, S, 32], *, wq: f32[32, 32], wk: f32[32, 32], wv: f32[32, 32], wo: f32[32, 32],
+    s: f32[32], up: f32[32, 80], down: f32[80, 32]):
     q = transpose(reshape(matmul(x, wq), shape=(B, S, 2, 16)), perm=(0, 2, 1, 3))
     k = transpose(reshape(matmul(x, wk), shape=(B, S, 2, 16)), perm=(0, 2, 3, 1))
     v = transpose(reshape(matmul(x, wv), shape=(B, S, 2, 16)), perm=(0, 2, 1, 3))
@@ -60,6 +61,7 @@ def outputs(f: Any, x: Any) -> list[bytes]:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "shape"),
     [(ATTENTION, lambda b, s: (b, s, 32)), (CONV, lambda b, s: (b, 3, s, 24))],
@@ -77,6 +79,7 @@ def test_strict_bits_are_those_of_a_program_for_the_size(text: str, shape: Any, 
     assert len(f.programs) == 1
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("text", ["matmul(x, w)", "add(matmul(x, w), x)"], ids=["product", "residual"])
 def test_every_number_of_rows(text: str, target: str, cache: Path) -> None:
@@ -91,6 +94,7 @@ def test_every_number_of_rows(text: str, target: str, cache: Path) -> None:
         assert (out[n] == 7).all()
 
 
+@pytest.mark.slow
 def test_kernels_whose_results_live_together_need_no_barrier_between_them(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
     f(ones(2, 9, 32))
@@ -107,6 +111,7 @@ def test_kernels_whose_results_live_together_need_no_barrier_between_them(cache:
 # --- memory and plans -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shapes_share_the_memory_between_kernels(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
     most = 0
@@ -116,6 +121,7 @@ def test_shapes_share_the_memory_between_kernels(cache: Path) -> None:
     assert [held.frame.arena.nbytes for held in f._compiler.frames] == [most]
 
 
+@pytest.mark.slow
 def test_calls_of_different_shapes_at_once(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
     cases = [
@@ -128,6 +134,7 @@ def test_calls_of_different_shapes_at_once(cache: Path) -> None:
     assert len(f._compiler.frames) <= 5
 
 
+@pytest.mark.slow
 def test_plans_in_use_are_kept(cache: Path) -> None:
     f = dnnc.compile(graph_of(ROWS), dims={"N": (1, 2 * MAX_INSTANCES)}, cache=cache)
     first = f.cache.instance(((1, 4),))
@@ -139,6 +146,7 @@ def test_plans_in_use_are_kept(cache: Path) -> None:
     assert ((2, 4),) not in f.cache.instances and ((MAX_INSTANCES + 299, 4),) in f.cache.instances
 
 
+@pytest.mark.slow
 def test_programs_in_use_are_kept() -> None:
     f = dnnc.compile(graph_of(ROWS), cache=False)
     f(ones(1, 4))
@@ -150,6 +158,7 @@ def test_programs_in_use_are_kept() -> None:
     assert {id(b.program) for b in f.cache.instances.values()} <= {id(n) for n in f.programs}
 
 
+@pytest.mark.slow
 def test_compiling_leaves_nothing_for_a_call_to_collect(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
     seen: list[int] = []
@@ -168,6 +177,7 @@ def test_compiling_leaves_nothing_for_a_call_to_collect(cache: Path) -> None:
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [

@@ -1,6 +1,4 @@
-"""An executable as an object: which calls it takes, how many programs it keeps, and what compiling with
-`verify="model"` finds.
-"""
+"""An executable as an object: its calls, how many programs it keeps, what `verify="model"` finds."""
 
 from __future__ import annotations
 
@@ -70,6 +68,7 @@ def test_refused_arguments(given: tuple[Any, ...], message: str) -> None:
         compiled(SUM)(*given)
 
 
+@pytest.mark.slow
 def test_relations_between_sizes_are_checked() -> None:
     f = compiled("def g(x: f32[N, 4], y: f32[2*N, 4]):\n    return concat(x, y, axis=0)", dims={"N": (1, 9)})
     assert f(ones(2, 4), ones(4, 4)).shape == (6, 4)
@@ -113,6 +112,7 @@ def test_zero_sizes() -> None:
     assert alone(ones(0, 4)).shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_outputs_that_need_memory_of_their_own() -> None:
     text = """def g(x: f32[2, 3], *, k: f32[2] = [5.0, 6.0]):
     r = relu(x)
@@ -176,6 +176,7 @@ def test_bind_takes_only_what_it_can_keep() -> None:
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_programs_and_plans_are_bounded() -> None:
     f = compiled(ROWS)
     for n in range(1, MAX_PROGRAMS + 5):
@@ -190,6 +191,7 @@ def test_programs_and_plans_are_bounded() -> None:
     assert len(g.programs) == 1 and len(g.cache.instances) == MAX_INSTANCES
 
 
+@pytest.mark.slow
 def test_sizes_at_which_a_value_is_empty_have_programs_of_their_own() -> None:
     g = parse(
         "N: dim[2, 64]\ndef g(x: f32[3, N]):\n    a = relu(slice(x, starts=(0, 2), steps=(1, 1), shape=(3, N - 2)))\n  "
@@ -203,6 +205,7 @@ def test_sizes_at_which_a_value_is_empty_have_programs_of_their_own() -> None:
         assert len(f.programs) == programs
 
 
+@pytest.mark.slow
 def test_a_size_that_a_window_does_not_fit_is_refused_at_the_call() -> None:
     f = compiled("def g(x: f32[1, 2, N], *, w: f32[16, 2, 5]):\n    return conv(x, w)", dims={"N": (4, 64)})
     assert f(ones(1, 2, 5)).shape == (1, 16, 1)
@@ -238,6 +241,7 @@ def test_verify(verify: Any) -> None:
         assert np.abs(got - want).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_verify_model_names_the_output_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = ConstantBlock.block
 
@@ -289,6 +293,7 @@ def test_check_model_takes_indices_that_fit() -> None:
         check_model(lambda x, i: x[i] + 1, g, {}, ["y"])
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("expression", "terms"),
     [

@@ -38,13 +38,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, PARTS))])
+@pytest.mark.slow
+@pytest.mark.family("random")
+@pytest.mark.parametrize("part", range(PARTS))
 def test_random_graphs(part: int, cache: Any) -> None:
     for seed in range(part, SEEDS, PARTS):
         failure = check_seed(seed, 12, settings(seed=seed), cache)
         assert failure is None, f"seed {seed}: {failure}"
 
 
+@pytest.mark.slow
 def test_graphs_are_valid_equal_for_equal_seeds_and_of_many_ops() -> None:
     ops: Counter[str] = Counter()
     dtypes: Counter[str] = Counter()

@@ -1,6 +1,4 @@
-"""Models that are compiled at the call: shapes that are the contents of inputs, sizes that only numbers show to be
-equal.
-"""
+"""Models compiled at the call: inputs that are shapes, sizes that only numbers show to be equal."""
 
 from __future__ import annotations
 
@@ -111,6 +109,7 @@ def test_programs_are_bounded() -> None:
     assert len(f.variants) == MAX_VARIANTS
 
 
+@pytest.mark.slow
 def test_threads_share_programs() -> None:
     f = late(RESHAPE)
     wrong: list[int] = []

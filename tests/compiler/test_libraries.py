@@ -103,6 +103,7 @@ def check(f: Any, text: str, tolerance: float = 1e-5) -> None:
         )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(("text", "calls"), [(LAYERS, 2), (GELU, 2), (BATCH, 1)])
 @pytest.mark.parametrize(("precision", "tolerance"), [(None, 1e-5), ("float16", 4e-3), ("bfloat16", 3e-2)])
 def test_products(text: str, calls: int, precision: str | None, tolerance: float, fakes: dict[str, Any]) -> None:
@@ -123,6 +124,7 @@ def test_products(text: str, calls: int, precision: str | None, tolerance: float
     ).kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [(None, 1e-5), ("float16", 4e-3)])
 def test_convolutions(precision: str | None, tolerance: float, fakes: dict[str, Any]) -> None:
     """Float32 products leave out the way that uses tensor cores, halves do not. cuDNN makes no float32 of halves: the
@@ -147,6 +149,7 @@ def test_a_wrong_result_does_not_pass_the_gate(fakes: dict[str, Any], monkeypatc
         compiled(LAYERS, winners(LAYERS, call("cublaslt", 0)))
 
 
+@pytest.mark.slow
 def test_what_the_library_does_not_offer_is_said(fakes: dict[str, Any]) -> None:
     with pytest.raises(
         TargetError, match="cuBLASLt suggests 3 ways here, so there is none for cuBLASLt, suggestion 5: f32"
@@ -171,6 +174,7 @@ def test_a_missing_library_is_said(device: InterpretedDevice, monkeypatch: pytes
         dnnc.tune(graph_of(LAYERS), libraries=True, budget=1)
 
 
+@pytest.mark.slow
 def test_never_without_having_been_asked_for(fakes: dict[str, Any]) -> None:
     f = compiled(LAYERS, None)
     assert not any(library.is_library(k.choice) for k in f.report.programs[-1].kernels)
@@ -179,6 +183,7 @@ def test_never_without_having_been_asked_for(fakes: dict[str, Any]) -> None:
     assert fakes["cublaslt"].calls == []
 
 
+@pytest.mark.slow
 def test_a_log_and_a_file_keep_the_call(fakes: dict[str, Any], tmp_path: Path) -> None:
     found = winners(LAYERS, call("cublaslt", 1))
     with Log.open(tmp_path / "m.jsonl") as log:
@@ -219,6 +224,7 @@ def test_on_a_device() -> None:
             check(f, text, tolerance)
 
 
+@pytest.mark.slow
 def test_descriptors_end_with_the_program(fakes: dict[str, Any], device: InterpretedDevice) -> None:
     f = compiled(LAYERS, winners(LAYERS, call("cublaslt", 1)))
     check(f, LAYERS)
@@ -230,6 +236,7 @@ def test_descriptors_end_with_the_program(fakes: dict[str, Any], device: Interpr
     assert len(fakes["cublaslt"].things) == 1
 
 
+@pytest.mark.slow
 def test_measuring(fakes: dict[str, Any], device: InterpretedDevice) -> None:
     """What a search offers is built, timed and checked as other schedules are."""
     machine = Machine(interpreted(device))
@@ -249,6 +256,7 @@ def test_measuring(fakes: dict[str, Any], device: InterpretedDevice) -> None:
         assert fakes[name].calls
 
 
+@pytest.mark.slow
 def test_a_search_measures_them(fakes: dict[str, Any], device: InterpretedDevice) -> None:
     """They are in the space, never the default, and win where they are fastest; the result compiles."""
     from collections.abc import Iterator, Sequence

@@ -29,6 +29,7 @@ def data(folder: Path) -> dict[str, bytes]:
     return bases(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_mutants_are_refused_or_right(count: int) -> None:
     tally = campaign(count, seed=5)
@@ -40,6 +41,7 @@ def test_mutants_are_refused_or_right(count: int) -> None:
 # --- mutants ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mutants_are_the_same_for_the_same_seed_and_differ_otherwise(data: dict[str, bytes]) -> None:
     names = list(data)
     made = [mutant(3, k, names) for k in range(300)]
@@ -61,6 +63,7 @@ def test_edits_of_structure_give_protobufs(kind: str, data: dict[str, bytes]) ->
     assert changed > (3 if kind == "recursion" else 30)
 
 
+@pytest.mark.slow
 def test_every_field_of_a_model_can_be_changed() -> None:
     """Edits of fields reach each message type that the bases have."""
     before = {type(x).__name__ for name in MODELS for x in messages(model(name))}

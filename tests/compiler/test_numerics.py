@@ -36,6 +36,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", NETS)
 def test_strict_results_are_the_same_bits_for_every_number_of_threads_and_every_run(name: str, cache: Path) -> None:
     g = graph_of(NETS[name])
@@ -74,6 +75,7 @@ def test_windows_of_one_channel_beside_the_image(level: int) -> None:
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_windows_over_channels_in_blocks(size: int) -> None:
     g = graph_of(
@@ -91,6 +93,7 @@ X = np.full(4096, 1e-39, np.float32)
 I = np.arange(4096, dtype=np.int32)  # noqa: E741
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("numerics", ["strict", "standard", "fast"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_denormals(numerics: str, threads: int, cache: Path, tmp_path: Path) -> None:
@@ -108,6 +111,7 @@ def test_denormals(numerics: str, threads: int, cache: Path, tmp_path: Path) -> 
         assert g.profile(X, I, repeats=2) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64"])
 def test_small_formats_keep_their_denormals(target: str, cache: Path) -> None:
     """Those are float32's normal numbers; and a copy takes no detour over a float32 that is flushed."""
@@ -131,6 +135,7 @@ def test_the_control_register_is_set_back(cache: Path) -> None:
     assert slow(X, I)[0].all()  # and on those of the pool
 
 
+@pytest.mark.slow
 def test_other_numbers_are_as_in_standard_mode(cache: Path) -> None:
     g = graph_of(NETS["mlp"])
     x = np.random.default_rng(1).standard_normal((37, 515)).astype(np.float32)

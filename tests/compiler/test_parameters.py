@@ -24,7 +24,8 @@ from support.devices import install
 
 Array = np.ndarray[Any, Any]
 NET = """
-def net(x: f32[1, 3, 8, 8], w: f32[16, 3, 3, 3], s: f32[16], h: f32[16], m: f32[16], v: f32[16], k: f32[16, 16, 3, 3], d: f32[10, 16], e: f32[10]):
+def net(x: f32[1, 3, 8, 8], w: f32[16, 3, 3, 3], s: f32[16], h: f32[16], m: f32[16], v: f32[16], k: f32[16, 16, 3, 3],
+    d: f32[10, 16], e: f32[10]):
     a: f32[1, 16, 8, 8] = conv(x, w, None, pads=(1, 1, 1, 1))
     b: f32[1, 16, 8, 8] = relu(batch_norm(a, s, h, m, v))
     c: f32[1, 16, 8, 8] = conv(b, k, None, pads=(1, 1, 1, 1))
@@ -62,6 +63,7 @@ def plain(text: str, given: dict[str, Array]) -> Array:
     return dnnc.compile(parse(text), target="reference")(*given.values())  # type: ignore[no-any-return]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", [NET, LOOP], ids=["net", "loop"])
 @pytest.mark.parametrize(
     "options", [{}, {"opt_level": 0}, {"opt_level": 1}, {"target": "reference"}, {"numerics": "strict"}], ids=str
@@ -82,6 +84,7 @@ def test_replaced_and_changed(least: int, text: str, options: dict[str, Any], mo
     np.testing.assert_allclose(f(x), plain(text, other), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     given = contents(NET)
     f = compiled(NET, given)
@@ -126,6 +129,7 @@ def test_what_is_read_as_it_is_is_shared() -> None:
     assert (f(i) == 4).all()  # even without refit
 
 
+@pytest.mark.slow
 def test_sizes_that_are_open() -> None:
     g = parse("N: dim[1, 64]\ndef g(x: f32[N, 4], w: f32[3, 4]):\n    return matmul(x, transpose(w, perm=(1, 0)))\n")
     w = np.random.default_rng(0).standard_normal((3, 4), np.float32)
@@ -162,6 +166,7 @@ def test_without_parameters() -> None:
         f.refit()
 
 
+@pytest.mark.slow
 def test_calls_see_one_set_of_weights_or_the_other() -> None:
     """While one thread binds other weights again and again, each call of others is right for one of them."""
     given = contents(NET)
@@ -191,6 +196,7 @@ def test_calls_see_one_set_of_weights_or_the_other() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_saved_with_what_they_are(tmp_path: Path) -> None:
     given = contents(NET)
     f = compiled(NET, given)
@@ -203,6 +209,7 @@ def test_checked_as_a_whole() -> None:
     assert compiled(NET, contents(NET), verify="model").programs
 
 
+@pytest.mark.slow
 def test_profile_and_bind() -> None:
     given = contents(NET)
     f = compiled(NET, given)
@@ -257,7 +264,8 @@ def test_a_copy_is_no_parameter() -> None:
 
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 4] x) => (float[N, 3] y)
-<float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float[3] b = {1, 2, 3}, float one = {1}, int64[2] s = {-1, 4}, float[4] scales = {1, 1, 1, 2}> {
+<float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float[3] b = {1, 2, 3}, float one = {1},
+    int64[2] s = {-1, 4}, float[4] scales = {1, 1, 1, 2}> {
     a = Reshape (x, s)
     t = Gemm (a, w, b)
     u = Mul (t, one)
@@ -280,9 +288,11 @@ def test_weights_of_an_onnx_model(asked: Any) -> None:
 
 def test_weights_that_steer_a_model() -> None:
     """What sizes depend on cannot be bound; of all weights it is left out."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y)
-        <float[4] scales = {1, 1, 2, 2}, float[1, 1, 8, 8] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> { u = Resize (x, , scales)  y = Mul (u, w) }""")
+    ones = ", ".join(["1"] * 64)
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y)
+        <float[4] scales = {{1, 1, 2, 2}}, float[1, 1, 8, 8] w = {{{ones}}}> {{
+            u = Resize (x, , scales)  y = Mul (u, w) }}""")
     with pytest.raises(dnnc.UnsupportedError, match="the contents of scales steer it"):
         dnnc.compile(model, parameters=["scales"], cache=False)
     assert [s.name for s in dnnc.compile(model, parameters=True, cache=False).parameters] == ["w"]
@@ -331,6 +341,7 @@ def g(x: f32[4, 20], xs: f32[5, 4, 20], w: f32[20, 20]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [NET, LOOP, RECURRENT], ids=["net", "loop", "recurrent"])
 def test_on_a_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is an interpreter: programs are loaded anew with other weights, and nothing is compiled."""

@@ -24,7 +24,10 @@ from dnnc.ir.graph.text import parse
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 W = np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5)
-STEPS = "n: dim[0, 3]\ndef g(x: f32[3, 4], k: i64):\n    t: f32[n, 4] = truncate(relu(x), k, size=n)\n    return exp(t), neg(x)\n"
+STEPS = (
+    "n: dim[0, 3]\ndef g(x: f32[3, 4], k: i64):\n    t: f32[n, 4] = truncate(relu(x), k, size=n)\n"
+    "    return exp(t), neg(x)\n"
+)
 
 
 @dnnc.jit
@@ -88,6 +91,7 @@ def same(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("called", [False, True], ids=["before a call", "after a call"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pickles_and_copies(kind: str, called: bool) -> None:

@@ -1,6 +1,4 @@
-"""Half types end to end: models that have them, `precision=` on those that have not, what is stored, and how results
-are judged.
-"""
+"""Half types end to end: models that have them, `precision=`, what is stored, how results are judged."""
 
 from __future__ import annotations
 
@@ -25,14 +23,16 @@ from support.random_graphs import random_graph
 HALVES = {"float16": f16, "bfloat16": bf16}
 NETS = {
     "convolutions": """\
-def g(x: f32[2, 3, 18, 18], *, w: f32[32, 3, 3, 3], v: f32[48, 32, 3, 3], d: f32[48, 1, 3, 3], p: f32[24, 48, 1, 1], q: f32[24, 10]):
+def g(x: f32[2, 3, 18, 18], *, w: f32[32, 3, 3, 3], v: f32[48, 32, 3, 3], d: f32[48, 1, 3, 3], p: f32[24, 48, 1, 1],
+    q: f32[24, 10]):
     a = relu(conv(x, w, pads=(1, 1, 1, 1), strides=(2, 2)))
     b = relu(conv(conv(a, v, pads=(1, 1, 1, 1)), d, pads=(1, 1, 1, 1), group=48))
     c = conv(b, p)
     return matmul(reduce_mean(add(c, sigmoid(c)), axes=(2, 3)), q), softmax(max_pool(a, kernel=(2, 2), strides=(2, 2)))
 """,
     "attention": """\
-def g(x: f32[2, 33, 64], m: f32[33, 33], *, s: f32[64], w: f32[64, 64], v: f32[64, 64], u: f32[64, 200], t: f32[200, 64]):
+def g(x: f32[2, 33, 64], m: f32[33, 33], *, s: f32[64], w: f32[64, 64], v: f32[64, 64], u: f32[64, 200],
+    t: f32[200, 64]):
     n = layer_norm(x, s)
     h = transpose(reshape(matmul(n, w), shape=(2, 33, 4, 16)), perm=(0, 2, 1, 3))
     k = transpose(reshape(matmul(n, v), shape=(2, 33, 4, 16)), perm=(0, 2, 3, 1))
@@ -54,6 +54,8 @@ def outputs(f: Any, inputs: list[Any]) -> list[Any]:
     return list(got) if isinstance(got, tuple) else [got]
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("to", HALVES)
 @pytest.mark.parametrize("name", NETS)
 def test_a_float32_model_in_half(name: str, to: str) -> None:
@@ -71,6 +73,8 @@ def test_a_float32_model_in_half(name: str, to: str) -> None:
     assert small.constants < 0.56 * large.constants and small.arena < large.arena
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("t", ["f16", "bf16"])
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("asked", [None, "float32"])
@@ -96,6 +100,7 @@ def test_sums_are_float32(t: str) -> None:
     assert (y == 4096).all() and (s == 4096).all() and (p == 1 / 4096).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("t", ["f16", "bf16"])
 def test_what_is_broadcast_is_widened_ahead(t: str) -> None:
     """The inner loop of a contraction reads the rows' operand as float32."""
@@ -145,6 +150,7 @@ def test_the_report_names_constants_that_stay_float32() -> None:
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", HALVES)
 def test_verify_model_has_the_reduced_contract(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     g = in_type(NETS["convolutions"], "f32")
@@ -199,8 +205,9 @@ def test_bounds() -> None:
     assert bound(f16, 1, np.zeros(3)) == pytest.approx(2.0**-14 * (4 * 2.0**-10 + 32 * 2.0**-23))
 
 
+@pytest.mark.family("random")
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 9))])
+@pytest.mark.parametrize("part", range(9))
 def test_random_graphs(part: int, tmp_path: Any) -> None:
     for seed in range(part, 90, 9):
         g, arrays = random_graph(seed, 12)

@@ -148,6 +148,7 @@ def test_symbolic_model_has_a_program_per_size() -> None:
     assert "N=2" in str(f.report) and "programs; the last one follows" in str(f.report)
 
 
+@pytest.mark.slow
 def test_program_for_all_sizes_tells_numbers_for_the_first() -> None:
     f = compiled(TWO_LAYERS.replace("4, 32", "N, 32"), threads=1, dims={"N": (1, 64)})
     f(np.ones((5, 32), np.float32))

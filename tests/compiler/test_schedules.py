@@ -72,6 +72,7 @@ def told(p: Program) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [CPU, CUDA])
 def test_what_is_known_is_not_scheduled_again(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = program(target, tmp_path)
@@ -84,6 +85,7 @@ def test_what_is_known_is_not_scheduled_again(target: str, tmp_path: Path, monke
     assert [show_kernel(s.kernel) for s in known.kernels] == kernels
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_from_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).standard_normal((2, 48)).astype(np.float32)
     graph = graph_of(NET)
@@ -101,6 +103,7 @@ def test_a_model_is_compiled_from_what_is_known(tmp_path: Path, monkeypatch: pyt
     assert reports[0] == reports[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [CPU, CUDA])
 def test_code_that_is_gone_is_made_again(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = dnnc.compile(graph_of(NET), target=target, cache=tmp_path)
@@ -137,6 +140,7 @@ def planned(text: str) -> tuple[Region, MemoryPlan]:
     return region, plan_memory(region.graph, region.fusion, region.inplace, region.nested)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("target", [CPU, CUDA])
 @pytest.mark.parametrize(
     "more",
@@ -147,6 +151,7 @@ def test_other_options_have_their_own_schedules(target: str, more: dict[str, Any
     assert told(program(target, tmp_path, **more)) == told(program(target, None, **more))
 
 
+@pytest.mark.slow
 def test_other_targets_have_their_own_schedules(tmp_path: Path) -> None:
     for target in (CPU, "llvm -mcpu=haswell", "llvm -mcpu=znver5", CUDA, "cuda -arch=sm_80"):
         assert told(program(target, tmp_path)) == told(program(target, None))
@@ -179,7 +184,7 @@ def test_where_nothing_is_looked_up(how: str, tmp_path: Path, monkeypatch: pytes
 
 def test_a_refused_schedule_is_not_kept(tmp_path: Path) -> None:
     target = parse_target(CPU)
-    kept = Schedules(KernelCache(tmp_path), CompileOptions(target=CPU), target)
+    kept = Schedules(KernelCache(tmp_path), CompileOptions(target=CPU), open_backend(CPU))
 
     def steps(known: Schedules | None) -> list[Step]:
         made = compile_program(
@@ -224,10 +229,9 @@ def samples(family: str) -> list[Graph]:
     return out
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("target", [CPU, CUDA])
-@pytest.mark.parametrize(
-    "family", [f if k % 6 == 2 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(FAMILIES)]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_nest_says_what_its_kernel_does(family: str, target: str) -> None:
     """A step is linked, reported and launched by its nest, so the two must agree in what others see of them."""
     for g in samples(family):

@@ -1,6 +1,4 @@
-"""Models that need Python between native calls: results, sizes that the data tells, memory that is nobody else's,
-files, reports.
-"""
+"""Models with host steps: results, data-dependent sizes, memory that nobody shares, files, reports."""
 
 from __future__ import annotations
 
@@ -68,6 +66,7 @@ def check_cut(f: Any, n: int) -> None:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("op,s", HOSTED, ids=lambda c: c.name if isinstance(c, OpDef) else "-".join(map(str, c.inputs)))
 def test_every_host_op(op: OpDef, s: Sample) -> None:
     g = Graph("g")
@@ -80,6 +79,7 @@ def test_every_host_op(op: OpDef, s: Sample) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_one_program_serves_all_sizes_but_none() -> None:
     f = staged(CUT)
     assert [type(s) for s in f.programs[0].steps] == [NativeStep, HostStep, NativeStep]
@@ -93,6 +93,7 @@ def test_one_program_serves_all_sizes_but_none() -> None:
     assert len(f.programs) == 1
 
 
+@pytest.mark.slow
 def test_a_size_without_an_array() -> None:
     f = staged("""
 k: dim[0, 100]
@@ -145,6 +146,7 @@ def test_a_segment_that_cannot_serve_all_sizes(monkeypatch: pytest.MonkeyPatch) 
     assert [len(p.programs) for p in f.programs[-1].segments] == [1, 2]  # for 3 and for 10
 
 
+@pytest.mark.slow
 def test_an_error_in_a_segment_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     f = staged(CUT)
 
@@ -156,6 +158,7 @@ def test_an_error_in_a_segment_is_not_hidden(monkeypatch: pytest.MonkeyPatch) ->
         f(X, count(4))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("target", ["llvm", "reference"])
 @pytest.mark.parametrize("precision", [None, "float16"])
 def test_targets_and_precisions(target: str, precision: str | None) -> None:
@@ -176,6 +179,7 @@ def test_half_precision_arrays_reach_the_host_as_they_are() -> None:
     assert list(s) == ["0.100098", "1", "2", "3"]  # bfloat16 has no 0.1
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     check_cut(staged(CUT, verify="model"), 5)
     real = HostStep._run_direct
@@ -200,6 +204,7 @@ def test_dims_of_inputs_have_plans() -> None:
     assert len(f.programs) == MAX_PROGRAMS
 
 
+@pytest.mark.slow
 def test_bounded_dims_have_one_plan() -> None:
     f = staged(
         "n: dim[0, N]\ndef main(x: f32[N], c: i64):\n    t = truncate(x, c, size=n)\n    y = exp(t)\n    return y\n",
@@ -250,6 +255,7 @@ def test_a_small_part_does_not_keep_the_whole() -> None:
     assert f(x, count(4000)).base is not None  # a view: nothing is copied
 
 
+@pytest.mark.slow
 def test_given_buffers() -> None:
     f = staged(CUT)
     y, z = np.empty((3, 4), np.float32), np.empty(4, np.float32)
@@ -268,6 +274,7 @@ def test_given_buffers() -> None:
         f.bind([X[:, ::-1], count(3)], [y, z])
 
 
+@pytest.mark.slow
 def test_threads() -> None:
     f = staged(CUT)
     errors: list[BaseException] = []
@@ -310,6 +317,7 @@ def test_strings_as_inputs() -> None:
 # --- reports, texts, files --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_report_and_sources() -> None:
     f = staged(CUT)
     check_cut(f, 4)
@@ -329,6 +337,7 @@ def test_a_model_without_native_code() -> None:
     assert f.profile(["a", "b"], repeats=2).kernels[0].choice == "host"
 
 
+@pytest.mark.slow
 def test_profile() -> None:
     f = staged(CUT)
     p = f.profile(X, count(5), repeats=3)
@@ -341,6 +350,7 @@ def test_profile() -> None:
         f.profile(X, count(5), repeats=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"outputs": ["r"]}, {"target": "reference"}])
 def test_saved_and_loaded(tmp_path: Path, options: dict[str, Any]) -> None:
     f = compile_model(parse(CUT), cache=False, **options)
@@ -351,6 +361,7 @@ def test_saved_and_loaded(tmp_path: Path, options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_with_dims_and_strings(tmp_path: Path) -> None:
     f = dnnc.compile(onnx.parser.parse_model(WORDS), cache=False, dims={"N": (1, 8)})
     f.save(tmp_path / "m.dnnc")
@@ -360,6 +371,7 @@ def test_saved_and_loaded_with_dims_and_strings(tmp_path: Path) -> None:
         assert list(t) == ["abab"] * n and y.tolist() == [1.0] * n
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("cut.py").write_text(CUT)
@@ -398,6 +410,7 @@ def main(x: f32[10, 4], count: i64, go: bool):
 """
 
 
+@pytest.mark.slow
 def test_loops_and_branches_over_sizes_that_the_data_tells() -> None:
     """Their functions are made for fixed sizes: each size that comes has programs of its own."""
     g = parse(LOOP_AFTER)

@@ -22,6 +22,8 @@ from dnnc.options import CompileOptions
 from dnnc.tools.accuracy import first_difference
 from support.devices import interpreted
 
+pytestmark = pytest.mark.family("shapes")
+
 Array = np.ndarray[Any, Any]
 LONGEST = {1: 997, 2: 47, 3: 13}  # of an axis, by rank
 MOST = 3e6  # products of a case
@@ -65,9 +67,7 @@ def convolution(seed: int) -> tuple[Graph, list[Array]]:
 
 
 def rotations(seed: int) -> tuple[Graph, list[Array]]:
-    """Many slices, negations and concatenations in a row, as rotary embeddings have them, with sums and products
-    between.
-    """
+    """Slices, negations and concatenations in a row as in rotary embeddings, with sums and products between."""
     r, g = random.Random(seed), Graph("g")
     b, rank = Builder(g), r.choice((2, 3, 4))
     shape = (*(r.choice((1, 2, 3, 8, 12)) for _ in range(rank - 1)), r.choice((8, 16, 24, 64)))
@@ -97,9 +97,7 @@ def rotations(seed: int) -> tuple[Graph, list[Array]]:
 
 
 CASES = [
-    pytest.param(make, seed, id=f"{make.__name__}-{seed}", marks=() if seed % 8 == 0 else pytest.mark.slow)
-    for make in (convolution, rotations)
-    for seed in range(48)
+    pytest.param(make, seed, id=f"{make.__name__}-{seed}") for make in (convolution, rotations) for seed in range(48)
 ]
 
 

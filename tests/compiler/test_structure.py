@@ -17,11 +17,17 @@ from dnnc.structure import assemble, flatten
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>\n'
 DOUBLE = "m (seq(float[N]) xs, float[N] d) => (seq(float[N]) ys, int64 n) {\n"
-DOUBLE += "ys = SequenceMap (xs, d) <body: graph = b (float[N] a, float[N] c) => (float[N] e) { e = Add (a, c) }>\n n = SequenceLength (xs) }"
+DOUBLE += (
+    "ys = SequenceMap (xs, d) <body: graph = b (float[N] a, float[N] c) => (float[N] e) { e = Add (a, c) }>\n"
+    " n = SequenceLength (xs) }"
+)
 MAYBE = "m (float[3] x, optional(float[3]) b) => (float[3] y) { h = OptionalHasElement (b)\n"
 MAYBE += "y = If (h) <then_branch: graph = t () => (float[3] p) { e = OptionalGetElement (b)\n p = Add (x, e) }, "
 MAYBE += "else_branch: graph = f () => (float[3] q) { q = Neg (x) }> }"
-PARTS = "m (float[6] x) => (seq(float[P]) ys) { n = Constant <value: tensor = int64 {4}> ()\n ys = SplitToSequence <axis = 0> (x, n) }"
+PARTS = (
+    "m (float[6] x) => (seq(float[P]) ys) "
+    "{ n = Constant <value: tensor = int64 {4}> ()\n ys = SplitToSequence <axis = 0> (x, n) }"
+)
 CHOICE = "m (float[4] a, float[4] b, int64 k) => (float[4] y) { s = SequenceConstruct (a, b)\n y = SequenceAt (s, k) }"
 NESTED = "m (optional(seq(float[N])) s) => (optional(seq(float[N])) t) { t = Identity (s) }"
 

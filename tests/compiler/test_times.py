@@ -50,9 +50,7 @@ def test_a_wrong_answer_counts_at_once() -> None:
 
 @pytest.mark.parametrize(("power", "rounds"), [(1, 2), (2, ROUNDS)])
 def test_growth_is_told_on_a_core_whose_speed_changes(power: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first small run alone is at full speed: the least time of all small runs would be half of what the others
-    take.
-    """
+    """Only the first small run is at full speed: the least of all would be half of the others' time."""
     runs: list[int] = []
 
     def seconds(work: Callable[[int], object], size: int) -> float:

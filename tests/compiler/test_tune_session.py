@@ -1,6 +1,4 @@
-"""`dnnc.tune` on real models: with a runner that computes times for what it must promise, and once with the real
-one.
-"""
+"""`dnnc.tune` on real models: with a runner that computes times, and once with the real one."""
 
 from __future__ import annotations
 
@@ -17,7 +15,8 @@ import pytest
 
 import dnnc
 from dnnc.autotune.log.file import Log, read
-from dnnc.autotune.search.search import Event, search
+from dnnc.autotune.search.outcome import Event
+from dnnc.autotune.search.search import search
 from dnnc.autotune.search.trial import Request
 from dnnc.driver import compile
 from dnnc.ir.errors import DnncError, InputError, TuneError
@@ -62,6 +61,7 @@ def made() -> Tuned:
 # --- what it does -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compiling_takes_the_winners(made: Tuned) -> None:
     winners = {o.task.name: o.choice for o in made.result.outcomes}
     assert made.speedup > 1.1 and any(o.choice != o.base for o in made.result.outcomes)
@@ -72,6 +72,7 @@ def test_compiling_takes_the_winners(made: Tuned) -> None:
     assert np.allclose(f(x), compile(graph(), **OPTIONS)(x), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_log_holds_the_run(tmp_path: Path) -> None:
     made = tuned(log=tmp_path / "l.jsonl", trials=12)
     log = read(tmp_path / "l.jsonl")
@@ -88,6 +89,7 @@ def test_the_log_holds_the_run(tmp_path: Path) -> None:
     assert {k.choice for k in f.report.programs[0].kernels} == {str(c) for c in log.winners().values()}
 
 
+@pytest.mark.slow
 def test_a_log_is_gone_on_with(tmp_path: Path) -> None:
     first = tuned(log=tmp_path / "l.jsonl", trials=12)
     known = {(o.task.key, p.choice) for o in first.result.outcomes for p in o.points}
@@ -102,6 +104,7 @@ def test_a_log_is_gone_on_with(tmp_path: Path) -> None:
     assert fresh and not fresh & known
 
 
+@pytest.mark.slow
 def test_tasks_are_those_of_a_compilation_and_each_has_its_calls() -> None:
     text = TEXT.replace("relu(matmul(x, w))", "relu(matmul(relu(matmul(x, u)), w))").replace(
         "*, w", "*, u: f32[96, 96], w"
@@ -115,6 +118,7 @@ def test_tasks_are_those_of_a_compilation_and_each_has_its_calls() -> None:
     assert sorted(t.name for t, _ in tasks) == sorted(k.name for k in program.kernels)
 
 
+@pytest.mark.slow
 def test_only_some_tasks() -> None:
     _, tasks = tasks_of(graph(), CompileOptions(**OPTIONS))
     name = tasks[0][0].name
@@ -124,6 +128,7 @@ def test_only_some_tasks() -> None:
         tuned(only="conv*")
 
 
+@pytest.mark.slow
 def test_an_own_space_and_an_own_model() -> None:
     asked: list[int] = []
 
@@ -147,6 +152,7 @@ def compile_choice(name: str) -> Choice:
     return next(s.choice for s in program_of(graph(), CompileOptions(**OPTIONS)).kernels if s.kernel.name == name)
 
 
+@pytest.mark.slow
 def test_callbacks_hear_what_happens() -> None:
     events: list[Event] = []
     made = tuned(callbacks=[events.append], trials=12)
@@ -257,6 +263,7 @@ class Page(HTMLParser):
         (self.scripts if inside == "script" else self.words).append(data)
 
 
+@pytest.mark.slow
 def test_the_report_is_a_page_of_its_own(made: Tuned, tmp_path: Path) -> None:
     made.html(tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
@@ -283,6 +290,7 @@ def test_the_report_is_a_page_of_its_own(made: Tuned, tmp_path: Path) -> None:
     assert marks >= points  # every trial is drawn with its schedule
 
 
+@pytest.mark.slow
 def test_names_in_the_report_are_text(made: Tuned) -> None:
     from dnnc.report.tuning import html
 

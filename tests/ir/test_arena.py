@@ -60,9 +60,7 @@ def test_steps_at_which_bytes_are_a_slots_own() -> None:
 
 
 def test_a_plan_for_a_call_looks_at_a_bounded_number_of_pairs() -> None:
-    """Many slots alive together, in an order that leaves holes: a call settles for fewer tries than a compilation
-    makes.
-    """
+    """Many slots alive together, in an order that leaves holes: a call makes fewer tries than compiling."""
     rng = np.random.default_rng(1)
     firsts = rng.integers(0, 300, 400)
     lives = tuple((int(a), int(a + b)) for a, b in zip(firsts, rng.integers(1, 40, 400)))

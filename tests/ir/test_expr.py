@@ -1,6 +1,4 @@
-"""The index simplifier: random expressions against brute force over all values, expected normal forms, and soundness of
-proofs.
-"""
+"""The index simplifier: expressions against brute force, expected normal forms, soundness of proofs."""
 
 from __future__ import annotations
 
@@ -41,6 +39,8 @@ from dnnc.ir.expr import (
     value,
     var,
 )
+
+pytestmark = pytest.mark.family("cases")
 
 # Each variable with its values: k has a symbolic bound, d is divisible by 4, N and M are dims.
 A, J, D = var("i", lo=0, hi=5), var("j", lo=-3, hi=4), var("d", lo=0, hi=12, div=4)
@@ -141,6 +141,7 @@ def _run(e: Expr, env: dict[Var, int]) -> int:
     return e.const + sum(c * _run(t, env) for t, c in e.terms)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @given(expressions)
 @settings(max_examples=150, deadline=None)
 def test_simplified_equals_meaning(pair: Pair) -> None:
@@ -148,6 +149,7 @@ def test_simplified_equals_meaning(pair: Pair) -> None:
         assert _run(pair.expr, env) == pair.meaning(env), (pair.expr, env)
 
 
+@pytest.mark.slow
 @given(conditions)
 @settings(max_examples=100, deadline=None)
 def test_comparisons_that_fold_are_right(pair: Pair) -> None:
@@ -155,6 +157,7 @@ def test_comparisons_that_fold_are_right(pair: Pair) -> None:
         assert _run(pair.expr, env) == pair.meaning(env), (pair.expr, env)
 
 
+@pytest.mark.slow
 @given(expressions)
 @settings(max_examples=100, deadline=None)
 def test_bounds_hold(pair: Pair) -> None:
@@ -164,6 +167,7 @@ def test_bounds_hold(pair: Pair) -> None:
         assert (lo is None or lo <= got) and (hi is None or got <= hi), (pair.expr, lo, hi, env)
 
 
+@pytest.mark.slow
 @given(expressions, st.lists(conditions, max_size=2))
 @settings(max_examples=150, deadline=None)
 def test_nonneg_is_sound(pair: Pair, facts: list[Pair]) -> None:
@@ -195,6 +199,7 @@ def test_the_group_of_a_masked_lane_is_shown_to_be_inside() -> None:
     )
 
 
+@pytest.mark.slow
 @given(expressions, st.sampled_from(VARS), st.integers(-3, 12))
 @settings(max_examples=100, deadline=None)
 def test_substitute_is_evaluation(pair: Pair, v: Var, n: int) -> None:
@@ -207,6 +212,7 @@ def test_substitute_is_evaluation(pair: Pair, v: Var, n: int) -> None:
             assert _run(e, env) == pair.meaning(env)
 
 
+@pytest.mark.slow
 @given(expressions)
 @settings(max_examples=100, deadline=None)
 def test_rebuilding_changes_nothing(pair: Pair) -> None:
@@ -333,6 +339,7 @@ print(sort_key(e))
 """
 
 
+@pytest.mark.slow
 def test_sort_keys_are_bounded_and_the_same_in_every_process() -> None:
     keys = {
         subprocess.run(

@@ -15,6 +15,8 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
 from dnnc.ir.graph.verify import verify
 
+pytestmark = pytest.mark.family("cases")
+
 CASES = {
     "rows in and out": """
 def main(x: f32[4, 24], xs: f32[5, 4, 24], *, w: f32[24, 24]):
@@ -142,6 +144,7 @@ def test_numbers(name: str, tmp_path: Any) -> None:
     assert len(f.programs) == 1 and not f.report.fallbacks
 
 
+@pytest.mark.slow
 def test_saved_and_profiled(tmp_path: Any) -> None:
     g = graph("loops in loops")
     f = dnnc.compile(g, cache=tmp_path)
@@ -157,10 +160,9 @@ def test_saved_and_profiled(tmp_path: Any) -> None:
         assert h.source("llvm").count("define void @control_1(") == 2 and "control_1_body" in h.source("asm")
 
 
+@pytest.mark.slow
 def test_a_body_reads_the_memory_of_its_own_iteration_only() -> None:
-    """Memory that a body uses for itself may be that of values which are dead by then: others must have done with
-    it.
-    """
+    """A body's scratch memory may be that of dead values: others must have done with it."""
     text = """
 def main(n: i64, x: f32[64, 64]):
     a = softmax(matmul(x, x))
@@ -204,6 +206,7 @@ def main(n: i64, c: bool, x: f32[3]):
         parse(text)
 
 
+@pytest.mark.slow
 def test_symbolic_sizes_get_a_program_each() -> None:
     text = (
         CASES["rows in and out"]

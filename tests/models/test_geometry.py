@@ -73,8 +73,10 @@ def product(rng: np.random.Generator) -> str:
     return f"def g(a: f32[{a}], {constant}b: f32[{b}]):\n    v = matmul(a, b)\n    return {after}"
 
 
+@pytest.mark.slow
+@pytest.mark.family("random")
 @pytest.mark.parametrize("make", [convolution, product])
-@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 11))])
+@pytest.mark.parametrize("part", range(11))
 def test_random_geometry(make: Any, part: int) -> None:
     done = 0
     for seed in range(part * 30, part * 30 + 30):

@@ -1,6 +1,4 @@
-"""Whole networks, small and seeded: every level, one and two threads, several batch sizes, against the float64
-interpreter.
-"""
+"""Whole networks, small and seeded: every level, threads, batch sizes, against the float64 interpreter."""
 
 from __future__ import annotations
 
@@ -15,9 +13,12 @@ from dnnc.ir.graph.text import parse
 from dnnc.tools.accuracy import first_difference
 from dnnc.tools.sample_graphs import graph_of
 
+pytestmark = [pytest.mark.family("shapes"), pytest.mark.slow]
+
 # `N` is the batch. Sizes are odd on purpose: channels that fill no vector, images that fill no tile.
 NETS = {
-    "residual": """def net(x: f32[N, 3, 19, 19], *, w0: f32[24, 3, 5, 5], s0: f32[24], w1: f32[24, 24, 3, 3], b1: f32[24], w2: f32[24, 24, 3, 3], w3: f32[40, 24, 1, 1], w4: f32[40, 40, 3, 3], m: f32[40, 11], c: f32[11]):
+    "residual": """def net(x: f32[N, 3, 19, 19], *, w0: f32[24, 3, 5, 5], s0: f32[24], w1: f32[24, 24, 3, 3],
+        b1: f32[24], w2: f32[24, 24, 3, 3], w3: f32[40, 24, 1, 1], w4: f32[40, 40, 3, 3], m: f32[40, 11], c: f32[11]):
     a = relu(batch_norm(conv(x, w0, strides=(2, 2), pads=(2, 2, 2, 2)), s0, s0, s0, abs(s0)))
     p = max_pool(a, kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
     r1 = relu(add(conv(relu(conv(p, w1, b1, pads=(1, 1, 1, 1))), w2, pads=(1, 1, 1, 1)), p))
@@ -25,13 +26,17 @@ NETS = {
     r2 = relu(add(conv(d, w4, pads=(1, 1, 1, 1)), d))
     return softmax(gemm(flatten(global_avg_pool(r2)), m, c))
 """,
-    "separable with gates": """def net(x: f32[N, 8, 14, 14], *, e: f32[40, 8, 1, 1], d: f32[40, 1, 5, 5], q: f32[10, 40, 1, 1], u: f32[40, 10, 1, 1], p: f32[8, 40, 1, 1]):
+    (
+        "separable with gates"
+    ): """def net(x: f32[N, 8, 14, 14], *, e: f32[40, 8, 1, 1], d: f32[40, 1, 5, 5], q: f32[10, 40, 1, 1],
+        u: f32[40, 10, 1, 1], p: f32[8, 40, 1, 1]):
     h = hard_swish(conv(x, e))
     h2 = hard_swish(conv(h, d, group=40, pads=(2, 2, 2, 2)))
     g = hard_sigmoid(conv(relu(conv(global_avg_pool(h2), q)), u))
     return add(conv(mul(h2, g), p), x)
 """,
-    "attention": """def net(x: f32[N, 9, 32], m: f32[N, 1, 1, 9], *, q: f32[32, 32], k: f32[32, 32], v: f32[32, 32], o: f32[32, 32], s: f32[32], b: f32[32], f: f32[32, 70], g: f32[70, 32]):
+    "attention": """def net(x: f32[N, 9, 32], m: f32[N, 1, 1, 9], *, q: f32[32, 32], k: f32[32, 32], v: f32[32, 32],
+        o: f32[32, 32], s: f32[32], b: f32[32], f: f32[32, 70], g: f32[70, 32]):
     hq = transpose(reshape(matmul(x, q), shape=(N, 9, 2, 16)), perm=(0, 2, 1, 3))
     hk = transpose(reshape(matmul(x, k), shape=(N, 9, 2, 16)), perm=(0, 2, 3, 1))
     hv = transpose(reshape(matmul(x, v), shape=(N, 9, 2, 16)), perm=(0, 2, 1, 3))
@@ -40,14 +45,19 @@ NETS = {
     y = layer_norm(add(matmul(c, o), x), s, b)
     return layer_norm(add(matmul(gelu(matmul(y, f)), g), y), s, b)
 """,
-    "down and up": """def net(x: f32[N, 3, 12, 12], *, a: f32[16, 3, 3, 3], b: f32[33, 16, 3, 3], t: f32[33, 16, 2, 2], c: f32[16, 32, 3, 3], o: f32[2, 16, 1, 1]):
+    (
+        "down and up"
+    ): """def net(x: f32[N, 3, 12, 12], *, a: f32[16, 3, 3, 3], b: f32[33, 16, 3, 3], t: f32[33, 16, 2, 2],
+        c: f32[16, 32, 3, 3], o: f32[2, 16, 1, 1]):
     h = relu(conv(x, a, pads=(1, 1, 1, 1)))
     l = relu(conv(max_pool(h, kernel=(2, 2), strides=(2, 2)), b, pads=(1, 1, 1, 1)))
     u = conv_transpose(l, t, strides=(2, 2))
     j = relu(conv(concat(h, u, axis=1), c, pads=(1, 1, 1, 1)))
     return sigmoid(conv(j, o)), argmax(conv(j, o), axis=1)
 """,
-    "densely connected": """def net(x: f32[N, 16, 7, 7], *, a: f32[12, 16, 3, 3], b: f32[12, 28, 3, 3], s: f32[40], t: f32[20, 40, 1, 1]):
+    (
+        "densely connected"
+    ): """def net(x: f32[N, 16, 7, 7], *, a: f32[12, 16, 3, 3], b: f32[12, 28, 3, 3], s: f32[40], t: f32[20, 40, 1, 1]):
     y = concat(x, relu(conv(x, a, pads=(1, 1, 1, 1))), axis=1)
     z = concat(y, relu(conv(y, b, pads=(1, 1, 1, 1))), axis=1)
     return avg_pool(conv(relu(batch_norm(z, s, s, s, abs(s))), t), kernel=(2, 2), strides=(2, 2)), y
@@ -111,7 +121,7 @@ def check(f: Any, g: Graph, n: int) -> None:
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("level", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("level", [0, 1, 3])
 def test_levels_and_threads(level: int, name: str, tmp_path: Any) -> None:
     g = net(name)
     for threads in (1, 2):
@@ -128,7 +138,6 @@ def test_one_program_for_all_batches(name: str) -> None:
     assert all(s.choice.template != "naive" for s in f.programs[0].scheduled.steps)
 
 
-@pytest.mark.slow
 def test_verified_as_a_whole() -> None:
     for name in NETS:
         dnnc.compile(net(name), dims={"N": 2}, cache=False, verify="model")

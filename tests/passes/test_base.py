@@ -220,6 +220,7 @@ def run_all(g: Graph) -> None:
     PassManager().run(g, ALL, PassContext())
 
 
+@pytest.mark.slow
 def test_large_graphs_take_little_time() -> None:
     g = layers(1500)
     run_all(g)

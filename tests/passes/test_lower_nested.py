@@ -1,6 +1,4 @@
-"""Lowering of stages within stages whose axes have equal names and extents: each loop keeps the variable of its own
-stage.
-"""
+"""Lowering of nested stages with equal names and extents: each loop keeps its stage's variable."""
 
 from __future__ import annotations
 

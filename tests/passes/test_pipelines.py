@@ -91,7 +91,8 @@ def test_outputs_with_memory_of_their_own() -> None:
     r = relu(x)
     a = reshape(r, shape=(6,))
     b = reshape(x, shape=(3, 2))
-    return pack(x, layout=None), pack(k, layout=None), r, pack(a, layout=None), pack(b, layout=None), pack(r, layout=None)""",
+    return pack(x, layout=None), pack(k, layout=None), r, pack(a, layout=None), pack(b, layout=None), pack(
+        r, layout=None)""",
         exact=True,
     )
 

@@ -23,12 +23,11 @@ BODIES = (
 )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("cpu", ["", " -mcpu=x86-64"])
 @pytest.mark.parametrize("t", ["i4", "u4", "i2", "u2"])
 def test_they_wrap(t: str, cpu: str) -> None:
-    """A fused cast reads what would have been stored. Without the wrap in between, 7 + 7 of four bits would be 14 and
-    not -2.
-    """
+    """A fused cast reads what would have been stored: 7 + 7 of four bits is -2 and not 14."""
     lo, hi = BY_NAME[t].range
     x = np.random.default_rng(0).integers(lo, hi + 1, (17, 17)).astype(BY_NAME[t].numpy)
     wrapped = 0

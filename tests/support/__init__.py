@@ -1,3 +1,1 @@
-"""Helpers of the tests: random graphs, fuzzers, mutation, conformance. `PYTHONPATH=tests python -m support.fuzz
---help`.
-"""
+"""Helpers of tests: random graphs, fuzzers, conformance. `PYTHONPATH=tests python -m support.fuzz --help`."""

@@ -171,9 +171,7 @@ ENDS = (
 
 
 def cancelling(seed: int) -> Graph:
-    """Chains that cancel, tie, overflow or step: norms of nearly equal rows, masks of -FLT_MAX, arg-reductions of
-    rounded values.
-    """
+    """Chains that cancel, tie, overflow or step: norms of equal rows, masks of -FLT_MAX, arg-reductions."""
     rng = random.Random(seed)
     value = rng.choice(STARTS)
     for chain in rng.choices(CHAINS, k=2):

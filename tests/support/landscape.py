@@ -1,6 +1,4 @@
-"""Made-up tasks and a runner that computes their seconds from the knobs: the best schedule is known, and nothing is
-compiled.
-"""
+"""Made-up tasks and a runner that computes seconds from the knobs: the best is known, nothing compiles."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ def space(seed: int) -> list[Choice]:
 
 
 class Landscape:
-    """Seconds of a schedule: a valley whose place depends on the seed, with a cliff where the tile exceeds the
-    registers.
-    """
+    """Seconds of a schedule: a valley placed by the seed, and a cliff where a tile exceeds the registers."""
 
     def __init__(self, seed: int, scale: float = 1e-3) -> None:
         rng = np.random.default_rng(seed)

@@ -72,35 +72,54 @@ WORDS = (
 # What the bases are made of: onnx's own text form. Together they hold weights, symbolic sizes, shape arithmetic,
 # indices, control flow, functions, quantization, sequences and strings.
 MODELS = {
-    "conv": """<ir_version: 8, opset_import: ["" : 17]> conv (float[1,3,9,9] x) => (float[1,2] y) <float[4,3,3,3] w, float[4] b, float[4,2] v> {
+    "conv": """<ir_version: 8, opset_import: ["" : 17]> conv (float[1,3,9,9] x) => (float[1,2] y) <float[4,3,3,3] w,
+        float[4] b, float[4,2] v> {
         c = Conv <pads=[1,1,1,1], strides=[2,2]> (x, w, b)  r = Relu (c)  p = MaxPool <kernel_shape=[2,2]> (r)
         a = GlobalAveragePool (p)  f = Flatten (a)  y = Gemm <alpha=0.5> (f, v) }""",
-    "mlp": """<ir_version: 8, opset_import: ["" : 17]> mlp (float[N,6] x) => (float[N,5] y, int64[N] k) <float[6,5] w, float[5] b> {
-        h = MatMul (x, w)  s = Add (h, b)  g = Sigmoid (s)  m = Mul (s, g)  y = Softmax <axis=-1> (m)  k = ArgMax <axis=1, keepdims=0> (y) }""",
+    "mlp": """<ir_version: 8, opset_import: ["" : 17]> mlp (float[N,6] x) => (float[N,5] y, int64[N] k) <float[6,5] w,
+        float[5] b> {
+        h = MatMul (x, w)  s = Add (h, b)  g = Sigmoid (s)  m = Mul (s, g)  y = Softmax <axis=-1> (m)
+            k = ArgMax <axis=1, keepdims=0> (y) }""",
     "shapes": """<ir_version: 8, opset_import: ["" : 17]> shapes (float[B,4,6] x) => (float[B,L] y)
         <int64[1] at = {0}, int64[1] rest = {-1}, int64[3] perm = {0,2,1}, int64[1] one = {1}> {
-        s = Shape (x)  n = Gather (s, at)  t = Concat <axis=0> (n, rest)  p = Transpose <perm=[0,2,1]> (x)  r = Reshape (p, t)
-        q = Slice (r, one, rest, one)  u = Unsqueeze (q, at)  z = Squeeze (u, at)  d = Pad <mode="constant"> (z, perm_pads)  y = Neg (d) }""",
-    "index": """<ir_version: 8, opset_import: ["" : 17]> index (float[7,5] table, int64[3] i, int64[2,2] j, float[2] u) => (float[3,5] y, float[7,5] z, float[2] v) {
-        g = Gather <axis=0> (table, i)  y = CumSum (g, axis)  z = ScatterND (table, j, u)  k = GatherND (table, j)  v = Clip (k, low, high) }""",
-    "control": """<ir_version: 8, opset_import: ["" : 17]> control (float[3] x, bool c) => (float[3] y, float[3] s, float[2,3] all) <int64 trips = {2}, bool go = {1}> {
-        y = If (c) <then_branch = yes () => (float[3] a) { a = Neg (x) }, else_branch = no () => (float[3] b) { b = Exp (x) }>
-        s, all = Loop (trips, go, x) <body = step (int64 i, bool keep, float[3] v) => (bool keep2, float[3] v2, float[3] each)
+        s = Shape (x)  n = Gather (s, at)  t = Concat <axis=0> (n, rest)  p = Transpose <perm=[0,2,1]> (x)
+            r = Reshape (p, t)
+        q = Slice (r, one, rest, one)  u = Unsqueeze (q, at)  z = Squeeze (u, at)  d = Pad <mode="constant"> (z,
+            perm_pads)  y = Neg (d) }""",
+    "index": """<ir_version: 8, opset_import: ["" : 17]> index (float[7,5] table, int64[3] i, int64[2,2] j,
+        float[2] u) => (float[3,5] y, float[7,5] z, float[2] v) {
+        g = Gather <axis=0> (table, i)  y = CumSum (g, axis)  z = ScatterND (table, j, u)  k = GatherND (table, j)
+            v = Clip (k, low, high) }""",
+    "control": """<ir_version: 8, opset_import: ["" : 17]> control (float[3] x, bool c) => (float[3] y, float[3] s,
+        float[2,3] all) <int64 trips = {2}, bool go = {1}> {
+        y = If (c) <then_branch = yes () => (float[3] a) { a = Neg (x) }, else_branch = no () => (float[3] b) {
+            b = Exp (x) }>
+        s, all = Loop (trips, go, x) <body = step (int64 i, bool keep, float[3] v) => (bool keep2, float[3] v2,
+            float[3] each)
             { keep2 = Identity (keep)  v2 = Add (v, x)  each = Mul (v2, v2) }> }""",
-    "function": """<ir_version: 8, opset_import: ["" : 17, "local" : 1]> function (float[2,3] x) => (float[2,3] y) { h = local.act <slope=0.1> (x)  y = local.act <slope=0.5> (h) }
-        <domain: "local", opset_import: ["" : 17]> act <slope> (a) => (b) { t = LeakyRelu <alpha: float = @slope> (a)  b = Tanh (t) }""",
+    "function": """<ir_version: 8, opset_import: ["" : 17, "local" : 1]> function (float[2,3] x) => (float[2,3] y) {
+        h = local.act <slope=0.1> (x)  y = local.act <slope=0.5> (h) }
+        <domain: "local", opset_import: ["" : 17]> act <slope> (a) => (b) { t = LeakyRelu <alpha: float = @slope> (a)
+            b = Tanh (t) }""",
     "quant": """<ir_version: 8, opset_import: ["" : 17]> quant (float[2,8] x) => (float[2,4] y)
         <float s = {0.05}, uint8 z = {128}, int8[8,4] w, float ws = {0.02}, int8 wz = {0}> {
-        q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)  e = DequantizeLinear (w, ws, wz)  y = MatMul (d, e) }""",
-    "norms": """<ir_version: 8, opset_import: ["" : 17]> norms (float[2,4,6] x) => (float[2,1,6] y, float[2,4,6] n, float[2,2,6] l, float[2,2,6] r)
+        q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)  e = DequantizeLinear (w, ws, wz)  y = MatMul (d,
+            e) }""",
+    "norms": """<ir_version: 8, opset_import: ["" : 17]> norms (float[2,4,6] x) => (float[2,1,6] y, float[2,4,6] n,
+        float[2,2,6] l, float[2,2,6] r)
         <float[6] s, float[4] m> { n = LayerNormalization <axis=-1> (x, s)  i = InstanceNormalization (n, m, m)
         y = ReduceMean <axes=[1]> (i)  l, r = Split <axis=1> (i) }""",
-    "rnn": """<ir_version: 8, opset_import: ["" : 17]> rnn (float[4,2,3] x) => (float[4,1,2,5] y, float[1,2,5] h) <float[1,20,3] w, float[1,20,5] r> {
+    "rnn": """<ir_version: 8, opset_import: ["" : 17]> rnn (float[4,2,3] x) => (float[4,1,2,5] y, float[1,2,5] h)
+        <float[1,20,3] w, float[1,20,5] r> {
         y, h = LSTM <hidden_size=5> (x, w, r) }""",
-    "resize": """<ir_version: 8, opset_import: ["" : 17]> resize (float[1,2,4,4] x) => (float[1,2,8,8] y, float[1,3] v, int64[1,3] i)
-        <float[4] scale = {1,1,2,2}, int64[1] k = {3}> { y = Resize <mode="linear"> (x, roi, scale)  f = Flatten (y)  v, i = TopK (f, k) }""",
-    "lists": """<ir_version: 8, opset_import: ["" : 17]> lists (float[2,3] x, float[2,3] z) => (float[4,3] y, int64 n) <int64 at = {0}> {
-        s = SequenceConstruct (x, z)  t = SequenceInsert (s, x)  u = SequenceErase (t, at)  y = ConcatFromSequence <axis=0> (u)  n = SequenceLength (t) }""",
+    "resize": """<ir_version: 8, opset_import: ["" : 17]> resize (float[1,2,4,4] x) => (float[1,2,8,8] y,
+        float[1,3] v, int64[1,3] i)
+        <float[4] scale = {1,1,2,2}, int64[1] k = {3}> { y = Resize <mode="linear"> (x, roi, scale)  f = Flatten (y)
+            v, i = TopK (f, k) }""",
+    "lists": """<ir_version: 8, opset_import: ["" : 17]> lists (float[2,3] x, float[2,3] z) => (float[4,3] y, int64 n)
+        <int64 at = {0}> {
+        s = SequenceConstruct (x, z)  t = SequenceInsert (s, x)  u = SequenceErase (t, at)
+            y = ConcatFromSequence <axis=0> (u)  n = SequenceLength (t) }""",
 }
 GRAPHS = {
     "fixed": "def net(x: f32[4, 6], *, w: f32[6, 5]):\n    y: f32[4, 5] = softmax(matmul(x, w))\n    return y\n",

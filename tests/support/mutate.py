@@ -54,9 +54,7 @@ class Tally:
 
 
 def work(cache: str, memory: int) -> None:
-    """A child: reads jobs from stdin, answers on what was stdout: {"phase": ...} on the way, {"error": text or null} at
-    the end.
-    """
+    """A child: jobs on stdin, answers on stdout: {"phase": ...} on the way, {"error": text or null} last."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -171,9 +169,7 @@ class Campaign:
         self.tally, self.lock = Tally(), threading.Lock()
 
     def run(self, numbers: Sequence[int], jobs: int) -> Tally:
-        """Judge these mutants on `jobs` children; before them the bases, which must be right: else nothing would be
-        tested.
-        """
+        """Judge these mutants on `jobs` children, after the bases: were those wrong, nothing would be tested."""
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for k in range(len(self.bases) if len(numbers) > 1 else 0):
             todo.put(-1 - k)
@@ -238,7 +234,7 @@ class Campaign:
         lines = [
             f"FAILED {number}: {error}",
             f"  {small}",
-            f"  again: python -m support.mutate --seed {self.seed} --only {number}",
+            f"  again: PYTHONPATH=tests python -m support.mutate --seed {self.seed} --only {number}",
         ]
         if self.keep is not None:
             self.keep.mkdir(parents=True, exist_ok=True)

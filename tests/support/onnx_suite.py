@@ -1,12 +1,12 @@
 """The conformance suite that ships inside the onnx package, run against one of dnnc's targets.
 
-    python -m support.onnx_suite --target llvm [--match RE] [--kinds node,simple] [--floor N] [--json OUT] [--markdown]
+    PYTHONPATH=tests python -m support.onnx_suite --target llvm [--match RE] [--kinds node,simple] [--floor N]
+        [--json OUT]
 
 Cases run in worker processes with a time limit each, so a crash or a hang costs one case. Printed are the failures with
-their reasons, then passed and failed per kind and in all, or the same as a page to publish; the exit status is 1 when
-fewer than `--floor` pass. The target `import` reads the model and interprets the graph at once: it tests the front end
-and the op records alone. `cuda-interpreted` runs the kernels of CUDA programs in the interpreter: all but the printer
-and the device.
+their reasons, then passed and failed per kind and in all; the exit status is 1 when fewer than `--floor` pass.
+The target `import` reads the model and interprets the graph at once: it tests the front end and the op records alone.
+`cuda-interpreted` runs the kernels of CUDA programs in the interpreter: all but the printer and the device.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from support.scoreboard import page
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 # Outputs that are random draws: checked for dtype, shape and the set of values, not for the values.
@@ -334,7 +332,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--limit", type=float, default=60.0, help="seconds a case may take")
     p.add_argument("--jobs", type=int, default=2, help="worker processes")
     p.add_argument("--json", help="write passed, total and the failures' reasons to this file")
-    p.add_argument("--markdown", action="store_true", help="print a page with the scoreboard's categories instead")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args(argv)
     settings = Settings(a.target, tuple(k for k in a.kinds.split(",") if k), a.match, a.limit)
@@ -347,11 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\r{done}/{total}", end="", file=sys.stderr, flush=True)
 
     cases, errors = run_suite(settings, a.jobs, progress)
-    if a.markdown:
-        print(page(settings.target, cases, errors), end="")
-        passed = sum(errors.get(k, "was not run") is None for k in range(len(cases)))
-    else:
-        passed = report(settings, cases, errors)
+    passed = report(settings, cases, errors)
     if a.json:
         fails = {cases[k].name: e for k, e in sorted(errors.items()) if e is not None}
         Path(a.json).write_text(

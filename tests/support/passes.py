@@ -1,6 +1,4 @@
-"""Checks of graph passes on texts: `check_pass` makes one before/after pair into five tests, `check_no_match` asks for
-the reason.
-"""
+"""Checks of passes on texts: `check_pass` makes a pair into five tests, `check_no_match` asks why not."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def check_no_match(
     constants: Mapping[str, Array] | None = None,
     ctx: PassContext | None = None,
 ) -> None:
-    """Run a pass on a graph that it must leave alone, and find `reason` among the reasons that its rules give for
-    that.
-    """
+    """Run a pass on a graph that it must leave alone, and find `reason` among its rules' reasons."""
     reasons: list[str] = []
 
     def explain(rule: str, n: Node, why: str) -> None:
@@ -95,9 +91,7 @@ def check_no_match(
 
 
 def _numbered(g: Graph) -> list[str]:
-    """The lines of the text with values that were never given a name (v3, c, c_1) numbered in the order in which they
-    occur.
-    """
+    """The lines of the text with unnamed values (v3, c, c_1) numbered in the order of their occurrence."""
     names: dict[str, str] = {}
     return re.sub(r"\b(v\d+|c(_\d+)?)\b", lambda m: names.setdefault(m[0], f"v{len(names)}"), str(g)).splitlines()
 

@@ -55,9 +55,7 @@ def _of_type(body: Generator, t: TensorType, likely: Sequence[Made] = ()) -> Mad
 
 
 def loop(g: Generator) -> None:
-    """A loop with carried values, rows that are scanned and stacked, captured values, a number of iterations, a
-    condition.
-    """
+    """A loop with carried values, scanned and stacked rows, captured values, a trip count, a condition."""
     if g.depth >= MAX_DEPTH:
         return
     body = g.inner("body")

@@ -57,9 +57,7 @@ CONTROL = {n for n, d in OPS.items() if Trait.CONTROL in d.traits}
 
 @dataclass(eq=False)
 class Made:
-    """A value with what it holds: in float64 (`exact`), as the model rounds, and the error that a backend may have in
-    it.
-    """
+    """A value with its contents: in float64 (`exact`), as the model rounds, and the error of a backend."""
 
     value: Value
     exact: Array

@@ -107,9 +107,7 @@ def _softmax(g: Generator) -> None:
 
 
 def _siblings(g: Generator) -> None:
-    """Two or three products of one value with constants, or the equal parts of one product's columns, taken apart into
-    heads.
-    """
+    """Two or three products of one value with constants, or equal parts of one product's columns."""
     x = _floats(g, 2)
     heads, size = g.one_of((1, 2, 3)), int(g.one_of((1, 4, 8, 16)))
     biased, turned, count = g.chance(0.6), g.chance(0.6), 2 + g.below(2)
@@ -163,9 +161,7 @@ def _attention(g: Generator) -> None:
 
 
 def _scaled(g: Generator) -> None:
-    """A contraction with constant weights; then a batch norm, or a scale and a shift of its channels, and an
-    activation.
-    """
+    """A contraction with constant weights; then a batch norm, or a scale and a shift, and an activation."""
     if g.chance(0.5):
         x = _input(g, (g.one_of((1, 2)), g.one_of((3, 16, 17)), 5, g.one_of((4, 7))))
         out = int(g.one_of((3, 8, 16, 33)))

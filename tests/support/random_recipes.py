@@ -1,6 +1,4 @@
-"""What random graphs are made of: each recipe adds a node or a few to the graph of a Generator, fitting what is
-there.
-"""
+"""What random graphs are made of: each recipe adds a few fitting nodes to the graph of a Generator."""
 
 from __future__ import annotations
 

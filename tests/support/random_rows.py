@@ -1,6 +1,4 @@
-"""Random chains of reductions over the same rows and of what reads them: array code that normalises, weighs and
-compares rows.
-"""
+"""Random chains of reductions over the same rows and their readers: normalise, weigh and compare rows."""
 
 from __future__ import annotations
 

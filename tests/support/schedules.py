@@ -40,9 +40,7 @@ def check_schedule(before: str, steps: Callable[[Schedule], object], after: str)
 
 
 def same_results(old: Kernel, new: Kernel, seed: int = 0) -> None:
-    """AssertionError with the first difference unless both kernels write the same numbers, for every size that is
-    tried.
-    """
+    """AssertionError with the first difference unless both kernels write the same, for every size tried."""
     for dims in sizes(old):
         args = random_arguments(old, dims, seed)
         a, b = ({k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()} for _ in range(2))

@@ -1,10 +1,13 @@
 """Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors, the reduction inside, the
 epilogue in the store.
 
-    for p in parallel(panels/nv * outer):          contiguous shares; a panel's weights stay in the L2 cache while pixels pass,
-        for po in range(pixels/mr):                or all weights do while rows pass; first and last tile peeled where padding guards them
+    for p in parallel(panels/nv * outer):          contiguous shares; a panel's weights stay in the L2 cache while
+                                                   pixels pass,
+        for po in range(pixels/mr):                or all weights do while rows pass; first and last tile peeled where
+                                                   padding guards them
             acc[mr, nv, V] = 0
-            for r ...: acc[im, jn, :] += a[im, r] * b[r, jn, :]      broadcast times vector, mr*nv accumulators in registers
+            for r ...: acc[im, jn, :] += a[im, r] * b[r, jn, :]      broadcast times vector, mr*nv accumulators in
+                                                                     registers
             y = epilogue(acc)
 
 The tile must hide the FMA latency (4 cycles, 2 a cycle: >= 8 accumulators) and load less than it computes: mr + nv
@@ -32,7 +35,7 @@ from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import product
-from dnnc.passes.lower.form import Axis, Contraction
+from dnnc.passes.lower.form import Axis, Contraction, Normed
 from dnnc.passes.schedule.k_blocking import stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
@@ -111,7 +114,7 @@ class Nest:
 def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
     """The nest with its pixels in one loop; None when the group is no contraction that this recipe can tile."""
     anchor, c = problem.anchor, problem.form
-    if anchor is None or not isinstance(c, Contraction) or len(c.outer) < 2:
+    if anchor is None or not isinstance(c, Contraction) or isinstance(c, Normed) or len(c.outer) < 2:
         return None
     s = Schedule(problem.kernel)
     convolves = anchor.op.contraction is ContractionForm.CONVOLUTION
@@ -178,7 +181,8 @@ def _conv_nest(anchor: Node, c: Contraction, s: Schedule) -> Nest | None:
             return None
     red, size = _names(c.red), value(const(product([*w.type.shape[1:], w.type.dtype.bytes]))) or 0
     return Nest(
-        tuple(outer), pixel, panel.name, lane.name, red, padding, win.strides[at], block, red[1 + at], depthwise, shuffled,
+        tuple(outer), pixel, panel.name, lane.name, red, padding, win.strides[at], block, red[1 + at],
+        depthwise, shuffled,
         taps=value(const(kernel[at])) or 1, together=together if by_panels else 0, panel_bytes=size * lanes,
         window=value(const(product(kernel))) or 1,
     )  # fmt: skip

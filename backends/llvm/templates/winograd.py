@@ -4,7 +4,8 @@ products, tiles.
     for w in parallel(images * strips * shares):       a strip of `tg` tiles, a share of the output channels
         for each block of channels, tile of the strip:  v[:, :, c, tile] = B^T x B              (m+2)^2 points
         for each `mo` panels of the share:
-            for each point, nv panels, mr tiles:        a register tile of products: prod[point, o, tile] = sum over c of v * u
+            for each point, nv panels, mr tiles:        a register tile of products: prod[point, o, tile] = sum over c
+                                                        of v * u
             for each panel, tile:                       y = epilogue(A^T prod A)
 
 A point's products are one matrix product [tiles x C] x [C x panel], (m+2)^2 of them in place of the 9 m^2

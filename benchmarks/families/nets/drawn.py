@@ -1,6 +1,4 @@
-"""Networks written with onnx.helper: old opsets with attributes where inputs are now, and operators that no exporter
-writes.
-"""
+"""Networks written with onnx.helper: old opsets, and operators that no exporter writes."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
 class Graph:
-    """Nodes and weights as they are written down; `g("Conv", x, w, b, strides=[2, 2])` gives the name of the first
-    output.
-    """
+    """Nodes and weights in order; `g("Conv", x, w, b, strides=[2, 2])` gives the name of the first output."""
 
     def __init__(self, seed: int) -> None:
         self.nodes: list[NodeProto] = []
@@ -67,9 +63,7 @@ class Graph:
     def model(
         self, inputs: Sequence[Row], outputs: Sequence[str], opset: int, listed: bool = False, rank: int = 0
     ) -> Drawn:
-        """`listed`: initializers are inputs too, as before IR version 4. `rank`: of outputs whose shape cannot be
-        inferred.
-        """
+        """`listed`: initializers are inputs, as before IR version 4. `rank`: of outputs of unknown shape."""
         kinds = {"float32": FLOAT, "int64": INT64}
         given = [helper.make_tensor_value_info(i["name"], kinds[i["dtype"]], i["shape"]) for i in inputs]
         if listed:
@@ -86,9 +80,7 @@ class Graph:
 
 
 def _inferred(model: ModelProto, rank: int) -> ModelProto:
-    """The types of the outputs are inferred, for a model has to state them; where the shape is not known, it has `rank`
-    unknown sizes.
-    """
+    """The types of the outputs are inferred, since a model states them; unknown shapes have `rank` sizes."""
     from onnx import shape_inference
 
     known = {v.name: v for v in shape_inference.infer_shapes(model, data_prop=True).graph.output}
@@ -287,9 +279,7 @@ def rotary() -> Drawn:
 
 
 def suppression() -> Drawn:
-    """NonMaxSuppression of an SSD-like head, its indices gathered, opset 11; the number of boxes depends on the
-    data.
-    """
+    """NonMaxSuppression of an SSD-like head, indices gathered, opset 11; the data tells the number of boxes."""
     g = Graph(10)
     x = g("Relu", g.conv(g("Relu", g.conv("x", 3, 24, 3, strides=[2, 2])), 24, 32, 3, strides=[2, 2]))
     cells = g.const(np.stack(np.meshgrid(np.arange(16), np.arange(16)), -1).reshape(1, 256, 2) * 4.0 + 2.0)
@@ -309,9 +299,7 @@ def suppression() -> Drawn:
 
 
 def words() -> Drawn:
-    """A text classifier in opset 13: one-hot positions, cumulative sums, Hardmax, Einsum, Where, Trilu-like masks by
-    comparisons.
-    """
+    """A text classifier in opset 13: one-hot positions, cumulative sums, Hardmax, Einsum, Where, masks."""
     g = Graph(11)
     e = g("Gather", g.normal(300, 32), "ids")
     at = g("CumSum", g("Cast", g("Greater", "ids", g.const(20, np.int64)), to=FLOAT), g.const(1, np.int64))

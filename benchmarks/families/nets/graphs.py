@@ -1,6 +1,4 @@
-"""Graph networks: messages along edges, brought together by scatters, sorted segments, dense adjacency or neighbour
-tables.
-"""
+"""Graph networks: messages along edges, joined by scatters, segments, dense adjacency or tables."""
 
 from __future__ import annotations
 

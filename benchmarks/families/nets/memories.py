@@ -113,9 +113,7 @@ class Memory(nn.Module):
 
 
 class Turing(nn.Module):
-    """A neural Turing machine: addressing by content, interpolation, circular shifts, sharpening; writes by outer
-    products.
-    """
+    """A neural Turing machine: content addressing, interpolation, shifts, sharpening; outer-product writes."""
 
     def __init__(self, rows: int = 16, width: int = 12) -> None:
         super().__init__()
@@ -207,9 +205,7 @@ class Kalman(nn.Module):
 
 
 class Sinkhorn(nn.Module):
-    """Optimal matching of two sets (SuperGlue): attention across, then log-domain Sinkhorn iterations with a
-    dustbin.
-    """
+    """Optimal matching of two sets (SuperGlue): cross attention, then log-domain Sinkhorn with a dustbin."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -228,9 +228,7 @@ class SincNet(nn.Module):
 
 
 class Spectrum(nn.Module):
-    """Mel spectrogram within the graph: framing by a strided convolution with a DFT basis, mel filters, log; then a 2-D
-    net.
-    """
+    """Mel spectrogram in the graph: framing and DFT by a strided convolution, mel filters, log; a 2-D net."""
 
     def __init__(self, size: int = 256, hop: int = 128, mels: int = 40) -> None:
         super().__init__()

@@ -195,9 +195,7 @@ class PointNet(nn.Module):
 
 
 class PointNet2(nn.Module):
-    """Farthest points, their neighbours within a table, a net on each group, interpolation back by inverse
-    distances.
-    """
+    """Farthest points, their neighbours in a table, a net per group, interpolation by inverse distances."""
 
     def __init__(self, centres: int = 16, near: int = 8) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""ONNX models in, graphs out: `read(model)`. Every operator becomes ops of the graph IR; shapes are worked out on the
-way.
-"""
+"""ONNX models in, graphs out: `read(model)`. Every operator becomes ops of the IR, with known shapes."""
 
 from __future__ import annotations
 

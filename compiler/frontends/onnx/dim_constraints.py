@@ -116,9 +116,7 @@ def given_facts(dims: Mapping[str, Any]) -> Facts:
 
 
 def must_match(op: OpDef, types: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> list[tuple[Dim, Dim]]:
-    """The pairs of dims that a node needs to be equal, as far as they are not: what to equate when its type rule
-    fails.
-    """
+    """The pairs of dims that a node needs to be equal but are not: what to equate when its type rule fails."""
     ts = [t for t in types if t is not None]
     pairs: Sequence[tuple[Dim, Dim]]
     if op.equal_dims is not None:

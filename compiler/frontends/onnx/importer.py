@@ -96,9 +96,7 @@ class _Noting(Builder):
 
 @dataclass(frozen=True)
 class Scope:
-    """Where names are looked up: the items by ONNX name, the opsets, and for a function body the attributes of its
-    call.
-    """
+    """Where names are looked up: items by ONNX name, opsets, and the attributes of a function's call."""
 
     items: dict[str, Entry]
     opsets: Mapping[str, int]

@@ -1,6 +1,4 @@
-"""A path, bytes or a ModelProto to a checked `Model`: what the importer may rely on. Nothing here looks at
-operators.
-"""
+"""A path, bytes or a ModelProto to a checked `Model` that the importer relies on, operators aside."""
 
 from __future__ import annotations
 
@@ -126,9 +124,7 @@ def _checked(m: onnx.ModelProto, folder: Path | None, what: str) -> Model:
 
 
 def inlined(nodes: Iterable[onnx.NodeProto], functions: Mapping[tuple[str, str, str], onnx.FunctionProto]) -> int:
-    """How many nodes there are with functions in place of their calls, subgraphs included; a recursive call counts as
-    one.
-    """
+    """How many nodes there are with functions expanded, subgraphs included; a recursive call counts as one."""
     known: dict[tuple[str, str, str], int] = {}
 
     def count(some: Iterable[onnx.NodeProto], depth: int) -> int:

@@ -90,9 +90,7 @@ def loop_node(
     length: Dim,
     backward: Sequence[bool] = (),
 ) -> list[Value]:
-    """A `loop` of known length, whose body `build(number, *carried, *rows)` makes: the new carried values, rows to
-    stack.
-    """
+    """A `loop` of known length, whose body `build(number, *carried, *rows)` gives new carried values, rows."""
     rows = [TensorType(x.type.dtype, x.type.shape[1:]) for x in scanned]
     params = [TensorType(i64, ()), *(v.type for v in carried), *rows]
     body, captured = region(c, "body", params, build)

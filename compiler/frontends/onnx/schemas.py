@@ -1,6 +1,4 @@
-"""What ONNX's own schemas tell: which attributes an operator has, how many inputs, and the function body that defines
-it.
-"""
+"""What ONNX's schemas tell: an operator's attributes, number of inputs, and defining function body."""
 
 from __future__ import annotations
 

@@ -45,9 +45,7 @@ def take_apart(model: Any) -> Parts:
 
 
 def external_files(model: Any) -> list[str]:
-    """The files beside a model that hold its tensors, by their names in the model. ModelError where it cannot be
-    read.
-    """
+    """The files beside a model that hold tensors, by their names in the model. ModelError if unreadable."""
     places = (e.value for t in _tensors(read_proto(model)) for e in t.external_data if e.key == "location")
     return list(dict.fromkeys(places))
 

@@ -146,9 +146,7 @@ def _nonnegative(v: Any) -> bool:
 
 
 def _divided(a: Any, b: Any, exact: bool) -> Any:
-    """Truncating division, which is the floor's for what is not negative; `exact` (of floats) only where nothing
-    remains.
-    """
+    """Truncating division, the floor's if not negative; `exact` (of floats) only if nothing remains."""
     if isinstance(a, int) and isinstance(b, int) and b != 0 and not exact:
         q = abs(a) // abs(b)
         return q if (a < 0) == (b < 0) else -q
@@ -161,9 +159,7 @@ def _divided(a: Any, b: Any, exact: bool) -> Any:
 
 
 def _remainder(a: Any, b: Any, truncated: bool) -> Any:
-    """The remainder of the floor's division, or, `truncated`, of the one that rounds towards 0: they differ where a is
-    negative.
-    """
+    """The remainder of floor division, or, `truncated`, of truncating: they differ where a is negative."""
     positive = bounds(b)[0]
     if positive is None or positive < 1 or (truncated and not _nonnegative(a)):
         raise _Unknown

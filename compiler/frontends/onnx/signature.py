@@ -60,9 +60,7 @@ def _has_type(t: Any) -> bool:
 
 
 def kind_of(t: Any, what: str, within: bool = False) -> Kind:
-    """The kind that a type means. UnsupportedError says `what` has a type that is unknown; `within`: of a sequence's
-    item.
-    """
+    """The kind that a type means. UnsupportedError: `what` has an unknown type; `within` a sequence's item."""
     form = t.WhichOneof("value")
     if form == "tensor_type":
         known = t.tensor_type.HasField("shape") and not within
@@ -83,9 +81,7 @@ def kind_of(t: Any, what: str, within: bool = False) -> Kind:
 
 
 def symbol_of(d: Any, name: str, axis: int) -> str:
-    """The name of a symbolic size; "" for a number. One whose text says nothing (`?`, `-1`, empty) is a symbol of its
-    own.
-    """
+    """The name of a symbolic size; "" for a number. A text such as `?`, `-1` or "" is a fresh symbol."""
     kind = d.WhichOneof("value")
     if kind == "dim_value" and d.dim_value >= 0:
         return ""

@@ -1,6 +1,4 @@
-"""Which ATen operators are read, as the tables of docs/pytorch.md: `python -m dnnc.frontends.torch.coverage` prints
-them.
-"""
+"""Which ATen operators are read, as tables: `python -m dnnc.frontends.torch.coverage` prints them."""
 
 from __future__ import annotations
 

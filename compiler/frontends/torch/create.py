@@ -69,7 +69,9 @@ CREATE: dict[str, Converter] = {
     "scalar_tensor": scalar_tensor,
     **{
         n: of(0)
-        for n in "zeros zeros_like new_zeros empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
+        for n in (
+            "zeros zeros_like new_zeros empty empty_like empty_strided empty_permuted new_empty new_empty_strided"
+        ).split()
     },
     **{n: of(1) for n in "ones ones_like new_ones".split()},
     "arange": arange,

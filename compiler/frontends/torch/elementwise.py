@@ -243,7 +243,9 @@ def clamp(c: Call) -> Any:
     return x
 
 
-FUNCTIONS = "sqrt exp expm1 log log1p erf sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh reciprocal sigmoid".split()
+FUNCTIONS = (
+    "sqrt exp expm1 log log1p erf sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh reciprocal sigmoid"
+).split()
 ELEMENTWISE: dict[str, Converter] = {
     **{n: function(n) for n in FUNCTIONS},
     **{n: kept(n) for n in ("floor", "ceil", "trunc")},

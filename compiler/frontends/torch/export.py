@@ -74,9 +74,7 @@ def from_module(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch warns of its own code: copies of its TreeSpec, and the flat weights of its recurrent
-    layers.
-    """
+    """Without torch's warnings of its code: copies of its TreeSpec, flat weights of its recurrent layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
         warnings.filterwarnings(

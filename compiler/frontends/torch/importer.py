@@ -1,6 +1,4 @@
-"""From the fx graph of a program in ATen operators to the graph IR. Every result is held against the type that torch
-says it has.
-"""
+"""From the fx graph of a program in ATen operators to the graph IR; types are held against torch's."""
 
 from __future__ import annotations
 

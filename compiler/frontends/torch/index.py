@@ -57,9 +57,7 @@ def indices(c: Call) -> list[Value | None]:
 
 
 def index(c: Call) -> Any:
-    """One index is a gather along its axis. Several are broadcast to rows of coordinates, and their axes are brought to
-    the front.
-    """
+    """One index is a gather along its axis. Several are broadcast to coordinates, their axes in front."""
     x, given = c.x(), indices(c)
     at = [k for k, v in enumerate(given) if v is not None]
     if not at:

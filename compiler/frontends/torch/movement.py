@@ -119,9 +119,7 @@ def part(c: Call, x: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> 
 
 
 def placed(c: Call, at: Any, n: Dim, least: int = 0) -> Dim:
-    """An index that may count from the end, from the front. Symbolic ones count from the front: torch has asserted
-    that.
-    """
+    """An index that may count from the end, from the front. Symbolic ones do: torch has asserted that."""
     if isinstance(at, Expr):
         return at
     if at < 0:

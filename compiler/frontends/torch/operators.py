@@ -73,5 +73,6 @@ WHOLE = frozenset(
     "upsample_bicubic2d "
     "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d linalg_vector_norm avg_pool1d "
     "pixel_shuffle tril triu floor_divide "
-    "masked_fill eye index_add unbind stack roll unfold logsumexp std var var_mean split split_with_sizes std_mean".split()
+    "masked_fill eye index_add unbind stack roll unfold logsumexp std var var_mean split split_with_sizes "
+    "std_mean".split()
 ) & set(TABLE)

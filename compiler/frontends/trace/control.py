@@ -92,9 +92,7 @@ def truth(x: Any, what: str) -> Array:
 
 
 def values(op: str, inputs: Sequence[Lazy | None], **attrs: Any) -> list[Lazy]:
-    """The results of an op with bodies; while something is traced they belong to the trace, whatever the operands
-    are.
-    """
+    """The results of an op with bodies; during a trace they belong to the trace, whatever the operands are."""
     full = complete(OPS[op], attrs)
     call = Call(OPS[op], tuple(inputs), full, tuple(infer(OPS[op], inputs, full)))  # type: ignore[arg-type]  # a rule reads the types alone
     if call.traced or tracing():

@@ -1,6 +1,4 @@
-"""Graphs of traced values: of a whole function, and of the body of a loop or branch, which sees values from around
-it.
-"""
+"""Graphs of traced values: of a function, and of the body of a loop or branch, which sees outer values."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ SMALL = 64  # elements up to which a body has its own copy of a constant
 
 
 def is_outside(x: Lazy, before: int) -> bool:
-    """Does a value that a body reads come from around it: made before its trace began (call number `before`), or a
-    large constant?
-    """
+    """Does a body's value come from around it: made before call number `before`, or a large constant?"""
     if x.call is None:
         return x.data is None or x.data.size > SMALL
     return x.call.number <= before if x.traced else x.call.heavy

@@ -1,6 +1,4 @@
-"""Schedules out of a log: they are the ones that are compiled, twice alike; what does not apply is left out with a
-note.
-"""
+"""Compiling from a log takes its schedules, twice alike; what does not apply is left out with a note."""
 
 from __future__ import annotations
 
@@ -102,6 +100,7 @@ def test_a_default_chooses_the_rest() -> None:
     assert chosen(made) == {t.name: choices(t)[-1] for t, _ in tasks()}
 
 
+@pytest.mark.slow
 def test_winners_of_other_settings_are_not_taken() -> None:
     for change in ({"numerics": "strict"}, {"target": "llvm -mcpu=x86-64-v3 -threads=1"}, {"rounded": True}):
         elsewhere = dataclasses.replace(setting(), **change)
@@ -168,6 +167,7 @@ def notes(f: Any) -> list[str]:
     return [n for p in f.report.programs[-1].passes if p.name == "tuning log" for n in p.notes]
 
 
+@pytest.mark.slow
 def test_two_compilations_from_one_log_are_equal_byte_by_byte(tmp_path: Path) -> None:
     path = log_for(tmp_path / "m.jsonl", CompileOptions(target=HERE["target"]))
     one, two, plain = compiled(tune=path), compiled(tune=str(path)), compiled()
@@ -181,6 +181,7 @@ def test_two_compilations_from_one_log_are_equal_byte_by_byte(tmp_path: Path) ->
     assert digest(compiled(tune=path)) == digest(compiled(tune=read(path).winners())) == digest(one)
 
 
+@pytest.mark.slow
 def test_numerics_and_threads_have_winners_of_their_own(tmp_path: Path) -> None:
     path = log_for(tmp_path / "m.jsonl", CompileOptions(target=HERE["target"]))
     assert notes(compiled(tune=path, numerics="strict"))[0].startswith("tuned: 0 of ")
@@ -188,6 +189,7 @@ def test_numerics_and_threads_have_winners_of_their_own(tmp_path: Path) -> None:
     assert notes(compiled(tune=path, target="llvm", threads=2))[0].startswith("tuned: 4 of 4")
 
 
+@pytest.mark.slow
 def test_each_size_of_a_symbolic_model_is_looked_up(tmp_path: Path) -> None:
     text = "def g(x: f32[N, 96], y: f32[96, 128]):\n    return matmul(x, y)"
     opts = CompileOptions(target=HERE["target"])
@@ -206,6 +208,7 @@ def test_each_size_of_a_symbolic_model_is_looked_up(tmp_path: Path) -> None:
     assert np.allclose(f(*INPUTS), INPUTS[0] @ INPUTS[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [False, True])
 def test_a_saved_model_keeps_the_winners(tmp_path: Path, small: bool) -> None:
     opts = CompileOptions(target=HERE["target"])
@@ -230,7 +233,10 @@ def _saved_options(folder: Path, f: Any) -> dict[str, Any]:
 
 
 def test_models_with_host_steps_are_tuned_in_their_segments(tmp_path: Path) -> None:
-    text = "def g(x: f32[64, 96], y: f32[96, 128], z: f32[64, 96]):\n    s = to_string(relu(matmul(x, y)))\n    return s, exp(z)"
+    text = (
+        "def g(x: f32[64, 96], y: f32[96, 128], z: f32[64, 96]):\n    s = to_string(relu(matmul(x, y)))\n"
+        "    return s, exp(z)"
+    )
     f = dnnc.compile(parse(text), tune=log_for(tmp_path / "m.jsonl", CompileOptions(target=HERE["target"])), **HERE)
     f(*INPUTS, INPUTS[0])
     found = [n for p in f.report.programs for x in p.passes if x.name == "tuning log" for n in x.notes]
@@ -315,6 +321,7 @@ def test_rounded_products_are_a_setting_of_their_own() -> None:
         assert setting_of(CompileOptions(target="llvm", precision=precision, numerics=numerics)).rounded is False
 
 
+@pytest.mark.slow
 def test_a_saved_device_model_keeps_the_winners(tmp_path: Path) -> None:
     target = "cuda -arch=sm_90a"
     text, w = (

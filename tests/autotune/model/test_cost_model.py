@@ -22,9 +22,7 @@ SECONDS, BOUND, MR, KU, SIZE = (
 
 
 def world(tasks: int, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Features, seconds and tasks. The time is the roofline's, but twice as long for `ku` 1, and for large tiles of
-    small kernels.
-    """
+    """Features, seconds and tasks. Seconds are the roofline's, twice as long for `ku` 1 and for large tiles."""
     rng = np.random.default_rng(seed)
     n = tasks * EACH
     x = np.zeros((n, len(NAMES)), np.float32)
@@ -59,6 +57,7 @@ def test_analytic_is_the_roofline() -> None:
     assert scores[0] - scores[1] == pytest.approx((x[1, SECONDS] - x[0, SECONDS]) * np.log(2))
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_roofline_does_not_know(learned: XGBModel) -> None:
     new = world(30, seed=1)
     assert top(Analytic(), *new) < 0.9 and top(learned, *new) > 0.95

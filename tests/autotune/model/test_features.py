@@ -24,7 +24,10 @@ from support.times import in_a_quiet_round, quiet
 
 LAST = '@ "0 2 3 1"'
 CPU, GPU = "llvm -mcpu=x86-64-v4 -threads=2", "cuda -arch=sm_90a"
-MATMUL = "def g(x: f32[100, 300], w: f32[300, 64], c: f32[64]):\n    h = matmul(x, w)\n    s = add(h, c)\n    y = relu(s)\n    return y"
+MATMUL = (
+    "def g(x: f32[100, 300], w: f32[300, 64], c: f32[64]):\n    h = matmul(x, w)\n    s = add(h, c)\n"
+    "    y = relu(s)\n    return y"
+)
 HALF = MATMUL.replace("f32", "f16")
 PACKED = '"0 1/16 2 3 1%16"'
 
@@ -104,6 +107,7 @@ def test_work_sees_padding_and_windows() -> None:
     assert padded.guarded and not inner.guarded and padded.taps == inner.taps == 9
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("source", "want"),
     [
@@ -139,9 +143,7 @@ def test_vectors_of_a_pass_over_memory() -> None:
 
 
 def test_what_fetching_costs() -> None:
-    """Elements that are read one by one cost more instructions than the products, and registers that hold them on their
-    way.
-    """
+    """Elements read one by one cost more instructions than the products, and registers on their way."""
     limits, knobs = (
         machine_of(GPU).limits,
         Choice("mma", tuple(dict(bm=128, bn=128, down=4, across=2, bk=32, stages=3, slices=1, split=1).items())),
@@ -178,6 +180,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_features_of_whole_spaces(name: str, target: str) -> None:
@@ -283,11 +286,12 @@ def test_features_are_quick() -> None:
     quiet(time.perf_counter() - start < 0.02)  # 2 to 3 ms on an idle machine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, other", [(GPU, "llvmlite"), (CPU, "dnnc.backends.cuda")])
 def test_nothing_of_another_backend_is_loaded(target: str, other: str) -> None:
     code = (
-        "import sys; from dnnc.autotune.search import choose; from dnnc.autotune.model import features, forest, cost_model, roofline; from "
-        "dnnc.autotune.runners.machine import machine_of;"
+        "import sys; from dnnc.autotune.search import choose; from dnnc.autotune.runners.machine import machine_of; "
+        "from dnnc.autotune.model import features, forest, cost_model, roofline; "
         f"m = machine_of('{target}'); m.limits; choose.cost_model(m); print([n for n in ('xgboost', '{other}', 'ray', "
         "'plotly') if n in sys.modules])"
     )

@@ -117,6 +117,7 @@ def test_requests_without_a_worker_say_which_there_are() -> None:
     assert deal.open == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     asked=st.lists(st.tuples(st.integers(0, 5), st.sampled_from("ab"), st.booleans()), max_size=30),

@@ -117,6 +117,7 @@ def test_the_name_of_a_gpu_kernel_does_not_count() -> None:
     assert len(digests) == 1 and machine.compile(other, names[0]).digest not in digests
 
 
+@pytest.mark.slow
 def test_a_gpu_kernel_compiles_here_and_its_launch_travels_as_text() -> None:
     machine = machine_of("cuda -arch=sm_90a")
     setting = Setting(machine.text)
@@ -132,6 +133,7 @@ def test_a_gpu_kernel_compiles_here_and_its_launch_travels_as_text() -> None:
     assert built.facts["params"] == [p.name for p in kernel.entry.params] and built.facts["overlaps"]
 
 
+@pytest.mark.slow
 def test_a_gpu_needs_nothing_of_llvm() -> None:
     code = """
 import sys

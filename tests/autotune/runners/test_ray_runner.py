@@ -84,6 +84,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         RayRunner("llvm")
 
 
+@pytest.mark.slow
 @in_a_quiet_round
 def test_an_address_where_nobody_listens_fails_at_once() -> None:
     with socket.socket() as s:  # bound and not listening: nobody else gets the port
@@ -123,8 +124,7 @@ SCRIPT = """
     import ray
     sys.path.insert(0, sys.argv[1])
     import test_ray_runner as t
-    from dnnc.backends.registry import open_backend
-from dnnc.autotune.runners.ray_runner import RayRunner
+    from dnnc.autotune.runners.ray_runner import RayRunner
 
     ray.cloudpickle.register_pickle_by_value(t)
     with RayRunner("llvm", "local", outpost=t.outpost) as runner:

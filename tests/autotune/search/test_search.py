@@ -1,6 +1,4 @@
-"""The search of a task finds what is best in few trials; the search of a model keeps its budget, its log and its
-promises.
-"""
+"""A task's search finds the best in few trials; a model's search keeps budget, log and promises."""
 
 from __future__ import annotations
 
@@ -20,7 +18,8 @@ import pytest
 
 from dnnc.autotune.log.file import Log, read
 from dnnc.autotune.log.record import Winner
-from dnnc.autotune.search.search import FINAL_REPEATS, OVERTIME, TIE, Event, Plan, Result, ahead, search
+from dnnc.autotune.search.outcome import Event, Result
+from dnnc.autotune.search.search import FINAL_REPEATS, OVERTIME, TIE, Plan, ahead, search
 from dnnc.autotune.search.task import Task
 from dnnc.autotune.search.task_search import DEFAULT, HOPELESS, TaskSearch
 from dnnc.autotune.search.trial import Request, Trial
@@ -155,6 +154,7 @@ def test_what_is_near_the_best_is_measured_again_with_more_repeats() -> None:
     assert all(r.repeats == 3 and r.limit == 3.0 for r in again)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("status", ["crash", "hang", "wrong", "build"])
 def test_a_failure_is_never_best_and_its_neighbours_are_less_wanted(status: str) -> None:
     choices = [Choice("t", (("a", 1 << k),)) for k in range(9)]
@@ -270,6 +270,7 @@ def test_the_budget_is_kept() -> None:
     assert all(o.choice is not None for o in result.outcomes)  # time for finals was kept
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("quiet", range(6))
 @pytest.mark.parametrize("lost", [False, True])
@@ -316,6 +317,7 @@ def test_what_fails_never_wins(status: str) -> None:
     assert all(o.choice is not None for o in result.outcomes)
 
 
+@pytest.mark.slow
 def test_what_computes_wrongly_never_wins_however_fast_it_is() -> None:
     planted("wrong")
 
@@ -435,9 +437,7 @@ search(TASKS, FakeRunner(seconds_of, wait=0.002), log, 600, replace(PLAN, resume
 
 
 def killed(path: Path, trials: int, wait: float) -> dict[str, int]:
-    """A search that is killed some time after it told of so many trials: how many of each task it had told of in
-    all.
-    """
+    """Kill a search after it told of so many trials: how many of each task it had told of."""
     here = str(Path(__file__).parent)
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), here], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "ready\n"

@@ -30,7 +30,10 @@ def f(n: i64, x: f32[3, 128]):
     return softmax(add(loop(n, None, x, body=body, carried=1), 1.0))
 """
 SYMBOLIC = "n: dim[1, 64]\ndef f(x: f32[n, 32], y: f32[4, 32]):\n    return relu(x), exp(y)\n"
-IMAGE = "def f(x: f32[1, 16, 14, 14], *, w: f32[32, 16, 3, 3], b: f32[32]):\n    return relu(conv(x, w, b, pads=(1, 1, 1, 1)))\n"
+IMAGE = (
+    "def f(x: f32[1, 16, 14, 14], *, w: f32[32, 16, 3, 3], b: f32[32]):\n"
+    "    return relu(conv(x, w, b, pads=(1, 1, 1, 1)))\n"
+)
 CHAIN = "def f(x: f32[64, 64]):\n    return softmax(relu(matmul(x, x)))\n"
 TARGETS = [CPU, "cuda -arch=sm_90a"]
 

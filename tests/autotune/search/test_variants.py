@@ -59,9 +59,7 @@ def ways(p: Program | None = None) -> dict[str, Variation]:
 
 
 def tiles() -> list[int]:
-    """m of each F(m x m, 3 x 3) that is a variation of the convolution: which ones depends on the rates of this
-    machine's core.
-    """
+    """m of each F(m x m, 3 x 3) that is a variation of the convolution; this core's rates decide."""
     return [v.variant.tile for name, v in ways().items() if name.startswith("conv_relu: winograd") and v.variant.tile]
 
 
@@ -100,6 +98,7 @@ def winners(*decisions: Fusion) -> dict[str, Choice]:
 # --- variations -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_parts_are_tasks_of_the_program_that_has_them() -> None:
     found = ways()
     assert {"conv_relu: conv | relu", "matmul_sigmoid: matmul | sigmoid"} <= set(found) and tiles()
@@ -137,6 +136,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuned, Path]:
     return tuned(planted(conv_relu=30, tile=40, conv=15, relu=5), log=path), path
 
 
+@pytest.mark.slow
 def test_what_is_faster_apart_is_compiled_apart(apart: tuple[Tuned, Path], tmp_path: Path) -> None:
     made, path = apart
     (won,) = (f for f in made.result.fusions if f.taken)
@@ -161,6 +161,7 @@ def test_what_is_faster_apart_is_compiled_apart(apart: tuple[Tuned, Path], tmp_p
     )
 
 
+@pytest.mark.slow
 def test_what_is_slower_apart_stays_together_and_costs_few_trials() -> None:
     made = tuned(planted(conv_relu=30, tile=60, conv=40, relu=5, matmul_sigmoid=0.1))
     assert made.result.fusions and not any(f.taken for f in made.result.fusions)
@@ -170,6 +171,7 @@ def test_what_is_slower_apart_stays_together_and_costs_few_trials() -> None:
     assert sum(len(o.points) for o in made.result.parts) <= 0.3 * made.result.trials
 
 
+@pytest.mark.slow
 def test_another_algorithm_wins() -> None:
     made = tuned(planted(conv_relu=30, tile=20, conv=40))
     (won,) = (f for f in made.result.fusions if f.taken)
@@ -181,18 +183,21 @@ def test_another_algorithm_wins() -> None:
     assert np.allclose(f(X), dnnc.compile(graph(), **OPTIONS)(X), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_tie_changes_nothing() -> None:
     made = tuned(planted(conv_relu=30, tile=29.9, conv=28.8, relu=1))
     near = [f for f in made.result.fusions if f.task.name == "conv_relu"]
     assert near and not any(f.taken for f in near)
 
 
+@pytest.mark.slow
 def test_groups_without_a_share_are_left_alone() -> None:
     made = tuned(planted(conv_relu=300, tile=300, conv=300))
     assert made.result.fusions and {f.task.name for f in made.result.fusions} == {"conv_relu"}
     assert all(f.task.name != "matmul_sigmoid" for f in made.result.fusions)
 
 
+@pytest.mark.slow
 def test_parts_that_fail_are_never_taken() -> None:
     seconds = planted(conv_relu=30, tile=40, conv=1, relu=1, matmul_sigmoid=0.1)
     runner = FakeRunner(seconds, 0.001, lambda r: "wrong" if r.task.name == "relu" else "ok")
@@ -200,6 +205,7 @@ def test_parts_that_fail_are_never_taken() -> None:
     assert not any(f.taken for f in made.result.fusions) and "conv_relu" in names(made.compile())
 
 
+@pytest.mark.slow
 def test_a_later_search_may_decide_otherwise(apart: tuple[Tuned, Path], tmp_path: Path) -> None:
     (tmp_path / "l.jsonl").write_bytes(apart[1].read_bytes())
     tuned(planted(conv_relu=10, tile=40, conv=15, relu=5), log=tmp_path / "l.jsonl")
@@ -219,6 +225,8 @@ def wrong(change: Callable[[Variation], Fusion]) -> list[str]:
     return notes(f)
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "change, why",
     [
@@ -240,12 +248,14 @@ def test_a_decision_that_does_not_apply_any_more_is_left_out_with_a_note(
     assert wrong(change) == [f"fusion of conv_relu: the log's decision is left out: {why}"]
 
 
+@pytest.mark.slow
 def test_an_unknown_kind_of_decision_is_left_out_with_a_note() -> None:
     v = ways()["conv_relu: conv | relu"]
     f = dnnc.compile(graph(), **OPTIONS, tune={name_of(v.task.key): Choice("fused", (("halves", 2), ("parts", "k")))})
     assert notes(f) == ["fusion of conv_relu: the log's decision is left out: fused(halves=2, parts=k) is unknown"]
 
 
+@pytest.mark.slow
 def test_two_decisions_of_which_one_applies() -> None:
     found = ways()
     good, bad = found["matmul_sigmoid: matmul | sigmoid"], found["conv_relu: conv | relu"]
@@ -253,11 +263,13 @@ def test_two_decisions_of_which_one_applies() -> None:
     assert {"matmul", "sigmoid", "conv_relu"} <= set(names(f)) and len(notes(f)) == 2
 
 
+@pytest.mark.slow
 def test_decisions_on_other_models_say_nothing() -> None:
     other = decision(ways()["conv_relu: conv | relu"], task="f" * 64)
     assert notes(dnnc.compile(graph(), **OPTIONS, tune=winners(other))) == []
 
 
+@pytest.mark.slow
 def test_decisions_go_where_winners_go(tmp_path: Path) -> None:
     v = ways()["conv_relu: conv | relu"]
     given = winners(decision(v))
@@ -309,6 +321,7 @@ def test_strict_numerics_leave_groups_alone() -> None:
     assert variations([p], setting, [t.key for t, _ in extract(p, setting)]) == []
 
 
+@pytest.mark.slow
 def test_without_a_log_nothing_is_revised(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Task] = []
     monkeypatch.setattr("dnnc.autotune.search.variants.task_of", lambda *a: asked.append(a[0]))

@@ -191,9 +191,7 @@ def arguments(k: Kernel) -> dict[str, Array]:
 
 
 def differences(k: Kernel, got: dict[str, Array], want: dict[str, Array]) -> list[str]:
-    """Where outputs are not what they must be: the same bits, or within some units in the last place for library
-    functions.
-    """
+    """Outputs that differ: by bits, or by more than some units in the last place for library functions."""
     bad = []
     for p in k.entry.buffers:
         name, a, b = p.name.rstrip("_"), got[p.name], want[p.name]

@@ -119,16 +119,19 @@ GRAPHS = {
 }
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_tensor_cores(name: str) -> None:
     check(GRAPHS[name].replace("T[", "f16["), HALF)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_ordinary_cores(name: str) -> None:
     check(GRAPHS[name].replace("T[", "f32[").replace("f16[", "f32["), FULL)
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "t, m, n, knobs",
     [
@@ -149,6 +152,7 @@ def test_shapes_of_blocks(t: str, m: int, n: int, knobs: dict[str, int]) -> None
     check(plain("2, ", m, n, 24, 40, t, mask="1, 1, 1"), knobs)
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("d", [8, 72, 136, 256])
 def test_sizes_of_heads(d: int) -> None:
     check(plain("", 17, 18, d), HALF)
@@ -162,6 +166,7 @@ KINDS = [pytest.param("f16", {**HALF, "slices": z}, id=f"f16 {z}") for z in (1, 
 ]
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("t, knobs", KINDS)
 @pytest.mark.parametrize("masked_rows", ["nan", "zero"])
 def test_rows_without_keys(t: str, knobs: dict[str, int], masked_rows: str) -> None:
@@ -172,6 +177,7 @@ def test_rows_without_keys(t: str, knobs: dict[str, int], masked_rows: str) -> N
     assert np.isfinite(np.delete(got, 3, 0)).all()
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("t, knobs", KINDS)
 def test_masks_of_the_lowest_number(t: str, knobs: dict[str, int]) -> None:
     """A row in which every key is masked so is the mean of all values: no score is -inf."""
@@ -180,6 +186,7 @@ def test_masks_of_the_lowest_number(t: str, knobs: dict[str, int]) -> None:
     assert np.isfinite(check(plain("", 18, 70, 16, t=t, mask="18, 70"), knobs, mask=mask)).all()
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("t, knobs", KINDS)
 @pytest.mark.parametrize("bad", [float("nan"), INF])
 def test_scores_that_are_no_numbers(t: str, knobs: dict[str, int], bad: float) -> None:
@@ -200,6 +207,7 @@ def test_large_scores(t: str, knobs: dict[str, int]) -> None:
 # --- every sample of the record ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("k", range(len(OPS["attention"].samples)))
 def test_samples(k: int) -> None:
     from dnnc.ir.graph.builder import Builder
@@ -278,6 +286,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("b, h, m, n, d", SIZES)
 @pytest.mark.parametrize("t", ["f16", "f32"])
 def test_candidates_fit(b: int, h: int, m: int, n: int, d: int, t: str) -> None:
@@ -311,6 +320,7 @@ def compiled(text: str, arch: str, knobs: Mapping[str, int | str]) -> None:
     assert made.registers * launch_of(kernel).block[0] <= target.registers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", [plain("1, 12, ", 128, 128, 64, mask="1, 1, 1, 128"), plain("1, 12, ", 128, 128, 64, t="f32")]
 )
@@ -331,6 +341,7 @@ CORNERS = [
 ]
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("k", range(len(CORNERS)))

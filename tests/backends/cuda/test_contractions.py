@@ -120,16 +120,19 @@ GRAPHS = {
 }
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_ordinary_cores(name: str) -> None:
     check(simt, GRAPHS[name], SIMT)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_tensor_cores(name: str) -> None:
     check(mma, GRAPHS[name].replace("f32", "f16"), MMA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sliced", [{"slices": 1}, {"slices": 2}])
 def test_tiles_of_48_columns(sliced: Mapping[str, int]) -> None:
     """Three fragments of 16 columns a warp."""
@@ -140,6 +143,7 @@ def test_tiles_of_48_columns(sliced: Mapping[str, int]) -> None:
     )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_rounded_to_tf32(name: str) -> None:
     """Products of operands of 11 bits; sums as exact as ever."""
@@ -158,6 +162,7 @@ def test_other_types(name: str, tile: tuple[int, ...]) -> None:
     check(simt, text, {**SIMT, **dict(zip(("bm", "bn", "tm", "tn"), tile))})
 
 
+@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(8))
 def test_random_convolutions(seed: int) -> None:
     """Sizes, strides, pads and groups that nobody chose, with either template's smallest tiles."""
@@ -184,6 +189,7 @@ def test_the_sum_in_slices(module: ModuleType, knobs: dict[str, int], t: str) ->
     check(module, matmul("21, 100", "100, 40", "21, 40", t), knobs)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "module, knobs, t",
     [
@@ -194,18 +200,14 @@ def test_the_sum_in_slices(module: ModuleType, knobs: dict[str, int], t: str) ->
     ],
 )
 def test_the_sum_in_a_cluster(module: ModuleType, knobs: dict[str, int], t: str) -> None:
-    """Shares of the sum that are no whole steps, rows and columns that are no whole tiles, a guard that cuts the sum
-    between taps.
-    """
+    """Shares that are no whole steps, rows and columns that are no whole tiles, a guard between taps."""
     kernel = check(module, dense(20, 104, 40).replace("f32", t), knobs, 2e-3 if module is tf32 else 2e-6)
     assert launch_of(kernel).cluster == knobs["split"]
     check(module, GRAPHS["conv of two taps"].replace("f32", t), knobs, 2e-3)
 
 
 def test_shares_of_a_sum_meet_in_one_order() -> None:
-    """A result does not depend on timing: the blocks of a cluster are added in their order, whichever of them finishes
-    a row.
-    """
+    """A result does not depend on timing: the blocks of a cluster are added in their order."""
     text = show_kernel(simt.apply(problem(matmul("32, 64", "64, 64", "32, 64"))[2], {**SIMT, "split": 4}, H200))
     assert text.count("cluster_barrier()") == 2 and "for part in cluster(4):" in text
     assert re.search(
@@ -224,6 +226,7 @@ def test_only_f32_is_split_and_only_on_new_devices() -> None:
         simt.apply(few, {**SIMT, "split": 3}, H200)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.slow
 @pytest.mark.parametrize("tile", simt.TILES, ids=str)
 def test_every_tile(tile: simt.Blocking) -> None:
@@ -232,6 +235,7 @@ def test_every_tile(tile: simt.Blocking) -> None:
     check(simt, matmul(f"{m}, 36", f"36, {n}", f"{m}, {n}"), {**tile._asdict(), "bk": 16, "slices": 1})
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", mma.SHAPES, ids=lambda s: f"{s.bm}x{s.bn}x{s.down}x{s.across}")
 @pytest.mark.parametrize("module", [mma, tf32])
@@ -254,6 +258,7 @@ def test_fewer_steps_than_stages() -> None:
     check(mma, matmul("16, 16", "16, 16", "16, 16", "f16"), {**MMA, "stages": 4})
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "text, knobs",
     [
@@ -282,9 +287,7 @@ def test_guards_that_keep_indices_inside_speak_of_axes() -> None:
 
 
 def test_in_place_residual() -> None:
-    """The output takes the memory of the residual: every element is read by the thread that writes it, before it
-    does.
-    """
+    """The output takes the memory of the residual: the thread that writes an element has read it before."""
     g = parse("def g(x: f32[20, 24], w: f32[24, 40], r: f32[20, 40]):\n    return add(matmul(x, w), r)")
     (group,) = plan_fusion(g).groups
     low = lower(g, group.nodes, group.outputs, inplace={group.outputs[0]: g.inputs[2]})
@@ -304,6 +307,7 @@ SAMPLES = [
 ]
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("name, k", SAMPLES)
 def test_samples(name: str, k: int) -> None:
     """Every template that takes a sample computes it; those that no template takes have a short side and a sum of few
@@ -331,9 +335,7 @@ def test_samples(name: str, k: int) -> None:
 
 
 def test_sides_of_a_convolution() -> None:
-    """Pixels are the columns: along them the output lies in memory. Images and pixels are one side, taps and channels
-    one sum.
-    """
+    """Pixels are the columns: along them the output lies in memory. Taps and channels are one sum."""
     c = nest(conv("2, 8, 9, 7", "24, 4, 3, 3", "pads=(1, 1, 1, 1), group=2"))
     assert c.sizes == (2, 12, 2 * 63, 36)
     assert c.swapped and len(c.b.conds) == 4 and not c.a.conds
@@ -357,6 +359,7 @@ def test_what_is_no_tiled_contraction() -> None:
         mma.apply(p, MMA, H200)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize(
     "text, a, b",
     [
@@ -463,6 +466,7 @@ def compiled(module: ModuleType, text: str, arch: str, knobs: Mapping[str, int |
     assert made.registers * launch.block[0] <= target.registers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module, text",
     [

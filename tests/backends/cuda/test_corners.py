@@ -33,7 +33,10 @@ def matmul(m: int, k: int, n: int, t: str = "f32") -> str:
 
 
 def dense(m: int, k: int, n: int, t: str = "f32") -> str:
-    return f"def g(x: {t}[{m}, {k}], w: {t}[{k}, {n}], c: {t}[{n}], r: {t}[{m}, {n}]):\n    return add(gelu(add(matmul(x, w), c)), r)"
+    return (
+        f"def g(x: {t}[{m}, {k}], w: {t}[{k}, {n}], c: {t}[{n}], r: {t}[{m}, {n}]):\n"
+        "    return add(gelu(add(matmul(x, w), c)), r)"
+    )
 
 
 def turned(m: int, k: int, n: int, t: str = "f32") -> str:
@@ -161,6 +164,7 @@ def kernels(name: str, arch: str) -> dict[str, Kernel]:
 
 
 @pytest.mark.slow
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", CORNERS)
 def test_corners_compile(name: str, arch: str) -> None:

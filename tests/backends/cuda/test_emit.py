@@ -247,6 +247,7 @@ BAD = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("body,message", BAD, ids=[m for _, m in BAD])
 def test_what_has_no_form_is_told(body: str, message: str) -> None:
     with pytest.raises(InternalError, match=re.escape(message)):
@@ -261,6 +262,7 @@ def test_a_symbol_of_the_prelude_is_refused() -> None:
 # --- constants --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_f32_constants_are_exact(x: float) -> None:
@@ -274,6 +276,7 @@ def test_f64_constants_are_exact(x: float) -> None:
     assert np.float64(literal(x, f64)).view(np.uint64) == np.float64(x).view(np.uint64)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "v,t,text",
     [(-(1 << 31), "i32", "(-2147483647 - 1)"), (-(1 << 63), "i64", "(-9223372036854775807LL - 1)"), (3, "u32", "3u"),
@@ -332,6 +335,7 @@ def test_trigonometry_compiles() -> None:
     assert compile_cuda(text, "sm_90a").spills == 0
 
 
+@pytest.mark.family("cases")
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -339,6 +343,7 @@ def test_every_operation_compiles(lanes: int, arch: str) -> None:
     compiled_without_local_memory([*(operations(t, lanes) for t in STORED), indices()], arch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["f32", "i8", "f8e5m2"])
 def test_operations_of_a_type_compile(name: str) -> None:
     compiled_without_local_memory([operations(BY_NAME[name], 4), indices()], "sm_90a")

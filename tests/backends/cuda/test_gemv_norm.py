@@ -92,6 +92,7 @@ APART = {
 }
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", APART)
 def test_what_stays_apart(name: str) -> None:
     assert all("matmul" not in g or "norm" not in g for g in groups(APART[name]))
@@ -149,6 +150,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", KERNELS)
 def test_values(text: str) -> None:
     g, low, p = problem(text)
@@ -188,13 +190,15 @@ def test_constants_are_read_before_the_wait() -> None:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-BLOCK = """def g(x: f32[1, {rows}, 64], *, s1: f32[64], b1: f32[64], w1: f32[64, 192], c1: f32[192], s2: f32[64], b2: f32[64], w2: f32[192, 64], w3: f32[64, 64]):
+BLOCK = """def g(x: f32[1, {rows}, 64], *, s1: f32[64], b1: f32[64], w1: f32[64, 192], c1: f32[192], s2: f32[64],
+    b2: f32[64], w2: f32[192, 64], w3: f32[64, 64]):
     h = gelu(add(matmul(layer_norm(x, s1, b1), w1), c1))
     y = add(matmul(h, w2), x)
     z = matmul(layer_norm(y, s2, b2), w3)
     return add(y, z)"""
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("rows, launches", [(1, 3), (8, 5)])
 @pytest.mark.parametrize("precision", [None, "float16"])
 def test_a_block(rows: int, launches: int, precision: str | None) -> None:
@@ -228,10 +232,12 @@ def compiled(text: str, arch: str, count: int) -> None:
         assert not made.spills and not made.local_bytes, f"{knobs}: {made.log}"
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     compiled(net(LAYER, "1", 768, 2304, "f16", END), "sm_90a", 1)
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.slow
 @pytest.mark.parametrize("text, arch", shapes())
 def test_compiled_corners(text: str, arch: str) -> None:

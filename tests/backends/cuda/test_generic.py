@@ -59,24 +59,24 @@ def label(case: Any) -> str:
     return str(case).replace(" ", "")
 
 
-def shared(cases: Sequence[Any], every: int) -> list[Any]:
-    """Every n-th case in the fast tier, the others in the slow one."""
-    return [
-        pytest.param(*c, id="-".join(map(label, c)), marks=() if k % every == 0 else pytest.mark.slow)
-        for k, c in enumerate(cases)
-    ]
+def named(cases: Sequence[Any]) -> list[Any]:
+    return [pytest.param(*c, id="-".join(map(label, c))) for c in cases]
 
 
-@pytest.mark.parametrize("op,s", shared(SAMPLES, 40))
+@pytest.mark.family("samples")
+@pytest.mark.parametrize("op,s", named(SAMPLES))
 def test_sample(op: OpDef, s: Sample) -> None:
     check_all(graph_of(op.name, s.inputs, **dict(s.attrs)))
 
 
-@pytest.mark.parametrize("name,types,attrs", shared(CASES, 3))
+@pytest.mark.slow
+@pytest.mark.family("shapes")
+@pytest.mark.parametrize("name,types,attrs", named(CASES))
 def test_shapes(name: str, types: list[str], attrs: dict[str, Any]) -> None:
     assert check_all(graph_of(name, types, **attrs)) >= 2
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "name,types",
     [("add", ["f32 0 4", "f32 4"]), ("softmax", ["f32 0 4"]), ("reduce_sum", ["f32 0 4"]), ("exp", ["f32 3 0"])],
@@ -98,6 +98,7 @@ def chain(*ops: str, dtype: str = "f32 9 96", inplace: bool = False) -> Problem:
     return classify(nodes, lower(g, nodes, [v], {v: g.inputs[0]} if inplace else {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ops,inplace", [(("exp", "softmax", "neg"), False), (("relu", "sigmoid"), True), (("softmax", "softmax"), False)]
 )
@@ -119,9 +120,7 @@ def grid(kernel: Kernel) -> tuple[int, int]:
 
 
 def test_best_guesses_fill_the_device() -> None:
-    """Rows go to warps where there are many short ones, to blocks where they are long; columns are split where there
-    are few.
-    """
+    """Many short rows go to warps, long rows to blocks; few columns are split."""
     assert grid(best("softmax", ["f16 16384 4096"])) == (16384, 128)
     assert grid(best("softmax", ["f16 16384 1024"])) == (2048, 256)
     assert grid(best("reduce_sum", ["f32 1 50000"], axes=(1,)))[1] == 1024

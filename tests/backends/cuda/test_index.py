@@ -124,6 +124,7 @@ def expressions() -> st.SearchStrategy[Expr]:
     return st.recursive(leaves, more, max_leaves=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(expressions(), st.data())
 def test_text_means_the_expression_and_never_overflows(e: Expr, data: st.DataObject) -> None:

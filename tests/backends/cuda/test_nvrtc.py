@@ -38,10 +38,14 @@ def test_a_cubin_is_a_whole_file() -> None:
 
 def test_local_and_shared_memory_are_seen() -> None:
     assert compile_cuda(LOCAL, "sm_90a").local_bytes == 256
-    shared = 'extern "C" __global__ void k(int* y) { __shared__ int s[100]; s[threadIdx.x] = y[0]; __syncthreads(); y[0] = s[y[1]]; }'
+    shared = (
+        'extern "C" __global__ void k(int* y) '
+        "{ __shared__ int s[100]; s[threadIdx.x] = y[0]; __syncthreads(); y[0] = s[y[1]]; }"
+    )
     assert compile_cuda(shared, "sm_90a").shared_bytes == 400
 
 
+@pytest.mark.slow
 def test_spills_are_seen() -> None:
     sums = "\n".join(f"  float a{i} = x[{i}];" for i in range(200)) + "\n  __syncthreads();\n"
     sums += "\n".join(f"  y[{i}] = a{i} * a{(7 * i + 3) % 200};" for i in range(200))

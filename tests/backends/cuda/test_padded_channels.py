@@ -32,6 +32,8 @@ def conv(t: str, n: int, c: int, o: int, k: int, s: int = 1) -> str:
     return CONV.format(t=t, n=n, c=c, o=o, k=k, s=s, p=p, oh=sizes[0], ow=sizes[1], rows=f"0 2 3 1/{block} 1%{block}")
 
 
+@pytest.mark.slow
+@pytest.mark.family("choices")
 @pytest.mark.parametrize(
     "text, offered",
     [
@@ -79,7 +81,8 @@ def test_every_template_gives_what_the_graph_means(text: str, offered: set[str])
 
 
 NET = """
-def net(x: f32[2, 3, 21, 19], *, a: f32[35, 3, 3, 3], b: f32[77, 35, 3, 3], c: f32[77, 77, 1, 1], d: f32[16, 77, 3, 3], s: f32[35]):
+def net(x: f32[2, 3, 21, 19], *, a: f32[35, 3, 3, 3], b: f32[77, 35, 3, 3], c: f32[77, 77, 1, 1],
+    d: f32[16, 77, 3, 3], s: f32[35]):
     h = relu(conv(x, a, s, pads=(1, 1, 1, 1)))
     i = relu(conv(h, b, None, strides=(2, 2), pads=(1, 1, 1, 1)))
     j = add(conv(i, c), i)

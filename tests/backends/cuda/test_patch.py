@@ -64,7 +64,8 @@ def problem(
         f"{k}=({listed((v,) * m)},)"
         for k, v, m in (("strides", stride, r), ("pads", pad, 2 * r), ("dilations", dilation, r))
     )
-    g = parse(f"""def g(x: {t}[{listed((n, channels * groups, *inside))}] {rows}, w: {t}[{listed((outs * groups, channels, *taps))}] {filters},
+    g = parse(f"""def g(x: {t}[{listed((n, channels * groups, *inside))}] {rows},
+        w: {t}[{listed((outs * groups, channels, *taps))}] {filters},
       b: {t}[{outs * groups}], z: {y}):
     h: {y} = conv(x, w, b, {attrs}, group={groups})
     i: {y} = add(h, z)
@@ -81,7 +82,8 @@ def first_layer(
     r, order = len(inside), " ".join(str(k) for k in range(2, 2 + len(inside)))
     out = [(h + 2 * pad - k) // stride + 1 for h, k in zip(inside, taps)]
     y = f'{t}[{listed((n, outs, *out))}] @ "0 {order} 1"'
-    g = parse(f"""def g(x: {t}[{listed((n, channels, *inside))}], w: {t}[{listed((outs, channels, *taps))}], b: {t}[{outs}]):
+    g = parse(f"""def g(x: {t}[{listed((n, channels, *inside))}], w: {t}[{listed((outs, channels, *taps))}],
+        b: {t}[{outs}]):
     h: {y} = conv(x, w, b, strides=({listed((stride,) * r)},), pads=({listed((pad,) * 2 * r)},))
     y: {y} = relu(h)
     return y""")
@@ -134,6 +136,8 @@ CASES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.family("random")
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted(name: str) -> None:
     """The best guess, and the last and a middle one of all shapes that fit."""
@@ -143,6 +147,7 @@ def test_interpreted(name: str) -> None:
         check(g, p, found[k][1].knobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -161,6 +166,7 @@ def test_first_layers(case: tuple[str, int, int, int, Ints, Ints, int, int]) -> 
         check(g, p, found[k][1].knobs)
 
 
+@pytest.mark.slow
 def test_rows_of_channels_that_are_padded() -> None:
     g, p = problem("f16", 1, 20, 16, 1, (5, 6), (3, 3), 1, 1, block=8)
     assert image(p).channels == 24
@@ -176,9 +182,7 @@ def test_rows_of_channels_that_are_padded() -> None:
 
 
 def test_bank_conflicts_are_counted() -> None:
-    """Eight lanes for four pixels of 32 bytes each: all four such runs of a warp begin in the same bank. Padded pixels
-    lie apart.
-    """
+    """Eight lanes for four pixels of 32 bytes: their runs begin in one bank. Padded pixels lie apart."""
     _, p = problem("f16", 1, 1, 1, 16, (56, 64), (7, 7), 1, 3)
     slab = Slab(image(p), (1, 64), 16, 4, 2)
     assert slab._visits(16) == 4 and slab.pitch == 24 and slab.visits == 2

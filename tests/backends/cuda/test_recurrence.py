@@ -83,7 +83,8 @@ def text(cell: str, steps: int, batch: int, hidden: int) -> str:
     return f"""def net(h: {state}{more}, x: f32[{steps}, {batch}, {gates * hidden}], *, {matrices}):
     def body(k: i64, h: {state}{more}, r: {row}, {matrices}):
         {body}
-    ({made}) = loop(None, None, {states}, x, w{", u" if third else ""}, body=body, carried={carried}, scanned=1, length={steps})
+    ({made}) = loop(None, None, {states}, x, w{", u" if third else ""}, body=body, carried={carried}, scanned=1,
+        length={steps})
     return {made}
 """
 
@@ -152,6 +153,7 @@ CASES = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("precision", [None, "float16"])
 @pytest.mark.parametrize(("cell", "plan", "batch", "hidden"), CASES)
 def test_the_steps(cell: str, plan: Plan, batch: int, hidden: int, precision: str | None) -> None:
@@ -201,6 +203,7 @@ SENDING_BUGS = {
 }
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(("bug", "sends"), [*((b, 0) for b in BUGS), *((b, 1) for b in SENDING_BUGS)])
 def test_planted_bugs(bug: str, sends: int) -> None:
     old, new, which, said = (SENDING_BUGS if sends else BUGS)[bug]
@@ -295,6 +298,8 @@ def layer(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

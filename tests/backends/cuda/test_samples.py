@@ -20,6 +20,8 @@ from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.rewrites.decompose import decompose
 
+pytestmark = pytest.mark.family("samples")
+
 ON_DEVICE = {
     f: [op for op in ops if op.host is None and Trait.HOST not in op.traits]
     for f, ops in FAMILIES.items()
@@ -42,9 +44,7 @@ def lowered(op: OpDef, s: Sample) -> list[Kernel]:
     return [lower(g, x.nodes, x.outputs).kernel for x in plan_fusion(g).groups if x.kind not in ("control", "host")]
 
 
-@pytest.mark.parametrize(
-    "family", [f if k % 6 == 1 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(WITH_KERNELS)]
-)
+@pytest.mark.parametrize("family", WITH_KERNELS)
 def test_lowered_kernels_print(family: str) -> None:
     for op in ON_DEVICE[family]:
         for s in op.samples:

@@ -91,6 +91,7 @@ def spaces(text: str, arch: str = H200) -> list[tuple[Problem, list[Choice]]]:
     return [(p, space(p, offered)) for p in problems(text)]
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_any_choice_means_the_same(name: str) -> None:
     """Those that say at once that they do not apply are few."""
@@ -110,6 +111,7 @@ def test_any_choice_means_the_same(name: str) -> None:
         assert refused <= DRAWS // 2
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize(
     "name", ["half", "single", "few rows", "norm", "attention half", "softmax", "depthwise", "scan"]
 )

@@ -1,6 +1,4 @@
-"""Every operation on every type: the interpreter takes these kernels, and on a device their CUDA gives the
-interpreter's results.
-"""
+"""Every operation on every type: interpreted, and on a device with the interpreter's results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Windows over images with channels last: depthwise convolutions and pooling, interpreted against the naive nest and
-compiled.
-"""
+"""Depthwise convolutions and pooling with channels last, interpreted against the naive nest and compiled."""
 
 from __future__ import annotations
 
@@ -84,7 +82,10 @@ def test_what_is_no_window() -> None:
     """Channels first; few outputs of many terms; sums over channels."""
     assert not window.candidates(problem("def g(x: f32[2, 16, 9, 8]):\n    return max_pool(x, kernel=(3, 3))"), H200)
     assert not window.candidates(problem(pool("avg_pool", "1, 64, 7, 7", "1, 64, 1, 1", "kernel=(7, 7)")), H200)
-    text = f"def g(x: f32[1, 8, 9, 9] {LAST}, w: f32[8, 8, 3, 3] {LAST}):\n    y: f32[1, 8, 7, 7] {LAST} = conv(x, w)\n    return y"
+    text = (
+        f"def g(x: f32[1, 8, 9, 9] {LAST}, w: f32[8, 8, 3, 3] {LAST}):\n"
+        f"    y: f32[1, 8, 7, 7] {LAST} = conv(x, w)\n    return y"
+    )
     assert not window.candidates(problem(text), H200)
 
 
@@ -105,5 +106,6 @@ def compiled(text: str) -> Kernel:
     return kernel
 
 
+@pytest.mark.slow
 def test_compiles() -> None:
     compiled(depthwise("1, 120, 28, 28", "120, 1, 5, 5", "1, 120, 28, 28", "pads=(2, 2, 2, 2)", "f16"))

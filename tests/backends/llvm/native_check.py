@@ -45,9 +45,7 @@ def run_native(g: Graph, arrays: Sequence[Any], target: str = "llvm", **options:
 
 
 def longest_reduction(name: str, types: Sequence[TensorType], **attrs: Any) -> int:
-    """Terms that one output element combines; of a decomposed op the elements of its first operand, which are no
-    fewer.
-    """
+    """Terms of one output element; of a decomposed op the elements of its first operand, which are no fewer."""
     op = OPS[name]
     if op.compute is None:
         return int(np.prod(types[0].shape)) if types else 1

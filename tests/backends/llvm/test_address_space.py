@@ -39,6 +39,7 @@ print(f(np.ones((100, 40), np.float32)).sum())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="addresses are chosen by Linux")
 def test_sections_of_an_object_lie_together() -> None:
     done = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True, timeout=300)

@@ -55,6 +55,7 @@ def oracle(a: Any, layout: Layout) -> Any:
     return out
 
 
+@pytest.mark.slow
 @given(layouts(), st.sampled_from(["f32", "f16", "i8", "bool"]))
 @settings(max_examples=150, deadline=None)
 def test_pack_places_each_element_where_the_layout_says(found: tuple[tuple[int, ...], Layout], name: str) -> None:

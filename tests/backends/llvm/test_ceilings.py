@@ -56,6 +56,7 @@ def test_more_work_takes_longer() -> None:
     assert shortest(empty_probe(TARGET), 0.005) < shortest(fma_probe(TARGET), 0.005)
 
 
+@pytest.mark.slow
 def test_ceilings_are_measured_once_and_make_sense() -> None:
     found = ceilings(TARGET, 1)
     assert found is ceilings(TARGET, 1)

@@ -41,6 +41,7 @@ def check(p: Program, change: Callable[[Kernel], Kernel] = lambda k: k, only: st
             check_kernel(p.graph, changed, loaded.address("k_t"))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_right_kernels_pass(name: str) -> None:
     check(program(GRAPHS[name]))
@@ -167,6 +168,7 @@ BUGS: list[tuple[str, str, Callable[[Kernel], Kernel], str]] = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "name,bug,change,message", BUGS, ids=lambda v: v if isinstance(v, str) and " " not in v else ""
 )
@@ -200,14 +202,13 @@ def is_store_to(s: Any, name: str) -> bool:
 
 
 def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
-    """gelu(-8) = -5e-15 is the difference of two numbers near 8; one output, so nothing larger beside it gives the
-    scale.
-    """
+    """gelu(-8) = -5e-15 is a difference of numbers near 8; no larger output beside it gives the scale."""
     text = "def f(x: f32[1], *, c: f32[1] = [-8.0]):\n    y: f32[1] = gelu(add(mul(x, 0.001), c))\n    return y\n"
     f = compile(parse(text), target="llvm", threads=1, cache=False)
     assert abs(float(f(np.float32([0.5]))[0])) < 8 * 2**-22
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "value",
     [
@@ -246,6 +247,7 @@ def test_indices_are_drawn_from_their_axis(monkeypatch: pytest.MonkeyPatch) -> N
     assert indices.min() < -300 and indices.max() > 300 and indices.min() >= -500 and indices.max() < 500
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("shape", [(), (7,), (100000,), (3, 5), (1, 64, 56, 56), (1, 2048, 7, 7), (2, 3, 1, 5, 2, 7)])
 def test_points_cover_the_ends_of_every_axis(shape: tuple[int, ...]) -> None:
     for axis in range(-1, max(len(shape) - 1, 0)):
@@ -259,7 +261,10 @@ def test_points_cover_the_ends_of_every_axis(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("target", ["llvm", "reference"])
 @pytest.mark.parametrize("level", [0, 3])
 def test_wrong_constant_indices_are_an_error_of_the_model(target: str, level: int) -> None:
-    text = "def g(x: f32[4], *, i: i64[4] = [0, 5, 10, {n}], z: f32[16] = {z}):\n    return scatter_elements(z, i, x, axis=0)"
+    text = (
+        "def g(x: f32[4], *, i: i64[4] = [0, 5, 10, {n}], z: f32[16] = {z}):\n"
+        "    return scatter_elements(z, i, x, axis=0)"
+    )
     x = np.arange(1, 5, dtype=np.float32)
     for n in (15, -16):
         y = compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
@@ -272,6 +277,7 @@ def test_wrong_constant_indices_are_an_error_of_the_model(target: str, level: in
             compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "op",
     [
@@ -300,7 +306,10 @@ def test_sizes_that_a_check_makes_up_suit_constant_indices(op: str, level: int) 
 
 # --- kernels that are too long ----------------------------------------------------------------------------------------
 
-LONG = "def g(x: f32[1, 1], y: f32[1, 3]):\n    a = expand(x, shape=({n}, {n}))\n    return reduce_sum(a, axes=(0, 1)), exp(y)"
+LONG = (
+    "def g(x: f32[1, 1], y: f32[1, 3]):\n    a = expand(x, shape=({n}, {n}))\n"
+    "    return reduce_sum(a, axes=(0, 1)), exp(y)"
+)
 
 
 @in_a_quiet_round
@@ -346,6 +355,7 @@ def test_large_operands_take_no_memory_and_their_rows_differ() -> None:
     assert len(np.unique(w[::997, 0])) > 35 and not np.array_equal(w[0], w[1]) and np.abs(w).max() <= 1
 
 
+@pytest.mark.slow
 def test_a_product_of_large_weights_is_checked() -> None:
     rng = np.random.default_rng(5)
     w = rng.standard_normal((4100, 4104), np.float32)
@@ -383,6 +393,7 @@ ILL_CONDITIONED = {
 }
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 @pytest.mark.parametrize("name", ILL_CONDITIONED)
 def test_right_kernels_of_ill_conditioned_values_pass(name: str, numerics: str) -> None:
@@ -434,6 +445,7 @@ ENDS = (
 )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("seed", range(12))
 def test_chains_that_cancel_pass(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -9,14 +9,16 @@ from native_check import one_node
 
 from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, core_rates, parse_target
 from dnnc.backends.llvm.templates import templates
-from dnnc.backends.llvm.templates.contraction import Nest, tiles
+from dnnc.backends.llvm.templates.contraction import Nest, candidates, nest_of, tiles
 from dnnc.ir.expr import Expr, Ref, const, substitute, value
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.stmt import Block, Eval, For
 from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
+from dnnc.passes.lower.nests import lower
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.program import Program, Step
+from dnnc.passes.schedule.problem import classify
 from dnnc.tools.sample_graphs import graph_of
 
 CONV = Nest((), "i", "p", "pb", ("r",), 0, 1, 16)
@@ -100,6 +102,7 @@ def test_the_lines_of_the_next_panels_are_asked_for_once(channels: int) -> None:
     assert len(asked) >= 2 * channels * 3
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("cpu", X86_CPUS)
 def test_every_cpu_has_rates_and_a_tile_that_hides_the_latency(cpu: str) -> None:
     target = parse_target(f"llvm -mcpu={cpu}")
@@ -120,3 +123,10 @@ def test_features_tell_the_core_where_the_name_is_unknown_or_contradicts_them() 
     server = core_rates("sapphirerapids", features, 512)
     assert core_rates("rocketlake", features, 512) == server == core_rates("a CPU of next year", features, 512)
     assert core_rates("rocketlake", parse_target("llvm -mcpu=rocketlake").features, 512).fma == 1
+
+
+def test_a_product_of_rows_that_a_norm_makes_has_another_schedule() -> None:
+    g = graph_of("def g(x: f32[4, 64], s: f32[64], w: f32[64, 96]):\n    return matmul(rms_norm(x, s), w)")
+    nodes = list(g.nodes())
+    p = classify(nodes, lower(g, nodes, g.outputs))
+    assert p.kind == "normed" and nest_of(p) is None and not candidates(p, WIDE)

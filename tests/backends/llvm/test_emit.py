@@ -105,6 +105,7 @@ def k(x: f32[2, 8], y: f32[2, 2, 2, 8]):
     np.testing.assert_array_equal(found, want)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_register_tiles_become_registers(name: str) -> None:
     """After the pass list no alloca of a register buffer is left, and calls of libm alone leave the module."""
@@ -121,6 +122,8 @@ def test_register_tiles_become_registers(name: str) -> None:
         assert count_stmts(step.kernel) <= MAX_STATEMENTS
 
 
+@pytest.mark.slow
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scheduled_text_reads_back(family: str) -> None:
     """Every kernel of every sample prints, parses and verifies, and gives the same code again."""
@@ -134,6 +137,7 @@ def test_scheduled_text_reads_back(family: str) -> None:
                 assert emit_kernel(again, "k_x") == emit_kernel(step.kernel, "k_x")
 
 
+@pytest.mark.slow
 def test_twice_the_same_bytes() -> None:
     for name in ("conv", "softmax", "gelu_add", "matmul_n"):
         first, second = (program({**graphs(), **symbolic()}[name]) for _ in range(2))
@@ -160,6 +164,7 @@ def k(x: f32[16], h: f16[16], y: f32[16], z: f16[16], w: bf16[16]):
     assert undefined_symbols(obj) == set()
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "value,dtype,text",
     [
@@ -228,6 +233,7 @@ def test_a_tile_set_aside_has_its_values() -> None:
     np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("n", [17, 33, 18, 31])
 @pytest.mark.parametrize("t", ["bf16", "f16", "f32", "i8"])
 def test_one_lane_is_stored_alone(t: str, n: int) -> None:

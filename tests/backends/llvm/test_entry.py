@@ -128,9 +128,7 @@ define void @k_count(ptr %y, ptr %frame, i64 %tid, i64 %nthreads) {
 
 
 def test_run() -> None:
-    """A constant goes through the arena at a symbolic offset to the output; a serial kernel is run by thread 0
-    alone.
-    """
+    """A constant goes through the arena at a symbolic offset to the output; thread 0 runs a serial kernel."""
     count, out = MemoryRef("buffer", 0), MemoryRef("buffer", 1)
     calls = [
         call([W], [SA], False, "k_store", (0,)),

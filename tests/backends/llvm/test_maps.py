@@ -60,6 +60,7 @@ def test_a_border_is_filled_and_the_rest_copied() -> None:
     same(g)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("channels", [16, 24, 36, 3])
 def test_channels_in_blocks_become_rows_by_tiles(channels: int) -> None:
     w = np.eye(channels, 16, dtype=np.float32)[:, :, None, None]
@@ -171,9 +172,7 @@ def test_vectors_of_long_functions_go_in_lockstep(n: int) -> None:
 
 
 def test_last_elements_of_each_long_part_are_apart() -> None:
-    """Three nests of one kernel, none a multiple of a vector: what is left of a part stands behind it, not at the
-    end.
-    """
+    """Three nests, none a multiple of a vector: a part's tail stands behind the part, not at the end."""
     g = parse("def g(x: f32[100003]):\n    return mul(pad(x, pads=(70005, 66001)), 3.0)")
     assert show_kernel(kernel(g.copy(), "pad")).count(" in parallel(") == 6
     x = np.random.default_rng(0).standard_normal(100003).astype(np.float32)

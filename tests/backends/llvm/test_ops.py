@@ -1,6 +1,4 @@
-"""Every op record natively: each of its samples as a graph of one node, compiled, and compared with the float64
-reference.
-"""
+"""Every op record natively: each sample as a graph of one node, compiled, against the float64 reference."""
 
 from __future__ import annotations
 
@@ -13,6 +11,8 @@ from native_check import check_graph, longest_reduction, one_node
 from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import FAMILIES, OPS
 from dnnc.ir.ops.common import draw
+
+pytestmark = pytest.mark.family("samples")
 
 HOSTED = {
     name for name, op in OPS.items() if op.host is not None or Trait.HOST in op.traits

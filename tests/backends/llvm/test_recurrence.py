@@ -76,6 +76,7 @@ def inputs_of(g: Graph) -> list[Array]:
     ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(("batch", "hidden"), [(1, 32), (1, 5), (2, 1), (8, 24), (3, 17)])
 def test_compiled(name: str, batch: int, hidden: int) -> None:
@@ -90,6 +91,7 @@ def test_compiled(name: str, batch: int, hidden: int) -> None:
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("cpu", [WIDE, NARROW])
 @pytest.mark.parametrize("name", NETS)
 def test_every_schedule_by_the_interpreter(name: str, cpu: str) -> None:

@@ -19,9 +19,11 @@ SHAPES = [(1,), (7,), (5, 1), (1, 9), (3, 40), (40, 3), (33, 65), (2, 17, 5), (4
 DTYPES = {"f32": 1e-5, "f64": 1e-13, "f16": 1e-2, "i32": 0, "i64": 0}
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
-@pytest.mark.parametrize("dtype", ["f32", *(pytest.param(t, marks=pytest.mark.slow) for t in DTYPES if t != "f32")])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_shape_and_axis(dtype: str, exclusive: bool, reverse: bool) -> None:
     rng = np.random.default_rng(0)
     for shape in SHAPES:
@@ -29,7 +31,10 @@ def test_every_shape_and_axis(dtype: str, exclusive: bool, reverse: bool) -> Non
             {"f": "float", "i": "int"}[dtype[0]] + dtype[1:]
         )
         for axis in range(len(shape)):
-            text = f"def g(x: {dtype}{list(shape)}):\n    return cumsum(x, axis={axis}, exclusive={exclusive}, reverse={reverse})"
+            text = (
+                f"def g(x: {dtype}{list(shape)}):\n"
+                f"    return cumsum(x, axis={axis}, exclusive={exclusive}, reverse={reverse})"
+            )
             got = compile(parse(text), cache=False, threads=2)(x)
             flipped = np.flip(x, axis) if reverse else x
             want = np.cumsum(flipped.astype(np.float64 if dtype[0] == "f" else x.dtype), axis)
@@ -39,6 +44,7 @@ def test_every_shape_and_axis(dtype: str, exclusive: bool, reverse: bool) -> Non
             assert np.abs(got.astype(want.dtype) - want).max(initial=0) <= DTYPES[dtype] * scale, (shape, axis)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 7), (40, 33), (2, 300)])
 def test_sizes_that_are_known_when_called(sizes: tuple[int, int]) -> None:
     x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)

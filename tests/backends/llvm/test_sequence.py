@@ -53,9 +53,13 @@ def program(text: str, **ops: OpDef):  # type: ignore[no-untyped-def]
     return graph, compile_program(graph, PassContext(), templates(parse_target("llvm -mcpu=skylake-avx512", 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 9, 40, 131])
 def test_suppression_by_the_interpreter(n: int) -> None:
-    text = "def f(b: f32[4, 2, N], c: i64[2], m: i64[()], t: f32[()]):\n    y: i32[2, N] = suppress(b, c, m, t)\n    return y\n"
+    text = (
+        "def f(b: f32[4, 2, N], c: i64[2], m: i64[()], t: f32[()]):\n    y: i32[2, N] = suppress(b, c, m, t)\n"
+        "    return y\n"
+    )
     graph, made = program(text)
     (step,) = made.steps
     assert step.choice.template == "sequence" and ":+8" in step.text
@@ -77,7 +81,10 @@ def test_suppression_by_the_interpreter(n: int) -> None:
 
 
 def test_nothing_is_fused_to_a_sequence() -> None:
-    text = "def f(x: i64[3, 50]):\n    a: i64[3, 50] = add(x, x)\n    y: i64[3, 50] = limited(a)\n    z: i64[3, 50] = mul(y, y)\n    return z\n"
+    text = (
+        "def f(x: i64[3, 50]):\n    a: i64[3, 50] = add(x, x)\n    y: i64[3, 50] = limited(a)\n"
+        "    z: i64[3, 50] = mul(y, y)\n    return z\n"
+    )
     _, made = program(text, limited=LIMITED)
     assert [[n.op.name for n in s.group.nodes] for s in made.steps] == [["add"], ["limited"], ["mul"]]
     step = made.steps[1]

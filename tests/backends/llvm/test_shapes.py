@@ -45,12 +45,16 @@ def check(cases: Sequence[Case], dtype: str = "f32", target: str = "llvm") -> No
             raise AssertionError(f"{case}: {e}") from None
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i8", "i64"])
 def test_every_tail(dtype: str, target: str) -> None:
     check([c for n in LENGTHS for c in (("add", [(n,), (n,)], {}), ("mul", [(3, n), (3, 1)], {}))], dtype, target)
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "name", ["reduce_sum", "reduce_max", "softmax", "layer_norm", "argmin", "cumsum", "reduce_log_sum_exp"]
 )
@@ -59,6 +63,8 @@ def test_every_row_length(name: str) -> None:
     check([(name, [(3, n), (n,)] if name == "layer_norm" else [(3, n)], reduce) for n in LENGTHS])
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("name", ["reduce_sum", "reduce_min", "reduce_mean", "reduce_prod", "reduce_l2"])
 def test_reductions_over_any_axes(name: str) -> None:
     cases: list[Case] = []
@@ -74,6 +80,7 @@ def test_reductions_over_any_axes(name: str) -> None:
     check(cases)
 
 
+@pytest.mark.slow
 def test_no_elements() -> None:
     cases: list[Case] = [
         ("add", [(0,), (0,)], {}), ("add", [(3, 0), (1,)], {}), ("exp", [(2, 0, 5)], {}),
@@ -102,6 +109,7 @@ def test_no_axes() -> None:
            ("reduce_max", [(7, 3)], {"keepdims": False})])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_six_axes() -> None:
     six = (2, 3, 1, 4, 2, 5)
     check([("add", [six, (3, 1, 1, 2, 1)], {}), ("transpose", [six], {"perm": (5, 0, 3, 2, 1, 4)}),
@@ -111,6 +119,7 @@ def test_six_axes() -> None:
            ("pad", [six], {"pads": (0, 1, 0, 2, 0, 1, 1, 0, 0, 0, 0, 3)})])  # fmt: skip
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell", "llvm -mcpu=x86-64"])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i8"])
 def test_transposed_tiles(dtype: str, target: str) -> None:
@@ -119,6 +128,7 @@ def test_transposed_tiles(dtype: str, target: str) -> None:
           (1, 0, 3, 2))], dtype, target)  # fmt: skip
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 40), (40, 1), (5, 17), (16, 16), (33, 31)])
 def test_matmul_sizes(sizes: tuple[int, int]) -> None:
     m, n = sizes
@@ -128,6 +138,8 @@ def test_matmul_sizes(sizes: tuple[int, int]) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("channels", [(1, 1), (3, 16), (16, 8), (17, 33), (32, 16)])
 def test_conv_sizes(channels: tuple[int, int]) -> None:
     i, o = channels
@@ -135,6 +147,7 @@ def test_conv_sizes(channels: tuple[int, int]) -> None:
            for h, w in ((1, 1), (5, 9), (13, 4)) for k in (1, 3) for s in (1, 2)])  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_groups_of_few_channels(dtype: str) -> None:
     """Lanes of one register belong to several groups, the last register is not full."""
@@ -179,6 +192,7 @@ SYMBOLIC: list[tuple[str, list[tuple[Any, ...]], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("name,shapes,attrs", SYMBOLIC, ids=lambda v: str(v).replace(" ", ""))
 def test_symbolic_dims(name: str, shapes: list[tuple[Any, ...]], attrs: dict[str, Any]) -> None:
     """One program for all sizes."""
@@ -198,6 +212,7 @@ def test_sums_of_nothing() -> None:
     check([("cumsum", [(1, 17, 4)], {"axis": 0, "exclusive": True})])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 def test_reductions_in_every_place(target: str) -> None:
     """Rows in registers, two at a time, over axes before the last, of a few elements far apart."""

@@ -95,6 +95,7 @@ def steps(p: Program) -> list[Step]:
     return found
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("name", MODELS)
 def test_any_choice_means_the_same(name: str) -> None:
     for seed in range(DRAWS):
@@ -114,6 +115,7 @@ def test_sizes_that_are_not_known(name: str) -> None:
             interpret(p.graph, step, 17)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
@@ -138,6 +140,7 @@ def result(step: Step) -> np.ndarray:
     return arrays[step.kernel.entry.buffers[-1].name]
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize(
     "name",
     ["layer", "long sum", "conv 1x1 long", "depthwise 5x5", "max_pool", "softmax", "layer_norm", "columns", "cumsum"],
@@ -147,6 +150,7 @@ def test_strict_choices_compute_the_same_bits(name: str) -> None:
     assert all(np.array_equal(a, b) for other in others for a, b in zip(first, other))
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize(
     ("types", "axis", "columns"),
     [
@@ -176,11 +180,13 @@ def test_rows_that_come_from_memory_are_asked_for_ahead() -> None:
         assert dict(step.choice.knobs).get("pf", 0) == asked == step.text.count("prefetch")
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("parts", [(24, 16), (160, 96), (192, 64), (33, 31)])
 def test_rows_that_are_gathered_from_memory_verify(parts: tuple[int, int]) -> None:
     """Norms of channels that lie in blocks, joined from several images: what a vector reads is no line of the cache."""
     a, b = parts
-    text = f"""def g(x: f32[4, 32, 64, 64], *, u: f32[{a}, 32, 1, 1], v: f32[{b}, 32, 1, 1], s: f32[{a + b}], t: f32[{a + b}]):
+    text = f"""def g(x: f32[4, 32, 64, 64], *, u: f32[{a}, 32, 1, 1], v: f32[{b}, 32, 1, 1], s: f32[{a + b}],
+        t: f32[{a + b}]):
     c = concat(conv(x, u), conv(x, v), axis=1)
     y = layer_norm(transpose(c, perm=(0, 2, 3, 1)), s, t, axis=-1)
     return y"""
@@ -212,6 +218,7 @@ WINDOWS = graph_of(
 LARGE = one_node("add", ["f32 300 450", "f32 300 450"])
 
 
+@pytest.mark.slow
 def test_knobs_that_are_not_set_have_their_old_meaning() -> None:
     """So schedules of old logs stay what they were."""
     for g, template, knobs in (

@@ -64,9 +64,7 @@ def test_other_cpus_store_as_ever() -> None:
 
 
 def test_the_code() -> None:
-    """One vector past the caches, and before the return a fence: other threads read what a kernel wrote when it has
-    returned.
-    """
+    """One vector past the caches, then a fence: other threads read what a kernel wrote before it returned."""
     code = emit_kernel(parse_kernel(kernel(N, MAP)), "k", AVX512)
     past, through, entry = code.split("define ")[1:]
     assert (
@@ -86,7 +84,10 @@ def test_the_code() -> None:
 
 def test_what_is_read_ahead() -> None:
     """Large operands, a line at a time; none of a kernel that sums."""
-    wide = f"def k(x: f32[{N}], s: f32[64], y: f32[{N}]):\n    for i in parallel({N // 64}):\n        y[64*i:+64] = x[64*i:+64] * s[0:+64]\n"
+    wide = (
+        f"def k(x: f32[{N}], s: f32[64], y: f32[{N}]):\n    for i in parallel({N // 64}):\n"
+        "        y[64*i:+64] = x[64*i:+64] * s[0:+64]\n"
+    )
     assert emit_kernel(parse_kernel(wide), "k", AVX512).count("call void @llvm.prefetch.p0(") == 4
     summed = f"""\
 def k(x: f32[{N}], y: f32[{N}]):

@@ -102,6 +102,7 @@ def test_large_kernels_are_claimed_in_shares_unless_their_threads_meet() -> None
     assert counters(records) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_share_is_computed_once_by_whoever_claims_it(threads: int) -> None:
     """The kernel counts for each thread number that it is told; the counter is 0 again for the next call."""

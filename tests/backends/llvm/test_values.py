@@ -1,6 +1,4 @@
-"""What IEEE and the records say of special values: NaN, infinities, signed zeros, denormals, division by zero, wide
-shifts, casts.
-"""
+"""Special values by IEEE and the records: NaN, infinities, zeros, denormals, division by zero, shifts."""
 
 from __future__ import annotations
 
@@ -131,6 +129,7 @@ def _name(a: Any) -> str:
     return next(t.name for t in BY_NAME.values() if t.kind not in "sc" and t.numpy == a.dtype)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", unary("f"))
 def test_unary_floats(name: str) -> None:
     for t in FLOATS:
@@ -140,12 +139,14 @@ def test_unary_floats(name: str) -> None:
         check(name, [specials(BY_NAME[t])], **own)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", binary("f"))
 def test_binary_floats(name: str) -> None:
     for t in FLOATS:
         check(name, list(pairs(specials(BY_NAME[t]))), **sample_attrs(name))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("target", CPUS)
 @pytest.mark.parametrize("number", [np.nan, np.inf, -0.0])
 def test_binary_floats_with_a_constant(number: float, target: str) -> None:
@@ -160,6 +161,7 @@ def test_binary_floats_with_a_constant(number: float, target: str) -> None:
         np.testing.assert_array_equal(got, want, name)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", unary("i"))
 def test_unary_integers(name: str) -> None:
     for t in INTS:
@@ -167,6 +169,7 @@ def test_unary_integers(name: str) -> None:
             check(name, [integers(BY_NAME[t])], **sample_attrs(name))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", sorted({*binary("i"), *binary("u")}))
 def test_binary_integers(name: str) -> None:
     """Division by zero and INT_MIN / -1, shifts by the width and more, wrapping."""
@@ -178,6 +181,7 @@ def test_binary_integers(name: str) -> None:
             check(name, [a, b], **sample_attrs(name))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("target", CPUS)
 @pytest.mark.parametrize("source", [*FLOATS, *INTS, "bool"])
 def test_casts(source: str, target: str) -> None:
@@ -197,6 +201,7 @@ def test_casts(source: str, target: str) -> None:
 SMALL = [n for n, t in BY_NAME.items() if t.is_float and t.bits <= 8]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("target", CPUS)
 @pytest.mark.parametrize("name", [*SMALL, "f16", "bf16"])
 def test_small_floats_bit_for_bit(name: str, target: str) -> None:
@@ -232,6 +237,7 @@ def test_extremes_propagate_nan() -> None:
         np.testing.assert_array_equal(got, f(a, b))
 
 
+@pytest.mark.slow
 def test_reductions_of_special_values() -> None:
     x = np.array([[np.nan, 1, 2], [np.inf, -np.inf, 0], [-np.inf, 3, 1], [-0.0, 0.0, -0.0]], np.float32).repeat(7, 1)
     for name in ("reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "argmax"):
@@ -248,7 +254,10 @@ ESTIMATES = {  # CPU -> how it makes 1 / x: by an estimate of 14 or 12 bits, or 
 def test_reciprocals(cpu: str) -> None:
     """Of all that 1 + exp(-x) can be, 1 and infinity included, and NaN."""
     target = parse_target(f"llvm -mcpu={cpu}")
-    text = f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n    y[0:+{target.lanes}] = recip(x[0:+{target.lanes}])\n"
+    text = (
+        f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n"
+        f"    y[0:+{target.lanes}] = recip(x[0:+{target.lanes}])\n"
+    )
     code = emit_kernel(parse_kernel(text), "k", target.feature_set)
     assert (ESTIMATES[cpu] in code) and ("rcp" in code) == ("rcp" in ESTIMATES[cpu])
     if target.foreign:
@@ -264,19 +273,21 @@ def test_reciprocals(cpu: str) -> None:
     assert (np.abs(y[3:] - want) <= 1.2e-7 * want).all()
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("cpu, steps", [("skylake-avx512", 0), ("haswell", 3), ("znver4", 0), ("x86-64", 0)])
 def test_estimates_are_refined_where_they_have_fewer_than_14_bits(cpu: str, steps: int) -> None:
     target = parse_target(f"llvm -mcpu={cpu}")
-    text = f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n    y[0:+{target.lanes}] = estimate(x[0:+{target.lanes}])\n"
+    text = (
+        f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n"
+        f"    y[0:+{target.lanes}] = estimate(x[0:+{target.lanes}])\n"
+    )
     code = emit_kernel(parse_kernel(text), "k", target.feature_set)
     assert ESTIMATES[cpu] in code and len(re.findall(r"= call .*@llvm\.fma", code)) == steps
 
 
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 def test_tanh_is_off_by_at_most_2_ulp(numerics: str) -> None:
-    """By this CPU's estimates, and by quotients: every 61st float where tanh is neither its argument nor 1, and where
-    it is both.
-    """
+    """By this CPU's estimates and by quotients: every 61st float of the range in which tanh is computed."""
     bits = np.arange(np.float32(2.0**-12).view(np.int32), np.float32(10.5).view(np.int32), 61, np.int32)
     x = np.concatenate([bits.view(np.float32), np.array([1e-30, 1e-40, 1e30, np.inf], np.float32)])
     g = graph_parse(f"def g(x: f32[{x.size}]):\n    return tanh(x)\n")
@@ -307,12 +318,13 @@ def with_avx512() -> CpuTarget:
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32, 64])
 def test_scaling_by_powers_of_two_and_looking_up(lanes: int) -> None:
-    """By instructions of AVX-512, of vectors of any length: compiled for a CPU that has them, and run where this one
-    does.
-    """
+    """By AVX-512 on vectors of any length: compiled for a CPU that has it, run if this CPU does."""
     target = with_avx512()
     at = f"0:+{lanes}" if lanes > 1 else "0"
-    text = f"def k(x: f32[64], n: f32[64], y: f32[64], z: f32[64]):\n    y[{at}] = scale(x[{at}], n[{at}])\n    z[{at}] = piece(x[{at}], i32(5))\n"
+    text = (
+        f"def k(x: f32[64], n: f32[64], y: f32[64], z: f32[64]):\n    y[{at}] = scale(x[{at}], n[{at}])\n"
+        f"    z[{at}] = piece(x[{at}], i32(5))\n"
+    )
     code = emit_kernel(parse_kernel(text), f"k_scale{lanes}", target.feature_set)
     made = compile_text(code, target.cpu, target.features)
     if target.foreign:

@@ -1,6 +1,4 @@
-"""Pooling windows over blocked images: tiles of pixels with peeled borders, every tail; NaN and infinities as NumPy has
-them.
-"""
+"""Pooling over blocked images: tiles of pixels with peeled borders, every tail; NaN as NumPy has it."""
 
 from __future__ import annotations
 
@@ -17,6 +15,8 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.types import TensorType
+
+pytestmark = pytest.mark.family("shapes")
 
 CASES: dict[str, dict[str, Any]] = {
     "3x3": {"kernel": (3, 3), "pads": (1, 1, 1, 1)},
@@ -40,6 +40,7 @@ def pooled(op: str, width: int, case: str, between: str = "") -> Graph:
     return g
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("op", ["max_pool", "avg_pool"])
 @pytest.mark.parametrize("case", CASES)
@@ -55,6 +56,7 @@ def test_every_width(case: str, op: str, target: str) -> None:
 SPECIAL = [("log", -1.0, np.isnan), ("log", 0.0, np.isneginf), ("reciprocal", 0.0, np.isposinf)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between, value, is_special", SPECIAL)
 @pytest.mark.parametrize("case", ["3x3", "3x3 stride 2", "2x2 stride 2"])
 def test_special_values_anywhere(case: str, between: str, value: float, is_special: Any) -> None:

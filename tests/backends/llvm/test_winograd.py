@@ -40,7 +40,10 @@ Array = np.ndarray[Any, Any]
 
 def conv(c: int, o: int, h: int, w: int, pads: str = "1, 1, 1, 1", n: int | str = 1) -> Graph:
     weights = (RNG.standard_normal((o, c, 3, 3)) / np.sqrt(9 * c)).astype(np.float32)
-    text = f"def g(x: f32[{n}, {c}, {h}, {w}], *, w: f32[{o}, {c}, 3, 3]):\n    y = conv(x, w, pads=({pads}))\n    return y"
+    text = (
+        f"def g(x: f32[{n}, {c}, {h}, {w}], *, w: f32[{o}, {c}, 3, 3]):\n    y = conv(x, w, pads=({pads}))\n"
+        "    return y"
+    )
     return parse(text, {"w": weights})
 
 
@@ -48,7 +51,8 @@ def block(c: int, h: int, w: int, n: int = 1) -> Graph:
     """A residual block: the sum is made in the memory of its first operand."""
     made = {"a": (c, c, 1, 1), "w": (c, c, 3, 3), "v": (c, c, 3, 3), "b": (c,)}
     constants = {k: (RNG.standard_normal(s) / np.sqrt(np.prod(s[1:]))).astype(np.float32) for k, s in made.items()}
-    text = f"""def g(x: f32[{n}, {c}, {h}, {w}], *, a: f32[{c}, {c}, 1, 1], w: f32[{c}, {c}, 3, 3], v: f32[{c}, {c}, 3, 3], b: f32[{c}]):
+    text = f"""def g(x: f32[{n}, {c}, {h}, {w}], *, a: f32[{c}, {c}, 1, 1], w: f32[{c}, {c}, 3, 3],
+        v: f32[{c}, {c}, 3, 3], b: f32[{c}]):
     p = conv(x, a)
     q = relu(conv(p, w, b, pads=(1, 1, 1, 1)))
     y = relu(add(conv(q, v, b, pads=(1, 1, 1, 1)), p))
@@ -101,6 +105,7 @@ SHAPES = [(16, 16, 8, 8, "1, 1, 1, 1", 1), (20, 24, 9, 7, "1, 1, 1, 1", 2), (16,
           (16, 16, 3, 3, "1, 1, 1, 1", 1)]  # fmt: skip
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_kernel_means_the_convolution(shape: tuple[int, int, int, int, str, int], tile: int) -> None:
     g = conv(*shape)
@@ -112,6 +117,7 @@ def test_the_kernel_means_the_convolution(shape: tuple[int, int, int, int, str, 
     assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 9 * shape[0], want)
 
 
+@pytest.mark.slow
 def test_no_knob_changes_a_bit(tile: int) -> None:
     """Strips, shares, blocks and register tiles say in which order results are made, not how."""
     x = RNG.standard_normal((1, 32, 10, 18)).astype(np.float32)
@@ -137,6 +143,7 @@ def test_knobs_that_do_not_fit_are_refused(tile: int) -> None:
     assert dict(step.choice.knobs)["mo"] % int(dict(step.choice.knobs)["nv"]) == 0
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", ["llvm", "llvm -threads=1", "llvm -mcpu=haswell", "llvm -mcpu=x86-64-v2"])
 def test_native_blocks(text: str, tile: int) -> None:
     g = block(32, 13, 18, 2)
@@ -148,6 +155,7 @@ def test_native_blocks(text: str, tile: int) -> None:
     assert np.array_equal(f(x), f(x))
 
 
+@pytest.mark.slow
 def test_candidates_verify_and_keep_their_memory_small() -> None:
     """What the tuner may try: every schedule of ResNet's and VGG's sizes applies, on narrow and wide vectors."""
     for target in (TARGET, replace(TARGET, vector_bits=256, registers=16), replace(TARGET, threads=1, l2=256 << 10)):
@@ -178,6 +186,7 @@ def _problem(g: Graph, target: Any) -> tuple[Problem, list[Choice]]:
     return next((p, c) for p, c in found if c)
 
 
+@pytest.mark.slow
 def test_batches_of_unknown_size() -> None:
     g = conv(32, 32, 28, 28, n="N")
     p = program(g.copy())
@@ -189,11 +198,13 @@ def test_batches_of_unknown_size() -> None:
         assert np.abs(f(x) - want).max() <= bound(g.outputs[0].type.dtype, 9 * 32, want)
 
 
+@pytest.mark.slow
 def test_strict_numerics_are_direct() -> None:
     f = dnnc.compile(conv(64, 64, 28, 28), numerics="strict", cache=False)
     assert "winograd" not in str(f.report) and "contraction(" in str(f.report)
 
 
+@pytest.mark.slow
 def test_errors_are_far_under_the_bound() -> None:
     """Unit variance in, unit variance out: F(4 x 4, 3 x 3) loses two digits against a direct sum and stays at a tenth
     of what is allowed.
@@ -207,6 +218,7 @@ def test_errors_are_far_under_the_bound() -> None:
     assert 1e-7 < error < bound(g.outputs[0].type.dtype, 9 * 256, want) / 10
 
 
+@pytest.mark.slow
 def test_the_gate_sees_a_wrong_point(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights transformed wrongly at one point are found before the kernel is used."""
     right = winograd.weights
@@ -221,6 +233,7 @@ def test_the_gate_sees_a_wrong_point(monkeypatch: pytest.MonkeyPatch) -> None:
         dnnc.compile(conv(64, 64, 28, 28), cache=False)
 
 
+@pytest.mark.slow
 def test_saved_models_hold_the_weights_as_kernels_read_them(tmp_path: Path) -> None:
     g = conv(64, 64, 28, 28)
     x = RNG.standard_normal((1, 64, 28, 28)).astype(np.float32)

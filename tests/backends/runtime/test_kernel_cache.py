@@ -114,6 +114,7 @@ def test_keys_are_hashes(tmp_path: Path) -> None:
             KernelCache(tmp_path).get(bad)
 
 
+@pytest.mark.slow
 def test_writes_seldom_look_at_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compilation makes a cache of its own: its first write must not cost a look at every entry of a large folder."""
     looks = []

@@ -1,6 +1,4 @@
-"""Ops of one's own: results in array code, programs and graphs on both targets; how they fuse, are checked, and are
-told apart.
-"""
+"""Custom operators: results in array code, programs and graphs on both targets; fusion, checks, identity."""
 
 from __future__ import annotations
 
@@ -76,6 +74,7 @@ def correlated(x: Any) -> Any:
     return np.stack([np.correlate(v.astype(np.float64), K.astype(np.float64), "valid") for v in np.atleast_2d(x)])
 
 
+@pytest.mark.slow
 def test_arrays() -> None:
     x = xp.asarray(X)
     np.testing.assert_allclose(np.asarray(LEAKY(x * 2) + 1), np.maximum(2 * X, np.float32(0.2) * X) + 1, rtol=1e-6)
@@ -124,6 +123,7 @@ def both(fn: Callable[..., Any], *args: Any) -> list[Any]:
     return [np.asarray(f(*args)) for f in (cpu, gpu)]
 
 
+@pytest.mark.slow
 def test_one_kernel_with_what_stands_around_on_both_targets() -> None:
     for y in both(lambda x: xp.sqrt(abs(LEAKY(x * 2 + 1, slope=0.25))), X):
         np.testing.assert_allclose(y, np.sqrt(abs(np.maximum(2 * X + 1, (2 * X + 1) / 4))), rtol=1e-5)
@@ -138,6 +138,7 @@ def test_one_kernel_with_what_stands_around_on_both_targets() -> None:
         np.testing.assert_allclose(y, 2 * np.exp(X - X.max(1, keepdims=True)), rtol=1e-5)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", ["reduce_squares", "reduce_sum", "layer_norm", "softmax", "cumsum", "gather"])
 def test_an_op_may_be_named_like_one_of_dnnc(name: str) -> None:
     """Nothing follows from the name: this one has neither `axes` nor `axis`."""

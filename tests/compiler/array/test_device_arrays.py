@@ -117,6 +117,7 @@ def test_complex_numbers() -> None:
     check(xp.asarray(DeviceBuffer(devices.place(GPU).device, (3, 5), np.dtype(np.complex64)).set(a)) * 2, a * 2)
 
 
+@pytest.mark.slow
 def test_numbers_have_no_device() -> None:
     x = xp.asarray(sample("float32", (4, 5), seed=4), device=GPU)
     (x * 0.5 + np.float32(2)).numpy()
@@ -133,6 +134,7 @@ def test_two_devices_do_not_mix() -> None:
     assert both.device == "cpu"
 
 
+@pytest.mark.slow
 def test_moving(machine: list[InterpretedDevice]) -> None:
     a = sample("float64", (3, 4), seed=5)
     x = xp.asarray(a)
@@ -156,6 +158,7 @@ def test_looking_is_explicit_for_numpy() -> None:
     assert [row.tolist() for row in x] == [[1.0, 2.0]]
 
 
+@pytest.mark.slow
 def test_programs_are_kept(machine: list[InterpretedDevice]) -> None:
     x = xp.asarray(sample("float32", (6, 6), seed=6), device=GPU)
 
@@ -168,6 +171,7 @@ def test_programs_are_kept(machine: list[InterpretedDevice]) -> None:
     assert machine[0].launched == launched + 1 and machine[0].allocated == allocated
 
 
+@pytest.mark.slow
 def test_elementwise_programs_serve_all_shapes() -> None:
     def run(*shape: int) -> None:
         a = sample("float32", shape, seed=17)
@@ -181,6 +185,7 @@ def test_elementwise_programs_serve_all_shapes() -> None:
         assert compiled(lambda shape=shape: run(*shape)) == 0  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_another_process_finds_plans_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     a = sample("float32", (6, 6), seed=6)
 
@@ -200,6 +205,7 @@ def test_another_process_finds_plans_and_kernels(monkeypatch: pytest.MonkeyPatch
         run(f)
 
 
+@pytest.mark.slow
 def test_basic_keys() -> None:
     a = sample("float32", (6, 8, 4), seed=7)
     x = xp.asarray(a, device=GPU)
@@ -217,6 +223,7 @@ def test_basic_keys() -> None:
     assert compiled(loop) <= 2
 
 
+@pytest.mark.slow
 def test_pieces_share_memory(machine: list[InterpretedDevice]) -> None:
     for device in ("cpu", GPU):
         a = sample("float32", (40, 64), seed=20)
@@ -234,6 +241,7 @@ def test_pieces_share_memory(machine: list[InterpretedDevice]) -> None:
         check(y, a[:20], device)
 
 
+@pytest.mark.slow
 def test_writing() -> None:
     a = sample("float32", (6, 8), seed=8)
     v = sample("float32", (2, 8), seed=9)
@@ -250,6 +258,7 @@ def test_writing() -> None:
     check(x, b)
 
 
+@pytest.mark.slow
 def test_index_arrays_and_their_errors(machine: list[InterpretedDevice]) -> None:
     a = sample("float32", (5, 3), seed=10)
     x = xp.asarray(a, device=GPU)
@@ -270,6 +279,7 @@ def test_index_arrays_and_their_errors(machine: list[InterpretedDevice]) -> None
     check(x, a)
 
 
+@pytest.mark.slow
 def test_what_runs_on_the_host_comes_back() -> None:
     a = np.array([[3.0, 1.0], [1.0, 2.0]])
     x = xp.asarray(a, device=GPU)
@@ -297,6 +307,7 @@ def test_arrays_of_other_libraries(machine: list[InterpretedDevice]) -> None:
     assert np.from_dlpack(copied, device="cpu").tolist() == a.tolist()
 
 
+@pytest.mark.slow
 def test_jit_runs_where_the_arguments_are(machine: list[InterpretedDevice]) -> None:
     shift = xp.asarray(np.float32(3))
 
@@ -318,6 +329,7 @@ def test_jit_runs_where_the_arguments_are(machine: list[InterpretedDevice]) -> N
         f(xp.asarray(a, device=GPU), xp.asarray(b))
 
 
+@pytest.mark.slow
 def test_control_flow() -> None:
     a = sample("float32", (4,), seed=14)
     x = xp.asarray(a, device=GPU)
@@ -341,6 +353,7 @@ def test_control_flow() -> None:
     )
 
 
+@pytest.mark.slow
 def test_kernels_of_ones_own() -> None:
     a = sample("float32", (3, 4), seed=15)
     x = xp.asarray(a, device=GPU)
@@ -389,6 +402,7 @@ def test_models_take_arrays_of_their_device() -> None:
         f.run([ones], [xp.zeros((3,), dtype=xp.float32, device=GPU)])
 
 
+@pytest.mark.slow
 def test_expressions_compile_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     f = dnnc.compile(

@@ -28,6 +28,8 @@ IN_NUMPY = {
 REAL_ONLY = ("exp2",)
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", FLOATS + COMPLEX)
 def test_functions_of_one_number(dtype: str) -> None:
     for name, bounds in FUNCTIONS.items():
@@ -38,6 +40,7 @@ def test_functions_of_one_number(dtype: str) -> None:
             check(getattr(xp, name)(xp.asarray(a)), getattr(np, IN_NUMPY.get(name, name))(a), ulps=64)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", (*INTS, *FLOATS))
 def test_arithmetic_of_real_numbers(dtype: str) -> None:
     a, b = sample(dtype, seed=1), sample(dtype, (5,), seed=2)
@@ -62,6 +65,7 @@ def test_arithmetic_of_real_numbers(dtype: str) -> None:
     check(xp.pow(xp.abs(x), 3), np.abs(a) ** 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", COMPLEX)
 def test_arithmetic_of_complex_numbers(dtype: str) -> None:
     a, b = sample(dtype, seed=1), sample(dtype, (5,), seed=2)
@@ -75,6 +79,7 @@ def test_arithmetic_of_complex_numbers(dtype: str) -> None:
     check(x * 2j + 1, a * 2j + np.asarray(1, dtype))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", ALL)
 def test_comparisons(dtype: str) -> None:
     a, b = sample(dtype, seed=1), sample(dtype, (5,), seed=2)
@@ -91,6 +96,7 @@ def test_comparisons(dtype: str) -> None:
     check(xp.logical_not(xp.asarray(a)), np.logical_not(a))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", ("bool", *INTS))
 def test_bits(dtype: str) -> None:
     a, b = sample(dtype, seed=1), sample(dtype, (5,), seed=2)
@@ -103,6 +109,7 @@ def test_bits(dtype: str) -> None:
         check(xp.asarray(a) >> xp.asarray(far), np.right_shift(a, far))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_special_numbers(dtype: str) -> None:
     special = np.array([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, np.inf, -np.inf, np.nan], dtype)
@@ -120,6 +127,7 @@ def test_special_numbers(dtype: str) -> None:
             check(getattr(xp, name)(xp.asarray(special)), getattr(np, name)(special))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", COMPLEX)
 def test_special_complex_numbers(dtype: str) -> None:
     special = np.array([0.0, 1.5, -2.0, np.inf, -np.inf, np.nan], np.float32)
@@ -157,6 +165,7 @@ def xp_error() -> type[Exception]:
     return InputError
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("source", ALL)
 def test_casts(source: str) -> None:
     a = sample(source, low=0.0, high=3.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -121,6 +122,7 @@ def test_a_deep_chain_of_repeated_operands() -> None:
     np.testing.assert_allclose(np.asarray(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_programs_and_kernels_are_found_by_another_process(tmp_path: Path) -> None:
     code = (
         "import numpy as np, dnnc.array as xp\n"
@@ -135,7 +137,7 @@ def test_programs_and_kernels_are_found_by_another_process(tmp_path: Path) -> No
     runs = [
         subprocess.run(
             [sys.executable, "-c", code],
-            env={"DNNC_CACHE_DIR": str(tmp_path), "PATH": ""},
+            env={"DNNC_CACHE_DIR": str(tmp_path), "PATH": "", "PYTHONPATH": os.environ["PYTHONPATH"]},
             capture_output=True,
             text=True,
             check=True,

@@ -9,7 +9,10 @@ from array_samples import COMPLEX, FLOATS, check, sample
 import dnnc.array as xp
 from dnnc.ir.errors import InputError
 
+pytestmark = pytest.mark.family("cases")
 
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "uint32", *FLOATS, *COMPLEX])
 def test_products(dtype: str) -> None:
     a, b = sample(dtype, (2, 3, 4), 1), sample(dtype, (4, 5), 2)
@@ -43,6 +46,7 @@ def test_norms(dtype: str) -> None:
     check(xp.linalg.matrix_norm(x, ord=2, keepdims=True), np.linalg.norm(a, ord=2, axis=(-2, -1), keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_elimination(dtype: str) -> None:
     a = sample(dtype, (2, 5, 5)) + 4 * np.eye(5, dtype=dtype)
@@ -56,6 +60,7 @@ def test_elimination(dtype: str) -> None:
         check(xp.linalg.matrix_power(x / 8, n), np.linalg.matrix_power(a / np.asarray(8, dtype), n), ulps=2048)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_transforms(dtype: str) -> None:
     a = sample(dtype, (3, 8, 6))

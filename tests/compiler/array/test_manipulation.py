@@ -26,6 +26,7 @@ def test_creation(dtype: str) -> None:
         check(xp.triu(xp.asarray(sample(dtype)), k=1), np.triu(sample(dtype), 1))
 
 
+@pytest.mark.slow
 def test_ranges() -> None:
     for args in ((5,), (2, 9), (9, 2, -2), (0, 1, 0.25), (3, 3), (0.5, 4), (10, 0)):
         check(xp.arange(*args), np.arange(*args))
@@ -41,6 +42,7 @@ def test_ranges() -> None:
             check(a, b)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", ["int16", "float32", "complex128", "bool"])
 def test_movement(dtype: str) -> None:
     a = sample(dtype, (2, 3, 4))
@@ -77,6 +79,7 @@ KEYS: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_reading_by_keys(dtype: str) -> None:
     a = sample(dtype, (2, 3, 4))
@@ -84,6 +87,7 @@ def test_reading_by_keys(dtype: str) -> None:
         check(xp.asarray(a)[_arrays(key)], np.asarray(a[key]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int32", "complex64"])
 def test_writing_by_keys(dtype: str) -> None:
     for key in KEYS:

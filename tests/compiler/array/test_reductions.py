@@ -12,6 +12,8 @@ from dnnc.ir.errors import InputError
 AXES = (None, 0, -1, (0, 2), (), (0, 1, 2))
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", ALL)
 def test_sums_and_products(dtype: str) -> None:
     a = sample(dtype, (2, 3, 4), low=0.5, high=1.5)
@@ -35,6 +37,7 @@ def test_sums_and_products(dtype: str) -> None:
     check(xp.diff(x, n=2), np.diff(a, n=2))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", (*INTS, *FLOATS))
 def test_extremes(dtype: str) -> None:
     a = sample(dtype, (2, 3, 4))
@@ -49,6 +52,7 @@ def test_extremes(dtype: str) -> None:
         xp.max(x[:, :0], axis=1)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", (*FLOATS, *COMPLEX))
 def test_moments(dtype: str) -> None:
     a = sample(dtype, (2, 3, 4))
@@ -59,6 +63,7 @@ def test_moments(dtype: str) -> None:
     check(xp.std(x, axis=1, correction=1.0, keepdims=True), np.std(a, axis=1, ddof=1, keepdims=True))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", (*INTS, *FLOATS))
 def test_sorting(dtype: str) -> None:
     a = sample(dtype, (3, 40))

@@ -1,6 +1,4 @@
-"""The container of saved models: sections come back as they were, every damaged byte is found, hostile tables are
-refused.
-"""
+"""The container of saved models: sections come back, every damaged byte is found, bad tables are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Whole graphs as ONNX: control flow, symbolic sizes, traced functions, imported models, random graphs; names, places,
-errors.
-"""
+"""Whole graphs as ONNX: control flow, symbolic sizes, traced functions, imports, random graphs; names."""
 
 from __future__ import annotations
 
@@ -160,6 +158,7 @@ def test_equal_constants_are_stored_once() -> None:
     assert len(to_onnx(g).graph.initializer) == 1
 
 
+@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(40))
 def test_random_graphs(seed: int) -> None:
     """What is read again gives the same numbers, host steps, loops and symbolic sizes included."""

@@ -82,6 +82,7 @@ def assert_same(got: Any, want: list[Array], g: Graph) -> None:
         assert np.allclose(x, y, rtol=0, atol=BOUNDS[w.dtype.itemsize] * scale, equal_nan=True)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize(("name", "number"), CASES, ids=[f"{n}-{k}" for n, k in CASES])
 def test_reads_back(name: str, number: int) -> None:
     g, arrays = case(name, OPS[name].samples[number])
@@ -120,6 +121,7 @@ LACKING = {
 }  # fmt: skip
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize(("name", "number"), AT_RUN_TIME, ids=[f"{n}-{k}" for n, k in AT_RUN_TIME])
 def test_runs_elsewhere(name: str, number: int) -> None:
     """ONNX Runtime gives our numbers, or says what it lacks."""

@@ -1,6 +1,4 @@
-"""Benchmarks: engines in turns on the same arrays, their outputs compared; and `dnnc bench`, `dnnc profile` on the
-command line.
-"""
+"""Benchmarks: engines in turns on equal arrays; `dnnc bench` and `dnnc profile` on the command line."""
 
 from __future__ import annotations
 
@@ -66,6 +64,7 @@ def peer(result: np.ndarray[Any, Any]) -> Any:
 # --- timing -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @in_a_quiet_round
 def test_quick_models_are_called_often_and_slow_ones_less() -> None:
     stages: list[str] = []
@@ -76,6 +75,7 @@ def test_quick_models_are_called_often_and_slow_ones_less() -> None:
     quiet(percentiles(times, 0)["p99"] < 2 and all(r > 10 for r in ratios(times, 0, 1)))
 
 
+@pytest.mark.slow
 def test_engines_take_turns() -> None:
     order: list[int] = []
 
@@ -87,6 +87,7 @@ def test_engines_take_turns() -> None:
     assert len(turns) >= 4 and abs(turns.count(0) - turns.count(1)) <= 1
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("got", "want", "expected"),
     [
@@ -107,6 +108,7 @@ def test_error_is_relative_to_the_largest_number(got: list[float], want: list[fl
 # --- engines ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_alone() -> None:
     b = quickly([])
     (own,) = b.engines
@@ -121,6 +123,7 @@ def test_alone() -> None:
     )
 
 
+@pytest.mark.slow
 def test_same_results_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PEERS, "onnxruntime", peer(X @ np.ones((3, 4), np.float32)))
     own, other = quickly(["onnxruntime"]).engines
@@ -132,6 +135,7 @@ def test_same_results_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong", [np.zeros((2, 4), np.float32), np.full((2, 4), np.nan, np.float32), np.zeros(1, np.float32)]
 )
@@ -143,6 +147,7 @@ def test_other_results_are_told(monkeypatch: pytest.MonkeyPatch, wrong: np.ndarr
     assert data["engines"][1]["agrees"] is False
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_a_line_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(model: Any, inputs: Mapping[str, Any], threads: int) -> Engine:
         raise RuntimeError("no kernel\nfor this")
@@ -215,6 +220,7 @@ def dnnc(*args: str, code: int = 0) -> str:
 SHORT = ("--duration", "0.01", "--warmup", "0")
 
 
+@pytest.mark.slow
 def test_bench_prints_one_row_per_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PEERS, "onnxruntime", peer(X @ np.ones((3, 4), np.float32)))
     monkeypatch.setattr(peers_module, "find_spec", lambda name: name)
@@ -225,6 +231,7 @@ def test_bench_prints_one_row_per_engine(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [line.split()[0] for line in text.splitlines()[2:4]] == ["dnnc", "onnxruntime"]
 
 
+@pytest.mark.slow
 def test_bench_json() -> None:
     data = json.loads(dnnc("bench", "open.onnx", "--dims", "N=5", "--threads", "1", *SHORT, "--json"))
     assert data["inputs"] == [{"name": "x", "dtype": "float32", "shape": [5, 3]}] and data["threads"] == 1
@@ -232,6 +239,7 @@ def test_bench_json() -> None:
     assert own["p50"] > 0 and own["throughput"] > 0 and data["overhead"] > 0 and data["failures"] == {}
 
 
+@pytest.mark.slow
 def test_bench_of_the_reference_and_of_graph_text() -> None:
     data = json.loads(dnnc("bench", "g.py", "--target", "reference", *SHORT, "--json"))
     assert data["overhead"] is None and data["compiled"] is None and data["engines"][0]["p50"] > 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dnnc.backends.llvm import build
+from dnnc.backends.runtime import link
 from dnnc.cli import main
 from dnnc.ir.dtype import boolean, f32, i64
 from dnnc.ir.errors import InternalError
@@ -71,7 +72,7 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
 
 def break_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that puts everything at the beginning of the arena."""
-    right = build.Linker.calls
+    right = link.Linker.calls
 
     def at_zero(place: Any) -> Any:
         return replace(place, offset=0) if place.space == "arena" else place
@@ -81,7 +82,7 @@ def break_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             replace(c, args=tuple(map(at_zero, c.args)), writes=tuple(map(at_zero, c.writes))) for c in right(*args)
         ]
 
-    monkeypatch.setattr(build.Linker, "calls", wrong)
+    monkeypatch.setattr(link.Linker, "calls", wrong)
 
 
 def test_nothing_is_wrong(net: Graph, inputs: list[Any]) -> None:
@@ -113,6 +114,7 @@ def test_a_pass_that_fails(net: Graph, inputs: list[Any], monkeypatch: pytest.Mo
     assert "sub(" in found.graph and "matmul" not in found.graph
 
 
+@pytest.mark.slow
 def test_a_broken_kernel(net: Graph, inputs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     break_kernels(monkeypatch, "fmax(0.0, acc", "fmin(0.0, acc")
     found = bisect(net, inputs, OPTIONS)
@@ -122,6 +124,7 @@ def test_a_broken_kernel(net: Graph, inputs: list[Any], monkeypatch: pytest.Monk
     assert "# x" in found.graph  # what its inputs are
 
 
+@pytest.mark.slow
 def test_a_broken_memory_plan(net: Graph, inputs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     deep = graph_of("""def net(x: f32[4, 8], *, w: f32[8, 8]):
     a = softmax(matmul(x, w))
@@ -174,6 +177,7 @@ def nested_loop(then: bool) -> Graph:
     return g
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", [True, False])
 def test_a_broken_kernel_in_the_branch_of_a_loop(
     then: bool, inputs: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -189,6 +193,7 @@ def test_a_broken_kernel_in_the_branch_of_a_loop(
     assert bisect(graph, arrays, OPTIONS) is None  # the branch with the wrong kernel is not taken
 
 
+@pytest.mark.slow
 def test_a_broken_kernel_in_a_loop(inputs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     graph = nested_loop(True)
     arrays = [inputs[0], np.array(True), np.random.default_rng(2).standard_normal((5, 16)).astype(np.float32)]
@@ -215,6 +220,7 @@ def verify(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, st
     return int(e.value.code or 0), out.out, out.err
 
 
+@pytest.mark.slow
 def test_the_command_on_a_right_model(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = verify(capsys, path)
     assert code == 0 and "all outputs are right" in out
@@ -225,6 +231,7 @@ def test_the_command_on_a_right_model(path: str, capsys: pytest.CaptureFixture[s
     assert all(o["error"] < 1e-5 < o["scale"] for o in data["outputs"])
 
 
+@pytest.mark.slow
 def test_the_command_on_a_broken_pass(
     path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +248,7 @@ def test_the_command_on_a_broken_pass(
     assert all("the float64 reference says" in o["reason"] for o in data["outputs"])
 
 
+@pytest.mark.slow
 def test_the_command_on_a_broken_kernel(
     path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +277,7 @@ def test_the_command_on_a_model_that_is_none(tmp_path: Path, capsys: pytest.Capt
     assert code == 1 and "there is no file" in err
 
 
+@pytest.mark.slow
 def test_a_broken_pass_in_a_model_that_runs_on_the_host_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = parse(
         "n: dim[0, 10]\ndef main(x: f32[10, 4], count: i64):\n"

@@ -109,6 +109,7 @@ def report_of(count: int, flops: Any, nbytes: Any, symbol: str = "k_b") -> Kerne
     return KernelReport("mul", symbol, count, "map()", True, flops, nbytes, ("one", "two")[:count])
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("flops", "nbytes", "bound", "reached"),
     [
@@ -181,6 +182,7 @@ def test_a_profile_knows_kernels_and_their_work() -> None:
     )
 
 
+@pytest.mark.slow
 def test_threads_and_calls_leave_the_model_as_it_was() -> None:
     f, x = compiled(threads=2), inputs()
     before = f(x)
@@ -196,6 +198,7 @@ def test_one_thread_does_not_wait() -> None:
     quiet(p.waiting < 0.05 * p.total)
 
 
+@pytest.mark.slow
 @in_a_quiet_round
 def test_more_work_takes_longer() -> None:
     f = compiled(None, threads=1)
@@ -205,6 +208,7 @@ def test_more_work_takes_longer() -> None:
     quiet(times[1] > 4 * times[0])
 
 
+@pytest.mark.slow
 def test_a_program_for_all_sizes_tells_the_work_at_the_sizes_of_the_call() -> None:
     f = compiled(None, threads=1, dims={"N": (1, 512)})
     f(inputs(3))
@@ -232,6 +236,7 @@ def test_a_model_that_is_read_at_the_call() -> None:
     assert len(p.kernels) == 1 and "Exp" in p.kernels[0].nodes[0]
 
 
+@pytest.mark.slow
 def test_a_loaded_model(tmp_path: Path) -> None:
     f = compiled(None, threads=1, dims={"N": (1, 512)})
     f(inputs(3))
@@ -293,6 +298,6 @@ def test_what_has_no_kernels_cannot_be_profiled() -> None:
 
 
 def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dnnc.tools.profile.Clock._read", lambda self: (0.0, 0))
+    monkeypatch.setattr("dnnc.backends.llvm.timing.Clock._read", lambda self: (0.0, 0))
     with pytest.raises(dnnc.UnsupportedError, match="no cycle counter"):
         compiled(8, threads=1).profile(inputs(8), repeats=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -59,3 +60,36 @@ def run_ort(model: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array]:
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
         None, dict(feed)
     )
+
+
+# --- ai.onnx.ml -------------------------------------------------------------------------------------------------------
+
+
+def words(*values: str) -> Any:
+    out = np.empty(len(values), object)
+    out[:] = values
+    return out
+
+
+def both(
+    op: str, inputs: list[Any], outputs: int = 1, opset: int = 3, kinds: dict[int, int] | None = None, **attrs: Any
+) -> None:
+    model = node_model(op, inputs, outputs, "ai.onnx.ml", opset, kinds=kinds, **attrs)
+    feed = feeds(inputs)
+    for got, want in zip(run_dnnc(model, feed), run_ort(model, feed), strict=True):
+        compare(got, want)
+
+
+def compare(got: Any, want: Any) -> None:
+    assert got.shape == want.shape
+    if want.dtype.kind == "f":
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    else:
+        assert got.tolist() == want.tolist()
+
+
+def ours(
+    op: str, inputs: list[Any], outputs: int = 1, opset: int = 4, kinds: dict[int, int] | None = None, **attrs: Any
+) -> list[Any]:
+    return run_dnnc(node_model(op, inputs, outputs, "ai.onnx.ml", opset, kinds=kinds, **attrs), feeds(inputs))

@@ -1,6 +1,4 @@
-"""If: branches that the inputs exclude are nobody's error, branches of different types are chosen by the value of their
-condition.
-"""
+"""If: branches that the inputs exclude are no error; branches of different types are chosen by value."""
 
 from __future__ import annotations
 
@@ -23,7 +21,10 @@ def compiled(text: str, **options: Any) -> Any:
 
 def yes_no(then: str, other: str, rank: int = 1) -> str:
     shape = "[" + ",".join(f"d{k}" for k in range(rank)) + "]"
-    return f"<then_branch = yes () => (float{shape} a) {{ {then} }}, else_branch = no () => (float{shape} b) {{ {other} }}>"
+    return (
+        f"<then_branch = yes () => (float{shape} a) {{ {then} }}, else_branch = no () => (float{shape} b) {{ "
+        f"{other} }}>"
+    )
 
 
 BY_SHAPE = f"""g (float[B,T] x) => (float[B,M] y) {{
@@ -46,7 +47,8 @@ def test_a_condition_on_shapes_chooses_the_only_branch_that_fits(target: str) ->
 
 @pytest.mark.parametrize("target", ["llvm", "reference"])
 def test_branches_of_different_shapes_are_chosen_by_the_value_of_the_condition(target: str) -> None:
-    text = f"""g (float[1,4] x) => (float[] y) {{ m = ReduceSum <keepdims=0> (x)  z = Constant <value_float=0.0> ()  c = Greater (m, z)
+    text = f"""g (float[1,4] x) => (float[] y) {{ m = ReduceSum <keepdims=0> (x)  z = Constant <value_float=0.0> ()
+        c = Greater (m, z)
         y = If (c) {yes_no("a = Squeeze (x)", "b = Neg (x)")} }}"""
     f = compiled(text, target=target)
     x = np.float32([[1, 2, 3, 4]])
@@ -67,7 +69,8 @@ def test_branches_of_different_dtypes() -> None:
 
 def test_a_branch_that_does_not_fit_is_an_error_where_it_is_live() -> None:
     """The message names the node and the branch; the other branch works before and after."""
-    text = f"""g (float[2,4] x, float[2,3] w, bool c) => (float[] y) {{ y = If (c) {yes_no("a = MatMul (x, w)", "b = Neg (x)", 2)} }}"""
+    text = f"""g (float[2,4] x, float[2,3] w, bool c) => (float[] y) {{
+        y = If (c) {yes_no("a = MatMul (x, w)", "b = Neg (x)", 2)} }}"""
     f = compiled(text)
     x, w = np.ones((2, 4), np.float32), np.ones((2, 3), np.float32)
     for _ in range(2):
@@ -77,7 +80,8 @@ def test_a_branch_that_does_not_fit_is_an_error_where_it_is_live() -> None:
 
 
 def test_two_branches_that_do_not_fit_are_an_error_at_once() -> None:
-    text = f"""g (float[2,4] x, float[2,3] w, bool c) => (float[] y) {{ y = If (c) {yes_no("a = MatMul (x, w)", "b = Add (x, w)", 2)} }}"""
+    text = f"""g (float[2,4] x, float[2,3] w, bool c) => (float[] y) {{
+        y = If (c) {yes_no("a = MatMul (x, w)", "b = Add (x, w)", 2)} }}"""
     with pytest.raises(dnnc.DnncError, match=r"(?s)MatMul.*then_branch"):
         compiled(text)
 
@@ -90,7 +94,8 @@ def test_nested_branches() -> None:
         .replace(" a", " p")
         .replace(" b", " q")
     )
-    text = f"""g (float[1,3] x, bool c, bool d) => (float[] y) {{ y = If (c) <then_branch = yes () => (float[] a) {{ h = Neg (x)  a = If (d) {inner} }},
+    text = f"""g (float[1,3] x, bool c, bool d) => (float[] y) {{ y = If (c) <then_branch = yes () => (float[] a) {{
+        h = Neg (x)  a = If (d) {inner} }},
         else_branch = no () => (float[1,3] b) {{ b = Abs (x) }}> }}"""
     f = compiled(text)
     x = np.float32([[1, -2, 3]])
@@ -101,11 +106,15 @@ def test_nested_branches() -> None:
             np.testing.assert_array_equal(f(x, np.bool_(False), np.bool_(d)), np.abs(x))
 
 
+@pytest.mark.slow
 def test_a_branch_within_a_loop() -> None:
     """Each iteration has a condition of its own, computed from what it carries."""
-    body = f"""step (int64 i, bool keep, float[k] v) => (bool keep2, float[m] v2) {{ keep2 = Identity (keep)  s = ReduceSum <keepdims=0> (v)
-        z = Constant <value_float=10.0> ()  c = Less (s, z)  v2 = If (c) {yes_no("a = Concat <axis=0> (v, v)", "b = Neg (v)")} }}"""
-    text = f"""g (float[2] x) => (float[] y) <int64 trips = {{3}}, bool go = {{1}}> {{ y = Loop (trips, go, x) <body = {body}> }}"""
+    body = f"""step (int64 i, bool keep, float[k] v) => (bool keep2, float[m] v2) {{ keep2 = Identity (keep)
+        s = ReduceSum <keepdims=0> (v)
+        z = Constant <value_float=10.0> ()  c = Less (s, z)  v2 = If (c)
+            {yes_no("a = Concat <axis=0> (v, v)", "b = Neg (v)")} }}"""
+    text = f"""g (float[2] x) => (float[] y) <int64 trips = {{3}}, bool go = {{1}}> {{
+        y = Loop (trips, go, x) <body = {body}> }}"""
     f = compiled(text)
     for x in (np.float32([1, 1]), np.float32([4, 4]), np.float32([20, 1]), np.float32([1, 1])):
         want = x

@@ -1,6 +1,4 @@
-"""Converters against ONNX Runtime (NumPy where that does not know an old opset): small models, every meaning an
-operator has had.
-"""
+"""Converters against ONNX Runtime, or NumPy for old opsets: small models, every meaning of an operator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""ONNX models taken apart to be saved: large tensors leave the protobuf, from wherever they are, and come back as they
-were.
-"""
+"""ONNX models taken apart to be saved: large tensors leave the protobuf and come back as they were."""
 
 from __future__ import annotations
 

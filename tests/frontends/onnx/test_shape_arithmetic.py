@@ -165,7 +165,10 @@ def test_matmul_fixes_a_dim() -> None:
 
 def test_sums_of_dims() -> None:
     """past + present == total, as a decoder's mask says."""
-    text = "u (float[P] past, float[S] now, float[T] mask) => (float[T] y) { all = Concat<axis = 0>(past, now)  y = Add(all, mask) }"
+    text = (
+        "u (float[P] past, float[S] now, float[T] mask) => (float[T] y) "
+        "{ all = Concat<axis = 0>(past, now)  y = Add(all, mask) }"
+    )
     g = read(parse(text))
     assert repr(g.inputs[2].type.shape[0]) in ("P + S", "S + P") or repr(g.inputs[0].type.shape[0]) in (
         "T - S",
@@ -213,7 +216,10 @@ def test_a_shape_that_is_an_input() -> None:
 
 
 def test_values_reach_through_arithmetic() -> None:
-    text = "r (float[2, 6] x, int64[2] t) => (float[a, b] y) { two = Constant<value_int = 2>()  u = Div(t, two)  y = Reshape(x, u) }"
+    text = (
+        "r (float[2, 6] x, int64[2] t) => (float[a, b] y) "
+        "{ two = Constant<value_int = 2>()  u = Div(t, two)  y = Reshape(x, u) }"
+    )
     with pytest.raises(NeedsValues) as e:
         read(parse(text))
     assert e.value.inputs == ("t",)
@@ -273,7 +279,8 @@ def test_if_on_a_known_condition() -> None:
 @pytest.mark.parametrize("known", [False, True])
 def test_a_loop_takes_one_number_and_one_bool(trips: str, condition: str, message: str, known: bool) -> None:
     body = """ y = Loop(t, c, x) <
-            body = b (int64 i, bool k, float[3] s) => (bool d, float[3] u) { u = Neg(s)  v = Exp(u)  w = Exp(v)  d = Identity(k) }
+            body = b (int64 i, bool k, float[3] s) => (bool d, float[3] u) { u = Neg(s)  v = Exp(u)  w = Exp(v)
+                d = Identity(k) }
         > }"""
     given = f"<{trips} = {{{_one_of(trips)}}}, {condition} = {{{_one_of(condition)}}}>" if known else ""
     inputs = "float[3] x" if known else f"float[3] x, {trips}, {condition}"

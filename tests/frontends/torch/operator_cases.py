@@ -52,7 +52,9 @@ UNIT = f(3, 4, low=-0.95, high=0.95)
 UNARY: list[Case] = [
     *(
         (n, getattr(torch, n), (A,))
-        for n in "abs neg sign exp expm1 exp2 erf erfc sin cos tan atan sinh cosh tanh asinh sigmoid floor ceil trunc".split()
+        for n in (
+            "abs neg sign exp expm1 exp2 erf erfc sin cos tan atan sinh cosh tanh asinh sigmoid floor ceil trunc"
+        ).split()
     ),
     *((n, getattr(torch, n), (POSITIVE,)) for n in "sqrt rsqrt log log2 log10 log1p reciprocal".split()),
     *((n, getattr(torch, n), (UNIT,)) for n in "asin acos atanh".split()),

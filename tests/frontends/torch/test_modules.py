@@ -31,6 +31,7 @@ def same(found: Any, wanted: Any, bound: float = 3e-5) -> None:
         ), (x - y).abs().max()
 
 
+@pytest.mark.family("cases")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", MODULES)
 def test_module(name: str) -> None:
@@ -39,6 +40,7 @@ def test_module(name: str) -> None:
         same(dnnc.compile(module, inputs=args, target="reference")(*args), module(*args))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_native(name: str) -> None:
@@ -47,6 +49,7 @@ def test_native(name: str) -> None:
         same(dnnc.compile(module, inputs=args, threads=1)(*args), module(*args))
 
 
+@pytest.mark.slow
 def test_an_exported_program_and_numpy_arrays() -> None:
     module, (x,) = made("cnn")
     f = dnnc.compile(torch.export.export(module, (x,)), threads=1)
@@ -55,6 +58,7 @@ def test_an_exported_program_and_numpy_arrays() -> None:
     assert [s.name for s in f.inputs] == ["input"] and "conv" in str(f.report)
 
 
+@pytest.mark.slow
 def test_a_dynamic_size_has_its_name() -> None:
     module, _ = made("causal")
     f = dnnc.compile(module, inputs=[dnnc.Spec(("batch", 5, 16))], dims={"batch": (1, 9)}, threads=1)
@@ -72,6 +76,7 @@ class Sizes(nn.Module):
         return x.reshape(-1) * n, x[:2], torch.arange(n * 2 + 1, dtype=x.dtype), x.new_full((n,), n), n + 1
 
 
+@pytest.mark.slow
 def test_sizes_are_numbers_too() -> None:
     n = torch.export.Dim("n", min=2, max=40)
     f = dnnc.compile(torch.export.export(Sizes(), (torch.randn(4, 3),), dynamic_shapes=({0: n},)), target="reference")
@@ -80,6 +85,7 @@ def test_sizes_are_numbers_too() -> None:
         same(f(x), Sizes()(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_other_types(dtype: torch.dtype) -> None:
     module, (x,) = made("mlp")
@@ -90,6 +96,7 @@ def test_other_types(dtype: torch.dtype) -> None:
     assert (y.double() - wanted).abs().max() < {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float64: 1e-6}[dtype]
 
 
+@pytest.mark.slow
 def test_weights_are_shared_with_the_module() -> None:
     module, (x,) = made("cnn")
     f = dnnc.compile(module, inputs=(x,), threads=1)
@@ -108,6 +115,7 @@ def test_weights_are_shared_with_the_module() -> None:
     assert f.programs == before
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(tmp_path: Path) -> None:
     module, (x,) = made("mlp")
     f = dnnc.compile(module, inputs=(x,), threads=1)
@@ -128,6 +136,7 @@ class Finds(nn.Module):
         return x[x > 0]
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_form_is_named_with_its_line() -> None:
     with pytest.raises(
         UnsupportedError,
@@ -139,6 +148,7 @@ def test_an_operator_without_a_form_is_named_with_its_line() -> None:
         dnnc.compile(Finds(), inputs=(torch.ones(3),))
 
 
+@pytest.mark.slow
 def test_statistics_of_training_are_refused() -> None:
     module, (x,) = made("cnn")
     with pytest.raises(UnsupportedError, match=r"writes to '1.running_mean'.*\.eval\(\)"):
@@ -155,6 +165,7 @@ def test_what_torch_cannot_export() -> None:
         dnnc.compile(Branches(), inputs=(torch.ones(3),))
 
 
+@pytest.mark.slow
 def test_other_arguments_than_the_examples() -> None:
     module, args = made("several")
     f = dnnc.compile(module, inputs=args, target="reference")
@@ -169,6 +180,7 @@ def test_a_module_needs_examples() -> None:
         dnnc.compile(nn.Linear(2, 2))
 
 
+@pytest.mark.slow
 def test_arguments_by_name_and_interpolation_as_one_operator() -> None:
     module, (x,) = made("resized")
     f = dnnc.compile(module, inputs={"input": x}, target="reference")
@@ -181,6 +193,7 @@ class Fixed(nn.Module):
         return x * k
 
 
+@pytest.mark.slow
 def test_numbers_among_arguments_are_fixed() -> None:
     x = torch.ones(3)
     f = dnnc.compile(Fixed(), inputs=(x, 3), target="reference")

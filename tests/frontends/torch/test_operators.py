@@ -22,6 +22,8 @@ from dnnc.frontends.torch.tensors import array_of
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.verify import verify
 
+pytestmark = pytest.mark.family("samples")
+
 BOUND = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1.2e-1}
 HALF = (torch.float16, torch.bfloat16)
 NOT_IN_HALF = (

@@ -1,6 +1,4 @@
-"""Loops and branches: the same results in a program, in Python and in NumPy; what bodies may read, and what they must
-give.
-"""
+"""Loops and branches: equal results in a program, in Python and in NumPy; what bodies read and give."""
 
 from __future__ import annotations
 
@@ -31,6 +29,7 @@ def ops(g: Any) -> list[str]:
     return [n.op.name for n in g.nodes()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1])
 def test_cond_runs_one_branch(sign: int) -> None:
     def f(x: Any, w: Any) -> Any:

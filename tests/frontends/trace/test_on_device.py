@@ -63,6 +63,7 @@ def row(x: Any, n: Any, w: Any) -> Any:
     return LEAKY(x @ w) + 1, total, dnnc.cond(n < 4, lambda: x[n], lambda: xp.max(x))
 
 
+@pytest.mark.slow
 def test_vmap() -> None:
     product = X @ W
     want = (

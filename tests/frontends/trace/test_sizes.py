@@ -56,6 +56,7 @@ def test_sizes_decide_what_holds_for_all() -> None:
     assert common([(N, 3), (3,), (1, 1)]) == (N, 3) and common([(N,), (M,)]) is None and common([(N,), (3,)]) is None
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "ask",
     [
@@ -101,6 +102,7 @@ def expected(x: Any) -> Any:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_program_for_all_sizes() -> None:
     f = dnnc.compile(many, inputs=[Spec(("n", 3)), Spec((3, 4))], threads=1)
     assert [s.shape for s in f.inputs] == [("n", 3), (3, 4)]
@@ -136,6 +138,7 @@ def test_on_a_device() -> None:
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sizes_that_follow_from_others() -> None:
     f = dnnc.compile(lambda x, y: xp.concat([x, x, x[:1]]) * y, inputs=[Spec(("n",)), Spec(("2*n + 1",))], threads=1)
     x = np.arange(3, dtype=np.float32)
@@ -146,6 +149,7 @@ def test_sizes_that_follow_from_others() -> None:
     assert fixed(x) == 1 and fixed.inputs[0].shape == (3,)
 
 
+@pytest.mark.slow
 def test_jit_with_names() -> None:
     @dnnc.jit(dynamic={"x": {0: "n"}, "p.w": {0: "n", -1: "k"}}, threads=1)
     def f(x: Any, p: dict[str, Any]) -> Any:
@@ -171,11 +175,13 @@ def test_jit_with_names() -> None:
         dnnc.jit(lambda x: x, dynamic={"y": {0: "n"}})
 
 
+@pytest.mark.slow
 def test_no_elements_are_a_program_of_their_own() -> None:
     f = dnnc.jit(lambda x: xp.sum(x) + x.shape[0], dynamic={"x": {0: "n"}}, threads=1)
     assert [float(f(np.ones(n))) for n in (0, 2, 3)] == [0, 4, 6] and f.traces == 2
 
 
+@pytest.mark.slow
 def test_control_flow_vmap_complex_numbers_and_ops_of_ones_own() -> None:
     double = dnnc.custom_op("shift", lambda x: te.compute(x.dims, x.dtype, lambda i: x[x.dims[0] - 1 - i] * 2))
 
@@ -230,6 +236,7 @@ def eliminates(x: Any) -> Any:
     return xp.linalg.det(x @ x.T)
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     ("fn", "error", "message"),
     [

@@ -65,6 +65,7 @@ def of_op(op: OpDef, s: Sample, which: tuple[bool, ...], seed: int) -> None:
         )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("family", sorted({name[0] for name in OPS}))
 def test_every_op_has_a_way_or_an_error(family: str) -> None:
     for name, op in OPS.items():
@@ -124,6 +125,7 @@ C = X[:, :3] + 1j * X[:, 1:]
 S = RNG.standard_normal((5, 3, 3))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("fn", "args", "axes"),
     [
@@ -153,6 +155,7 @@ def test_functions_against_a_loop(fn: Any, args: Any, axes: Any) -> None:
     check(fn, args, axes)
 
 
+@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_shapes_and_axes(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -251,6 +254,7 @@ def both(fn: Callable[..., Any], *args: Any) -> list[Any]:
     return [[np.asarray(y) for y in (made if isinstance(made, tuple) else (made,))], run(g, given)]
 
 
+@pytest.mark.slow
 def test_loops_end_for_each_row_by_itself() -> None:
     def f(c: Any) -> Any:
         step = lambda s: {"z": s["z"] * s["z"] + c, "k": s["k"] + 1}  # noqa: E731
@@ -353,6 +357,7 @@ def test_control_flow_within_control_flow() -> None:
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_on_a_device() -> None:
     def f(x: Any, n: Any, w: Any) -> Any:
         total = dnnc.while_loop(
@@ -388,6 +393,7 @@ def test_errors_name_the_line() -> None:
         vmap(misfits)(X)
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     ("args", "axes", "message"),
     [

@@ -1,6 +1,4 @@
-"""The reference interpreter: precision, decompositions, subgraphs, symbolic and data-dependent dims, sampling,
-memory.
-"""
+"""The reference interpreter: precision, decompositions, subgraphs, symbolic dims, sampling, memory."""
 
 from __future__ import annotations
 
@@ -119,7 +117,10 @@ def test_symbolic_attributes_get_their_values(ops: Ops) -> None:
 
 
 def test_sizes_that_only_the_data_tell(ops: Ops) -> None:
-    text = "K: dim[0, N]\ndef f(x: f32[N]):\n    p: f32[K] = positive(x, count=K)\n    y: f32[K] = add(p, p)\n    return y\n"
+    text = (
+        "K: dim[0, N]\ndef f(x: f32[N]):\n    p: f32[K] = positive(x, count=K)\n    y: f32[K] = add(p, p)\n"
+        "    return y\n"
+    )
     g = parse(text.replace("K: dim[0, N]", "N: dim\nK: dim[0, N]"), ops=ops)
     assert run(g, [np.float32([1, -1, 3])])[0].tolist() == [2, 6]
     assert run(g, [np.float32([-1])])[0].shape == (0,)
@@ -226,7 +227,10 @@ def test_run_at_computes_the_asked_elements_only(ops: Ops) -> None:
         )
 
     local = {n: counting(n) for n in ("matmul", "add", "mul", "exp")}
-    text = "def f(a: f32[64, 8], w: f32[8, 64], c: f32[64]):\n    e = exp(add(matmul(a, w), c))\n    y = mul(e, mul(e, e))\n    return y\n"
+    text = (
+        "def f(a: f32[64, 8], w: f32[8, 64], c: f32[64]):\n    e = exp(add(matmul(a, w), c))\n"
+        "    y = mul(e, mul(e, e))\n    return y\n"
+    )
     g = parse(text, ops=local)
     inputs = [_f32(64, 8), _f32(8, 64), _f32(64)]
     points = np.array([[0, 0], [63, 63], [5, 7]])

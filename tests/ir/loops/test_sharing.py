@@ -1,6 +1,4 @@
-"""Names for what a statement computes several times: where they stand, that they change nothing, that text stays
-short.
-"""
+"""Names for what a statement computes several times: where they stand; they change nothing; text is short."""
 
 from __future__ import annotations
 

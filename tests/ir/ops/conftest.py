@@ -1,6 +1,4 @@
-"""Lets the tests of this folder import the evaluator beside them: pytest's importlib mode adds no folder to the
-path.
-"""
+"""Lets these tests import the evaluator beside them: pytest's importlib mode adds no folder to the path."""
 
 import sys
 from pathlib import Path

@@ -43,9 +43,7 @@ def evaluate(
 
 
 def in_order(t: Tensor, inputs: Mapping[Tensor, Array], dims: Mapping[Var, int]) -> Array:
-    """A tensor that reads its own elements: column by column; what is not computed yet is a value that would be
-    noticed.
-    """
+    """A tensor that reads its own elements, column by column; a missing one has a conspicuous value."""
     out = np.full([size(d, dims) for d in t.shape], 99, t.dtype.numpy)
     for k in range(out.shape[-1]):
         arrays = {**inputs, t.stage.own: out.copy()}

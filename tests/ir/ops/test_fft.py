@@ -1,6 +1,4 @@
-"""Transforms against NumPy's in double precision: each radix, products of them, and lengths with large prime
-factors.
-"""
+"""Transforms against NumPy's in double precision: each radix, their products, large prime factors."""
 
 from __future__ import annotations
 

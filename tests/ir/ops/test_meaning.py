@@ -1,6 +1,4 @@
-"""What ops mean, against formulas written out here: decompositions, special values, coordinates, and what type rules
-refuse.
-"""
+"""What ops mean, against formulas: decompositions, special values, coordinates, refused types."""
 
 from __future__ import annotations
 
@@ -205,7 +203,10 @@ def test_the_power_of_zero_is_the_smallest(rounding: str) -> None:
         assert np.asarray(got).view(np.uint8).tolist() == [255, 127]
 
 
-SAFE_UNARY = "neg abs sign sqrt floor ceil round trunc exp log relu sigmoid softplus isnan isinf erf tanh reciprocal gelu elu leaky_relu clip".split()
+SAFE_UNARY = (
+    "neg abs sign sqrt floor ceil round trunc exp log relu sigmoid softplus isnan isinf erf tanh reciprocal gelu "
+    "elu leaky_relu clip"
+).split()
 
 
 @pytest.mark.parametrize("name", SAFE_UNARY)

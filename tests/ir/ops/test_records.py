@@ -68,9 +68,7 @@ def epsilon(d: DType) -> float:
 
 
 def check_close(got: Any, want: Any, d: DType, length: int, what: str) -> None:
-    """|got - want| <= c * eps * sqrt(length) * max(|want|), NaN and inf at the same places; integers and bools
-    exactly.
-    """
+    """Within c * eps * sqrt(length) * max(|want|), NaN and inf at the same places; integers exactly."""
     if not d.is_float:
         np.testing.assert_array_equal(got, want, what)
         return
@@ -181,6 +179,7 @@ def test_names_are_unique() -> None:
     assert len(OPS) == sum(map(len, FAMILIES.values()))
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_type_rule_is_the_reference(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
@@ -194,6 +193,7 @@ def test_type_rule_is_the_reference(op: OpDef, s: Sample) -> None:
         assert got.dtype == want.numpy, f"{op.name}: reference gives {got.dtype}, the type rule {want}"
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_float64_stays_float64(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
@@ -205,6 +205,7 @@ def test_float64_stays_float64(op: OpDef, s: Sample) -> None:
         assert got.dtype == (np.float64 if t.dtype.is_float else t.dtype.numpy)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
@@ -224,11 +225,10 @@ def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
         check_close(g, w, t.dtype, reduce_length(outputs), op.name)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None:
-    """An operand of one axis less or more: what the type rule lets through, the tensor expression and the reference
-    take as well.
-    """
+    """An operand of one axis less or more: what the type rule lets through, expression and reference take."""
     tried = 0
     for k, t in enumerate(s.inputs):
         for shape in {t.shape[1:], t.shape[:-1], (*t.shape, 1), (1, *t.shape), (*t.shape, 2), (2, *t.shape)} - {
@@ -262,6 +262,7 @@ def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None
     assert tried or not s.inputs
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", [(op, s) for op, s in CASES if op.reference_at is not None], ids=label)
 def test_sampled_reference_is_the_reference(op: OpDef, s: Sample) -> None:
     _, attrs = typed(op, s)
@@ -275,6 +276,7 @@ def test_sampled_reference_is_the_reference(op: OpDef, s: Sample) -> None:
     np.testing.assert_allclose(got, want[tuple(points.T)], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", CASES, ids=label)
 def test_flops_are_a_positive_number(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
@@ -285,11 +287,10 @@ def test_flops_are_a_positive_number(op: OpDef, s: Sample) -> None:
     assert isinstance(n, int) and (n > 0 or op.name == "cast")
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", CASES, ids=label)
 def test_one_node_graph_interprets(op: OpDef, s: Sample) -> None:
-    """Through the builder and the interpreter, decompositions included: declared types, and half types near the float64
-    result.
-    """
+    """Through builder and interpreter: declared types, and half types near the float64 result."""
     g = Graph("g")
     values = [g.add_input(f"x{k}", t) for k, t in enumerate(s.inputs)]
     found = Builder(g).op(op.name, *values, **dict(s.attrs))

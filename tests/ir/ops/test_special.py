@@ -1,6 +1,4 @@
-"""Numbers that are none: with NaN and infinities among the operands, an op's reference and its tensor expression say
-the same.
-"""
+"""NaN and infinities among the operands: an op's reference and its tensor expression say the same."""
 
 from __future__ import annotations
 
@@ -20,6 +18,8 @@ from dnnc.ir.graph.interp import run
 from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
+
+pytestmark = pytest.mark.family("samples")
 
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0)
 PADDED = frozenset(("conv", "conv_transpose"))  # 0 * inf in the padding: a product, or a shorter sum

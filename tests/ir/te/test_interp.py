@@ -1,6 +1,4 @@
-"""Tensor expressions in NumPy: what every op's expression gives is what its reference gives, at all points and at
-some.
-"""
+"""Tensor expressions in NumPy: every op's expression gives what its reference gives, wherever asked."""
 
 from __future__ import annotations
 

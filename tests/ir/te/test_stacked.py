@@ -21,6 +21,7 @@ from dnnc.ir.types import TensorType, tensor
 ROWS = 3
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_expression(family: str) -> None:
     for op in FAMILIES[family]:

@@ -1,6 +1,4 @@
-"""Definitions of ops in the text of a graph: every op of dnnc, taken for one that is not its own, is written and read
-back.
-"""
+"""Definitions of ops in the text of a graph: every op, taken for a custom one, is written and read."""
 
 from __future__ import annotations
 

@@ -92,6 +92,7 @@ CASES = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(("text", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_aliases_and_numbers(text: str, expected: list[str]) -> None:
     g = graph_of(text)

@@ -115,6 +115,7 @@ def check(text: str, target: str, seed: int = 0, numerics: str = "standard") -> 
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("name", JOINED)
 def test_one_kernel(name: str) -> None:
     """As written, and whatever the passes make of it."""
@@ -161,6 +162,7 @@ def test_numbers_of_rows() -> None:
     )  # [4, 5] would be read along the second axis
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     ("shape", "axes", "worth", "piece"),
     [
@@ -228,7 +230,10 @@ def reduce_max_sub(x0: f32[4, 9, 5, 6], y: f32[4, 9, 5, 6]):
 
 
 def test_something_costly_is_computed_once_where_a_row_can_be_kept() -> None:
-    text = "def g(x: f32[{shape}]):\n    t = mul(tanh(x), 2.0)\n    return sub(t, reduce_max(t, axes={axes}, keepdims=True))"
+    text = (
+        "def g(x: f32[{shape}]):\n    t = mul(tanh(x), 2.0)\n"
+        "    return sub(t, reduce_max(t, axes={axes}, keepdims=True))"
+    )
     assert nest(text.format(shape="20, 50", axes=(1,))).count("tanh(") == 1
     assert (
         nest(text.format(shape="20, 50", axes=(0,))).count("tanh(") == 2
@@ -239,6 +244,7 @@ def test_something_costly_is_computed_once_where_a_row_can_be_kept() -> None:
 # --- at random --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 def test_random_chains(target: str) -> None:
     alone = [
@@ -247,6 +253,7 @@ def test_random_chains(target: str) -> None:
     assert sum(alone) >= 12  # others hold something costly of a number that is given
 
 
+@pytest.mark.family("random")
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 @pytest.mark.parametrize("seed", range(100, 140))

@@ -1,6 +1,4 @@
-"""segments: what runs on the host, how few segments there are, in which order they run, and what crosses their
-borders.
-"""
+"""segments: what runs on the host, how few segments there are, their order, what crosses borders."""
 
 from __future__ import annotations
 

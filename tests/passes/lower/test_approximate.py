@@ -208,7 +208,10 @@ def test_a_sum_with_an_exponential_is_one_step() -> None:
 
 
 def test_a_result_of_32_bits_beside_one_of_16_decides() -> None:
-    text = "def k(x: f32[8], y: f16[8], z: f32[8]):\n    for i in range(8):\n        y[i] = cast_f16(exp(x[i]))\n        z[i] = x[i]\n"
+    text = (
+        "def k(x: f32[8], y: f16[8], z: f32[8]):\n    for i in range(8):\n        y[i] = cast_f16(exp(x[i]))\n"
+        "        z[i] = x[i]\n"
+    )
     assert "exp" in calls(decompose(parse_kernel(text), FAST))
     assert "exp2" in calls(
         decompose(parse_kernel(text.replace("z: f32", "z: i32").replace("z[i] = x[i]", "z[i] = cast_i32(x[i])")), FAST)

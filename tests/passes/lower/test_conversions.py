@@ -1,6 +1,4 @@
-"""Conversions written as arithmetic, in the operator-IR interpreter: every code of every small format, every tie, every
-rounding.
-"""
+"""Conversions as arithmetic, interpreted: every code of every small format, every tie and rounding."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ FLOATS = ("f16", "f32", "f64")
 
 def graph_text(dtype: str, shape: tuple[int, ...], keep: int, axis: int, descending: bool) -> str:
     sizes = ", ".join(map(str, shape))
-    return f"def g(x: {dtype}[{sizes}]):\n    y, i = sort(x, axis={axis}, descending={descending}, keep={keep})\n    return y, i"
+    return (
+        f"def g(x: {dtype}[{sizes}]):\n    y, i = sort(x, axis={axis}, descending={descending}, keep={keep})\n"
+        "    return y, i"
+    )
 
 
 def drawn(dtype: str, shape: tuple[int, ...], kind: str) -> Array:
@@ -57,6 +60,7 @@ def check(dtype: str, shape: tuple[int, ...], keep: int, axis: int, descending: 
     np.testing.assert_array_equal(y, np.take_along_axis(x, want, axis))
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("kind", ["plain", "ties", "nan"])
 @pytest.mark.parametrize("descending", [True, False])
 @pytest.mark.parametrize(
@@ -75,6 +79,7 @@ def test_rows(shape: tuple[int, int], keep: int, descending: bool, kind: str) ->
     check("f32", shape, keep, -1, descending, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f16", "f64", "i8", "i32", "i64", "u8", "u64"])
 def test_types(dtype: str) -> None:
     for shape, keep in (((2, 700), 700), ((2, 4500), 11)):
@@ -87,6 +92,7 @@ def test_any_axis() -> None:
     check("f32", (2, 130, 3), 130, 1, False, "plain")
 
 
+@pytest.mark.slow
 def test_random_shapes() -> None:
     rng = np.random.default_rng(3)
     for _ in range(8):

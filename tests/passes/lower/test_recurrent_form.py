@@ -7,7 +7,10 @@ import pytest
 from dnnc.ir.graph.text import parse
 from dnnc.passes.lower.recurrent_form import NoForm, ScanForm, form_of
 
-HEAD = "def g(h: f32[2, 8], x: f32[5, 2, 16], w: f32[8, 16], u: f32[8, 8]):\n    def body(k: i64, h: f32[2, 8], r: f32[2, 16], w: f32[8, 16], u: f32[8, 8]):\n"
+HEAD = (
+    "def g(h: f32[2, 8], x: f32[5, 2, 16], w: f32[8, 16], u: f32[8, 8]):\n"
+    "    def body(k: i64, h: f32[2, 8], r: f32[2, 16], w: f32[8, 16], u: f32[8, 8]):\n"
+)
 TAIL = "    return loop(None, None, h, x, w, u, body=body, carried=1, scanned=1, length=5)\n"
 
 

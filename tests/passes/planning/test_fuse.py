@@ -193,6 +193,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(("text", "expected"), [p[1:] for p in PLANS], ids=[p[0] for p in PLANS])
 def test_plan_and_numbers(text: str, expected: list[str]) -> None:
     g = graph_of(text)
@@ -206,6 +207,7 @@ def test_plan_and_numbers(text: str, expected: list[str]) -> None:
             assert np.abs(a - b).max() <= bound(g.outputs[0].type.dtype, 600, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "kernels"), [("cubic", 4), ("linear", 3), ("nearest", 3)])
 def test_a_convolution_keeps_its_schedule_before_a_resize(mode: str, kernels: int) -> None:
     """Cubic interpolation of whole vectors is not repeated for each lane that is unpacked; a convolution is never taken
@@ -290,6 +292,7 @@ def test_long_chains_are_cut() -> None:
     assert [len(grp.nodes) for grp in plan_fusion(g).groups] == [12, MAX_NODES, MAX_NODES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fuse", [True, False])
 def test_plans_of_random_graphs(fuse: bool) -> None:
     for seed in range(60):

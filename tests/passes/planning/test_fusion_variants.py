@@ -1,6 +1,4 @@
-"""Other ways to make a fused group: which there are, that they are groups of the same nodes, and that they compute the
-same.
-"""
+"""Fusion variants: which there are, that they group the same nodes, that they compute the same."""
 
 from __future__ import annotations
 
@@ -51,6 +49,7 @@ def shown(text: str) -> list[list[str]]:
     return [["+".join(n.op.name for n in p.nodes) for p in cut(group, v.cuts)] for v in variants(g, group)]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "text, expected",
     [
@@ -141,6 +140,7 @@ def test_a_part_works_in_place_where_it_may() -> None:
     assert p.memory.inplace[g.outputs[0]] is g.nodes[0].inputs[0]
 
 
+@pytest.mark.slow
 def test_plans_of_random_graphs() -> None:
     """Every node has one kernel, and each kernel reads what others have written before."""
     seen = 0

@@ -1,6 +1,4 @@
-"""Groups that overwrite an input: found where each element is read where it is written, refused elsewhere, and right
-when run.
-"""
+"""Groups that overwrite an input: found if each element is read where it is written; right when run."""
 
 from __future__ import annotations
 

@@ -101,9 +101,7 @@ def first_offered(problem: Problem, offered: Sequence[Any]) -> Any:
 
 
 class Planted:
-    """Puts a template ahead of a target's own, and makes code generation fail where a test says so of a kernel's
-    text.
-    """
+    """Puts a template ahead of the target's, and makes code generation fail for texts that a test names."""
 
     def __init__(self, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.target, self.patch = target, monkeypatch
@@ -244,6 +242,7 @@ def verify(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], bool]) -> None:
     monkeypatch.setattr(program, "verify_kernel", verify_kernel)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_llvm_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plant = Planted("llvm", monkeypatch)
     plant.template(planted(FAULTS["no code"]))
@@ -262,6 +261,7 @@ def test_a_kernel_that_llvm_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) 
     plant.check("def net(x: f32[6, 20]):\n    return exp(x)", "LLVM takes longer than")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_nvrtc_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plant = Planted("cuda -arch=sm_90a", monkeypatch)
     plant.template(planted(FAULTS["no code"]))
@@ -283,6 +283,7 @@ def test_a_kernel_that_nvrtc_takes_too_long_for(monkeypatch: pytest.MonkeyPatch)
         plant.compile(g, strict_compile=True)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_cannot_be_loaded_or_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     plant = Planted("cuda", monkeypatch)
     plant.template(planted(FAULTS["no code"]))

@@ -27,6 +27,7 @@ def rounded(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
+@pytest.mark.slow
 @given(lives)
 @settings(max_examples=300, deadline=None)
 def test_slots_that_live_together_never_overlap(found: list[tuple[int, int, int]]) -> None:
@@ -120,9 +121,7 @@ def program(seed: int, nodes: int = 25) -> tuple[Graph, FusionPlan, MemoryPlan]:
 
 
 def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[Var, int]) -> None:
-    """Let every step write its output's number over the bytes it has, and find under the bytes that it reads what it
-    expects.
-    """
+    """Every step writes its output's number over its bytes, and finds what it expects under those it reads."""
     offsets, total = plan.offsets(dims)
     owner = np.full(total, -1)
     aliases = {v: (source, at) for v, source, at in fusion.views}
@@ -159,6 +158,8 @@ def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[
                     )
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("part", range(4))
 def test_nothing_is_overwritten_while_it_is_needed(part: int) -> None:
     for seed in range(part, 80, 4):
@@ -167,6 +168,7 @@ def test_nothing_is_overwritten_while_it_is_needed(part: int) -> None:
             check_by_running(g, fusion, plan, dict.fromkeys(g.dims.values(), n))
 
 
+@pytest.mark.slow
 def test_peaks_are_near_what_the_lifetimes_demand() -> None:
     ratios = []
     for seed in range(60):

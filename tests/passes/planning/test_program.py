@@ -156,6 +156,7 @@ def test_how_nodes_are_wired_makes_groups_unlike() -> None:
     assert len({likeness(g, [a, n], [v]) for n, v in ((b, b.output), (c, c.output), (c, a.output))}) == 3
 
 
+@pytest.mark.slow
 def test_groups_that_are_alike_are_the_same_problem() -> None:
     """Of many graphs: whatever makes a kernel or a problem another one makes the groups unlike."""
     first: dict[Hashable, tuple[object, ...]] = {}
@@ -289,6 +290,8 @@ HARD = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("text", HARD)
 @pytest.mark.parametrize("level", [0, 3])
 def test_symbolic_sizes_that_are_hard_to_schedule(text: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:

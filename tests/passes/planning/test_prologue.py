@@ -1,6 +1,4 @@
-"""What depends on parameters alone leaves the graph; what is bound later gives the numbers that constants would have
-given.
-"""
+"""What depends on parameters alone leaves the graph; bound later, it gives the numbers of constants."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Rules on arithmetic: each fires on its pattern; exact ones give equal bits on infinities, NaN, signed zeros and
-denormals too.
-"""
+"""Rules on arithmetic: each fires on its pattern; exact ones give equal bits on special values too."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""canonicalize on random graphs: valid, equal to the bit in strict numerics, within rounding otherwise, and at rest
-after one run.
-"""
+"""canonicalize on random graphs: valid, equal bits in strict numerics, at rest after one run."""
 
 from __future__ import annotations
 
@@ -121,6 +119,7 @@ def test_there_are_rules() -> None:
         assert "->" in (r.apply.__doc__ or ""), f"{r.name} does not say what it rewrites"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**9), st.booleans())
 def test_random_graphs(seed: int, strict: bool) -> None:

@@ -72,6 +72,7 @@ def test_rows_of_groups_end_with_the_last_group() -> None:
     assert {str(v.type.encoding) for v in (*grouped.inputs[:2], grouped.output)} == {"0 2 3 1"}  # type: ignore[union-attr]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "text",
     [
@@ -103,6 +104,7 @@ def test_numbers(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 1000, want)
 
 
+@pytest.mark.slow
 def test_random_graphs_keep_their_meaning() -> None:
     laid = 0
     for seed in range(40):

@@ -78,6 +78,7 @@ def test_numbers(text: str) -> None:
     np.testing.assert_allclose(f(*inputs), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_dense_block_is_one_buffer() -> None:
     f = dnnc.compile(graph_of(PREFIXES[0]), cache=False)
     program = f.report.programs[0]

@@ -93,7 +93,10 @@ def test_a_phase_has_whole_blocks(ctx: PassContext, made: int) -> None:
 def test_the_graph_of_groups() -> None:
     """Each phase has the taps that fall on it: of three taps two, or one."""
     g = parse(
-        "def g(x: f32[1, 4, 5], *, w: f32[4, 2, 3]):\n    y = conv_transpose(x, w, strides=(2,), group=2)\n    return y",
+        (
+            "def g(x: f32[1, 4, 5], *, w: f32[4, 2, 3]):\n    y = conv_transpose(x, w, strides=(2,), group=2)\n"
+            "    return y"
+        ),
         {"w": np.arange(24, dtype=np.float32).reshape(4, 2, 3)},
     )
     conv_transpose(g, PassContext())
@@ -107,13 +110,19 @@ def test_the_graph_of_groups() -> None:
 
 @pytest.mark.parametrize("attrs", ["strides=(2, 2)", "strides=(2, 2), group=2", "dilations=(2, 2), pads=(1, 2, 0, 1)"])
 def test_images_of_any_size(attrs: str) -> None:
-    text = f"N: dim[1, 99]\ndef g(x: f32[N, 4, N, 5], *, w: f32[4, 2, 3, 3]):\n    y = conv_transpose(x, w, {attrs})\n    return y"
+    text = (
+        f"N: dim[1, 99]\ndef g(x: f32[N, 4, N, 5], *, w: f32[4, 2, 3, 3]):\n    y = conv_transpose(x, w, {attrs})\n"
+        "    return y"
+    )
     g = parse(text, {"w": W})
     assert conv_transpose(g, PassContext())
     verify(g)
 
 
 def test_negative_pads_stay() -> None:
-    text = "def g(x: f32[1, 4, 5, 5], *, w: f32[4, 2, 3, 3]):\n    y = conv_transpose(x, w, strides=(2, 2), pads=(-1, 0, 0, 0))\n    return y"
+    text = (
+        "def g(x: f32[1, 4, 5, 5], *, w: f32[4, 2, 3, 3]):\n"
+        "    y = conv_transpose(x, w, strides=(2, 2), pads=(-1, 0, 0, 0))\n    return y"
+    )
     g = parse(text, {"w": W})
     assert not conv_transpose(g, PassContext())

@@ -57,7 +57,10 @@ def test_large_constants_that_look_alike() -> None:
     a = np.arange(4096, dtype=np.float32)
     b = a.copy()
     b[7] += 1  # not among the elements that are compared first
-    text = "def f(x: f32[4096], *, a: f32[4096], b: f32[4096], c: f32[4096]):\n    return add(add(x, a), add(add(x, b), add(x, c)))\n"
+    text = (
+        "def f(x: f32[4096], *, a: f32[4096], b: f32[4096], c: f32[4096]):\n"
+        "    return add(add(x, a), add(add(x, b), add(x, c)))\n"
+    )
     g = parse(text, {"a": a, "b": b, "c": a.copy()})
     assert cse(g, PassContext()) and [v.name for v in g.constants] == ["a", "b"] and len(g) == 4
 

@@ -1,6 +1,4 @@
-"""decompose: afterwards every op has a tensor expression or runs on the host, and the numbers are the same, for every
-op there is.
-"""
+"""decompose: every op then has a tensor expression or runs on the host, and the numbers are the same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""fold_batch_norm: normalisations, scales and shifts vanish into weights; values stay within rounding of the float64
-reference.
-"""
+"""fold_batch_norm: norms, scales and shifts go into weights; values stay within rounding of float64."""
 
 from __future__ import annotations
 
@@ -26,7 +24,8 @@ def test_scale_and_shift_of_a_convolution() -> None:
     check_pass(
         fold_batch_norm,
         f"""
-def f(x: f32[1, 2, 3, 3], *, {W}, b: f32[2] = [1.0, -1.0], s: f32[2, 1, 1] = [[[2.0]], [[-0.5]]], t: f32[1, 2, 1, 1] = [[[[4.0]], [[8.0]]]]):
+def f(x: f32[1, 2, 3, 3], *, {W}, b: f32[2] = [1.0, -1.0], s: f32[2, 1, 1] = [[[2.0]], [[-0.5]]],
+    t: f32[1, 2, 1, 1] = [[[[4.0]], [[8.0]]]]):
     y = sub(mul(s, conv(x, w, b)), t)
     return y
 """,
@@ -55,7 +54,8 @@ def test_batch_norm_of_a_matrix_product() -> None:
     check_pass(
         fold_batch_norm,
         """
-def f(x: f32[3, 2], *, w: f32[2, 2] = [[1.0, 2.0], [3.0, 4.0]], b: f32[2] = [1.0, 2.0], g: f32[2] = [2.0, 3.0], h: f32[2] = [1.0, 1.0],
+def f(x: f32[3, 2], *, w: f32[2, 2] = [[1.0, 2.0], [3.0, 4.0]], b: f32[2] = [1.0, 2.0], g: f32[2] = [2.0, 3.0],
+    h: f32[2] = [1.0, 1.0],
       mu: f32[2] = [0.5, -1.0], var: f32[2] = [0.25, 0.5]):
     y = batch_norm(add(matmul(x, w), b), g, h, mu, var, epsilon=0.0)
     return y
@@ -140,7 +140,8 @@ def test_batch_norm_alone_becomes_scale_and_shift() -> None:
     check_pass(
         fold_batch_norm,
         """
-def f(x: f32[1, 2, 3], *, g: f32[2] = [2.0, 1.0], h: f32[2] = [1.0, 1.0], mu: f32[2] = [2.0, 3.0], var: f32[2] = [3.25, 0.25]):
+def f(x: f32[1, 2, 3], *, g: f32[2] = [2.0, 1.0], h: f32[2] = [1.0, 1.0], mu: f32[2] = [2.0, 3.0],
+    var: f32[2] = [3.25, 0.25]):
     y = relu(batch_norm(x, g, h, mu, var, epsilon=0.75))
     return y
 """,

@@ -1,6 +1,4 @@
-"""Batch norms and scales go into weights that are parameters as they go into constants: the same graph, and the same
-numbers.
-"""
+"""Batch norms and scales go into weights that are parameters as into constants: the same graph and numbers."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def test_layer_norm() -> None:
     check_pass(
         prepared,
         f"""
-def f(x: f32[3, 4], *, g: f32[4] = [1.0, 2.0, 0.5, 3.0], h: f32[4] = [0.0, 1.0, -1.0, 2.0]):{ROWS.format(square="mul(d, d)", normal=NORMALS[0])}
+def f(x: f32[3, 4], *, g: f32[4] = [1.0, 2.0, 0.5, 3.0],
+    h: f32[4] = [0.0, 1.0, -1.0, 2.0]):{ROWS.format(square="mul(d, d)", normal=NORMALS[0])}
     z = add(h, mul(g, y))
     return z
 """,

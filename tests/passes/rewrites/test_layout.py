@@ -56,6 +56,7 @@ def test_a_window_over_channels_reads_rows_between_blocks() -> None:
     assert [" blocked" in x for x in made] == [True, True, True, False, False, True, True, False]
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("shape,window,made", [
     ((1, 8, 9, 9), "kernel=(3, 3), pads=(1, 1, 1, 1)", ["pack", "max_pool", "pack"]),
     ((1, 2, 9, 9), "kernel=(3, 3), pads=(1, 1, 1, 1)", ["max_pool"]),
@@ -98,6 +99,7 @@ def test_matrices_of_panels() -> None:
     assert 'f32[8, 40] @ "1/16 0 1%16"' in str(g)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("x", "y", "packed"),
     [
@@ -148,6 +150,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", NUMBERS)
 def test_numbers(text: str) -> None:
     g = graph_of(text)
@@ -159,6 +162,7 @@ def test_numbers(text: str) -> None:
     assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 1000, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -219,9 +223,7 @@ GROUPS = "def g(x: f32[1, 36, 6, 6], *, w: f32[72, 12, 1, 1]):\n    return conv(
 
 
 def test_groups_that_share_a_block() -> None:
-    """Three groups of 24 outputs: the second panel of 16 has outputs of two groups, whose filters stand behind each
-    other.
-    """
+    """Three groups of 24 outputs: the second panel of 16 has outputs of two groups."""
     g = graph_of(GROUPS)
     w = next(iter(g.constants.values()))
     assign_layouts(g, 16)
@@ -234,6 +236,7 @@ def test_groups_that_share_a_block() -> None:
     assert np.array_equal(spread[16:32], np.block([[kernel[16:24], zero], [zero, kernel[24:32]]]))
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     ("sizes", "lanes", "strict", "way"),
     [
@@ -257,7 +260,10 @@ def test_groups_that_share_a_block() -> None:
 )
 def test_groups_narrower_than_a_vector(sizes: tuple[int, int, int, int], lanes: int, strict: bool, way: str) -> None:
     channels, made, k, group = sizes
-    text = f"def g(x: f32[1, {channels}, 6, 21], *, w: f32[{made}, {channels // group}, {k}, {k}]):\n    return conv(x, w, group={group})"
+    text = (
+        f"def g(x: f32[1, {channels}, 6, 21], *, w: f32[{made}, {channels // group}, {k}, {k}]):\n"
+        f"    return conv(x, w, group={group})"
+    )
     g = graph_of(text)
     assign_layouts(g, lanes, strict)
     (conv,) = (n for n in g.nodes() if n.op.name == "conv")
@@ -279,6 +285,7 @@ def test_strict_numerics_keep_the_groups_apart() -> None:
     assert np.isfinite(got[:, :24]).all() and np.isfinite(got[:, 48:]).all() and not np.isfinite(got[:, 24:48]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parameter", "input"])
 def test_groups_with_weights_that_change(kind: str) -> None:
     text = GROUPS if kind == "parameter" else GROUPS.replace(" *,", "")
@@ -324,6 +331,7 @@ def test_packs_that_meet_cancel() -> None:
     assert ops == ["pack", "conv", "pack", "softmax", "pack", "conv", "conv", "pack"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_random_graphs_keep_their_meaning(lanes: int) -> None:
     blocked = 0

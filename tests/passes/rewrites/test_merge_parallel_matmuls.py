@@ -179,17 +179,19 @@ def test_columns_left_alone(why: str, text: str) -> None:
     assert not siblings(graph_of(text), PassContext()), why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [1, 6])
 def test_the_pipeline_cuts_what_attention_reads(s: int) -> None:
-    """A decoder's step: keys and values go behind those of before, queries to attention; several rows, or one for each
-    sample.
-    """
+    """A decoder's step: keys and values go behind the past, queries to attention; several rows or one."""
     text = f"""
 def g(x: f32[2, {s}, 8], k0: f32[2, 3, 7, 16], v0: f32[2, 3, 7, 16], *, w: f32[8, 144], d: f32[144]):
     y = add(matmul(x, w), d)
-    q = transpose(reshape(slice(y, starts=(0, 0, 0), steps=(1, 1, 1), shape=(2, {s}, 48)), shape=(2, {s}, 3, 16)), perm=(0, 2, 1, 3))
-    k = transpose(reshape(slice(y, starts=(0, 0, 48), steps=(1, 1, 1), shape=(2, {s}, 48)), shape=(2, {s}, 3, 16)), perm=(0, 2, 1, 3))
-    v = transpose(reshape(slice(y, starts=(0, 0, 96), steps=(1, 1, 1), shape=(2, {s}, 48)), shape=(2, {s}, 3, 16)), perm=(0, 2, 1, 3))
+    q = transpose(reshape(slice(y, starts=(0, 0, 0), steps=(1, 1, 1), shape=(2, {s}, 48)), shape=(2, {s}, 3, 16)),
+        perm=(0, 2, 1, 3))
+    k = transpose(reshape(slice(y, starts=(0, 0, 48), steps=(1, 1, 1), shape=(2, {s}, 48)), shape=(2, {s}, 3, 16)),
+        perm=(0, 2, 1, 3))
+    v = transpose(reshape(slice(y, starts=(0, 0, 96), steps=(1, 1, 1), shape=(2, {s}, 48)), shape=(2, {s}, 3, 16)),
+        perm=(0, 2, 1, 3))
     k1 = concat(k0, k, axis=2)
     v1 = concat(v0, v, axis=2)
     o = matmul(softmax(matmul(q, transpose(k1, perm=(0, 1, 3, 2)))), v1)

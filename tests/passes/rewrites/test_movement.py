@@ -1,6 +1,4 @@
-"""Rules on ops that move elements: each fires on its pattern, is exact to the bit, and says why where it does not
-fire.
-"""
+"""Rules on ops that move elements: each fires on its pattern, is exact, and says why where it does not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How floats are stored: text before and after, numbers within what the format's precision allows, and what keeps its
-type.
-"""
+"""How floats are stored: text before and after, numbers within the format's precision, kept types."""
 
 from __future__ import annotations
 
@@ -135,6 +133,7 @@ def g(x: f32[4], i: i64[4]):
     )  # the product by 7, which nothing but the caller reads: its operands and itself
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("number", "to", "word"),
     [
@@ -163,7 +162,10 @@ def test_a_mask_that_says_never_leaves_attention_in_the_asked_type(to: str) -> N
     stays float32 alone.
     """
     mask = np.triu(np.full((4, 4), np.finfo(np.float32).min, np.float32), 1)
-    text = "def g(q: f32[2, 4, 16], k: f32[2, 4, 16], v: f32[2, 4, 16], *, m: f32[4, 4]):\n    return attention(q, k, v, m, scale=0.25)"
+    text = (
+        "def g(q: f32[2, 4, 16], k: f32[2, 4, 16], v: f32[2, 4, 16], *, m: f32[4, 4]):\n"
+        "    return attention(q, k, v, m, scale=0.25)"
+    )
     g = parse(text, {"m": mask})
     inputs = random_inputs(g, 3)
     want = run(g, inputs, "float64")[0]
@@ -178,6 +180,7 @@ def test_a_mask_that_says_never_leaves_attention_in_the_asked_type(to: str) -> N
     assert np.abs(run(g, inputs, "float64")[0] - want).max() <= 16 * EPS[str(SMALL[to])]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "values",
     [[70000.0, 1.0], [np.inf, 70000.0], [np.nan, -70000.0], [1e-12, 1e-12], [np.inf, np.nan], [65519.0, 0.0], []],
@@ -236,6 +239,7 @@ def test_nothing_to_do() -> None:
         assert precision(g, PassContext(precision=to)) is False and str(g) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["float16", "bfloat16", "float32"])
 def test_random_graphs_stay_valid_and_keep_their_signature(to: str) -> None:
     changed = 0

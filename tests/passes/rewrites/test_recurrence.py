@@ -23,7 +23,8 @@ def net(h: f32[2, 8], c: f32[2, 8], x: f32[5, 2, 32], *, w: f32[8, 32], p: f32[8
         d = add(mul(f, c), mul(i, tanh(slice(v, starts=(0, 24), steps=(1, 1), shape=(2, 8)))))
         y = mul(sigmoid(slice(v, starts=(0, 8), steps=(1, 1), shape=(2, 8))), tanh(d))
         return y, d, y, d
-    (a, b, y, d) = loop(None, None, h, c, x, w, p, body=body, carried=2, scanned=1, length=5, backward=(True, True, False))
+    (a, b, y, d) = loop(None, None, h, c, x, w, p, body=body, carried=2, scanned=1, length=5,
+        backward=(True, True, False))
     return a, b, y, d
 """
 ON = PassContext(TargetFacts(supports_scan_kernel=lambda form: True))

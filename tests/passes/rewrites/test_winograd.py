@@ -35,7 +35,10 @@ def conv(
     k: int = 3,
 ) -> Graph:
     weights = RNG.standard_normal((o, c, k, k)).astype(np.float16 if dtype == "f16" else np.float32)
-    text = f"def g(x: {dtype}[{n}, {c}, {h}, {w}], *, w: {dtype}[{o}, {c}, {k}, {k}]):\n    y = conv(x, w, {attrs})\n    return y"
+    text = (
+        f"def g(x: {dtype}[{n}, {c}, {h}, {w}], *, w: {dtype}[{o}, {c}, {k}, {k}]):\n    y = conv(x, w, {attrs})\n"
+        "    return y"
+    )
     return parse(text, {"w": weights})
 
 

@@ -124,6 +124,7 @@ Team(32, 2, keep=0, ahead=8),
          Team(64, 8, across=True, near=4), Team(32, 16, across=True, near=2)]  # fmt: skip
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("team", TEAMS, ids=str)
 @pytest.mark.parametrize(
     "text,row", [(SHIFTED, "i"), (COLUMNS, "j"), (FIRST, "i"), (SHIFTED.replace("row[d]", "row[199 - d]"), "i")]
@@ -171,6 +172,7 @@ def running(x: f32[4, 50], y: f32[4, 50]):
 """
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "step,message",
     [

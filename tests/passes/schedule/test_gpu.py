@@ -121,15 +121,14 @@ def tr(x: f32[40, 50], z: f32[50], y: f32[50, 40]):
             for q_1 in unroll(4):
                 if 32*(b // 2) + t // 32 + 8*q_1 < 50:
                     if 32*(b % 2) + t % 32 < 40:
-                        y[32*(b // 2) + t // 32 + 8*q_1, 32*(b % 2) + t % 32] = x_t[t % 32, t // 32 + 8*q_1] + z[32*(b // 2) + t // 32 + 8*q_1]
+                        y[32*(b // 2) + t // 32 + 8*q_1, 32*(b % 2) + t % 32] = x_t[t % 32, t // 32 + 8*q_1] \
++ z[32*(b // 2) + t // 32 + 8*q_1]
 """
     check_schedule(TRANSPOSE, lambda s: s.apply(transpose_tiles, "i", "j"), after)
 
 
 def test_small_types_move_in_words() -> None:
-    """Two halves at a time in tiles of 64, four bytes at a time in tiles of 128; one at a time where rows are no whole
-    words.
-    """
+    """Two halves at a time in tiles of 64, four bytes in tiles of 128; one if rows are no whole words."""
     for dtype, n, tile in (("f16", 64, "f16[64, 66]"), ("i8", 64, "i8[128, 132]"), ("f16", 65, "f16[32, 34]")):
         old = parse_kernel(
             f"def tr(x: {dtype}[36, {n}], y: {dtype}[{n}, 36]):\n    for i in range({n}):\n        for j in "

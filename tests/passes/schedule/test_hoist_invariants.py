@@ -15,7 +15,10 @@ from dnnc.passes.schedule.memory import distribute, vectorize
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import same_results
 
-HEAD = "def k(x: f32[4, 32], y: f32[4, 32]):\n    for i in range(4):\n        s: f32[1] @ register\n        s[0] = x[i, 0] + 2.0\n"
+HEAD = (
+    "def k(x: f32[4, 32], y: f32[4, 32]):\n    for i in range(4):\n        s: f32[1] @ register\n"
+    "        s[0] = x[i, 0] + 2.0\n"
+)
 
 
 def hoisted(body: str) -> str:
@@ -43,7 +46,10 @@ def test_a_number_is_computed_once() -> None:
 
 
 def test_out_of_all_loops_in_which_it_stays_the_same() -> None:
-    body = "        for j in range(4):\n            for m in range(8):\n                y[i, 8*j + m] = x[i, 8*j + m] / log(s[0])\n"
+    body = (
+        "        for j in range(4):\n            for m in range(8):\n"
+        "                y[i, 8*j + m] = x[i, 8*j + m] / log(s[0])\n"
+    )
     moved = "        number: f32 = log(s[0])\n" + body.replace("log(s[0])", "number")
     assert hoisted(body) == moved
 
@@ -87,6 +93,7 @@ def k(x: f32[5, 32], y: f32[5, 32]):
     same_results(parse_kernel(NORM), new)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("body", STAYS)
 def test_stays(body: str) -> None:
     assert hoisted(body) == body

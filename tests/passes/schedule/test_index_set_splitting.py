@@ -12,6 +12,8 @@ from dnnc.passes.schedule.loops import split
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import check_schedule
 
+pytestmark = pytest.mark.family("cases")
+
 JOINED = """\
 def k(a: f32[3, 4], b: f32[3, 5], y: f32[9, 3]):
     for i in range(9):
@@ -19,7 +21,10 @@ def k(a: f32[3, 4], b: f32[3, 5], y: f32[9, 3]):
             y[i, j] = select(i < 4, a[j, min(i, 3)], b[j, max(i - 4, 0)])
 """
 BORDER = "for i in range(9):\n        y[i] = select((2 <= i) & (i < 7), x[max(min(i - 2, 4), 0)], 0.0)"
-BLOCKS = "for i in range(2):\n        for j in range(4):\n            y[4*i + j] = select(4*i + j < 6, x[min(4*i + j, 5)], 0.0)"
+BLOCKS = (
+    "for i in range(2):\n        for j in range(4):\n"
+    "            y[4*i + j] = select(4*i + j < 6, x[min(4*i + j, 5)], 0.0)"
+)
 
 
 def loop(text: str, name: str = "i") -> For:

@@ -275,7 +275,10 @@ def test_reorder_refuses() -> None:
         "def k(y: f32[8, 8]):\n    for i in range(8):\n        for j in range(i + 1):\n            y[i, j] = 1.0\n"
     )
     refused(triangle, lambda s: s.apply(reorder, "j", "i"), "the bounds of i, j depend on one another")
-    last = "def k(x: f32[4, 6], y: f32[4]):\n    for i in range(4):\n        for j in range(6):\n            y[i] = x[i, j]\n"
+    last = (
+        "def k(x: f32[4, 6], y: f32[4]):\n    for i in range(4):\n        for j in range(6):\n"
+        "            y[i] = x[i, j]\n"
+    )
     refused(
         last,
         lambda s: s.apply(reorder, "j", "i"),

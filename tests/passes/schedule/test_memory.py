@@ -123,9 +123,15 @@ def two(x: f32[4], y: f32[4], z: f32[4], u: f32[4]):
 
 
 def test_distribute_refuses() -> None:
-    meet = "def k(x: f32[8], y: f32[8], z: f32[8]):\n    for i in range(7):\n        y[i] = x[i]\n        z[i] = y[i + 1]\n"
+    meet = (
+        "def k(x: f32[8], y: f32[8], z: f32[8]):\n    for i in range(7):\n        y[i] = x[i]\n"
+        "        z[i] = y[i + 1]\n"
+    )
     refused(meet, lambda s: s.apply(distribute, "i", 1), "i cannot be distributed: statements meet in y")
-    symbolic = "def k(N: dim[1, 8], y: f32[N]):\n    for i in range(N):\n        a: f32[1] @ register\n        a[0] = 1.0\n        y[i] = a[0]\n"
+    symbolic = (
+        "def k(N: dim[1, 8], y: f32[N]):\n    for i in range(N):\n        a: f32[1] @ register\n"
+        "        a[0] = 1.0\n        y[i] = a[0]\n"
+    )
     refused(symbolic, lambda s: s.apply(distribute, "i", 1), "an extent is not constant")
     refused(LAYER, lambda s: s.apply(distribute, "i", 3), "j is not perfectly nested")
 

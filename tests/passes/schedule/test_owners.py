@@ -129,6 +129,8 @@ def check(seed: int, reduction: str, dtype: str) -> int:
     return len(every)
 
 
+@pytest.mark.slow
+@pytest.mark.family("random")
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_scatters(reduction: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +139,12 @@ def test_random_scatters(reduction: str, dtype: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
+@pytest.mark.family("random")
+@pytest.mark.parametrize("seed", range(100, 140))
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_many_random_scatters(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_random_scatters(reduction: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dnnc.backends.llvm.templates.scatter.SERIAL_BELOW", 0)
-    for seed in range(100, 140):
-        check(seed, reduction, DTYPES[seed % len(DTYPES)])
+    check(seed, reduction, DTYPES[seed % len(DTYPES)])
 
 
 SYMBOLIC = "N: dim[1, 1000]\nE: dim[0, 1000]\nB: dim[1, 64]\ndef g({}):\n    y = {}\n    return y"

@@ -1,6 +1,4 @@
-"""Any schedule that the primitives accept leaves the meaning of a kernel alone, and its steps tell how to make it
-again.
-"""
+"""Any schedule that the primitives accept keeps the meaning of a kernel, and its steps make it again."""
 
 from __future__ import annotations
 
@@ -18,6 +16,8 @@ from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.schedule import loops, memory
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import same_results
+
+pytestmark = pytest.mark.slow
 
 KERNELS = (
     """\
@@ -111,9 +111,7 @@ class Random:
             self.apply(self.pick((memory.vectorize, lambda b, x: memory.vector_reduce(b, x, 4, 2))), name)
 
     def parallelise(self) -> None:
-        """Threads share the outermost loop, if all that is computed stands inside it: each thread runs what stands
-        outside.
-        """
+        """Threads share the outermost loop if it holds all that is computed: each thread runs the rest."""
         outer = [s for s in self.s.body if not isinstance(s, Alloc)]
         if len(outer) == 1 and isinstance(outer[0], For):
             self.apply(loops.annotate, "parallel", outer[0].var.name)
@@ -136,7 +134,7 @@ def test_meaning_is_kept(seed: int, text: str) -> None:
     keeps_its_meaning(seed, text)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from(KERNELS))
 def test_meaning_is_kept_by_many(seed: int, text: str) -> None:

@@ -1,6 +1,4 @@
-"""Scans: both ends, with and without the element itself, sums, products and maxima, one warp and several; and what is
-none.
-"""
+"""Scans: both ends, with and without the element itself, several operations, one warp and several."""
 
 from __future__ import annotations
 
@@ -14,6 +12,8 @@ from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.schedule.scan import scan
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import same_results
+
+pytestmark = pytest.mark.family("cases")
 
 TEXT = """\
 def sums(x: f32[5, 300], y: f32[5, 300]):

@@ -44,6 +44,7 @@ def test_text(golden: Callable[..., None]) -> None:
     golden(show_kernel(tiled(TEXT, 4).done()))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "text,message",
     [

@@ -1,13 +1,15 @@
 """Attention tile by tile, after Dao, "FlashAttention-2", section 3: what the kernels of all types share.
 
     for block in block.x(batches * row tiles):
-        for w in warp(slices * warps): for l in lane(32):          a warp has rows of its own; slices of warps divide the keys
+        for w in warp(slices * warps): for l in lane(32):          a warp has rows of its own; slices of warps divide
+                                                                   the keys
             Q to shared memory, the first tiles of K and V on their way there
             for step: wait for its tile; start tile step + stages - 1
                 scores = Q K^T                                       in registers
                 peak = max(top, scores); scores = exp(scores - peak); mixed, sums *= exp(top - peak); top = peak
                 mixed += scores V
-            y = epilogue(mixed / sums)                               from registers; shares of a row meet in shared memory before
+            y = epilogue(mixed / sums)                               from registers; shares of a row meet in shared
+                                                                     memory before
 
 Scores of keys that do not exist are -inf. Where all scores so far are, 0 takes the place of their maximum, so that no
 inf - inf occurs that the definition does not have; rows that end so have no weights, their sum is NaN.

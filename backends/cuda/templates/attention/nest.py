@@ -1,6 +1,7 @@
 """What a lowered attention computes, read off its naive nest: the ground that its schedules build on.
 
-    for batch, rows:                             the nest has the scores three times: for the largest, the sum of weights, the mean
+    for batch, rows:                             the nest has the scores three times: for the largest, the sum of
+                                                 weights, the mean
         top = max over keys of score(sum over depth of Q[b, m, d] * K[b, n, d])
         total = sum over keys of exp(score - top)
         for cols: y[..] = epilogue(sum over keys of exp(score - top) * V[b, n, e], total)

@@ -2,7 +2,8 @@
 
     for rows: for cols:                                      for block: for thread:
         mean and variance of x[row, :]                           the first weights, scale and bias are asked for
-        for k: acc += norm(x[row, k]) * w[k, col]       ->       row[:] = norm(x[row, :]), in shared memory, by all threads
+        for k: acc += norm(x[row, k]) * w[k, col]       ->       row[:] = norm(x[row, :]), in shared memory, by all
+                                                                 threads
         y[row, col] = epilogue(acc)                              the product of `row` and w, as `gemv` has it
 
 A row has a few thousand elements, which the second-level cache gives to all blocks while their weights are on their way

@@ -1,7 +1,8 @@
 """Depthwise convolutions by patches in shared memory: a thread has a vector of channels of `tm` neighbouring pixels of
 a row.
 
-    filters and patch are copied to shared memory; the patch has zeros where the image ends, so that no tap asks whether its pixel exists
+    filters and patch are copied to shared memory;
+        the patch has zeros where the image ends, so that no tap asks whether its pixel exists
     for every row of taps:
         the pixels that this row of taps reads for all tm results, and the row's weights, come into registers once
         sums[tm] += products

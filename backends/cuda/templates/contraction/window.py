@@ -3,7 +3,7 @@ of a few pixels of a row.
 
     for t in threads (over images, rows, pieces of rows, vectors of channels):
         acc[row, lanes] = 0
-        for every tap: for pixel in unroll(row): if inside: acc[pixel] += x[.., pixel + tap, channels] * w[tap, channels]
+        for tap: for pixel in unroll(row): if inside: acc[pixel] += x[.., pixel + tap, channels] * w[tap, channels]
         y = epilogue(acc)
 
 Neighbouring threads read neighbouring bytes, 16 at a time; the pixels of a thread share the weights and most of what

@@ -1,12 +1,17 @@
 """A recurrence as one kernel that stays: blocks keep their share of the matrices, and meet once for every vector that
 all units must know.
 
-    for group of rows: for part of cluster:                            a block has so many units, a warp `units` of these
-        for warp: for lane: weights of the warp's columns                  lanes share columns, and the sum of each: see Columns
+    for group of rows: for part of cluster:                            a block has so many units, a warp `units` of
+                                                                       these
+        for warp: for lane: weights of the warp's columns                  lanes share columns, and the sum of each: see
+                                                                           Columns
             for t in steps:
-                sums += weights * vector                                    the vector lies whole in the shared memory of every block
-                a lane for each row and unit: sums -> new states            states stay in its registers; the next inputs are on their way
-                vector of the new states -> shared memory of all blocks     stores into the memory of the other blocks (distributed shared memory)
+                sums += weights * vector                                    the vector lies whole in the shared memory
+                                                                            of every block
+                a lane for each row and unit: sums -> new states            states stay in its registers; the next
+                                                                            inputs are on their way
+                vector of the new states -> shared memory of all blocks     stores into the memory of the other blocks
+                                                                            (distributed shared memory)
                 barrier of the cluster
 
 Weights stay in registers (as float32), and where these do not suffice in shared memory as well, as they are stored.

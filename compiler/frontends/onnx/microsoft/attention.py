@@ -135,9 +135,7 @@ def _masked(c: Call, s: Value, mask: Value | None, bias: Value | None, past: Dim
 
 
 def attention(c: Call) -> Any:
-    """Inputs: x, weights of q, k and v side by side, their bias, a mask, past keys and values [2, ...], a bias of
-    scores.
-    """
+    """Inputs: x, weights of q, k and v side by side, bias, mask, past keys and values [2, ...], score bias."""
     b, heads = c.b, c.integer("num_heads")
     if c.flag("past_present_share_buffer") or c.flag("do_rotary"):
         raise UnsupportedError("Attention with past_present_share_buffer or do_rotary; GroupQueryAttention has both")
@@ -347,9 +345,7 @@ def _repeated(c: Call, x: Value, times: int) -> Any:
 
 
 def _windowed(c: Call, s: Value, past: Value) -> Any:
-    """The probabilities of scores: soft limit, bias, keys not after the query and within the window, a sink that takes
-    its share.
-    """
+    """Probabilities of scores: soft limit, bias, keys up to the query and in the window, a sink's share."""
     b, dtype = c.b, s.type.dtype
     rows, columns = s.type.shape[-2:]
     cap = c.number("softcap", 0.0)

@@ -231,9 +231,7 @@ def simplified_layer_norm(c: Call) -> Any:
 
 
 def embed_layer_norm(c: Call) -> Any:
-    """The sum of word, position and segment embeddings, normalised. Outputs: y, how many tokens each row of the mask
-    has, the sum.
-    """
+    """Word, position and segment embeddings, summed, normalised. Outputs: y, tokens by mask row, the sum."""
     b, ids = c.b, c.x(0)
     word = b.gather(c.x(2), ids, axis=0)
     if c.has(8):

@@ -184,9 +184,7 @@ def _columns(c: Call, v: Value, size: int) -> Any:
 
 
 def matmul_n_bits(c: Call) -> Any:
-    """x times weights [N, K] in blocks along K; inputs: x, packed weights, scales, zero points, the group of each k, a
-    bias.
-    """
+    """x times weights [N, K] in blocks along K; inputs: x, weights, scales, zero points, groups, a bias."""
     b, bits, block, n, k = c.b, c.integer("bits", 4), c.integer("block_size"), c.integer("N"), c.integer("K")
     if bits not in (2, 4, 8) or block < 1 or block * bits % 8:
         raise UnsupportedError(f"MatMulNBits with {bits} bits in blocks of {block}; known are 2, 4 and 8 bits")

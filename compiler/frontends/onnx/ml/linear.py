@@ -60,9 +60,7 @@ def _probit(c: Call, y: Value) -> Any:
 
 
 def labels_of(c: Call) -> Labels:
-    """The labels of the classes, which attributes call `classlabels_ints` or `classlabels_int64s`, or
-    `classlabels_strings`.
-    """
+    """The labels of classes: `classlabels_ints`, `classlabels_int64s` or `classlabels_strings`."""
     found = c.integers("classlabels_int64s") or c.integers("classlabels_ints") or c.texts("classlabels_strings")
     if not found:
         raise ModelError(
@@ -73,9 +71,7 @@ def labels_of(c: Call) -> Labels:
 
 
 def labelled(c: Call, index: Value, labels: Labels) -> Any:
-    """Positions of classes as their labels. A single integer label is that of the positive class, the other one is
-    0.
-    """
+    """Positions of classes as their labels. A single integer label is the positive class's; the other is 0."""
     if len(labels) == 1:
         return index if isinstance(labels[0], int) else c.b.gather(strings(c, ["", labels[0]]), index, axis=0)
     if isinstance(labels[0], int):

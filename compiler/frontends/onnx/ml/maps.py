@@ -57,9 +57,7 @@ def dict_vectorizer(c: Call) -> Any:
 
 
 def cast_map(c: Call) -> Any:
-    """The values in the order of their keys as one row; with `map_form` SPARSE each one at the place that its key
-    says.
-    """
+    """The values by their keys as one row; with `map_form` SPARSE each at the place that its key says."""
     keys, values = _map(c)
     form, to = c.text("map_form", "DENSE"), CASTS.get(c.text("cast_to", "TO_FLOAT"))
     if form not in ("DENSE", "SPARSE") or to is None:

@@ -1,6 +1,4 @@
-"""Counting n-grams: TfIdfVectorizer as comparisons and sums, which run compiled. Strings become numbers of a vocabulary
-first.
-"""
+"""Counting n-grams: TfIdfVectorizer as compiled comparisons and sums; strings become numbers first."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ class Grams:
 
 
 def tfidf(c: Call) -> Any:
-    """Counts of the pool's n-grams with up to `max_skip_count` items skipped between two of theirs; weights are by
-    output column.
-    """
+    """Counts of the pool's n-grams with up to `max_skip_count` items skipped; weights by output column."""
     mode = c.text("mode")
     if mode not in MODES:
         raise ModelError(f"attribute mode must be one of {', '.join(MODES)}; got {mode!r}")

@@ -50,9 +50,7 @@ def kernel(c: Call, x: Value, vectors: Array, name: str) -> Any:
 
 
 def regressor(c: Call) -> Any:
-    """Without support vectors the coefficients are those of the features. One class: 1 where the score is positive,
-    else -1.
-    """
+    """Without support vectors the coefficients are those of the features. One class: 1 for positive scores."""
     x, count = rows_of(c, c.x()), c.integer("n_supports", 0)
     rho = float(_numbers(c, "rho")[0]) if c.numbers("rho") else 0.0
     if count > 0:
@@ -68,9 +66,7 @@ def regressor(c: Call) -> Any:
 
 
 def classifier(c: Call) -> Any:
-    """Pairs of classes vote; with `prob_a` the scores are probabilities. Without support vectors each class has a
-    linear score.
-    """
+    """Pairs of classes vote; with `prob_a` scores are probabilities. Without support vectors they are linear."""
     x, labels, transform = rows_of(c, c.x()), labels_of(c), c.text("post_transform", "NONE")
     per_class, classes = c.integers("vectors_per_class") or (), len(labels)
     if not sum(per_class):

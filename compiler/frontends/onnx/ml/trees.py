@@ -38,9 +38,7 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 @dataclass
 class Nodes:
-    """A model's trees: for each node its feature, split, mode, the nodes it leads to, and whether NaN counts as a
-    yes.
-    """
+    """A model's trees: per node its feature, split, mode, next nodes, and whether NaN counts as a yes."""
 
     feature: Array
     split: Array
@@ -114,9 +112,7 @@ def _before(v: Array) -> Array:
 
 
 def _search(n: Nodes, i: int, rows: list[list[int]], splits: list[Any], dtype: DType) -> None:
-    """Node i, which asks for one of some values, as a balanced search tree over the ends of the intervals [value,
-    value].
-    """
+    """Node i, which asks for one of some values, as a balanced search tree over the ends of [value, value]."""
     inside, outside = (int(n.no[i]), int(n.yes[i])) if n.mode[i] == NEQ else (int(n.yes[i]), int(n.no[i]))
     nan = outside if n.mode[i] == NEQ or not n.missing[i] else inside
     given = n.members.get(i, []) if n.mode[i] == MEMBER else [float(n.split[i])]

@@ -1,6 +1,4 @@
-"""Constant indices against the axes that they index: what lies outside is told while the model is read, with the node's
-name.
-"""
+"""Constant indices against the axes that they index: what lies outside is an error of the import."""
 
 from __future__ import annotations
 

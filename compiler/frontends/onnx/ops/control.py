@@ -37,18 +37,14 @@ WORTH_A_LOOP = 48  # nodes; fewer are unrolled, for what is known while reading 
 
 
 def _require_one(c: Call, k: int, what: str, kinds: str) -> None:
-    """ModelError unless input k is absent, or one element of these kinds (or of a number of elements that is not
-    known).
-    """
+    """ModelError unless input k is absent, or one element of these kinds (or of an unknown number)."""
     t = c.type_of(k) if c.has(k) else None
     if t is not None and (t.dtype.kind not in kinds or (isinstance(t.size, int) and t.size != 1)):
         raise ModelError(f"{what} must be one {'bool' if kinds == 'b' else 'integer'}, got {t}")
 
 
 def branch(c: Call) -> Any:
-    """The branch that the condition chooses; where it is computed from data, both, and the results chosen element by
-    element.
-    """
+    """The branch that a known condition chooses; else both, and the results chosen element by element."""
     importer, _ = c.env
     item = c.item(0)
     _require_one(c, 0, "the condition of an If", "b")
@@ -105,7 +101,10 @@ def _undecided(c: Call, name: str) -> NeedsValues:
     graph: Graph = importer.whole
     graph.outputs = [c.b.reshape(c.x(), shape=())]
     origins = tuple(sorted(c.item(0).origins))
-    message = "which branch of an If is read is known only when the model runs: its branches make different types, or one does not fit the inputs"
+    message = (
+        "which branch of an If is read is known only when the model runs: its branches make different types, or "
+        "one does not fit the inputs"
+    )
     return NeedsValues(message, origins, condition=Condition(name, graph, tuple(importer.inputs)))
 
 
@@ -215,9 +214,7 @@ def _unrolled(c: Call) -> Any:
 
 
 def _types(c: Call, body: Any, given: Sequence[Item | None]) -> list[TensorType | None]:
-    """The types of the outputs of a body that never runs: computed where the body fits its inputs, else as they are
-    declared.
-    """
+    """The output types of a body that never runs: computed if the body fits its inputs, else as declared."""
     importer, scope = c.env
     try:
         made, _ = region(c, "body", (), lambda: [_value(c, i) for i in importer.subgraph(body, scope, given)])

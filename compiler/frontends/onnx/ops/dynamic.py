@@ -1,6 +1,4 @@
-"""Converters of operators whose result's size depends on data: of constants they are constants, else the size is a
-fresh dim.
-"""
+"""Converters of operators with results of data-dependent size: constants, or a fresh dim."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ FEW_SCORES = 1 << 15  # all of which are candidates of a suppression: that costs
 
 
 def nonzero(c: Call) -> Any:
-    """Indices of what is not 0, a row for each axis; of a scalar there are no axes, so the result is [0, 0] or [0,
-    1].
-    """
+    """Indices of what is not 0, a row per axis; a scalar has no axes, so the result is [0, 0] or [0, 1]."""
     if not c.item(0).constant:
         x = c.x()
         x = (
@@ -87,9 +83,7 @@ def _unique_constant(c: Call, axis: int | None, in_order: bool) -> tuple[Item, .
 
 
 def non_max_suppression(c: Call) -> Any:
-    """Rows [batch, class, box], by batch, class and falling score. Without a largest number of boxes of a class there
-    are none.
-    """
+    """Rows [batch, class, box], by batch, class and falling score. Without a largest number there are none."""
     boxes, scores = c.x(0), c.x(1)
     if boxes.type.rank != 3 or scores.type.rank != 3:
         raise ModelError(

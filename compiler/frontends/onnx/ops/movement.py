@@ -146,9 +146,7 @@ def slice_(c: Call) -> Any:
 
 
 def split(c: Call) -> Any:
-    """Sizes are an attribute, or input 1 since opset 13 (and in opset 1); without them parts are equal, the last may be
-    smaller.
-    """
+    """Sizes are an attribute, or input 1 since opset 13; without them parts are equal, the last the smallest."""
     x = c.x()
     axis = normalize_axis(c.integer("axis", 0), x.type.rank)
     sizes: Sequence[Dim] | None = c.dims(1, "split") if c.has(1) else c.integers("split")

@@ -1,6 +1,4 @@
-"""Converters of quantised operators: exact integer arithmetic in i32, scales applied in floats, one rounding at the
-end.
-"""
+"""Converters of quantised operators: exact arithmetic in i32, scales in floats, one rounding at the end."""
 
 from __future__ import annotations
 

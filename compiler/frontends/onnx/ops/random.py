@@ -84,9 +84,7 @@ def bernoulli(c: Call) -> Any:
 
 
 def multinomial(c: Call) -> Any:
-    """Samples per row of logarithms of weights: how many of the classes' cumulated probabilities a uniform number
-    reaches.
-    """
+    """Samples per row of log weights: how many cumulated probabilities a uniform number reaches."""
     b, x = c.b, c.x()
     x = x if x.type.dtype is f64 else c.cast(x, f32)
     rows, classes = x.type.shape

@@ -1,6 +1,4 @@
-"""Converters of Resize and Upsample: every version's way to say sizes and coordinates becomes the `resize` op's exact
-fractions.
-"""
+"""Converters of Resize and Upsample: every version becomes the `resize` op's exact fractions."""
 
 from __future__ import annotations
 

@@ -26,9 +26,7 @@ WITH_ALPHA = {"leakyrelu": ("leaky_relu", 0.01), "thresholdedrelu": ("thresholde
 
 @dataclass(frozen=True)
 class _Direction:
-    """One direction of a layer: x W^T + b of all steps, R^T (columns as the gates stand), and the rest that a step
-    needs.
-    """
+    """One direction of a layer: x W^T + b of all steps, R^T (columns as gates), and the rest of a step."""
 
     inputs: Value  # [steps, batch, gates*hidden]
     recurrent: Value  # [hidden, gates*hidden]
@@ -40,9 +38,7 @@ class _Direction:
 
 
 def layer(kind: str) -> Converter:
-    """Inputs: x, W, R, B, lengths, initial h, and for LSTM initial c and peepholes. Outputs: all h, the last h, the
-    last c.
-    """
+    """Inputs: x, W, R, B, lengths, initial h, and for LSTM c and peepholes. Outputs: all h, last h, last c."""
 
     def convert(c: Call) -> Any:
         x = c.x()

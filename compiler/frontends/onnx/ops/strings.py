@@ -46,9 +46,7 @@ def normalize(c: Call) -> Any:
 
 
 def cast(c: Call, x: Value, to: DType) -> Any:
-    """Between strings and numbers. A narrow float is read as f32 and rounded from there, and its text is that of its
-    own digits.
-    """
+    """Between strings and numbers. A narrow float is read as f32 and rounded; its text has its digits."""
     if to is string:
         return x if x.type.dtype is string else c.b.to_string(x)
     if to.bits >= 32 or not to.is_float:

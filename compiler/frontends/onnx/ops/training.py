@@ -1,6 +1,4 @@
-"""Converters of the optimisers of ai.onnx.preview.training: learning rate, step, then all tensors, gradients and
-states.
-"""
+"""Converters of ai.onnx.preview.training's optimisers: learning rate, step, tensors, gradients, states."""
 
 from __future__ import annotations
 

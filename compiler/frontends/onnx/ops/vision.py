@@ -1,6 +1,4 @@
-"""Converters of operators on images that read them at computed places: regions of interest, deformable convolution; and
-determinants.
-"""
+"""Converters of operators that read images at computed places (regions, deformable convolution); determinants."""
 
 from __future__ import annotations
 

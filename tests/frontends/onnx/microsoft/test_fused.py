@@ -1,6 +1,4 @@
-"""Operators of com.microsoft, compiled, against ONNX Runtime on the same random inputs; those it has on GPUs only
-against NumPy.
-"""
+"""Operators of com.microsoft, compiled, against ONNX Runtime; those it has on GPUs only against NumPy."""
 
 from __future__ import annotations
 
@@ -430,6 +428,7 @@ def close(got: Any, want: Any, rules: dict[str, Any], name: str) -> None:
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("name", CASES)
 def test_against_onnx_runtime(name: str) -> None:
     model, feed, rules = built(name)
@@ -470,6 +469,7 @@ def test_sums_of_diffusion_models() -> None:
     check("BiasSplitGelu", [x, bias], left * gelu(right))
 
 
+@pytest.mark.slow
 def test_bias_softmax() -> None:
     x = f(2, 3, 4, 5)
     check("BiasSoftmax", [x, bias := f(2, 1, 1, 5)], softmax(x + bias), axis=3, is_inner_broadcast=1)
@@ -478,6 +478,7 @@ def test_bias_softmax() -> None:
     check("BiasSoftmax", [x, bias], flat, axis=2, is_inner_broadcast=1)
 
 
+@pytest.mark.slow
 def test_group_norm() -> None:
     x, scale, bias = f(2, 3, 4, 6), f(6), f(6)
     g = x.reshape(2, 3, 4, 2, 3)

@@ -1,6 +1,4 @@
-"""Operators whose result's size depends on data, compiled: against NumPy, ONNX Runtime, and a transcription of the
-specification.
-"""
+"""Operators with results of data-dependent size, compiled: against NumPy, ONNX Runtime and the standard."""
 
 from __future__ import annotations
 
@@ -54,6 +52,7 @@ def sparse(shape: tuple[int, ...], kind: str) -> np.ndarray:
 # --- NonZero, Compress, Unique ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("kind", KINDS)
 def test_nonzero(kind: str) -> None:
     f = compiled(f"m ({kind}[3,5,2] x) => (int64[R,S] y) {{ y = NonZero (x) }}")
@@ -76,6 +75,7 @@ def test_nonzero_of_nan_a_scalar_nothing_and_much() -> None:
     )  # the specification: no axes, so no rows
 
 
+@pytest.mark.slow
 def test_what_follows_is_compiled_for_all_sizes() -> None:
     f = compiled(
         "m (float[64] x) => (float[S] y, float z) { i = NonZero (x)\n a = Constant <value = int64[1] {0}> ()\n j = "
@@ -89,6 +89,8 @@ def test_what_follows_is_compiled_for_all_sizes() -> None:
     assert [len(p.programs) for p in f.programs[-1].segments] == [1, 2]
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("axis", ["", "<axis = 0>", "<axis = -1>", "<axis = 1>"])
 def test_compress(axis: str) -> None:
     for flags in (4, 2):
@@ -110,10 +112,15 @@ def test_constant_flags_are_a_gather() -> None:
     assert f.report.fallbacks == []
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("kind", ["float", "double", "int64", "int8"])
 @pytest.mark.parametrize("in_order", [0, 1])
 def test_unique(kind: str, in_order: int) -> None:
-    text = f"m ({kind}[N] x) => ({kind}[S] y, int64[S] i, int64[N] v, int64[S] c) {{ y, i, v, c = Unique <sorted = {in_order}> (x) }}"
+    text = (
+        f"m ({kind}[N] x) => ({kind}[S] y, int64[S] i, int64[N] v, int64[S] c) {{ y, i, v, c = Unique <sorted = "
+        f"{in_order}> (x) }}"
+    )
     f = compiled(text)
     for x in (
         sparse((90,), kind),
@@ -126,10 +133,15 @@ def test_unique(kind: str, in_order: int) -> None:
     assert y.shape == (0,) and all(r.shape == (0,) for r in rest)
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("in_order", [0, 1])
 def test_unique_slices(axis: int, in_order: int) -> None:
-    text = f"m (int64[4,6,2] x) => (int64[A,B,C] y, int64[S] i, int64[N] v, int64[S] c) {{ y, i, v, c = Unique <axis = {axis}, sorted = {in_order}> (x) }}"
+    text = (
+        "m (int64[4,6,2] x) => (int64[A,B,C] y, int64[S] i, int64[N] v, int64[S] c) { y, i, v, c = Unique <axis "
+        f"= {axis}, sorted = {in_order}> (x) }}"
+    )
     f = compiled(text)
     for most in (1, 2, 9):
         x = RNG.integers(0, most, (4, 6, 2))
@@ -146,7 +158,10 @@ def test_unique_merges_nan_and_the_zeros() -> None:
 
 # --- NonMaxSuppression ------------------------------------------------------------------------------------------------
 
-NMS = "m (float[B,N,4] b, float[B,C,N] s, int64[1] k, float[1] i, float[1] t) => (int64[S,3] y) {{ y = NonMaxSuppression <center_point_box = {}> (b, s, k, i, t) }}"
+NMS = (
+    "m (float[B,N,4] b, float[B,C,N] s, int64[1] k, float[1] i, float[1] t) => (int64[S,3] y) {{ y = "
+    "NonMaxSuppression <center_point_box = {}> (b, s, k, i, t) }}"
+)
 
 
 def boxes(batches: int, n: int, center: bool) -> np.ndarray:
@@ -203,6 +218,7 @@ def test_nms_against_the_runtime(center: bool) -> None:
         same(f(*xs, *scalars), runtime(NMS.format(int(center)), *xs, *scalars))
 
 
+@pytest.mark.slow
 def test_nms_against_the_specification() -> None:
     f = compiled(NMS.format(0))
     for _ in range(3):
@@ -214,6 +230,7 @@ def test_nms_against_the_specification() -> None:
         np.testing.assert_array_equal(got, greedy(b, s, 7, 0.2, 0.35))
 
 
+@pytest.mark.slow
 def test_nms_of_few_scores_cuts_no_candidates() -> None:
     fixed = NMS.replace("B,N,4", "1,60,4").replace("B,C,N", "1,2,60")
     assert fixed != NMS
@@ -235,6 +252,7 @@ def test_nms_without_candidates_and_without_a_limit() -> None:
     assert g(b, s).shape == (0, 3)  # the largest number of boxes is 0 where it is not given
 
 
+@pytest.mark.slow
 def test_nms_in_a_model() -> None:
     text = (
         "m (float[1,50,4] b, float[1,1,50] s) => (float[S,4] y) { k = Constant <value = int64 {8}> ()\n i = Constant "
@@ -263,6 +281,7 @@ INPUTS = [
 ]
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "body",
     [
@@ -289,6 +308,7 @@ def test_computed_sizes(body: str) -> None:
     assert f.report.host and len(f.programs) == 1
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("kind", ["int64", "int32", "float", "double"])
 def test_a_range_of_inputs(kind: str) -> None:
     text = f"m ({kind} a, {kind} b, {kind} d) => ({kind}[N] y) {{ y = Range (a, b, d) }}"

@@ -1,6 +1,4 @@
-"""TopK, BitCast and casts to powers of two: compiled, at every opset and with symbolic dims, against ONNX Runtime and
-NumPy.
-"""
+"""TopK, BitCast, casts to powers of two: compiled, at every opset, against ONNX Runtime and NumPy."""
 
 from __future__ import annotations
 
@@ -37,6 +35,7 @@ def top_k(x: Array, dims: list[Any], k: int, opset: int = 11, **attrs: Any) -> o
     return built(node, x, dims, {"v": helper.np_dtype_to_tensor_dtype(x.dtype), "i": TensorProto.INT64}, opset, initial)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "shape,dims,k,attrs",
     [
@@ -59,6 +58,7 @@ def test_top_k(shape: tuple[int, ...], dims: list[Any], k: int, attrs: dict[str,
         np.testing.assert_array_equal(values, -np.sort(-x, -1)[..., :k])
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("opset", [1, 10, 11, 24])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 def test_top_k_at_every_opset(opset: int, dtype: Any) -> None:

@@ -1,6 +1,4 @@
-"""Operators on strings against ONNX's reference evaluator, n-grams and casts against ONNX Runtime, image files against
-Pillow.
-"""
+"""Operators on strings against ONNX's evaluator, n-grams against ONNX Runtime, images against Pillow."""
 
 from __future__ import annotations
 
@@ -117,6 +115,7 @@ def test_one_hot() -> None:
     assert results(m, {"i": ints(1, 0)})[0].tolist() == [["off", "on", "off"], ["on", "off", "off"]]
 
 
+@pytest.mark.slow
 def test_unique_and_nonzero() -> None:
     x = texts("b", "", "b", "c", "a")
     m = model("Unique", {"x": x}, [S, T.INT64, T.INT64, T.INT64], sorted=0)
@@ -191,9 +190,7 @@ def test_a_bad_pattern() -> None:
 
 
 def test_a_size_that_the_model_implies() -> None:
-    """Words joined with two others: where the model is right there are two, and at the call it is said where there are
-    not.
-    """
+    """Words joined with two others: a right model has two, a wrong one is told at the call."""
     nodes = [
         helper.make_node("StringNormalizer", ["x"], ["w"], stopwords=["the"]),
         helper.make_node("StringConcat", ["w", "k"], ["y"], name="joined"),
@@ -260,6 +257,7 @@ def _pool(rng: np.random.Generator, longest: int) -> tuple[list[int], list[int],
     return pool, starts, len(seen)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("seed", range(12))
 def test_ngrams(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -286,6 +284,7 @@ def test_ngrams(seed: int) -> None:
     assert f.report.fallbacks == [] if seed % 2 == 0 else all("string_index" in s for s in f.report.fallbacks)
 
 
+@pytest.mark.slow
 def test_ngrams_of_words_that_are_left() -> None:
     """The number of words is known at the call only; counting them is native all the same."""
     nodes = [

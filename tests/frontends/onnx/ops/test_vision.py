@@ -1,6 +1,4 @@
-"""Regions of interest, deformable convolution and determinants: compiled, against ONNX Runtime and formulas written out
-here.
-"""
+"""Regions of interest, deformable convolution, determinants: compiled, against ONNX Runtime and formulas."""
 
 from __future__ import annotations
 
@@ -51,6 +49,7 @@ def regions(rng: np.random.Generator, count: int, low: float, high: float) -> Ar
     return np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("opset", [10, 16])
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("ratio", [0, 2])
@@ -131,6 +130,7 @@ def deformed(
     return out
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("group,groups", [(1, 1), (2, 1), (1, 2), (2, 4)])
 def test_deform_conv(group: int, groups: int) -> None:
     rng = np.random.default_rng(group * 10 + groups)
@@ -146,12 +146,14 @@ def test_deform_conv(group: int, groups: int) -> None:
     np.testing.assert_allclose(ours("DeformConv", inputs, attrs), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 5, 5), (2, 2, 12, 12), (20, 20)])
 def test_det(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
     np.testing.assert_allclose(ours("Det", [x], {}, 11), np.linalg.det(x.astype(np.float64)), rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_det_of_singular_and_exchanged_matrices() -> None:
     x = np.array(
         [[[0, 1], [1, 0]], [[1, 2], [2, 4]], [[0, 0], [0, 0]], [[0, 3], [0, 1]], [[np.nan, 1], [1, 1]]], np.float32

@@ -1,0 +1,233 @@
+"""The options that commands share, and `compiles`, which gives a command all that say how a model is compiled."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from dnnc.cli.errors import guarded
+from dnnc.cli.values import choice, one_of, whole
+
+
+class Verify(str, Enum):
+    kernels = "kernels"
+    model = "model"
+    none = "none"
+
+
+class Stage(str, Enum):
+    graph = "graph"
+    operator = "operator"
+    llvm = "llvm"
+    asm = "asm"
+    cuda = "cuda"
+    ptx = "ptx"
+
+
+class Numerics(str, Enum):
+    strict = "strict"
+    standard = "standard"
+    fast = "fast"
+
+
+class Level(str, Enum):
+    none = "0"
+    simple = "1"
+    usual = "2"
+    all = "3"
+
+
+class Precision(str, Enum):
+    model = "model"
+    float32 = "float32"
+    tf32 = "tf32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+    @property
+    def option(self) -> str | None:
+        """As the option of `dnnc.compile`."""
+        return None if self is Precision.model else self.value
+
+
+def precision_aliases() -> Mapping[str, str]:
+    """Other names of precisions."""
+    from dnnc.options import PRECISION_ALIASES
+
+    return PRECISION_ALIASES
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="An .onnx file, a saved .dnnc file, or graph text in a .py file.", show_default=False
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Option(help="What to compile for; `dnnc targets` lists what there is. Options follow: 'llvm -mcpu=haswell'."),
+]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dims",
+        metavar="NAME=SIZE,...",
+        help="Sizes of symbolic dims, or bounds: batch=1,seq=16..128.",
+        show_default=False,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Threads of a call. Default: all CPUs that the process may use.",
+        show_default=False,
+    ),
+]
+Verified = Annotated[
+    Verify,
+    typer.Option(
+        metavar=one_of(Verify),
+        parser=choice(Verify),
+        help="What to compare with float64: each new kernel, the whole model too, or nothing.",
+    ),
+]
+OptLevel = Annotated[
+    Level,
+    typer.Option(
+        "--opt-level",
+        "-O",
+        metavar=one_of(Level),
+        parser=choice(Level),
+        help="0: nothing, 1: no fusion and no layouts, 2 and 3: everything.",
+    ),
+]
+NumericsOption = Annotated[
+    Numerics,
+    typer.Option(
+        metavar=one_of(Numerics),
+        parser=choice(Numerics),
+        help="strict: bit-identical, no reassociation; fast: denormals are zero.",
+    ),
+]
+PrecisionOption = Annotated[
+    Precision,
+    typer.Option(
+        metavar=one_of(Precision),
+        parser=choice(Precision, precision_aliases),
+        help="How floats are stored: as the model says, or all in one type. fp16, half and bf16 are accepted.",
+    ),
+]
+Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        "--tune", metavar="LOG", help="Take schedules from a tuning log; docs/tuning_log.md.", show_default=False
+    ),
+]
+StrictCompile = Annotated[
+    bool,
+    typer.Option(
+        "--strict-compile",
+        help="Make it an error where a kernel needs a lesser schedule or a smaller group than the first choice.",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="NAME=VALUE",
+        help="NAME=FILE.npy, NAME=random, =zeros or =ones; without NAME= for all inputs, or FILE.npz by names. Repeat "
+        "it.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="Of random inputs.")]
+LogFile = Annotated[
+    str, typer.Argument(metavar="LOG", help="A tuning log, .jsonl or packed as .jsonl.xz.", show_default=False)
+]
+TaskPattern = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        metavar="PATTERN",
+        help="A task's name, with * and ? for any characters, or how its key begins.",
+        show_default=False,
+    ),
+]
+LogOutput = typer.Option(
+    "--output",
+    "-o",
+    metavar="FILE",
+    help="The log to write; it must not exist, unless it is one of those read.",
+    show_default=False,
+)
+
+
+def _job(
+    model: Model,
+    inputs: Inputs = None,
+    dims: Dims = None,
+    target: Target = "llvm",
+    threads: Threads = None,
+    verify: Verified = Verify.kernels,
+    opt_level: OptLevel = Level.all,
+    numerics: NumericsOption = Numerics.standard,
+    precision: PrecisionOption = Precision.model,
+    cache: Cache = "auto",
+    tune: Tune = None,
+    strict_compile: StrictCompile = False,
+) -> Any:  # a Job, whose class loads NumPy
+    from dnnc.cli.models import Job
+
+    return Job(
+        model,
+        target,
+        tuple(dims or ()),
+        threads,
+        verify.value,
+        int(opt_level.value),
+        numerics.value,
+        cache,
+        tuple(inputs or ()),
+        precision.option,
+        tune,
+        strict_compile,
+    )
+
+
+def compiles(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that say how a model is compiled, but for those named; it gets them as its first
+    argument, a Job. `--json` and `--verbose` come last.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        del command.__annotations__["job"]
+        model, *shared = (
+            p for p in inspect.signature(_job, eval_str=True).parameters.values() if p.name not in without
+        )
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        verbose = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose)
+        parameters = sorted([model, *own, *shared, verbose], key=lambda p: p.name in ("as_json", "verbose"))
+
+        @guarded
+        @functools.wraps(command)
+        def run(**options: Any) -> None:
+            names = {p.name for p in own}
+            job = _job(**{k: v for k, v in options.items() if k not in names and k != "verbose"})
+            command(job, **{k: v for k, v in options.items() if k in names})
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
