@@ -5,7 +5,7 @@ In: requests. Out: a trial for each, as they come. Where compiling disturbs what
 built and measured in turn; for GPUs building goes on meanwhile, and devices go on with the tasks that they have begun
 (`ready`). Equal code is measured once.
 
-`python -m dnnc.autotune.runners.measure graph.txt --target cuda` measures schedules of the kernels of a graph and
+`python -m dnnc.autotune.search.inspect graph.txt --target cuda` measures schedules of the kernels of a graph and
 prints them: a look at a device.
 """
 
@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from typing import Any, Union
 
 from dnnc.autotune.log.record import plain_choice
@@ -202,7 +203,6 @@ class ProcessRunner:
 
 @cache
 def dnnc_version() -> str:
-    from importlib.metadata import version
 
     return version("dnnc")
 
@@ -351,14 +351,3 @@ def _measure_all(station: Station, device: int, ready: Ready, events: queue.Simp
         events.put(_Gone(device, left, e))
     except BaseException as e:  # to the thread that waits for it
         events.put(e)
-
-
-def main() -> None:
-    """Measure schedules of a graph's kernels."""
-    from dnnc.autotune.search.inspect import look
-
-    look()
-
-
-if __name__ == "__main__":
-    main()

@@ -18,7 +18,6 @@ from dnnc.backends.cuda.build import (
     NvrtcCompiler,
     build,
     check_program,
-    control_text,
     library_notes,
     symbols_of,
 )
@@ -119,7 +118,7 @@ class CudaBackend(Backend):
 
     def describe(self, scheduled: ScheduledGraph) -> Program:
         symbols = symbols_of(scheduled, self.target.arch, self.compiler.version)
-        return link(scheduled, symbols, control_text, parameters=True)
+        return link(scheduled, symbols, parameters=True)
 
     def notes(self, scheduled: ScheduledGraph) -> Mapping[str, Sequence[str]]:
         return {"libraries": library_notes(scheduled)}

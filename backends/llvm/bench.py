@@ -11,6 +11,7 @@ else.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from functools import cache, lru_cache
 from typing import Any
@@ -242,7 +243,6 @@ def entry_text(symbol: str, args: int, parallel: bool) -> str:
 @cache
 def _ticks() -> Any:
     """The clock that entry functions read, as a function."""
-    import ctypes
 
     counter = f"llvm.{tick_counter()}"
     text = (

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import keyword
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -44,6 +44,14 @@ class Variance(IntEnum):
     @property
     def call_invariant(self) -> bool:
         return self <= Variance.REFIT
+
+
+class Printer:
+    """How graphs become text. `dnnc.ir.graph.show`, which needs the classes below, fills it in."""
+
+    graph: Callable[[Graph, bool], str]
+    node: Callable[[Node], str]
+    structure: Callable[[Graph], Iterator[str]]
 
 
 class Value:
@@ -106,9 +114,7 @@ class Node:
                 yield a
 
     def __repr__(self) -> str:
-        from dnnc.ir.graph.text import show_node
-
-        return show_node(self)
+        return Printer.node(self)
 
 
 class Graph:
@@ -451,10 +457,8 @@ class Graph:
         """sha256 of everything but names and locations: equal for graphs that compute the same by the same nodes in the
         same order.
         """
-        from dnnc.ir.graph.text import structure
-
         h = hashlib.sha256()
-        for line in structure(self):
+        for line in Printer.structure(self):
             h.update(line.encode())
         return h.hexdigest()
 
@@ -462,9 +466,7 @@ class Graph:
         """The graph as text, which `dnnc.ir.graph.text.parse` reads back; `locs` adds comments that say where nodes
         come from.
         """
-        from dnnc.ir.graph.text import show_graph
-
-        return show_graph(self, locs)
+        return Printer.graph(self, locs)
 
     def __repr__(self) -> str:
         took, gave = (", ".join(f"{v.name}: {v.type}" for v in some) for some in (self.inputs, self.outputs))
