@@ -400,8 +400,8 @@ class Backend:
         """What the machine can do at most."""
         raise UnsupportedError(f"target {self.name} has no ceilings")
 
-    def kernel_runner(self, program: Program, step: Step) -> Callable[[Mapping[Value, Array]], Array] | None:
-        """Runs one kernel of a program on its operands; gives its output. None if that is not possible."""
+    def kernel_runner(self, program: Program, step: Step) -> Callable[[Mapping[Value, Array]], Sequence[Array]] | None:
+        """Runs one kernel of a program on its operands; gives its outputs. None if that is not possible."""
         return None
 
     def run_calls(

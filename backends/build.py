@@ -131,7 +131,7 @@ def checker_of(functions: Mapping[str, Function]) -> Check:
     """What compares kernels with float64."""
 
     def check(graph: Graph, step: Step, symbol: str) -> None:
-        def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
+        def execute(buffers: Mapping[Value, Array], zones: Mapping[Value, Array]) -> tuple[int, int, int]:
             return functions[symbol]([buffers[v].ctypes.data for v in step.params]), 0, 0
 
         check_run(graph, step, lambda inputs, dims, env: run_bytes(step, inputs, env, execute))

@@ -2,7 +2,7 @@
 
 The group that a kernel was made for is evaluated by the ops' references, in float64, at sampled outputs (corners, both
 ends of each axis, random points), on random inputs; the kernel runs natively on the same inputs in its own layouts,
-with red zones around its output. The bound is c * eps * sqrt(K) * max |reference|, K the length of the longest
+with red zones around its outputs. The bound is c * eps * sqrt(K) * max |reference|, K the length of the longest
 reduction (tolerances.py states c), with float32's eps where values are stored in a smaller type, and then the rounding
 of the store; outputs that do not meet it are judged by what rounding can reach (reachable.py).
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from dnnc.ir.errors import AccuracyError, InputError, locations
 from dnnc.ir.expr import Expr, Var, const, free, substitute, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.loops.stmt import stored
 from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.shapes import concrete_shape, specialise
 from dnnc.ir.tolerances import EPS
@@ -44,11 +44,11 @@ Array = np.ndarray[Any, Any]
 
 
 Run = Callable[
-    [Mapping[Value, Array], Mapping[Var, int], Mapping[Expr, Expr]], Array
-]  # inputs, dims, the same as expressions -> output
+    [Mapping[Value, Array], Mapping[Var, int], Mapping[Expr, Expr]], Sequence[Array]
+]  # inputs, dims, the same as expressions -> outputs
 Execute = Callable[
-    [Mapping[Value, Array], Value, Array], tuple[int, int, int]
-]  # bytes of values, the output, its zone -> status
+    [Mapping[Value, Array], Mapping[Value, Array]], tuple[int, int, int]
+]  # bytes of values, zones of those that are written -> status
 
 
 def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX_STEPS) -> None:
@@ -57,7 +57,7 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
     Args:
         graph: which the step belongs to.
         step: its call.
-        run: runs the kernel; gives its output in logical order.
+        run: runs the kernel; gives its outputs in logical order.
         seed: of the inputs.
         most: statements that a check may run.
     """
@@ -69,38 +69,77 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
     inputs = calmed(
         step, {v: draw(rng, graph, v, env, index_limits(step, v, env)) for v in group_inputs(step.group.nodes)}
     )
-    sub = subgraph(step, list(inputs), env)
-    shape = concrete_shape(step.group.output.type, env)
-    k = max(reduction_length(step, env), most_updates(step, inputs, env))
-    points = sample_points(
-        rng,
-        shape,
-        1 if any(n.op.contraction is ContractionForm.CONVOLUTION for n in step.group.nodes) and len(shape) > 1 else -1,
-        sampled(POINTS, k),
-    )
+    probes = [_Probe.of(step, v, inputs, env, rng) for v in step.group.outputs]
     try:
-        want = reference(sub, list(inputs.values()), points)
+        wanted = [p.reference(step, inputs, env) for p in probes]
     # indices computed from what was drawn leave their axis; those computed from zeros do not, or are wrong in the graph
     except InputError:
         inputs = {
             v: np.zeros_like(a) if v.type.dtype.is_int and v not in graph.constants else a for v, a in inputs.items()
         }
-        want = reference(sub, list(inputs.values()), points)
-    got = run(inputs, dims, env)
-    found = got[tuple(points.T)] if points.shape[1] else got.reshape(1)
-    t, operands = step.group.output.type, operands_of(step)
-    if (errors(found, want) <= bounds(t.dtype, k, want, operands)).all():
-        return
-    loose = subgraph(step, list(inputs), env, loose=True)
-    refusal = judge(Sample(sub, loose, list(inputs.values()), points, found, want, t.dtype, k, operands), rng)
-    if refusal is not None:
+        wanted = [p.reference(step, inputs, env) for p in probes]
+    for p, want, got in zip(probes, wanted, run(inputs, dims, env)):
+        p.check(step, inputs, env, want, got, rng)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """One output of a kernel, the elements of it that are compared, and the length of the longest reduction."""
+
+    output: Value
+    points: Array
+    k: int
+
+    @staticmethod
+    def of(
+        step: Step, v: Value, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], rng: np.random.Generator
+    ) -> _Probe:
+        nodes = needed(step.group.nodes, v)
+        shape = concrete_shape(v.type, env)
+        k = max(reduction_length(nodes, env), most_updates(step, inputs, env))
+        images = any(n.op.contraction is ContractionForm.CONVOLUTION for n in nodes)
+        axis = 1 if images and len(shape) > 1 else -1
+        return _Probe(v, sample_points(rng, shape, axis, sampled(POINTS, k)), k)
+
+    def reference(self, step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr]) -> Array:
+        return reference(subgraph(step, list(inputs), env, self.output), list(inputs.values()), self.points)
+
+    def check(
+        self,
+        step: Step,
+        inputs: Mapping[Value, Array],
+        env: Mapping[Expr, Expr],
+        want: Array,
+        got: Array,
+        rng: np.random.Generator,
+    ) -> None:
+        found = got[tuple(self.points.T)] if self.points.shape[1] else got.reshape(1)
+        t, operands = self.output.type, operands_of(step, self.output)
+        if (errors(found, want) <= bounds(t.dtype, self.k, want, operands)).all():
+            return
+        exact, loose = (subgraph(step, list(inputs), env, self.output, loose) for loose in (False, True))
+        arrays = list(inputs.values())
+        refusal = judge(Sample(exact, loose, arrays, self.points, found, want, t.dtype, self.k, operands), rng)
+        if refusal is None:
+            return
         i = refusal.index
+        place = f"{tuple(int(p) for p in self.points[i])}"
+        which = f" of {self.output.name}" if len(step.group.outputs) > 1 else ""
         raise AccuracyError(
-            f"kernel {step.kernel.name}{locations(step.kernel.locs)}, schedule {step.choice}: output "
-            f"{tuple(int(p) for p in points[i])} is "
-            f"{found[i]!r}, the float64 reference says {want[i]!r}; the bound for {t.dtype} and reductions over {k} is "
-            f"{refusal.limit:.3g}"
+            f"kernel {step.kernel.name}{locations(step.kernel.locs)}, schedule {step.choice}: output {place}{which} is "
+            f"{found[i]!r}, the float64 reference says {want[i]!r}; the bound for {t.dtype} and reductions over "
+            f"{self.k} is {refusal.limit:.3g}"
         )
+
+
+def needed(nodes: Sequence[Node], v: Value) -> list[Node]:
+    """The nodes of a group that make one of its outputs, in order."""
+    wanted, out = {v}, []
+    for n in reversed(nodes):
+        if not wanted.isdisjoint(n.outputs):
+            out.append(n)
+            wanted.update(x for x in n.inputs if x is not None)
+    return out[::-1]
 
 
 def step_dims(step: Step) -> list[Var]:
@@ -233,47 +272,45 @@ def indices_fit(step: Step) -> bool:
     return direct and all(s > 0 for n, _ in used for s in n.attrs.get("steps") or ())
 
 
-def run_bytes(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], execute: Execute) -> Array:
-    """Run `execute` on parameter bytes, in place; return the output in logical order with its red zones."""
-    written = stored(step.kernel.entry.body)
-    inplace = (v for v, b in zip(step.params, step.kernel.entry.buffers) if b in written)
-    out = step.group.output if step.group.output in step.params else next(inplace)
+def run_bytes(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], execute: Execute) -> list[Array]:
+    """Run `execute` on parameter bytes, in place; return the outputs in logical order, red zones around each."""
+    where = f"kernel {step.kernel.name}{locations(step.kernel.locs)}"
+    written = {v: step.params[k] for v, k in zip(step.group.outputs, step.outputs)}
     buffers = {
         v: np.ascontiguousarray(pack(inputs[v], v.type)).reshape(-1).view(np.uint8) for v in step.params if v in inputs
     }
-    n = int(np.prod(physical(step.group.output.type, env), dtype=np.int64)) * step.group.output.type.dtype.bytes
-    zone = aligned_empty(n + 2 * RED_ZONE)
-    zone[:] = FILL
-    zone[RED_ZONE : RED_ZONE + n] = buffers.get(out, 0xFF)  # NaN, for floats that nobody writes
-    buffers[out] = zone[RED_ZONE : RED_ZONE + n]
-    probes = {v: slice(None, None, b.size // PROBES + 1) for v, b in buffers.items() if v is not out}
+    zones: dict[Value, Array] = {}
+    for v, held in written.items():
+        n = int(np.prod(physical(v.type, env), dtype=np.int64)) * v.type.dtype.bytes
+        zones[held] = zone = aligned_empty(n + 2 * RED_ZONE)
+        zone[:] = FILL
+        zone[RED_ZONE : RED_ZONE + n] = buffers.get(held, 0xFF)  # NaN, for floats that nobody writes
+        buffers[held] = zone[RED_ZONE : RED_ZONE + n]
+    probes = {v: slice(None, None, b.size // PROBES + 1) for v, b in buffers.items() if v not in zones}
     before = {v: buffers[v][p].copy() for v, p in probes.items()}
-    status = execute(buffers, out, zone)
-    if (zone[:RED_ZONE] != FILL).any() or (zone[RED_ZONE + n :] != FILL).any():
-        raise AccuracyError(
-            f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes outside of {out.name}: {out.type}"
-        )
+    status = execute(buffers, zones)
+    for v, zone in zones.items():
+        if (zone[:RED_ZONE] != FILL).any() or (zone[-RED_ZONE:] != FILL).any():
+            raise AccuracyError(f"{where} writes outside of {v.name}: {v.type}")
     for v, p in probes.items():
         if not np.array_equal(before[v], buffers[v][p]):
-            raise AccuracyError(
-                f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes into its input {v.name}"
-            )
+            raise AccuracyError(f"{where} writes into its input {v.name}")
     if status[0] and indices_fit(step):
-        first = np.zeros((1, len(step.group.output.type.shape)), np.int64)
-        reference(
-            subgraph(step, list(inputs), env), list(inputs.values()), first
-        )  # InputError where a constant index is wrong
-        raise AccuracyError(
-            f"kernel {step.kernel.name}{locations(step.kernel.locs)} takes a right index for a wrong one: status "
-            f"{status}"
-        )
-    t = step.group.output.type
-    if t.dtype.kind == "b" and (buffers[out] > 1).any():
-        where, code = locations(step.kernel.locs), int(buffers[out].max())
+        for v in written:  # InputError where a constant index is wrong
+            first = np.zeros((1, len(v.type.shape)), np.int64)
+            reference(subgraph(step, list(inputs), env, v), list(inputs.values()), first)
+        raise AccuracyError(f"{where} takes a right index for a wrong one: status {status}")
+    return [_read(v.type, buffers[held], env, step) for v, held in written.items()]
+
+
+def _read(t: TensorType, data: Array, env: Mapping[Expr, Expr], step: Step) -> Array:
+    """The bytes of an output in logical order."""
+    if t.dtype.kind == "b" and (data > 1).any():
+        where, code = locations(step.kernel.locs), int(data.max())
         raise AccuracyError(
             f"kernel {step.kernel.name}{where} leaves {code} as a boolean, the float64 reference says 0 or 1"
         )
-    raw = buffers[out].view(np.bool_ if t.dtype.kind == "b" else t.dtype.numpy).reshape(physical(t, env))
+    raw = data.view(np.bool_ if t.dtype.kind == "b" else t.dtype.numpy).reshape(physical(t, env))
     return unpack(raw, t, concrete_shape(t, env), step)
 
 
@@ -294,8 +331,8 @@ def unpack(raw: Array, t: TensorType, shape: tuple[int, ...], step: Step) -> Arr
     return logical
 
 
-def subgraph(step: Step, inputs: list[Value], env: Mapping[Expr, Expr], loose: bool = False) -> Graph:
-    """The group as a graph of its own, with the dims of the check filled in.
+def subgraph(step: Step, inputs: list[Value], env: Mapping[Expr, Expr], output: Value, loose: bool = False) -> Graph:
+    """What makes one output of a group as a graph of its own, with the dims of the check filled in.
 
     loose: each node but the last takes one input more at the end, the relative errors of its elements: equal numbers
         differ by their roundings,
@@ -306,12 +343,12 @@ def subgraph(step: Step, inputs: list[Value], env: Mapping[Expr, Expr], loose: b
     env_values: dict[Value, Value] = {}
     for k, v in enumerate(inputs):
         env_values[v] = g.add_input(f"x{k}", TensorType(v.type.dtype, v.type.shape))
-    for n in step.group.nodes:
+    for n in needed(step.group.nodes, output):
         types = [TensorType(o.type.dtype, o.type.shape) for o in n.outputs]
         made = g.append(Node(n.op, [None if v is None else env_values[v] for v in n.inputs], n.attrs, types, n.locs))
         env_values.update(zip(n.outputs, made.outputs))
         y = made.outputs[0]
-        if loose and y.type.dtype.is_float and (Trait.CANCELS in n.op.traits or n.outputs[0] is not step.group.output):
+        if loose and y.type.dtype.is_float and (Trait.CANCELS in n.op.traits or n.outputs[0] is not output):
             x = env_values[n.inputs[0]] if Trait.CANCELS in n.op.traits else y  # type: ignore[index]
             b = Builder(g)
             off = g.add_input(
@@ -319,7 +356,7 @@ def subgraph(step: Step, inputs: list[Value], env: Mapping[Expr, Expr], loose: b
                 TensorType(y.type.dtype, y.type.shape),
             )
             env_values[n.outputs[0]] = b.add(y, b.mul(x, off))
-    g.outputs.append(env_values[step.group.output])
+    g.outputs.append(env_values[output])
     fixed = {v.name: int(const_value(e)) for v, e in env.items() if isinstance(v, Var) and v.name in g.dims}
     return specialise(g, fixed) if fixed else g
 
@@ -362,14 +399,14 @@ def _places(rng: np.random.Generator, n: int, count: int) -> Array:
     return found
 
 
-def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
-    """Return the most terms of a reduction in the group: largest operand's elements per anchor output element."""
+def reduction_length(nodes: Sequence[Node], env: Mapping[Expr, Expr]) -> int:
+    """Return the most terms of a reduction of the nodes: largest operand's elements per anchor output element."""
 
     def shape(v: Value | None) -> tuple[int, ...]:
         return () if v is None else concrete_shape(v.type, env)
 
     longest = 1
-    for n in step.group.nodes:
+    for n in nodes:
         if kind_of(n) not in ("contraction", "reduction"):
             continue
         if n.op.terms is not None:
@@ -385,7 +422,7 @@ def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
     return longest
 
 
-def operands_of(step: Step) -> str:
+def operands_of(step: Step, output: Value) -> str:
     """The form to which a schedule rounds the operands of products, if it does; of attention whose result is stored
     wider than its operands, that of these, to which weights are rounded before they multiply values; of a recurrence,
     that in which its states are multiplied; of what is stored in float64 but computed in float32 on the way, that.
@@ -394,11 +431,11 @@ def operands_of(step: Step) -> str:
         return "tf32"
     if step.choice.template == "attention":
         queries = next(n.inputs[0] for n in step.group.nodes if n.op.contraction is ContractionForm.ATTENTION)
-        if queries is not None and queries.type.dtype.bits < step.group.output.type.dtype.bits:
+        if queries is not None and queries.type.dtype.bits < output.type.dtype.bits:
             return queries.type.dtype.name
     first = step.group.nodes[0]
     if Trait.RECURRENT not in first.op.traits:
-        exact = EPS.get(step.group.output.type.dtype.computed.name, 0.0)
+        exact = EPS.get(output.type.dtype.computed.name, 0.0)
         floats = {v.type.dtype.computed.name for n in step.group.nodes for v in n.outputs if v.type.dtype.is_float}
         return max((t for t in floats if EPS[t] > exact > 0), key=EPS.__getitem__, default="")
     types = {v.type.dtype for body in first.subgraphs() for n in body.nodes() for v in n.outputs}

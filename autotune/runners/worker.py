@@ -115,7 +115,7 @@ class Measurer:
     def _standard(self, machine: Machine) -> BoundKernel:
         g = parse(REFERENCE)
         nodes = tuple(g.nodes())
-        task = task_of(g, Group(nodes, g.outputs[0], "contraction"), None, Setting(machine.text))
+        task = task_of(g, Group(nodes, tuple(g.outputs), "contraction"), {}, Setting(machine.text))
         choice = candidates(task.rebuilt[2], machine.templates(task.setting))[0]
         return self.bench.load(task, build(machine, task, choice)[0])
 

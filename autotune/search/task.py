@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -43,15 +43,16 @@ class Task:
     name: str  # the kernel's, for people
     kind: str  # of the Problem
     graph: str  # its group as the text of a graph, layouts included
-    inplace: int | None  # number of the input whose memory the output takes
+    inplace: int | None  # number of the input whose memory the first output takes
     constants: tuple[int, ...]  # numbers of the inputs that no kernel of the program writes
     setting: Setting  # where and how it runs
     flops: int  # of one call
+    others: tuple[int, ...] = ()  # for each further output the number of the input whose memory it takes, or -1
 
     @cached_property
     def rebuilt(self) -> tuple[Graph, Group, Problem]:
         """Return graph, group and problem. InternalError unless the text gives the key's workload."""
-        found = self._read()
+        found = self.of(parse(self.graph))
         if workload_key(found[2], self.setting) != self.key:
             raise InternalError(
                 f"task {self.name}: its graph is that of another workload; remove it from the log\n{self.graph}"
@@ -60,13 +61,15 @@ class Task:
 
     def renewed(self) -> Task:
         """Return the graph under today's key of its kernel: another where lowering has changed."""
-        return replace(self, key=workload_key(self._read()[2], self.setting))
+        return replace(self, key=workload_key(self.of(parse(self.graph))[2], self.setting))
 
-    def _read(self) -> tuple[Graph, Group, Problem]:
-        g = parse(self.graph)
+    def of(self, g: Graph) -> tuple[Graph, Group, Problem]:
+        """A graph of the task, its one group, and the problem to schedule."""
         nodes = tuple(g.nodes())
-        group = Group(nodes, g.outputs[0], self.kind)
-        lowered = lower_group(g, group, None if self.inplace is None else g.inputs[self.inplace])
+        group = Group(nodes, tuple(g.outputs), self.kind)
+        taken = (-1 if self.inplace is None else self.inplace, *self.others)
+        inplace: dict[Value, Value] = {v: g.inputs[k] for v, k in zip(g.outputs, taken) if k >= 0}
+        lowered = lower_group(g, group, inplace)
         return g, group, classify(nodes, lowered, {*g.constants, *(g.inputs[k] for k in self.constants)})
 
     def as_json(self) -> dict[str, Any]:
@@ -74,7 +77,8 @@ class Task:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Task:
-        return Task(**{**record, "constants": tuple(record["constants"]), "setting": Setting(**record["setting"])})
+        many: dict[str, Any] = {k: tuple(record[k]) for k in ("constants", "others") if k in record}
+        return Task(**{**record, **many, "setting": Setting(**record["setting"])})
 
 
 def workload_key(problem: Problem, setting: Setting) -> str:
@@ -95,25 +99,26 @@ def extract(program: Program, setting: Setting) -> list[tuple[Task, int]]:
     calls: Counter[str] = Counter()
     for step, graph in program.walk():
         if isinstance(step, Step) and not step.dims:
-            task = task_of(graph, step.group, program.memory.inplace.get(step.group), setting)
+            task = task_of(graph, step.group, program.memory.inplace, setting)
             found.setdefault(task.key, task)
             calls[task.key] += 1
     return [(t, calls[key]) for key, t in found.items()]
 
 
-def task_of(graph: Graph, group: Group, inplace: Value | None, setting: Setting) -> Task:
-    """The task of one group of a graph. `inplace`: the input whose memory its output takes."""
+def task_of(graph: Graph, group: Group, inplace: Mapping[Value, Value], setting: Setting) -> Task:
+    """The task of one group of a graph. `inplace`: for some outputs of groups, the input whose memory each takes."""
     lowered = lower_group(graph, group, inplace)
     problem = classify(group.nodes, lowered, graph.constants)
-    alone, inputs = _alone(graph, group.nodes, group.output)
+    alone, inputs = _alone(graph, group.nodes, group.outputs)
     constants = tuple(k for k, v in enumerate(inputs) if v in graph.constants)
-    at = None if inplace is None else inputs.index(inplace)
+    at, *others = (inputs.index(inplace[v]) if v in inplace else -1 for v in group.outputs)
     kind = group.kind
-    key = workload_key(problem, setting)
-    return Task(key, problem.kernel.name, kind, alone.text(), at, constants, setting, int(str(problem.flops)))
+    key, first = workload_key(problem, setting), at if at >= 0 else None
+    work = int(str(problem.flops))
+    return Task(key, problem.kernel.name, kind, alone.text(), first, constants, setting, work, tuple(others))
 
 
-def _alone(graph: Graph, nodes: Sequence[Node], output: Value) -> tuple[Graph, list[Value]]:
+def _alone(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Graph, list[Value]]:
     """A group as a graph, and its inputs' values. Constants that are kernel literals stay, others become inputs."""
     g = Graph("task")
     made: dict[Value, Value] = {}
@@ -131,5 +136,5 @@ def _alone(graph: Graph, nodes: Sequence[Node], output: Value) -> tuple[Graph, l
             Node(n.op, [None if v is None else made[v] for v in n.inputs], n.attrs, [o.type for o in n.outputs])
         )
         made.update(zip(n.outputs, new.outputs))
-    g.outputs.append(made[output])
+    g.outputs += [made[v] for v in outputs]
     return g, inputs

@@ -20,8 +20,8 @@ from dnnc.ir.types import TensorType
 from dnnc.passes.planning.fuse import Group
 from dnnc.passes.planning.fusion_variants import Variant, cut, variants, vary, weights_encoding
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
-from dnnc.passes.planning.program import Program, lower_group
-from dnnc.passes.schedule.problem import Choice, classify
+from dnnc.passes.planning.program import Program
+from dnnc.passes.schedule.problem import Choice
 
 if TYPE_CHECKING:
     from dnnc.autotune.log.record import Fusion
@@ -93,7 +93,7 @@ def _variable(region: Region, setting: Setting) -> Iterator[tuple[Graph, Group, 
 def _task(graph: Graph, g: Group, memory: MemoryPlan, setting: Setting) -> Task | None:
     """None where sizes are known at run time only."""
     sizes = [d for n in g.nodes for v in (*n.inputs, *n.outputs) if v is not None for d in v.type.shape]
-    return task_of(graph, g, memory.inplace.get(g), setting) if all(isinstance(d, int) for d in sizes) else None
+    return task_of(graph, g, memory.inplace, setting) if all(isinstance(d, int) for d in sizes) else None
 
 
 def _planned(region: Region) -> MemoryPlan:
@@ -107,12 +107,7 @@ def retiled(task: Task, tile: int) -> Task:
     x, w = conv.inputs[0], conv.inputs[1]
     assert x is not None and w is not None and not x.type.row_major
     w.type = TensorType(w.type.dtype, w.type.shape, weights_encoding(x.type.rank, x.type.encoding.block(1), tile))
-    nodes = tuple(g.nodes())
-    low = lower_group(
-        g, Group(nodes, g.outputs[0], task.kind), None if task.inplace is None else g.inputs[task.inplace]
-    )
-    problem = classify(nodes, low, {*g.constants, *(g.inputs[k] for k in task.constants)})
-    return replace(task, key=workload_key(problem, task.setting), graph=g.text())
+    return replace(task, key=workload_key(task.of(g)[2], task.setting), graph=g.text())
 
 
 # --- decisions among winners ------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class CudaBackend(Backend):
     def ceilings(self, threads: int) -> Ceilings:
         return ceilings(self.target)
 
-    def kernel_runner(self, program: Program, step: Step) -> Callable[[Mapping[Value, Array]], Array]:
+    def kernel_runner(self, program: Program, step: Step) -> Callable[[Mapping[Value, Array]], Sequence[Array]]:
         device, symbol = self._opened(), program.symbols[step.text]
         function, launch = load_kernel(program, symbol, device), program.launches[symbol]
         return lambda operands: run_kernel(step, device, function, launch, operands, {}, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def check_kernel(graph: Graph, step: Step, device: Device, function: Any, launch
     if 0 in launch.grid or 0 in launch.block:
         return
 
-    def run(inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]) -> Array:
+    def run(inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]) -> list[Array]:
         return run_kernel(step, device, function, launch, inputs, dims, env)
 
     check_run(graph, step, run, seed, MAX_STEPS)
@@ -41,11 +41,11 @@ def run_kernel(
     inputs: Mapping[Value, Array],
     dims: Mapping[Var, int],
     env: Mapping[Expr, Expr],
-) -> Array:
-    """The kernel's output in logical order."""
+) -> list[Array]:
+    """The kernel's outputs in logical order."""
 
-    def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
-        return run_once(step, device, function, launch, {**buffers, out: zone}, out, dims)
+    def execute(buffers: Mapping[Value, Array], zones: Mapping[Value, Array]) -> tuple[int, int, int]:
+        return run_once(step, device, function, launch, {**buffers, **zones}, zones, dims)
 
     return run_bytes(step, inputs, env, execute)
 
@@ -56,10 +56,10 @@ def run_once(
     function: Any,
     launch: Launch,
     bytes_: Mapping[Value, Array],
-    out: Value,
+    written: Collection[Value],
     dims: Mapping[Var, int],
 ) -> tuple[int, int, int]:
-    """Launch on copies of these bytes; output with red zones and small inputs come back. Return the status."""
+    """Launch on copies of these bytes; outputs with red zones and small inputs come back. Return the status."""
     stream = DEFAULT_STREAM
     starts: dict[Value, int] = {}
     total = ALIGN
@@ -71,13 +71,13 @@ def run_once(
         if a.nbytes:
             device.upload(memory.address + starts[v], a, stream)
     args = [dims[d] for d in step.dims]
-    args += [memory.address + starts[v] + (RED_ZONE if v is out else 0) for v in step.params]
+    args += [memory.address + starts[v] + (RED_ZONE if v in written else 0) for v in step.params]
     last = memory.address + (total if isinstance(function, CallFunction) else 0)
     device.launch(function, launch, [*args, last], stream)
     status = np.zeros(4, np.int32)
     device.download(status.view(np.uint8), memory.address, stream)
     for v, a in bytes_.items():
-        if a.nbytes and a.flags.writeable and (v is out or a.nbytes <= LOOKED_AT):
+        if a.nbytes and a.flags.writeable and (v in written or a.nbytes <= LOOKED_AT):
             device.download(a, memory.address + starts[v], stream)
     device.synchronize(stream)
     code, kernel, value, _ = status.tolist()

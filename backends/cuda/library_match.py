@@ -36,6 +36,8 @@ def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | 
     anchor, low, form = problem.anchor, problem.lowered, problem.form
     if anchor is None or not isinstance(form, Contraction) or problem.inplace or low.dims or form.elements == 0:
         return None
+    if len(low.outputs) > 1:
+        return None
     if anchor.op.contraction is not FORM[library] or anchor.attrs.get("out_dtype") is not None:
         return None
     chain = _chain(anchor, low.params)

@@ -133,7 +133,7 @@ class LlvmBackend(Backend):
     def ceilings(self, threads: int) -> Ceilings:
         return self._toolchain.ceilings(self.target, threads)
 
-    def kernel_runner(self, program: Program, step: Step) -> Callable[[Mapping[Value, Array]], Array] | None:
+    def kernel_runner(self, program: Program, step: Step) -> Callable[[Mapping[Value, Array]], Sequence[Array]] | None:
         return self._toolchain.kernel_runner(program, step)
 
     def run_calls(

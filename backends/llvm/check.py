@@ -24,10 +24,10 @@ def check_kernel(graph: Graph, step: Step, address: int, seed: int = 0) -> None:
 
 def run_native(
     step: Step, address: int, inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]
-) -> Array:
-    """The kernel's output in logical order, from two shares of its parallel loops, one after the other."""
+) -> list[Array]:
+    """The kernel's outputs in logical order, from two shares of its parallel loops, one after the other."""
 
-    def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
+    def execute(buffers: Mapping[Value, Array], zones: Mapping[Value, Array]) -> tuple[int, int, int]:
         frame = Frame(64)
         scalars = [ctypes.c_int64(dims[d]) for d in step.dims]
         pointers = [ctypes.c_void_p(buffers[v].ctypes.data) for v in step.params]

@@ -74,7 +74,7 @@ def measure(
     return timed.measure(call, repeats)
 
 
-def kernel_runner(program: Program, step: Step) -> Callable[[Mapping[Value, Array]], Array]:
+def kernel_runner(program: Program, step: Step) -> Callable[[Mapping[Value, Array]], Sequence[Array]]:
     """Runs one kernel of a program on its operands; gives its output in logical order."""
     address = program.loaded.address(program.symbols[step.text])
     return lambda operands: run_native(step, address, operands, {}, {})

@@ -38,7 +38,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class Operand:
-    """A kernel's parameter. `role`: WARM ones stay in place, COLD ones move at each call, the OUTPUT is written."""
+    """A kernel's parameter. `role`: WARM ones stay in place, COLD ones move at each call, an OUTPUT is written."""
 
     value: Value
     role: str
@@ -57,7 +57,7 @@ class Operands:
         group, problem = self.task.rebuilt[1:]
         given = zip(problem.lowered.params, problem.kernel.entry.buffers)
         return tuple(
-            Operand(v, _role(v, v is group.output, b.name in problem.constants), v.type.dtype, _nbytes(v))
+            Operand(v, _role(v, v in group.outputs, b.name in problem.constants), v.type.dtype, _nbytes(v))
             for v, b in given
         )
 
@@ -81,7 +81,7 @@ class Operands:
         own = kernel or problem.kernel
         low = problem.lowered
         made = Scheduled.of(own, choice or NAIVE)
-        return Step(group, problem.kernel, made, lambda: own, low.params, low.dims, problem.flops)
+        return Step(group, problem.kernel, made, lambda: own, low.params, low.outputs, low.dims, problem.flops)
 
 
 def _role(v: Value, written: bool, constant: bool) -> str:

@@ -400,12 +400,10 @@ def tasks(w: Workload, setting: Setting) -> list[Task]:
     """
     graph, ctx = w.graph(), context(setting)
     PassManager().run(graph, LEVELS[3], ctx)
-    region = plan_region(graph, align=ctx.align, normed=ctx.normed)
+    region = plan_region(graph, facts=ctx.facts)
     memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
     found = [
-        task_of(graph, g, memory.inplace.get(g), setting)
-        for g in region.fusion.groups
-        if g.kind not in ("host", "control")
+        task_of(graph, g, memory.inplace, setting) for g in region.fusion.groups if g.kind not in ("host", "control")
     ]
     copies = (w.number // len(FAMILIES)) % 4 == 0
     return list({t.key: t for t in found if copies or t.name not in ("pack", "cast")}.values())

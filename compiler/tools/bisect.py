@@ -220,7 +220,9 @@ def values_of(graph: Graph, inputs: Sequence[Array], wanted: Sequence[Value]) ->
         graph.outputs = outputs
 
 
-Runner = Callable[[Step], "Callable[[Mapping[Value, Array]], Array] | None"]  # gives what runs the kernel of a step
+Runner = Callable[
+    [Step], "Callable[[Mapping[Value, Array]], Sequence[Array]] | None"
+]  # gives what runs the kernel of a step
 
 
 def find_kernel(f: Executable, inputs: Sequence[Array], options: CompileOptions, backend: Backend) -> Finding | None:
@@ -266,26 +268,33 @@ def entered_body(step: ControlStep, known: Mapping[Value, Array]) -> tuple[Body,
 def _kernel_finding(
     runner: Runner, step: Step, operands: dict[Value, Array], options: CompileOptions
 ) -> Finding | None:
-    sub = subgraph(step, list(operands), {})
-    arrays = list(operands.values())
     run = runner(step)
-    message = None if run is None else _off(run, sub, operands, options)
-    if message is None:
+    found = None if run is None else _off(run, step, operands, options)
+    if found is None:
         return None
-    small = _shrunk(sub, arrays, message, lambda g, x: _compiles_wrong(g, x, options))
+    sub, message = found
+    small = _shrunk(sub, list(operands.values()), message, lambda g, x: _compiles_wrong(g, x, options))
     schedule = f"kernel {step.kernel.name}, schedule {step.choice}"
     return Finding("kernel", schedule, _where(sub), small.message, f"{small.graph}\n{_inputs_text(small)}")
 
 
 def _off(
-    run: Callable[[Mapping[Value, Array]], Array], sub: Graph, operands: dict[Value, Array], options: CompileOptions
-) -> str | None:
-    """How the result of one kernel differs, or None."""
+    run: Callable[[Mapping[Value, Array]], Sequence[Array]],
+    step: Step,
+    operands: dict[Value, Array],
+    options: CompileOptions,
+) -> tuple[Graph, str] | None:
+    """What makes the first output of a kernel that differs, and how it does; None where all are right."""
+    graphs = [subgraph(step, list(operands), {}, v) for v in step.group.outputs]
     try:
-        got = run(operands)
+        results = run(operands)
     except AccuracyError as e:  # it writes where it should not
-        return f"wrong result: {e}"
-    return wrong(sub, list(operands.values()), [np.ascontiguousarray(got)], replace(options, precision=None))
+        return graphs[0], f"wrong result: {e}"
+    for sub, got in zip(graphs, results):
+        message = wrong(sub, list(operands.values()), [np.ascontiguousarray(got)], replace(options, precision=None))
+        if message is not None:
+            return sub, message
+    return None
 
 
 def _compiles_wrong(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> str | None:
@@ -310,20 +319,20 @@ def find_call(
 ) -> Finding:
     """Return the first call after which program memory is wrong though each kernel is right alone."""
     program, scheduled = program_of(f)
-    outputs = [s.group.output for s in scheduled.steps]
-    known = values_of(scheduled.graph, inputs, outputs)
+    known = values_of(scheduled.graph, inputs, [v for s in scheduled.steps for v in s.group.outputs])
     for k, step in enumerate(scheduled.steps):
         if isinstance(step, ControlStep):
             continue
         read = backend.run_calls(program, k + 1, inputs, options.threads or backend.threads)
-        message = None if read is None else _left(read, program, step, k, known[step.group.output], options)
+        wanted = [known[v] for v in step.group.outputs]
+        message = None if read is None else _left(read, program, step, k, wanted, options)
         if message is None:
             continue
         small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
         nodes = locations(step.kernel.locs).removeprefix(" at ")
         culprit = (
-            f"call {k} of {len(outputs)}, of kernel {step.kernel.name}: its operands were overwritten, or it ran too "
-            "early"
+            f"call {k} of {len(scheduled.steps)}, of kernel {step.kernel.name}: its operands were overwritten, or it "
+            "ran too early"
         )
         return Finding("memory", culprit, nodes, message, str(small.graph))
     message = wrong(graph, inputs, call(f, inputs, graph), options) or "not every run is wrong: threads race"
@@ -336,13 +345,29 @@ def _left(
     program: Program,
     step: Step,
     k: int,
-    want: Array,
+    wanted: Sequence[Array],
     options: CompileOptions,
 ) -> str | None:
-    """How the result of call `k` differs right after it, in its place in the program's memory."""
-    t = step.group.output.type
+    """How a result of call `k` differs right after it, in its place in the program's memory."""
+    args = program.calls[k].args
+    found = (
+        _differs(read, v.type, args[j], want, step, options)
+        for v, j, want in zip(step.group.outputs, step.outputs, wanted)
+    )
+    return next((message for message in found if message is not None), None)
+
+
+def _differs(
+    read: Callable[[MemoryRef, int], bytes],
+    t: TensorType,
+    place: MemoryRef,
+    want: Array,
+    step: Step,
+    options: CompileOptions,
+) -> str | None:
+    """How what lies at a place differs from what is wanted."""
     shape = physical(t, {})
-    data = read(program.calls[k].writes[0], int(np.prod(shape, dtype=np.int64)) * t.dtype.bytes)
+    data = read(place, int(np.prod(shape, dtype=np.int64)) * t.dtype.bytes)
     raw = np.frombuffer(data, np.bool_ if t.dtype.kind == "b" else t.dtype.numpy)
     try:
         got = unpack(raw.reshape(shape), t, concrete_shape(t, {}), step)

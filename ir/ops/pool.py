@@ -9,10 +9,10 @@ import numpy as np
 
 from dnnc.ir import batching, te
 from dnnc.ir.dtype import i64
-from dnnc.ir.expr import Expr, cast, const, maximum, minimum
+from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import REDUCTION, OpDef, Trait, require
-from dnnc.ir.ops.common import Array, clamp, dim, quiet, require_kind, sample
+from dnnc.ir.ops.common import Array, dim, quiet, require_kind, sample
 from dnnc.ir.ops.reduce import lowest
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
 from dnnc.ir.te import Tensor
@@ -105,20 +105,19 @@ def _max_index(x: Tensor, *, kernel: Ints, **sides: Any) -> Tensor:
     m = _windows(x, win, "max", lambda at, i: x[at], x.dtype.computed, "window_max")
     spatial, q = x.dims[2:], len(x.dims)
 
-    def hit(*v: Expr) -> Expr:
-        at = win.positions(v[2:q], v[q:])
-        safe = (*v[:2], *(clamp(p, n) for p, n in zip(at, spatial)))
-        found = x[safe].eq(m[v[:q]])
-        found = found | call("isnan", x[safe]) if x.dtype.is_float else found
-        return win.inside(at, spatial) & found
+    def inside(*v: Expr) -> Expr:
+        return win.inside(win.positions(v[2:q], v[q:]), spatial)
 
     def position(*v: Expr) -> Expr:
+        at = (*v[:2], *win.positions(v[2:q], v[q:]))
+        hit = x[at].eq(m[v[:q]])
+        hit = hit | call("isnan", x[at]) if x.dtype.is_float else hit
         flat: Expr = const(0)
-        for i, n in zip((*v[:2], *win.positions(v[2:q], v[q:])), x.dims):
+        for i, n in zip(at, x.dims):
             flat = flat * n + i
-        return flat
+        return select(hit, flat, const(i64.range[1], i64))
 
-    return te.reduce((*x.dims[:2], *win.sizes(spatial)), kernel, i64, "min", position, hit)
+    return te.reduce((*x.dims[:2], *win.sizes(spatial)), kernel, i64, "min", position, inside)
 
 
 def _max_index_numpy(x: Array, *, kernel: Ints, **sides: Any) -> Array:
@@ -332,7 +331,7 @@ POOL_OPS: tuple[OpDef, ...] = (
         _max_index,
         reference=_max_index_numpy,
         flops=_flops,
-        traits=WINDOWS | {Trait.SELECTS},
+        traits=BLOCKS | {Trait.SELECTS},
         samples=(*_SAMPLES, *_INT_SAMPLES),
     ),
     OpDef(

@@ -37,7 +37,7 @@ def lower_digits(node: Node) -> Lowered:
         _Row(b, given, made, at, int(node.attrs["low"]), int(node.attrs["high"])).write()
     dims = tuple(sorted({v for d in given.shape for v in free(d)}, key=lambda v: v.name))
     kernel = Kernel((Func("sort_digits", (*dims, given, made), b.block()),), node.locs)
-    return Lowered(kernel, (x, node.output), dims, Scan(outer=at))
+    return Lowered(kernel, (x, node.output), dims, Scan(outer=at), (1,))
 
 
 @dataclass(frozen=True)

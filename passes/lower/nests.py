@@ -1,7 +1,9 @@
 """A fused group -> one naive kernel: loops over the output's memory, everything else inlined at its place.
 
 In come the nodes with their types (layouts included), out comes a Kernel whose text depends on nothing but the
-computation: buffers are called x0, x1, ... and y, so that equal groups of different layers are one kernel. Reductions
+computation: buffers are called x0, x1, ... and y, so that equal groups of different layers are one kernel. Several
+outputs are y0, y1, ...; the loops are those of the largest, and a number of a row is stored ahead of the loops over the
+row. Reductions
 become an accumulator at the outermost loop depth where their indices are known; a costly intermediate that several
 consumers read becomes a `local` buffer there. Recipes schedule the result; nothing here thinks of speed or targets.
 """
@@ -9,7 +11,7 @@ consumers read becomes a `local` buffer there. Recipes schedule the result; noth
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,33 +37,35 @@ from dnnc.ir.expr import (
     rebuild,
     select,
     substitute,
-    unwrap,
     value,
     var,
     walk,
 )
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.attributes import attrs_key
-from dnnc.ir.loops.intrinsics import COSTLY
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, Param, Store, call, exprs, walk_stmts
 from dnnc.ir.op import Trait
-from dnnc.ir.types import Dense, Layout, Part, TensorType, product
+from dnnc.ir.types import Dense, Layout, Part, TensorType
+from dnnc.passes.analysis.outputs import main_output, places_in
 from dnnc.passes.lower.form import Form, Map, Reduction, Rows, Scan, Weighted, contraction
+from dnnc.passes.lower.kept import choose_kept, pending
 from dnnc.passes.lower.scatter import Scattered, combine, write
 
 WORD = 4  # bytes: the least that hardware copies from memory to memory
-LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
-LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the shared memory of a multiprocessor
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A naive kernel and facts for recipes. `params`: each buffer's value: inputs, then the output unless in place."""
+    """A naive kernel and facts for recipes.
+
+    `params`: each buffer's value: inputs, then the outputs that are not in place; `outputs`: their parameter numbers.
+    """
 
     kernel: Kernel
     params: tuple[Value, ...]
     dims: tuple[Var, ...]
     form: Form
+    outputs: tuple[int, ...]
     inplace: bool = False
 
     @property
@@ -81,7 +85,9 @@ def group_inputs(nodes: Sequence[Node]) -> list[Value]:
     return list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v not in inside))
 
 
-def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Hashable:
+def likeness(
+    graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value], inplace: Mapping[Value, Value] | None = None
+) -> Hashable:
     """Equal for groups of which `lower` makes the same kernel and `classify` the same problem, the values and locations
     apart: layers of a model that repeat each other are lowered once. Values go by number, attributes by their text,
     dims and numbers by identity.
@@ -92,13 +98,15 @@ def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value 
     made = tuple(
         (n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes
     )
-    return given, made, number[output], number.get(inplace), frozenset(graph.dims.values())
+    writes = tuple((number[v], number.get((inplace or {}).get(v))) for v in outputs)
+    return given, made, writes, frozenset(graph.dims.values())
 
 
-def lower(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Lowered:
-    """Lower a group with one output. `inplace`: the input that shares the output's memory and parameter."""
-    low = _Lowering(graph, nodes, output, inplace)
-    return low.run()
+def lower(
+    graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value], inplace: Mapping[Value, Value] | None = None
+) -> Lowered:
+    """Lower a group. `inplace`: the input that shares an output's memory and parameter."""
+    return _Lowering(graph, nodes, outputs, inplace or {}).run()
 
 
 def scalar_constant(graph: Graph, v: Value) -> Expr | None:
@@ -111,8 +119,14 @@ def scalar_constant(graph: Graph, v: Value) -> Expr | None:
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None) -> None:
-        self.graph, self.nodes, self.output, self.inplace = graph, nodes, output, inplace
+    def __init__(
+        self, graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value], inplace: Mapping[Value, Value]
+    ) -> None:
+        self.graph, self.nodes, self.outputs, self.inplace = graph, nodes, tuple(outputs), inplace
+        main = main_output(nodes, outputs)
+        if main is None:
+            raise InternalError(f"the outputs {', '.join(v.name for v in outputs)} of a group have no loops in common")
+        self.output = main
         self.b = Builder()
         self.buffers: dict[te.Tensor, tuple[Buffer, TensorType]] = {}
         self.numbers: dict[te.Tensor, Expr] = {}
@@ -124,35 +138,42 @@ class _Lowering:
         self.reductions: list[tuple[te.Tensor, Reduction]] = []
         self.outer: list[Var] = []  # the loops over the output
         self.products: list[te.Tensor] = []  # the reductions of an op that is a contraction
+        self.open = frozenset(graph.dims.values())  # dims and the loops over the outputs that are open
+        self.sums: dict[
+            Hashable, tuple[frozenset[Var], Expr]
+        ] = {}  # reductions -> where they are placed, and the result
         self.memo: dict[Expr, Expr] = {}
         self.pad_loops: set[str] = set()  # loops over an axis that has padding lanes
-        t = output.type
+        t = self.output.type
         if t.layout is not None:
             uneven = {p.axis for p in t.layout.parts if p.div > 1 and value(const(t.shape[p.axis]) % p.div) != 0}
             self.pad_loops = {_loop_name(t.layout, k) for k, p in enumerate(t.layout.parts) if p.axis in uneven}
 
     def run(self) -> Lowered:
-        result = self.expressions()
-        out = self.out_buffer()
+        results = self.expressions()
+        outs = self.out_buffers()
+        result, out = results[self.output], outs[self.output]
         if result.stage is not None and result.stage.own is not None:
             self.buffers[result.stage.own] = (out, self.output.type)
-        self.choose_kept(result)
+        choose_kept([results[v] for v in self.outputs], self.resolve, self.kept)
         scattered = self.scattered(result, out)
         if scattered is None:
-            self.nest(result, out)
+            self.nest(results, outs)
         else:
             write(self.b, scattered)
+        buffers = list(dict.fromkeys([*(buf for buf, _ in self.buffers.values()), *outs.values()]))
         dims = sorted(
-            {v for p in self.all_buffers(out) for d in p.shape for v in free(d)} | self.other_dims(),
+            {v for p in buffers for d in p.shape for v in free(d)} | self.other_dims(),
             key=lambda v: v.name,
         )
-        params: list[Param] = [*dims, *self.all_buffers(out)]
+        params: list[Param] = [*dims, *buffers]
         name = "_".join(n.op.name for n in self.nodes[:4]) + ("_etc" if len(self.nodes) > 4 else "")
         locs = tuple(dict.fromkeys(loc for n in self.nodes for loc in n.locs))
         kernel = Kernel((Func(name, tuple(params), self.b.block()),), locs)
-        values = tuple(self.params) if self.inplace is not None else (*self.params, self.output)
+        values = (*self.params, *(v for v in self.outputs if v not in self.inplace))
+        written = tuple(values.index(self.inplace.get(v, v)) for v in self.outputs)
         form = self.form(result, kernel) if scattered is None else scattered
-        return Lowered(kernel, values, tuple(dims), form, self.inplace is not None)
+        return Lowered(kernel, values, tuple(dims), form, written, bool(self.inplace))
 
     def form(self, result: te.Tensor, kernel: Kernel) -> Form:
         """What the kernel computes."""
@@ -166,10 +187,6 @@ class _Lowering:
         anchors = [r for t, r in self.reductions if t in self.products]
         return (len(anchors) == 1 and contraction(form, kernel, anchors[0], self.store)) or form
 
-    def all_buffers(self, out: Buffer) -> list[Buffer]:
-        ins = [buf for buf, _ in self.buffers.values()]
-        return ins if out in ins else [*ins, out]
-
     def other_dims(self) -> set[Var]:
         """Symbolic dims that occur in the loops only (a result may have a dim that no buffer shows by itself)."""
         declared = set(self.graph.dims.values())
@@ -177,7 +194,7 @@ class _Lowering:
 
     # --- from nodes to tensor expressions -----------------------------------------------------------------------------
 
-    def expressions(self) -> te.Tensor:
+    def expressions(self) -> dict[Value, te.Tensor]:
         tensors: dict[Value, te.Tensor] = {}
         for v in group_inputs(self.nodes):
             t = te.placeholder(f"x{len(self.params)}", v.type.dtype, v.type.shape)
@@ -199,12 +216,16 @@ class _Lowering:
                     t for t in te.stages(results) if t not in before and t.stage is not None and t.stage.reduce
                 ]
             tensors.update(zip(n.outputs, results))
-        return tensors[self.output]
+        return tensors
 
-    def out_buffer(self) -> Buffer:
-        if self.inplace is not None:
-            return next(buf for (buf, _), v in zip(self.buffers.values(), self.params) if v is self.inplace)
-        return _buffer("y", self.output.type)
+    def out_buffers(self) -> dict[Value, Buffer]:
+        """Where each output is stored."""
+        inputs = dict(zip(self.params, (buf for buf, _ in self.buffers.values())))
+        name = "y{}" if len(self.outputs) > 1 else "y"
+        return {
+            v: inputs[self.inplace[v]] if v in self.inplace else _buffer(name.format(k), v.type)
+            for k, v in enumerate(self.outputs)
+        }
 
     def resolve(self, e: Expr) -> Expr:
         """Inline element-wise stages and lower input loads to memory; reductions and kept tensors stay."""
@@ -244,75 +265,6 @@ class _Lowering:
 
         return type_.encoding.load((element,), idx)
 
-    # --- what is kept in local memory ---------------------------------------------------------------------------------
-
-    def choose_kept(self, result: te.Tensor) -> None:
-        """Costly element-wise tensors that feed a reduction and something else beside it (exp in softmax)."""
-        users: dict[te.Tensor, set[te.Tensor]] = {}
-        order = list(te.stages([result]))
-        for t in order:
-            assert t.stage is not None
-            for x in walk(t.stage.value):
-                if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x.buf.stage is not None:
-                    users.setdefault(x.buf, set()).add(t)
-        used = 0  # elements of all rows that are kept
-        for t in order:
-            stage = t.stage
-            assert stage is not None
-            readers = users.get(t, set())
-            if stage.reduce or len(readers) < 2 or not any(r.stage is not None and r.stage.reduce for r in readers):
-                continue
-            fixed = self.fixed_axes(t, readers)
-            size = value(const(product([unwrap(d) for d in t.shape[fixed:]])))
-            if size is None or not 1 < size <= LOCAL_LIMIT or (used + size) * t.dtype.computed.bytes > LOCAL_BYTES:
-                continue
-            if self.is_costly(stage, fixed) and self.is_row(t, fixed, readers):
-                self.kept[t] = fixed
-                used += size
-
-    def is_costly(self, stage: te.Stage, fixed: int) -> bool:
-        """True if an element takes more than simple arithmetic, inlined stages included. Row numbers count once."""
-        own = set(stage.axes[fixed:])
-        return any(
-            isinstance(x, Op) and x.name in COSTLY and not own.isdisjoint(free(x))
-            for x in walk(self.resolve(stage.value))
-        )
-
-    def is_row(self, t: te.Tensor, fixed: int, readers: set[te.Tensor]) -> bool:
-        """Does every reduction that the tensor is made of have one value for what lies behind the fixed axes, and every
-        one that reads it go over all of that?
-        """
-        assert t.stage is not None
-        own = set(t.stage.axes[fixed:])
-        if not all(
-            own.isdisjoint(v for i in x.idx for v in free(i)) for x in _pending(self.resolve(t.stage.value), {})
-        ):
-            return False
-        stages = [r.stage for r in readers if r.stage is not None and r.stage.reduce]
-        read = [
-            (s, i) for s in stages for x in walk(s.value) if isinstance(x, Load) and x.buf is t for i in x.idx[fixed:]
-        ]
-        return all(free(i) <= set(s.reduce) for s, i in read)
-
-    @staticmethod
-    def fixed_axes(t: te.Tensor, readers: set[te.Tensor]) -> int:
-        """Leading axes that every reader indexes by its own axis of that number: rows of one loop nest."""
-        n = len(t.shape)
-        for r in readers:
-            assert r.stage is not None
-            for x in walk(r.stage.value):
-                if isinstance(x, Load) and x.buf is t:
-                    same = 0
-                    while (
-                        same < min(n, len(r.stage.axes))
-                        and x.idx[same] is r.stage.axes[same]
-                        and r.stage.axes[same] not in r.stage.reduce
-                    ):
-                        same += 1
-                    n = min(n, same if r.stage.reduce else min(same, n))
-        reduced = min((len(r.stage.axes) for r in readers if r.stage is not None and r.stage.reduce), default=n)
-        return min(n, reduced)
-
     def scattered(self, result: te.Tensor, out: Buffer) -> Scattered | None:
         """What the updates of a result read and write, if it has some."""
         stage = result.stage
@@ -321,7 +273,7 @@ class _Lowering:
         if not self.output.type.row_major:
             raise InternalError(f"{self.nodes[-1].op.name} writes {self.output.type}: updates go to row-major memory")
         put, initial = stage.updates, self.resolve(stage.value)
-        there = self.inplace is not None and initial is cast(load(out, stage.axes or (0,)), result.dtype.computed)
+        there = self.output in self.inplace and initial is cast(load(out, stage.axes or (0,)), result.dtype.computed)
         index = tuple(map(self.resolve, put.index))
         return Scattered(
             out, stage.axes, None if there else initial, put.axes, index, self.resolve(put.value), put.combine
@@ -329,42 +281,86 @@ class _Lowering:
 
     # --- loops --------------------------------------------------------------------------------------------------------
 
-    def nest(self, result: te.Tensor, out: Buffer) -> None:
+    def nest(self, results: Mapping[Value, te.Tensor], outs: Mapping[Value, Buffer]) -> None:
         t = self.output.type
         layout = t.layout or Layout(tuple(Part(k) for k in range(t.rank)))
+        shape, left = outs[self.output].shape, list(self.outputs)
         at = [te.placeholder_axis(f"ahead{k}") for k in range(len(layout.parts))]  # loops that are not open yet
-        order = self.order(result, layout.logical(tuple(at)), at, out.shape)
+        order = self.order(results, layout.logical(tuple(at)), at, shape)
 
         def open_loops(depth: int) -> None:
             logical = layout.logical(tuple(at))
             bound = frozenset(at[k] for k in order[:depth]) | frozenset(self.graph.dims.values())
-            goal = self.element(result, logical)
-            self.place(goal, bound)
-            if depth == len(order):
-                self.write(out, tuple(at), logical, self.settle(goal))
+            places = {v: self.place_of(v, logical) for v in left}
+            goals = {v: self.element(results[v], place) for v, place in places.items()}
+            for goal in goals.values():
+                self.place(goal, bound)
+            last = depth == len(order)
+            ready = [v for v in left if last or (v is not self.output and all(free(i) <= bound for i in places[v]))]
+            values = {v: self.settle(goals[v]) for v in ready}
+            for v in self.in_safe_order(ready, values, outs):
+                left.remove(v)
+                self.write(v, outs[v], tuple(at) if self.is_whole(v) else places[v], places[v], values[v])
+            if last:
                 return
             k = order[depth]
-            with self.b.loop(_loop_name(layout, k), out.shape[k]) as v:
-                self.outer.append(v)
-                at[k] = v
+            with self.b.loop(_loop_name(layout, k), shape[k]) as loop:
+                at[k] = loop
+                self.open |= {loop}
                 open_loops(depth + 1)
 
         open_loops(0)
+        in_order = order[-1:] == [len(at) - 1]  # else columns, over which vectors go
+        self.outer = [at[k] for k in (order if in_order else sorted(order))]
         parts = list(zip(layout.parts, at))
         self.panels = {v: w for p, v in parts for q, w in parts if p.axis == q.axis and p.div < q.div}
 
+    def in_safe_order(
+        self, ready: Sequence[Value], values: Mapping[Value, Expr], outs: Mapping[Value, Buffer]
+    ) -> list[Value]:
+        """Outputs in an order in which none overwrites what a later one reads."""
+        left, out = list(ready), []
+        while left:
+            read = {v: {x.buf for x in walk(values[v]) if isinstance(x, Load)} for v in left}
+            free_now = (v for v in left if not any(outs[v] in read[w] for w in left if w is not v))
+            v = next(free_now, left[0])  # where each reads another's memory: `find_inplace` refuses that
+            left.remove(v)
+            out.append(v)
+        return out
+
+    def is_whole(self, v: Value) -> bool:
+        """Does an output have the elements of the largest at the same places in memory?"""
+        return v.type.shape == self.output.type.shape
+
+    def place_of(self, v: Value, logical: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The element of an output that is stored with that element of the largest, or ahead of it."""
+        if self.is_whole(v):
+            return logical
+        axes = places_in(self.nodes, self.output, v)
+        assert axes is not None
+        return tuple(const(0) if k is None else logical[k] for k in axes)
+
     def order(
-        self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]
+        self,
+        results: Mapping[Value, te.Tensor],
+        logical: tuple[Expr, ...],
+        at: Sequence[Var],
+        shape: Sequence[Expr],
     ) -> list[int]:
-        """The loops over the output's parts, outermost first: as they lie in memory, but those of a row's number ahead
-        of those over the rest of the row, if it is innermost: sums over images are computed once.
+        """The loops over the largest output's parts, outermost first: as they lie in memory, but those of a row's
+        number ahead of those over the rest of the row, if it is innermost: sums over images are computed once. A number
+        that is an output itself is stored once, whatever loop is innermost.
         """
         needed: set[Var] = set()
-        for x in _pending(self.element(result, logical), {}):
-            assert isinstance(x.buf, te.Tensor)
-            needed.update(v for i in x.idx[: self.kept.get(x.buf, len(x.idx))] for v in free(i))
+        for v in self.outputs:
+            place = self.place_of(v, logical)
+            for x in pending(self.element(results[v], place), {}):
+                assert isinstance(x.buf, te.Tensor)
+                needed.update(v for i in x.idx[: self.kept.get(x.buf, len(x.idx))] for v in free(i))
+            if not self.is_whole(v):
+                needed.update(v for i in place for v in free(i))
         every = list(range(len(at)))
-        if not at or at[-1] in needed:
+        if not at or (at[-1] in needed and all(map(self.is_whole, self.outputs))):
             return every
         rest = [
             k
@@ -382,7 +378,7 @@ class _Lowering:
 
     def place(self, e: Expr, bound: frozenset[Var]) -> None:
         """Compute, here, every reduction and kept tensor in e whose indices are known here."""
-        for x in _pending(e, self.placed):
+        for x in pending(e, self.placed):
             t = x.buf
             assert isinstance(t, te.Tensor)
             fixed = self.kept.get(t, len(t.shape))
@@ -446,9 +442,16 @@ class _Lowering:
         cond = self.resolve(substitute(stage.where, env)) if stage.where is not None else const(True, boolean)
         self.place(term, bound)
         self.place(cond, bound)
+        same = self.same_reduction(stage, t.dtype, term, cond)
+        outer, there = self.sums.get(same, (bound, None)) if same is not None else (bound, None)
+        if there is not None and outer <= bound:
+            self.placed[x] = there
+            return
         counts, term = _counts(stage, term, cond)
         acc = self.b.alloc("acc", t.dtype.computed, 1)
         self.placed[x] = acc[0]
+        if same is not None and bound <= self.open:
+            self.sums[same] = bound, acc[0]
         self.b.store(acc, (0,), te.identity(stage.combine, t.dtype.computed))
         ends = [1 if v in counts else longer.get(v, v.hi + 1 if v.hi is not None else 0) for v in stage.reduce]
         rs: list[Var] = []
@@ -466,6 +469,12 @@ class _Lowering:
             term = self.settle(term)
             self.b.store(acc, (0,), combine(stage.combine, acc[0], term))
         self.reductions.append((t, Reduction(acc, stage.combine, tuple(rs), term, conds, bound)))
+
+    def same_reduction(self, stage: te.Stage, dtype: DType, term: Expr, cond: Expr) -> Hashable:
+        """Equal for reductions of several outputs that are the same number; None where that cannot be told yet."""
+        if len(self.outputs) == 1 or pending(term, self.placed) or pending(cond, self.placed):
+            return None
+        return stage.combine, dtype.computed, stage.reduce, self.settle(term), self.settle(cond)
 
     def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
         """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows
@@ -499,11 +508,11 @@ class _Lowering:
         whole = t.dtype.bytes < WORD and isinstance(n, int) and isinstance(i, Var) and i.hi == n - 1
         return {i: -(-n // parts[1].mod) * parts[1].mod} if whole else {}  # type: ignore[dict-item]
 
-    def write(self, out: Buffer, at: tuple[Var, ...], logical: tuple[Expr, ...], v: Expr) -> None:
-        t = self.output.type
+    def write(self, output: Value, out: Buffer, at: tuple[Expr, ...], logical: tuple[Expr, ...], v: Expr) -> None:
+        t = output.type
         v = cast(v, t.dtype)
-        if self.pad_loops:  # lanes that are no element hold 0
-            for k in {p.axis for p in t.layout.parts if p.div > 1}:  # type: ignore[union-attr]
+        if t.layout is not None and self.pad_loops:  # lanes that are no element hold 0
+            for k in {p.axis for p in t.layout.parts if p.div > 1}:
                 if value(const(t.shape[k]) - 1 - logical[k]) is None and not nonneg(const(t.shape[k]) - 1 - logical[k]):
                     v = select(logical[k] < const(t.shape[k]), v, const(0, t.dtype))
         self.store = Store(out, at or (const(0),), v)
@@ -542,13 +551,6 @@ def narrowed(e: Expr, t: DType) -> Expr:
         return op("&", e, const((1 << t.bits) - 1, t.computed))
     unused = const(t.computed.bits - t.bits, t.computed)
     return call("shr", call("shl", e, unused), unused)
-
-
-def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:
-    """Loads of stages in an expression that have no place yet, in a deterministic order."""
-    return [
-        x for x in reversed(list(walk(e))) if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x not in placed
-    ]
 
 
 def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Expr]:

@@ -102,7 +102,7 @@ def lower_recurrence(graph: Graph, node: Node) -> Lowered:
     _write(b, r)
     inputs = [p for p in dict.fromkeys(r.places.values()) if isinstance(p, Buffer)]
     kernel = Kernel((Func("recurrence", (*inputs, r.out), b.block()),), node.locs)
-    return Lowered(kernel, r.params, (), r)
+    return Lowered(kernel, r.params, (), r, (len(r.params) - 1,))
 
 
 def _write(b: Builder, r: Recurrent) -> None:

@@ -1,8 +1,9 @@
 """Group nodes into kernels: a FusionPlan that prints, drives lowering, and tuning may vary (`variants`).
 
-A group is a connected set of nodes with one output, around at most one *anchor* (a contraction, a reduction, a row op).
-Nodes are visited backwards; one joins the group of its readers when they are all in one group and the rules below allow
-it. So diamonds (x * sigmoid(x)) stay together, and every group has one output by construction.
+A group is a connected set of nodes around at most one *anchor* (a contraction, a reduction, a row op). Nodes are
+visited backwards; one joins the group of its readers when they are all in one group and the rules below allow it. So
+diamonds (x * sigmoid(x)) stay together, and every group of this walk has one output by construction. Then groups that
+read the same elements are joined (`join_groups`).
 
 Reductions of the same rows are one anchor (`rows`), with what reads their results within the row:
 
@@ -16,39 +17,36 @@ in front of it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Cost, Trait
 from dnnc.passes.analysis.alias import find_aliases
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
+from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
+from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part
 from dnnc.passes.rewrite import producer
 
-MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes in order, the one value they make for others, and the class of the anchor ("contraction", "reduction",
-    "scatter", "map", "host", "control").
-
-    Control flow alone has several outputs, which are the node's; `output` is the first.
+    """Nodes in order, the values they make for others, in order, and the class of the anchor ("contraction",
+    "reduction", "scatter", "map", "host", "control").
     """
 
     nodes: tuple[Node, ...]
-    output: Value
+    outputs: tuple[Value, ...]
     kind: str
 
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        return tuple(self.nodes[-1].outputs) if self.kind == "control" else (self.output,)
-
     def __str__(self) -> str:
-        return f"{self.kind}: {' + '.join(n.op.name for n in self.nodes)} -> {self.output.name}"
+        names = ", ".join(v.name for v in self.outputs)
+        return f"{self.kind}: {' + '.join(n.op.name for n in self.nodes)} -> {names}"
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,19 @@ class FusionPlan:
 
 
 def plan_fusion(
-    graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()
+    graph: Graph,
+    fuse: bool = True,
+    align: int = 1,
+    normed: Normed | None = None,
+    cut: Collection[Node] = (),
+    serial_rows: bool = False,
 ) -> FusionPlan:
-    """Group nodes with layouts. `fuse=False`: each alone; `align`, `normed`: see PassContext; `cut`: kept apart."""
+    """Group nodes with layouts. `fuse=False`: each alone; `align`, `normed`, `serial_rows`: see TargetFacts; `cut`:
+    kept apart.
+    """
     apart: set[Node] = set()
     while True:
-        fuser = _Fuser(graph, fuse, align, normed, apart, cut)
+        fuser = _Fuser(graph, fuse, align, normed, apart, cut, serial_rows)
         plan = fuser.run()
         broken = fuser.broken()
         if not broken:
@@ -88,8 +93,10 @@ class _Fuser:
         normed: Normed | None,
         apart: Collection[Node],
         cut: Collection[Node],
+        serial_rows: bool,
     ) -> None:
         self.graph, self.fuse, self.normed, self.apart, self.cut = graph, fuse, normed, apart, cut
+        self.serial_rows = serial_rows
         self.nodes = list(graph.nodes())
         self.order = {n: i for i, n in enumerate(self.nodes)}
         self.outputs = set(graph.outputs)
@@ -119,22 +126,30 @@ class _Fuser:
             if self.kind[g] == "map":
                 self.kind[g] = kind_of(n)
             self.note_rows(n, g)
+        parts = {g: Part(tuple(ns[::-1]), self.kind[g]) for g, ns in self.members.items()}
+        joiner = Joiner(self.graph, parts, self.numbers, self.no_kernel, self.cut, self.serial_rows)
+        parts = joiner.run() if self.fuse else parts
         groups: list[Group] = []
         inside: set[Value] = set()  # values that no one but their own group sees
-        for g, backwards in self.members.items():
-            nodes = backwards[::-1]
-            if len(nodes) == 1 and self.no_kernel(nodes[0]):
+        for p in parts.values():
+            if len(p.nodes) == 1 and self.no_kernel(p.nodes[0]):
                 continue
-            inside.update(v for n in nodes[:-1] for v in n.outputs)
-            outs = [v for v in nodes[-1].outputs if v.uses or v in self.outputs] or nodes[-1].outputs[:1]
-            groups += [
-                Group(tuple(nodes), v, self.kind[g])
-                for v in (nodes[-1].outputs[:1] if self.kind[g] == "control" else outs)
-            ]
-        groups.sort(key=lambda grp: self.order[grp.nodes[-1]])
+            last = p.nodes[-1]
+            outs = joiner.outputs(p.nodes) or list(last.outputs[:1])
+            one = p.kind in ("map", "reduction") and self.one_kernel(p, outs)
+            inside.update(v for n in p.nodes[:-1] for v in n.outputs if not joiner.is_read(v, p.nodes))
+            made = [tuple(last.outputs)] if p.kind == "control" else [tuple(outs)] if one else [(v,) for v in outs]
+            groups += [Group(p.nodes, vs, p.kind) for vs in made]
         return FusionPlan(
-            tuple(groups), tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside)
+            tuple(_in_order(groups, self.order)),
+            tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside),
         )
+
+    def one_kernel(self, p: Part, outputs: Sequence[Value]) -> bool:
+        """Does one kernel make all outputs of a group? Else each is made by one of its own."""
+        n = p.nodes[-1]
+        alone = len(n.outputs) > 1 and (not self.fuse or n in self.cut or Trait.SEQUENTIAL in n.op.traits)
+        return not alone and main_output(p.nodes, outputs) is not None
 
     def no_kernel(self, n: Node) -> bool:
         """Is the node's result memory of others, for which nothing needs to be computed?"""
@@ -380,6 +395,42 @@ class _Fuser:
             return False
         last = n.output.type.shape[-1]
         return isinstance(last, int) and last % 16 == 0
+
+
+def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]:
+    """Groups in an order in which each comes behind those that it reads, otherwise by their last nodes."""
+    maker = {n: k for k, g in enumerate(groups) for n in g.nodes}
+    readers: dict[int, list[int]] = {k: [] for k in range(len(groups))}
+    waits = [0] * len(groups)
+    for k, g in enumerate(groups):
+        for j in {maker[n] for n in _sources(g.nodes, maker)} - {k}:
+            readers[j].append(k)
+            waits[k] += 1
+    ready = [(order[groups[k].nodes[-1]], k) for k, n in enumerate(waits) if n == 0]
+    heapify(ready)
+    out: list[Group] = []
+    while ready:
+        _, k = heappop(ready)
+        out.append(groups[k])
+        for j in readers[k]:
+            waits[j] -= 1
+            if waits[j] == 0:
+                heappush(ready, (order[groups[j].nodes[-1]], j))
+    assert len(out) == len(groups), "groups read each other's results"
+    return out
+
+
+def _sources(nodes: Sequence[Node], maker: Mapping[Node, int]) -> set[Node]:
+    """The nodes in groups that these read, through nodes that are no kernels too."""
+    found: set[Node] = set()
+    left = [v.node for n in nodes for v in n.inputs if v is not None and v.node is not None]
+    while left:
+        n = left.pop()
+        if n in maker:
+            found.add(n)
+        else:
+            left += [v.node for v in n.inputs if v is not None and v.node is not None]
+    return found
 
 
 def _same(a: Sequence[object], b: Sequence[object]) -> bool:

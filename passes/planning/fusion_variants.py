@@ -50,7 +50,7 @@ def variants(graph: Graph, group: Group, strict: bool = False, rates: CoreRates 
             may be rounded.
         rates: of a core of the target.
     """
-    if strict or not is_kernel(group.kind) or len(group.nodes[-1].outputs) != 1:
+    if strict or not is_kernel(group.kind) or len(group.outputs) != 1 or len(group.nodes[-1].outputs) != 1:
         return []
     return [*(Variant(tile=t) for t in _tiles(graph, group, rates)), *(Variant(c) for c in _cuts(group))]
 
@@ -72,7 +72,7 @@ def cut(group: Group, cuts: tuple[int, ...]) -> tuple[Group, ...]:
     parts = [tuple(ns[::-1]) for ns in reversed(members.values())]
     if any(len(ns[-1].outputs) != 1 or is_view(ns[-1]) or all(map(is_view, ns)) for ns in parts):
         return ()  # what only renames memory is no kernel
-    return tuple(Group(ns, ns[-1].output, _kind(ns)) for ns in parts)
+    return tuple(Group(ns, tuple(ns[-1].outputs), _kind(ns)) for ns in parts)
 
 
 def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
@@ -89,7 +89,7 @@ def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
         fresh += cut(g, variant.cuts)
     order = {n: k for k, n in enumerate(region.graph.nodes())}
     plan = FusionPlan(tuple(sorted([*groups, *fresh], key=lambda g: order[g.nodes[-1]])), region.fusion.views)
-    kept = {g: region.inplace[g] for g in groups if g in region.inplace}
+    kept = {v: region.inplace[v] for g in groups for v in g.outputs if v in region.inplace}
     nested = {g: tuple(vary(r, chosen) for r in inner) for g, inner in region.nested.items()}
     return Region(
         region.graph, plan, {**kept, **find_inplace(region.graph, FusionPlan(tuple(fresh), plan.views))}, nested

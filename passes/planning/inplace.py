@@ -1,4 +1,5 @@
-"""Which groups may write over one of their inputs: element-wise ones that read it only at the element they write.
+"""Which outputs may lie where an input of their group is: those of element-wise groups that read it only at the element
+they write.
 
     y = relu(add(x, b))  with x read nowhere later   ->   y takes x's memory, the kernel has one parameter for both
 
@@ -6,62 +7,106 @@ An output may take the memory of an input that was donated for it, and no other.
 
     y = scatter_nd(x, at, updates)   ->   updates are put into x's memory, and nothing is copied
 
-Only groups without an anchor, and scatters: a contraction's overlapping tiles would read what they wrote.
+Only groups without an anchor, scatters, and what is computed of the numbers of rows: a contraction's tiles overlap at
+the end of a row, and the second store would read what the first wrote. Of several outputs, each may take an input that
+no store ahead of its own overwrites.
 """
 
 from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
 
 from dnnc.ir.expr import Load, walk
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, Store, accesses, walk_stmts
 from dnnc.passes.analysis.alias import root
-from dnnc.passes.lower.nests import Lowered, group_inputs, lower
+from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.planning.fuse import FusionPlan, Group
 
+Aliases = Mapping[Value, tuple[Value, int]]
 
-def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
-    """Return the input that each group may overwrite in place; the memory plan decides whether it is dead."""
-    out: dict[Group, Value] = {}
+
+def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Value, Value]:
+    """Return the input that each output may overwrite in place; the memory plan decides whether it is dead."""
+    out: dict[Value, Value] = {}
+    alike: dict[Hashable, list[tuple[int, int]]] = {}  # outputs and inputs by number; like groups are lowered once
     aliases = {v: (source, at) for v, source, at in plan.views}
-    taken = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
+    donated = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
     for g in plan.groups:
-        whole, at = root(aliases, g.output)
-        given = taken.get(whole)
-        if g.kind not in ("map", "scatter") or (g.output in graph.outputs and given is None):
-            continue
-        wanted = [
-            v
-            for n in g.nodes
-            for v in n.inputs
-            if v is not None and v.type == g.output.type and not graph.variance(v).call_invariant
-        ]
-        if given is None:
-            wanted = [v for v in wanted if v not in graph.inputs]
-        else:
-            wanted = [v for v in wanted if root(aliases, v) == (given, 0) and at == 0]
-        if not wanted:
-            continue
-        read = [root(aliases, v)[0] for v in group_inputs(g.nodes)]
-        wanted = [
-            v for v in wanted if read.count(root(aliases, v)[0]) == 1
-        ]  # what is read through another value too is read at other places
-        if not wanted:
-            continue
-        low = lower(graph, g.nodes, g.output)
-        for v in dict.fromkeys(wanted):
-            if v in low.params and _only_where_stored(low, low.kernel.entry.buffers[low.params.index(v)]):
-                out[g] = v
-                break
+        if g.kind in ("map", "scatter") or (g.kind == "reduction" and len(g.outputs) > 1):
+            wanted = {v: _wanted(graph, g, v, aliases, donated) for v in g.outputs}
+            if not any(wanted.values()):
+                continue
+            values = [*group_inputs(g.nodes), *g.outputs]
+            numbers = tuple(tuple(map(values.index, xs)) for xs in wanted.values())
+            key = likeness(graph, g.nodes, g.outputs), numbers
+            if key not in alike:
+                alike[key] = [(values.index(y), values.index(x)) for y, x in _pairs(graph, g, wanted).items()]
+            out.update((values[y], values[x]) for y, x in alike[key])
     return out
 
 
-def _only_where_stored(low: Lowered, buf: Buffer) -> bool:
+def _wanted(graph: Graph, g: Group, output: Value, aliases: Aliases, donated: Mapping[Value, Value]) -> list[Value]:
+    """The inputs that an output could take by their type, and by whose memory they are."""
+    whole, at = root(aliases, output)
+    donor = donated.get(whole)
+    if output in graph.outputs and donor is None:
+        return []
+    wanted = [v for v in group_inputs(g.nodes) if v.type == output.type and not graph.variance(v).call_invariant]
+    if donor is None:
+        wanted = [v for v in wanted if v not in graph.inputs]
+    else:
+        wanted = [v for v in wanted if root(aliases, v) == (donor, 0) and at == 0]
+    read = [root(aliases, v)[0] for v in group_inputs(g.nodes)]
+    # what is read through another value too is read at other places
+    return [v for v in wanted if read.count(root(aliases, v)[0]) == 1]
+
+
+def _pairs(graph: Graph, g: Group, wanted: Mapping[Value, list[Value]]) -> dict[Value, Value]:
+    """Outputs with the input that each may overwrite."""
+    out: dict[Value, Value] = {}
+    low = lower(graph, g.nodes, g.outputs)
+    for y, choices in wanted.items():
+        for x in choices:
+            if x in low.params and x not in out.values() and _only_where_stored(low, _buffer(low, x), _buffer(low, y)):
+                out[y] = x
+                break
+    if len(out) > 1 or len(g.outputs) > 1:
+        low = lower(graph, g.nodes, g.outputs, out)  # stores are in another order
+        out = {y: x for y, x in out.items() if _read_before(low, _buffer(low, x))}
+    return out
+
+
+def _buffer(low: Lowered, v: Value) -> Buffer:
+    return low.kernel.entry.buffers[low.params.index(v)]
+
+
+def _only_where_stored(low: Lowered, x: Buffer, y: Buffer) -> bool:
+    """Is x read at no other elements than those of y that are computed of them?"""
     if isinstance(low.form, Scattered):
-        return low.form.starts_as(buf)
-    stores = [s for s in walk_stmts(low.kernel.entry.body) if isinstance(s, Store) and s.buf.space == "global"]
+        return low.form.starts_as(x)
+    stores = [s for s in walk_stmts(low.kernel.entry.body) if isinstance(s, Store) and s.buf is y]
     if len(stores) != 1:
         return False
-    own = {x for x in walk(stores[0].value) if isinstance(x, Load) and x.buf is buf}
-    every = {x for x in accesses(low.kernel.entry.body) if x.buf is buf}
-    return own == every and all(x.idx == stores[0].idx for x in own)
+    own = {
+        a
+        for s in walk_stmts(low.kernel.entry.body)
+        if isinstance(s, Store) and s.buf.space == "global"
+        for a in walk(s.value)
+        if isinstance(a, Load) and a.buf is x
+    }
+    every = {a for a in accesses(low.kernel.entry.body) if a.buf is x}
+    return own == every and all(a.idx == stores[0].idx for a in own)
+
+
+def _read_before(low: Lowered, buf: Buffer) -> bool:
+    """Does no statement read a buffer behind the one that writes it?"""
+    written = False
+    for s in walk_stmts(low.kernel.entry.body):
+        if not isinstance(s, Store):
+            continue
+        if written and any(isinstance(a, Load) and a.buf is buf for a in walk(s.value)):
+            return False
+        written = written or s.buf is buf
+    return True

@@ -100,8 +100,10 @@ class Ladder:
         for g, why in groups:
             n = _middle(g)
             self.cut.add(n)
+            if len(g.outputs) > 1:
+                self.cut.update(v.node for v in g.outputs if v.node is not None)
             ops = ", ".join(m.op.name for m in g.nodes[:6]) + (" and more" if len(g.nodes) > 6 else "")
-            self.notes.append(f"{ops}{locations(g.output.locs)}: split behind {n.op.name}: {why}")
+            self.notes.append(f"{ops}{locations(g.outputs[0].locs)}: split behind {n.op.name}: {why}")
 
 
 def _middle(g: Group) -> Node:

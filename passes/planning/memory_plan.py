@@ -49,7 +49,7 @@ class MemoryPlan:
     place: Mapping[Value, tuple[str, int]]
     inside: Mapping[Value, int]
     slots: tuple[Slot, ...]
-    inplace: Mapping[Group, Value]
+    inplace: Mapping[Value, Value]  # outputs of groups -> the input whose memory each takes
     aliases: Mapping[Value, tuple[Value, int]]  # what lies in the memory of others: of which value, at which byte
     scratch: Mapping[
         Group, tuple[int, ...]
@@ -77,17 +77,17 @@ class Region:
 
     graph: Graph
     fusion: FusionPlan
-    inplace: Mapping[Group, Value]
+    inplace: Mapping[Value, Value]
     nested: Mapping[Group, tuple[Region, ...]]
 
 
 def plan_memory(
     graph: Graph,
     fusion: FusionPlan,
-    inplace: Mapping[Group, Value] | None = None,
+    inplace: Mapping[Value, Value] | None = None,
     nested: Mapping[Group, tuple[Region, ...]] | None = None,
 ) -> MemoryPlan:
-    """Place all values of a planned graph. `inplace`: inputs overwritten by groups; `nested`: its regions."""
+    """Place all values of a planned graph. `inplace`: inputs overwritten by outputs; `nested`: its regions."""
     return _Planner(Region(graph, fusion, inplace or {}, nested or {})).run()
 
 
@@ -161,10 +161,10 @@ class _Planner:
         for v in group_inputs(g.nodes):
             self.last[self.root(v)] = end
 
-    def donate(self) -> dict[Group, Value]:
-        """Put outputs into donated inputs that are not read later. Return the groups that then work in place."""
+    def donate(self) -> dict[Value, Value]:
+        """Put outputs into donated inputs that are not read later. Return the outputs that then work in place."""
         graph = self.region.graph
-        inplace: dict[Group, Value] = {}
+        inplace: dict[Value, Value] = {}
         for k, j in graph.donated.items():
             x, y = graph.inputs[j], self.root(graph.outputs[k])
             start, last = self.first[y], self.last.get(x, -1)
@@ -173,10 +173,10 @@ class _Planner:
             if last < start:
                 self.place[y] = "input", j
                 continue
-            g = next(g for _, g in self.order if y in map(self.root, g.outputs))
-            old = self.region.inplace.get(g)
+            g, made = next((g, v) for _, g in self.order for v in g.outputs if self.root(v) is y)
+            old = self.region.inplace.get(made)
             if old is not None and self.root(old) is x and self.may_overwrite(old, y, start):
-                self.place[y], inplace[g] = ("input", j), old
+                self.place[y], inplace[made] = ("input", j), old
             elif self.is_state(g, x, y) and (start, last) == self.span[g]:
                 self.place[y] = "input", j
         return inplace
@@ -198,23 +198,23 @@ class _Planner:
             and [r and r[0] for r in read].count(x) == 1
         )
 
-    def slots(self) -> tuple[list[Slot], dict[Group, Value], dict[Group, tuple[int, ...]]]:
+    def slots(self) -> tuple[list[Slot], dict[Value, Value], dict[Group, tuple[int, ...]]]:
         slots: list[Slot] = []
         holder: dict[Value, int] = {}
-        inplace: dict[Group, Value] = {}
+        inplace: dict[Value, Value] = {}
         scratch: dict[Group, tuple[int, ...]] = {}
         for region, g in self.order:
             start, end = self.span[g]
-            for v in dict.fromkeys(map(self.root, g.outputs)):
+            for v, made in {self.root(v): v for v in g.outputs}.items():
                 if v in self.place or v in holder:
                     continue
-                old = region.inplace.get(g)
+                old = region.inplace.get(made)
                 k = holder.get(self.root(old)) if old is not None else None
                 if old is not None and k is not None and self.may_overwrite(old, v, start):
                     slots[k] = Slot(
                         (*slots[k].values, v), slots[k].nbytes, slots[k].first, self.last[v], slots[k].pieces
                     )
-                    inplace[g] = old
+                    inplace[made] = old
                 else:
                     k = len(slots)
                     slots.append(Slot((v,), v.type.nbytes, self.first[v], self.last[v], tuple(self.pieces.get(v, ()))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Protocol, Union
@@ -15,12 +15,13 @@ from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.op import Trait
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.digits import lower_digits
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.recurrence import lower_recurrence
-from dnnc.passes.planning.fuse import FusionPlan, Group, Normed, plan_fusion
+from dnnc.passes.planning.fuse import FusionPlan, Group, plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
@@ -56,7 +57,8 @@ class Known(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call: which values its buffers are, which dims its scalars are. `nest` is the kernel as it was lowered
+    """One kernel call: which values its buffers are, which of them each output of the group is (by number), which dims
+    its scalars are. `nest` is the kernel as it was lowered
     for the first group that is like this one; it has the name, the parameters and the places of the scheduled one and
     writes the same of them. `refusal` tells of the schedule that was to be used, where another one had to be.
     """
@@ -66,6 +68,7 @@ class Step:
     scheduled: Scheduled
     make: Callable[[], Kernel] = field(compare=False)
     params: tuple[Value, ...]
+    outputs: tuple[int, ...]
     dims: tuple[Var, ...]
     flops: int | Expr
     refusal: Refusal | None = None
@@ -116,6 +119,7 @@ class ControlStep:
 
 AnyStep = Union[Step, ControlStep]
 Revise = Callable[[Region, MemoryPlan], "tuple[Region, MemoryPlan]"]  # another plan of the same graph
+ANY_TARGET = TargetFacts()
 TURNS = 8  # schedules of a nest that are tried, beside the first of each template
 
 
@@ -261,13 +265,11 @@ def _turns(
             yield c
 
 
-def plan_region(
-    graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()
-) -> Region:
-    """Group nodes, nested ones too, and find work in place. `align`, `normed`: see PassContext; `cut`: kept apart."""
-    fusion = plan_fusion(graph, fuse, align, normed, cut)
+def plan_region(graph: Graph, fuse: bool = True, facts: TargetFacts = ANY_TARGET, cut: Collection[Node] = ()) -> Region:
+    """Group nodes, nested ones too, and find work in place. `cut`: nodes kept apart from their readers' groups."""
+    fusion = plan_fusion(graph, fuse, facts.align, facts.fuses_norm, cut, facts.serial_rows)
     nested = {
-        g: tuple(plan_region(s, fuse, align, normed, cut) for s in g.nodes[0].subgraphs())
+        g: tuple(plan_region(s, fuse, facts, cut) for s in g.nodes[0].subgraphs())
         for g in fusion.groups
         if g.kind == "control"
     }
@@ -317,10 +319,12 @@ SPECIAL: dict[str, Callable[[Graph, Node], Lowered]] = {
 }
 
 
-def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
-    """The naive kernel of a group. `inplace`: the input whose memory the output takes."""
+def lower_group(graph: Graph, g: Group, inplace: Mapping[Value, Value] | None = None) -> Lowered:
+    """The naive kernel of a group. `inplace`: for some outputs of groups, the input whose memory each takes."""
     special = SPECIAL.get(g.nodes[0].op.name)
-    return special(graph, g.nodes[0]) if special is not None else lower(graph, g.nodes, g.output, inplace)
+    if special is not None:
+        return special(graph, g.nodes[0])
+    return lower(graph, g.nodes, g.outputs, {v: x for v, x in (inplace or {}).items() if v in g.outputs})
 
 
 @dataclass(frozen=True)
@@ -333,7 +337,9 @@ class _Made:
 
     def step(self, g: Group, params: tuple[Value, ...]) -> Step:
         low = self.problem.lowered
-        return Step(g, low.kernel, self.scheduled, self.make, params, low.dims, self.problem.flops, self.refusal)
+        return Step(
+            g, low.kernel, self.scheduled, self.make, params, low.outputs, low.dims, self.problem.flops, self.refusal
+        )
 
 
 class KnownGroups:
@@ -379,7 +385,7 @@ class Planner:
 
     def region(self) -> Region:
         """The graph with its groups."""
-        return plan_region(self.graph, self.fuse, self.ctx.facts.align, self.ctx.facts.fuses_norm, self.ladder.cut)
+        return plan_region(self.graph, self.fuse, self.ctx.facts, self.ladder.cut)
 
     def program(self) -> Program:
         """Groups, memory and kernels."""
@@ -460,13 +466,13 @@ class _Steps:
         """The kernel call of a group; None where it is unfit, which is noted."""
         if g.kind == "host":
             raise InternalError(
-                f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel"
+                f"{g.nodes[0].op.name}{locations(g.outputs[0].locs)} runs on the host and cannot be a kernel"
             )
         if Trait.RECURRENT in g.nodes[0].op.traits:  # its body reads values that the node does not list
             made = self.lowered(graph, g)
             return made.step(g, made.problem.lowered.params)
-        values = (*group_inputs(g.nodes), g.output)
-        like = likeness(graph, g.nodes, g.output, self.memory.inplace.get(g))
+        values = (*group_inputs(g.nodes), *g.outputs)
+        like = likeness(graph, g.nodes, g.outputs, self.memory.inplace)
         found = self.groups.find(like)
         if found is None:
             why = self.unfit_like.get(like)
@@ -487,7 +493,7 @@ class _Steps:
 
     def lowered(self, graph: Graph, g: Group) -> _Made:
         """A group that is like none before it. It may still be the same nest as one."""
-        low = lower_group(graph, g, self.memory.inplace.get(g))
+        low = lower_group(graph, g, self.memory.inplace)
         problem = classify(g.nodes, low, {*graph.constants, *graph.parameters})
         nest = show_kernel(low.kernel)
         key = nest, problem.constants

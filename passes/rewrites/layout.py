@@ -360,7 +360,7 @@ class _Blocked(Layouts):
     def pools(self, n: Node) -> bool:
         """Small windows: in rows their borders depend on the lane, in blocks on the pixel alone."""
         x = n.inputs[0] if n.inputs else None
-        if Trait.CHANNELWISE not in n.op.traits or x is None or n.output.type.dtype.computed not in WIDE:
+        if Trait.CHANNELWISE not in n.op.traits or x is None or x.type.dtype.computed not in WIDE:
             return False
         channels, window = x.type.shape[1], product(n.attrs["kernel"])
         if (

@@ -195,8 +195,8 @@ class _Row:
 
     def check_alone(self) -> None:
         """What one member does for all must not write what the others read."""
-        read = {x.buf for x in accesses(self.body)}
         for s in self.body:
+            read = {x.buf for other in self.body if other is not s for x in accesses((other,))}
             if s not in self.runs and any(w in read and w.space == "global" for w in stored((s,))):
                 raise ScheduleError("a part of the row that one thread computes is read by others")
             filled = {w for w in stored((s,)) if w.space == "local" and w in self.private}

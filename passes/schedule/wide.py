@@ -100,11 +100,23 @@ def loads_ahead(run: Run) -> list[Load]:
                     or free(x) & inner
                 ):
                     continue
-                if x.buf in written and sum(x.buf in _touched(t) for t in run.body) > 1:
+                if x.buf in written and not _read_first(run.body, x):
                     continue
                 if run.v is None or adjacent(x.buf, x.idx, run.v, run.width):
                     out[x] = None
     return list(out)
+
+
+def _read_first(b: Block, x: Load) -> bool:
+    """Is a buffer that one statement writes read before that only, by several statements at the place that is
+    written?
+    """
+    touching = [s for s in b if x.buf in _touched(s)]
+    *before, last = touching
+    if not before:
+        return True
+    same = isinstance(last, Store) and last.idx == x.idx and all(a.idx == x.idx for a in accesses(b) if a.buf is x.buf)
+    return same and not any(x.buf in stored((s,)) for s in before)
 
 
 def _touched(s: Stmt) -> set[Buffer]:

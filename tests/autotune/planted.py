@@ -38,7 +38,7 @@ PLANTED = {
 
 def relu_task(setting: Setting) -> Task:
     g = parse(RELU)
-    return task_of(g, plan_fusion(g).groups[0], None, setting)
+    return task_of(g, plan_fusion(g).groups[0], {}, setting)
 
 
 def choice(name: str, **knobs: int | str) -> Choice:

@@ -127,14 +127,15 @@ def test_reference_target_stores_as_asked() -> None:
     assert 1e-4 < np.abs(rounded - exact).max() / np.abs(exact).max() < 0.1
 
 
-def test_what_leaves_the_range_of_f16_is_infinite() -> None:
+def test_what_leaves_the_range_of_f16_is_infinite_where_it_is_stored() -> None:
+    """Rows and columns of `a` are read by two kernels, so that memory holds it."""
     g = parse(
-        "def g(x: f32[4], *, w: f32[4]):\n    a = mul(x, w)\n    return relu(a), a",
-        {"w": np.full(4, 300.0, np.float32)},
+        "def g(x: f32[2, 2], *, w: f32[2, 2]):\n    a = mul(x, w)\n    return relu(a), transpose(a, perm=(1, 0))",
+        {"w": np.full((2, 2), 300.0, np.float32)},
     )
-    x = np.array([1.0, 300.0, -300.0, 0.0], np.float32)
-    assert dnnc.compile(g, cache=False, precision="float16")(x)[1].tolist() == [300.0, np.inf, -np.inf, 0.0]
-    assert dnnc.compile(g, cache=False, precision="bfloat16")(x)[1].tolist() == [300.0, 90112.0, -90112.0, 0.0]
+    x = np.array([[1.0, 300.0], [-300.0, 0.0]], np.float32)
+    assert dnnc.compile(g, cache=False, precision="float16")(x)[1].tolist() == [[300.0, -np.inf], [np.inf, 0.0]]
+    assert dnnc.compile(g, cache=False, precision="bfloat16")(x)[1].tolist() == [[300.0, -90112.0], [90112.0, 0.0]]
 
 
 def test_the_report_names_constants_that_stay_float32() -> None:

@@ -46,7 +46,7 @@ def run_lowered(op: OpDef, *arrays: Array) -> tuple[Array, Lowered]:
     g = Graph("g")
     given = [g.add_input(f"x{k}", tensor(f32, *a.shape)) for k, a in enumerate(arrays)]
     g.outputs = [Builder(g).op(op, *given)]
-    low = lower(g, list(g.nodes()), g.outputs[0])
+    low = lower(g, list(g.nodes()), g.outputs)
     verify_kernel(low.kernel)
     out = np.full(g.outputs[0].type.shape, np.nan, np.float32)
     by_value = {**dict(zip(g.inputs, arrays)), g.outputs[0]: out}

@@ -40,8 +40,6 @@ class Structure:
         self.root = root
         files = [p for layer in LAYERS for p in sorted((root / layer).rglob("*.py"))]
         self.files = {p.relative_to(root).as_posix(): p for p in files}
-            p.relative_to(root).as_posix(): p for layer in LAYERS for p in sorted((root / layer).rglob("*.py"))
-        }
         self.modules = {_dotted(name): name for name in self.files}
 
     @cached_property

@@ -35,7 +35,7 @@ PACKED = '"0 1/16 2 3 1%16"'
 def problem(text: str) -> Problem:
     g: Graph = parse(text)
     nodes = list(g.nodes())
-    return classify(nodes, lower(g, nodes, g.outputs[0]))
+    return classify(nodes, lower(g, nodes, g.outputs))
 
 
 def text(inputs: str, *lines: str) -> str:

@@ -369,7 +369,7 @@ def test_operands_of_one_type_do_not_overlap() -> None:
 def test_kernels_that_work_in_place_start_from_the_same_numbers() -> None:
     machine = machine_of(CPU)
     g = parse("def f(x: f32[64, 64]):\n    return mul(x, 0.5)\n")
-    task = task_of(g, plan_fusion(g).groups[0], g.inputs[0], Setting(machine.text))
+    task = task_of(g, plan_fusion(g).groups[0], {g.outputs[0]: g.inputs[0]}, Setting(machine.text))
     bench = machine.bench()
     kernel = bench.load(task, build(machine, task, Choice("naive", ()))[0])
     ((part, drawn),) = kernel.data.inplace

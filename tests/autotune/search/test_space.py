@@ -40,7 +40,7 @@ def problem(text: str) -> Problem:
     g = graph_of(text)
     decompose(g, PassContext())
     (group,) = plan_fusion(g).groups
-    return classify(group.nodes, lower(g, group.nodes, group.output))
+    return classify(group.nodes, lower(g, group.nodes, group.outputs))
 
 
 def offered(kind: str, strict: bool = False) -> list[Template]:

@@ -63,8 +63,28 @@ def test_a_task_comes_back_from_json(text: str, target: str) -> None:
         again = Task.from_json(json.loads(json.dumps(task.as_json())))
         assert again == task
         graph, group, problem = again.rebuilt
-        assert graph.outputs == [group.output] and problem.kind and workload_key(problem, setting) == task.key
+        assert graph.outputs == [*group.outputs] and problem.kind and workload_key(problem, setting) == task.key
         assert any(t.candidates(problem) for t in machine.templates(setting)), problem.kind
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_task_of_several_outputs_works_in_place_as_the_program_does(target: str) -> None:
+    g = parse(
+        """
+def f(p: f32[64, 64], m: f32[64, 64], d: f32[64, 64]):
+    n = add(mul(m, 0.9), d)
+    return sub(p, n), n, greater(d, 0.0)"""
+    )
+    g.donated = {0: 0, 1: 1}
+    machine, setting = machine_of(target), Setting(target)
+    program = compile_program(g, machine.context(setting), machine.templates(setting))
+    ((task, _),) = extract(program, setting)
+    again = Task.from_json(json.loads(json.dumps(task.as_json())))
+    assert again == task and len(task.others) == 2
+    _, group, problem = again.rebuilt
+    (step,) = program.kernels
+    assert len(group.outputs) == 3 and problem.lowered.outputs == step.outputs and problem.inplace
+    assert show_kernel(problem.kernel) == show_kernel(step.nest)
 
 
 def test_the_problem_is_the_one_that_was_scheduled() -> None:

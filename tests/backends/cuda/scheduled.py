@@ -54,7 +54,7 @@ def problems(g: Graph) -> Iterator[Problem]:
     """Every node of a graph, lowered by itself."""
     for n in g.nodes():
         for out in n.outputs if n.op.compute is not None else ():
-            yield classify([n], lower(g, [n], out))
+            yield classify([n], lower(g, [n], [out]))
 
 
 def schedules(problem: Problem, names: Sequence[str] = GENERIC) -> Iterator[tuple[Choice, Kernel]]:

@@ -44,7 +44,7 @@ def problem(text: str) -> tuple[Graph, Lowered, Problem]:
     g = parse(text)
     decompose(g, PassContext())
     nodes = list(g.nodes())
-    low = lower(g, nodes, g.outputs[0])
+    low = lower(g, nodes, g.outputs)
     return g, low, classify(nodes, low)
 
 
@@ -217,7 +217,7 @@ def test_samples(k: int) -> None:
     values = [g.add_input(f"x{i}", t) for i, t in enumerate(s.inputs) if t is not None]
     g.outputs = [Builder(g).op("attention", *values, **dict(s.attrs))]
     nodes = list(g.nodes())
-    low = lower(g, nodes, g.outputs[0])
+    low = lower(g, nodes, g.outputs)
     p = classify(nodes, low)
     for knobs in attention.candidates(p, H200)[:2]:
         interpret(g, low, verify_kernel(attention.apply(p, dict(knobs), H200)), draw(g))

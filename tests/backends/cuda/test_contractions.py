@@ -45,7 +45,7 @@ def problem(text: str | Graph) -> tuple[Graph, Lowered, Problem]:
     g = parse(text) if isinstance(text, str) else text.copy()
     decompose(g, PassContext())
     (group,) = plan_fusion(g).groups
-    low = lower(g, group.nodes, group.output)
+    low = lower(g, group.nodes, group.outputs)
     return g, low, classify(group.nodes, low)
 
 
@@ -290,7 +290,7 @@ def test_in_place_residual() -> None:
     """The output takes the memory of the residual: the thread that writes an element has read it before."""
     g = parse("def g(x: f32[20, 24], w: f32[24, 40], r: f32[20, 40]):\n    return add(matmul(x, w), r)")
     (group,) = plan_fusion(g).groups
-    low = lower(g, group.nodes, group.output, inplace=g.inputs[2])
+    low = lower(g, group.nodes, group.outputs, inplace={group.outputs[0]: g.inputs[2]})
     kernel = verify_kernel(simt.apply(classify(group.nodes, low), SIMT, H200))
     x, w, r = draw(g)
     want = x.astype(np.float64) @ w + r

@@ -145,7 +145,7 @@ def problems(text: str) -> Iterator[Problem]:
     g = parse(text)
     decompose(g, PassContext())
     for group in plan_fusion(g).groups:
-        yield classify(group.nodes, lower(g, group.nodes, group.output))
+        yield classify(group.nodes, lower(g, group.nodes, group.outputs))
 
 
 def kernels(name: str, arch: str) -> dict[str, Kernel]:

@@ -116,7 +116,7 @@ def problem(text: str) -> tuple[Graph, Lowered, Problem]:
     g = graph_of(text)
     assign_channels_last(g)
     (group,) = plan_fusion(g, normed=takes).groups
-    low = lower(g, group.nodes, group.output)
+    low = lower(g, group.nodes, group.outputs)
     return g, low, classify(group.nodes, low, g.constants)
 
 
@@ -169,7 +169,7 @@ def test_no_other_template_comes_first() -> None:
 def test_other_problems_are_refused() -> None:
     g = graph_of("def g(x: f32[1, 64], *, w: f32[64, 96]):\n    return matmul(x, w)")
     (group,) = plan_fusion(g).groups
-    p = classify(group.nodes, lower(g, group.nodes, group.output), g.constants)
+    p = classify(group.nodes, lower(g, group.nodes, group.outputs), g.constants)
     assert p.kind == "contraction" and gemv_norm.candidates(p, H200) == []
     with pytest.raises(ScheduleError, match="no product of rows"):
         gemv_norm.apply(p, {"per": 1, "parts": 1, "threads": 256}, H200)

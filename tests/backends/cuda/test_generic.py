@@ -95,7 +95,7 @@ def chain(*ops: str, dtype: str = "f32 9 96", inplace: bool = False) -> Problem:
         v = b.op(op, v)
     g.outputs = [v]
     nodes = list(g.nodes())
-    return classify(nodes, lower(g, nodes, v, g.inputs[0] if inplace else None))
+    return classify(nodes, lower(g, nodes, [v], {v: g.inputs[0]} if inplace else {}))
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def problem_of(inputs: str, *lines: str) -> Problem:
     """The group of all lines, of which the last defines y."""
     g = parse(f"def f({inputs}):\n" + "".join(f"    {line}\n" for line in lines) + "    return y\n")
     nodes = list(g.nodes())
-    return classify(nodes, lower(g, nodes, g.outputs[0]))
+    return classify(nodes, lower(g, nodes, g.outputs))
 
 
 def matmul(inputs: str, *after: str) -> Product | Convolution | None:

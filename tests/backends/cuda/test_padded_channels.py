@@ -48,7 +48,7 @@ def conv(t: str, n: int, c: int, o: int, k: int, s: int = 1) -> str:
 def test_every_template_gives_what_the_graph_means(text: str, offered: set[str]) -> None:
     g = parse(text)
     nodes = list(g.nodes())
-    low = lower(g, nodes, g.outputs[0])
+    low = lower(g, nodes, g.outputs)
     problem = classify(nodes, low)
     c = problem.contraction
     assert c is not None and (c.red.size % 8 == 0) == ("f16" in text)  # whole vectors; elements of 4 bytes need none

@@ -72,7 +72,7 @@ def problem(
     y: {y} = relu(i)
     return y""")
     (group,) = plan_fusion(g).groups
-    return g, classify(group.nodes, lower(g, group.nodes, group.output), set(g.inputs[1:3]))
+    return g, classify(group.nodes, lower(g, group.nodes, group.outputs), set(g.inputs[1:3]))
 
 
 def first_layer(
@@ -88,7 +88,7 @@ def first_layer(
     y: {y} = relu(h)
     return y""")
     (group,) = plan_fusion(g).groups
-    return g, classify(group.nodes, lower(g, group.nodes, group.output), set(g.inputs[1:]))
+    return g, classify(group.nodes, lower(g, group.nodes, group.outputs), set(g.inputs[1:]))
 
 
 def image(p: Problem) -> Image:
@@ -236,7 +236,7 @@ def test_which_convolutions() -> None:
     assert image(depthwise).depthwise and patch.candidates(depthwise, H200)
     g = parse("def g(x: f16[1, 32, 9, 9], w: f16[32, 4, 3, 3]):\n    return conv(x, w, group=8)")
     (group,) = plan_fusion(g).groups
-    assert patch.image_of(classify(group.nodes, lower(g, group.nodes, group.output)), H200) is None
+    assert patch.image_of(classify(group.nodes, lower(g, group.nodes, group.outputs)), H200) is None
 
 
 def test_a_product_is_taken_where_it_promises_more() -> None:

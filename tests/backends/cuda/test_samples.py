@@ -41,9 +41,7 @@ def graph_of(op: OpDef, s: Sample) -> Graph:
 def lowered(op: OpDef, s: Sample) -> list[Kernel]:
     g = graph_of(op, s)
     decompose(g, PassContext())
-    return [
-        lower(g, x.nodes, x.output, None).kernel for x in plan_fusion(g).groups if x.kind not in ("control", "host")
-    ]
+    return [lower(g, x.nodes, x.outputs).kernel for x in plan_fusion(g).groups if x.kind not in ("control", "host")]
 
 
 @pytest.mark.parametrize("family", WITH_KERNELS)

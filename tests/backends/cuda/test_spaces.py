@@ -83,7 +83,7 @@ def problems(text: str) -> list[Problem]:
     g = graph_of(text)
     decompose(g, PassContext(TargetFacts(fuses_attention=True)))
     groups = plan_fusion(g, normed=takes).groups
-    return [classify(group.nodes, lower(g, group.nodes, group.output), g.constants) for group in groups]
+    return [classify(group.nodes, lower(g, group.nodes, group.outputs), g.constants) for group in groups]
 
 
 def spaces(text: str, arch: str = H200) -> list[tuple[Problem, list[Choice]]]:

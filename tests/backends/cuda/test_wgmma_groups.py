@@ -30,7 +30,7 @@ def problem_of(text: str, inplace: str = "") -> Problem:
     graph = parse(text)
     nodes = list(graph.nodes())
     value = next((v for v in graph.inputs if v.name == inplace), None)
-    return classify(nodes, lower(graph, nodes, graph.outputs[0], value))
+    return classify(nodes, lower(graph, nodes, graph.outputs, {graph.outputs[0]: value} if value else {}))
 
 
 LAYER = """
@@ -276,7 +276,7 @@ def test_a_result_with_rows_of_any_length() -> None:
 def graph_problem(text: str, **constants: Array) -> Problem:
     graph = parse(text, constants=constants)
     nodes = list(graph.nodes())
-    return classify(nodes, lower(graph, nodes, graph.outputs[0]), graph.constants)
+    return classify(nodes, lower(graph, nodes, graph.outputs), graph.constants)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ LAST = '@ "0 2 3 1"'
 def problem(text: str) -> Problem:
     g = parse(text)
     (group,) = plan_fusion(g).groups
-    return classify(group.nodes, lower(g, group.nodes, group.output))
+    return classify(group.nodes, lower(g, group.nodes, group.outputs))
 
 
 def depthwise(x: str, w: str, y: str, attrs: str, t: str = "f32") -> str:

@@ -16,6 +16,7 @@ from dnnc.ir.expr import Expr, const, dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.shapes import concrete_shape
 from dnnc.ir.target import TargetFacts
@@ -26,6 +27,12 @@ from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.program import Program, Step
 
 TARGET = parse_target("llvm -threads=2")
+ROWS = """
+N: dim[1, 64]
+def g(x: f32[{shape}]):
+    m = reduce_mean(x, axes=({axis},), keepdims=True)
+    d = sub(x, m)
+    return d, m, reduce_sum(mul(d, d), axes=({axis},), keepdims=False)"""
 
 
 def graphs() -> dict[str, Graph]:
@@ -80,6 +87,9 @@ def symbolic() -> dict[str, Graph]:
         "conv_n": one_node(
             "conv", [TensorType(f32, (1, 16, n, 9)), TensorType(f32, (16, 16, 3, 3))], pads=(1, 1, 1, 1)
         ),
+        "rows_n": parse(ROWS.format(shape="N, 24", axis=1)),
+        "columns_n": parse(ROWS.format(shape="24, N", axis=0)),
+        "elements_n": parse("N: dim[1, 64]\ndef g(x: f32[N, 5]):\n    y = exp(x)\n    return y, mul(y, x), neg(x)"),
     }
 
 
@@ -92,12 +102,12 @@ def interpret(g: Graph, step: Step, n: int = 1) -> None:
     rng = np.random.default_rng(n)
     env: dict[Expr, Expr] = {v: const(n) for v in g.dims.values()}
     inputs = {v: draw(rng, g, v, env, index_limits(step, v, env)) for v in group_inputs(step.group.nodes)}
-    out = step.group.output
     args: dict[str, Any] = {d.name: n for d in step.dims}
-    result = np.full(physical(out.type, env), 99).astype(out.type.dtype.numpy)
+    results = {v: np.full(physical(v.type, env) or (1,), 99).astype(v.type.dtype.numpy) for v in step.group.outputs}
     for v, buf in zip(step.params, step.kernel.entry.buffers):
-        args[buf.name] = pack(inputs[v], v.type).copy() if v in inputs else result
+        args[buf.name] = pack(inputs[v], v.type).copy() if v in inputs else results[v]
     run_kernel(step.kernel, args)
-    got = unpack(result, out.type, concrete_shape(out.type, env), step)
-    (want,) = run(subgraph(step, list(inputs), env), list(inputs.values()), "float64")
-    check_close(np.ascontiguousarray(got), want, out.type.dtype, 300)
+    for out, result in results.items():
+        got = unpack(result, out.type, concrete_shape(out.type, env), step)
+        (want,) = run(subgraph(step, list(inputs), env, out), list(inputs.values()), "float64")
+        check_close(np.ascontiguousarray(got), want, out.type.dtype, 300)

@@ -177,6 +177,30 @@ def test_planted_bugs_are_caught(name: str, bug: str, change: Callable[[Kernel],
         check(program(GRAPHS[name]), change, only=next(GRAPHS[name].nodes()).op.name.removesuffix("_transpose"))
 
 
+@pytest.mark.parametrize("wrong", ["y0", "y1", "y2"])
+def test_every_output_is_checked(wrong: str) -> None:
+    p = program(
+        parse(
+            """
+def g(x: f32[40, 60]):
+    m = reduce_mean(x, axes=(1,), keepdims=True)
+    y = sub(x, m)
+    return y, reduce_max(y, axes=(1,), keepdims=True), m"""
+        )
+    )
+    (step,) = p.kernels
+    assert len(step.group.outputs) == 3
+    check(p)
+    name = step.group.outputs[int(wrong[1])].name
+    shifted = rewritten(stmt=lambda s: replace(s, value=s.value + 1.0) if is_store_to(s, wrong) else s)
+    with pytest.raises(AccuracyError, match=f"output .* of {name} is"):
+        check(p, shifted)
+
+
+def is_store_to(s: Any, name: str) -> bool:
+    return isinstance(s, Store) and s.buf.name == name
+
+
 def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
     """gelu(-8) = -5e-15 is a difference of numbers near 8; no larger output beside it gives the scale."""
     text = "def f(x: f32[1], *, c: f32[1] = [-8.0]):\n    y: f32[1] = gelu(add(mul(x, 0.001), c))\n    return y\n"
@@ -203,7 +227,7 @@ def test_what_is_zero_but_for_roundings_is_measured_by_what_is_summed(value: str
 def test_padding_lanes_must_be_zero() -> None:
     p = program(one_node("conv", ["f32 1 3 8 8", "f32 24 3 3 3"]))
     spoil = rewritten(stmt=lambda s: Store(s.buf, s.idx, s.value + 1.0, s.lanes, s.limit) if output_stores(s) else s)
-    assert any(not s.group.output.type.row_major for s in p.steps)
+    assert any(not s.group.outputs[0].type.row_major for s in p.steps)
     with pytest.raises(AccuracyError, match=r"padding|reference says"):
         check(p, spoil, only="conv")
 

@@ -128,5 +128,5 @@ def test_features_tell_the_core_where_the_name_is_unknown_or_contradicts_them() 
 def test_a_product_of_rows_that_a_norm_makes_has_another_schedule() -> None:
     g = graph_of("def g(x: f32[4, 64], s: f32[64], w: f32[64, 96]):\n    return matmul(rms_norm(x, s), w)")
     nodes = list(g.nodes())
-    p = classify(nodes, lower(g, nodes, g.outputs[0]))
+    p = classify(nodes, lower(g, nodes, g.outputs))
     assert p.kind == "normed" and nest_of(p) is None and not candidates(p, WIDE)

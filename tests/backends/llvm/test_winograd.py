@@ -87,10 +87,10 @@ def heavy(p: Program) -> Step:
 
 
 def interpreted(g: Graph, step: Step, x: Array) -> Array:
-    t = step.group.output.type
+    t = step.group.outputs[0].type
     found = np.full([int(str(d)) for d in t.physical], np.nan, np.float32)
     values = (
-        pack(x if v not in g.constants else g.constants[v], v.type) if v is not step.group.output else found
+        pack(x if v not in g.constants else g.constants[v], v.type) if v not in step.group.outputs else found
         for v in step.params
     )
     run_kernel(

@@ -27,7 +27,7 @@ OPS = [op for f, ops in FAMILIES.items() if f != "control" for op in ops if op.h
 
 def lowered(source: str) -> Lowered:
     g = parse(source)
-    return lower(g, list(g.nodes()), g.outputs[0])
+    return lower(g, list(g.nodes()), g.outputs)
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.samples], ids=lambda op: op.name)

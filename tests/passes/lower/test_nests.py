@@ -35,7 +35,7 @@ def graph(build: Callable[..., Value], *shapes: tuple[Any, ...], dtype: str = "f
 
 
 def lowered(g: Graph, inplace: Value | None = None) -> Lowered:
-    low = lower(g, list(g.nodes()), g.outputs[0], inplace)
+    low = lower(g, list(g.nodes()), g.outputs, {} if inplace is None else {g.outputs[0]: inplace})
     verify_kernel(low.kernel)
     assert show_kernel(parse_kernel(show_kernel(low.kernel))) == show_kernel(low.kernel)
     return low

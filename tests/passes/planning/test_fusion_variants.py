@@ -78,7 +78,7 @@ def test_what_two_parts_would_need_is_kept_itself_or_nothing_is() -> None:
 def test_host_steps_and_control_flow_have_no_variants() -> None:
     g = parse("def f(x: f32[8]):\n    return relu(x)")
     (group,) = plan_fusion(g).groups
-    assert variants(g, group) == [] and variants(g, Group(group.nodes, group.output, "host")) == []
+    assert variants(g, group) == [] and variants(g, Group(group.nodes, group.outputs, "host")) == []
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -107,10 +107,11 @@ def run_program(p: Program, inputs: list[Any]) -> Any:
     """Its kernels, one after the other, by the interpreter."""
     arrays = dict(zip(p.graph.inputs, inputs))
     for s in p.kernels:
-        out = p.memory.inplace.get(s.group, s.group.output)
+        (made,) = s.group.outputs
+        out = p.memory.inplace.get(made, made)
         arrays.setdefault(out, np.full(out.type.physical, np.nan, np.float32))
         run_kernel(s.kernel, {b.name: arrays[v] for b, v in zip(s.kernel.entry.buffers, s.params)})
-        arrays[s.group.output] = arrays[out]
+        arrays[made] = arrays[out]
     return arrays[p.graph.outputs[0]]
 
 
@@ -136,7 +137,7 @@ def test_a_part_works_in_place_where_it_may() -> None:
     ).replace("b: f32[32]", "b: f32[32], v: f32[32, 8]")
     p, _ = made(text, 0)
     (g,) = (s.group for s in p.kernels if s.kernel.name == "add_relu")
-    assert p.memory.inplace[g] is g.nodes[0].inputs[0]
+    assert p.memory.inplace[g.outputs[0]] is g.nodes[0].inputs[0]
 
 
 @pytest.mark.slow

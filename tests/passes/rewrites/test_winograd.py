@@ -110,7 +110,7 @@ def test_the_plain_nest_reads_such_weights(chosen: int, monkeypatch: pytest.Monk
     g = conv(16, 20, 5, 6)
     assign_layouts(g, 16)
     n = next(x for x in g.nodes() if x.op.name == "conv")
-    low = lower(g, [n], n.output)
+    low = lower(g, [n], n.outputs)
     verify_kernel(low.kernel)
     x = RNG.standard_normal((1, 16, 5, 6)).astype(np.float32)
     weights = g.constants[low.params[1]]

@@ -118,7 +118,7 @@ def check(seed: int, reduction: str, dtype: str) -> int:
     given = operands(rng, g)
     want = reference(g, given, "float64")[0]
     nodes = list(g.nodes())
-    problem = classify(nodes, lower(g, nodes, g.outputs[0]))
+    problem = classify(nodes, lower(g, nodes, g.outputs))
     named = {v.name: a for v, a in zip(g.inputs, given)}
     every = [("naive", verify_kernel(problem.kernel)), *schedules(problem)]
     for what, kernel in every:
@@ -167,7 +167,7 @@ def test_sizes_known_at_run_time_only(
     monkeypatch.setattr("dnnc.backends.llvm.templates.scatter.SERIAL_BELOW", 0)
     g = parse(SYMBOLIC.format(inputs, call))
     nodes = list(g.nodes())
-    problem = classify(nodes, lower(g, nodes, g.outputs[0]))
+    problem = classify(nodes, lower(g, nodes, g.outputs))
     fixed = specialise(g, sizes)
     rng = np.random.default_rng(0)
     given = operands(rng, fixed)
@@ -257,7 +257,7 @@ def test_one_kernel_for_a_message() -> None:
 def test_donated_memory_is_updated_in_place() -> None:
     g = parse("def g(x: f32[40, 30], at: i64[9, 1], u: f32[9, 30]):\n    y = scatter_nd(x, at, u)\n    return y")
     nodes = list(g.nodes())
-    low = lower(g, nodes, g.outputs[0], g.inputs[0])
+    low = lower(g, nodes, g.outputs, {g.outputs[0]: g.inputs[0]})
     assert isinstance(low.form, Scattered) and low.form.initial is None
     other = parse(
         "def g(x: f32[40, 30], at: i64[9, 1], s: i64[9]):\n    u = gather(x, s)\n    y = scatter_nd(x, at, u)\n    "

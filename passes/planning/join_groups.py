@@ -1,0 +1,291 @@
+"""Horizontal fusion: groups that compute elements of one shape, or reduce the same rows, become one group with several
+outputs where that saves memory traffic.
+
+    add(mul(m, 0.9), mul(g, 0.1)) -> m2                          add + mul + mul + sub -> m2, p2
+    sub(p, mul(m2, rate)) -> p2, which reads m2       ->         m2 is stored, and used on
+
+    layer_norm(x, s) -> y, reduce_mean(x) -> m        ->         layer_norm + reduce_mean -> y, m
+
+In come groups with one output each, out come groups of nodes. Two groups are joined if
+
+- what one makes is read by the other, or both read an operand, at the same elements: that is read once then;
+- their results are computed in one pass: element-wise, over the rows of one kind, or by windows at the same places;
+- no other kernel has to run between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import Cost, Trait
+from dnnc.passes.analysis.kinds import is_pointwise, kind_of
+from dnnc.passes.analysis.outputs import main_output
+from dnnc.passes.analysis.rows import Rows, rows_of
+
+MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
+MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes of a group, in order of the graph, and its kind."""
+
+    nodes: tuple[Node, ...]
+    kind: str
+
+
+class Joiner:
+    """Joins groups of one graph.
+
+    Attributes:
+        parts: all groups by number, those of nodes that make no kernel as well.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        parts: Mapping[int, Part],
+        numbers: Mapping[Value, Rows],
+        no_kernel: Callable[[Node], bool],
+        cut: Collection[Node],
+        serial_rows: bool = False,
+    ) -> None:
+        """`numbers`: of rows; `no_kernel`: does a node need none; `cut`: nodes whose groups are not joined;
+        `serial_rows`: see TargetFacts.
+        """
+        self.graph, self.parts, self.numbers, self.no_kernel, self.cut = graph, dict(parts), numbers, no_kernel, cut
+        self.before, self.serial_rows = dict(parts), serial_rows
+        self.order = {n: k for k, n in enumerate(graph.nodes())}
+        self.results = set(graph.outputs)
+        self.donated = {self.source(graph.outputs[k]) for k in graph.donated}
+        self.of = {n: g for g, p in parts.items() for n in p.nodes}
+
+    def source(self, v: Value) -> Value:
+        """The value that a view shows, or the value itself."""
+        while v.node is not None and self.is_view(v.node) and v.node.inputs[0] is not None:
+            v = v.node.inputs[0]
+        return v
+
+    def run(self) -> dict[int, Part]:
+        changed = True
+        while changed:
+            changed = False
+            for b in sorted(self.parts, key=lambda g: -self.order[self.parts[g].nodes[-1]]):
+                while b in self.parts and self.joins(b):
+                    changed = True
+        for g in list(self.parts) if self.serial_rows else ():
+            self.take_out(g)
+        return self.parts
+
+    def take_out(self, g: int) -> None:
+        """Make elements that are stored, and that rows are reduced of, in a kernel of their own again: one pass over
+        memory is faster than to compute them for each pass over a row.
+        """
+        nodes = self.parts[g].nodes
+        rows = next((r for r in map(rows_of, nodes) if r is not None), None)
+        if rows is None:
+            return
+        part_of = {n: k for k, p in self.before.items() for n in p.nodes if self.of[n] == g}
+        for k in {part_of[n] for n in nodes if n.outputs[0] in self.outputs(nodes) and rows.of_elements(n.outputs[0])}:
+            part = self.before[k]
+            others = {v for n in nodes if part_of[n] != k for v in n.outputs}
+            reads_others = not others.isdisjoint(v for n in part.nodes for v in n.inputs if v is not None)
+            if part.kind == "map" and not reads_others and self.feeds_reduction(part.nodes[-1], nodes):
+                remaining = tuple(n for n in self.parts[g].nodes if part_of[n] != k)
+                self.parts[g], self.parts[k] = Part(remaining, "reduction"), part
+                self.of.update((n, k) for n in part.nodes)
+
+    def feeds_reduction(self, n: Node, nodes: Collection[Node]) -> bool:
+        """Does one of the nodes reduce a row of what n makes?"""
+        readers = [u for u, _ in n.outputs[0].uses if u in nodes]
+        return any(rows_of(u) is not None or self.feeds_reduction(u, nodes) for u in readers)
+
+    def joins(self, b: int) -> bool:
+        """Join a group with the first of its neighbours that it may be joined with, if there is one."""
+        if not self.open(b):
+            return False
+        for a in self.neighbours(b):
+            part = self.joined(a, b)
+            if part is not None:
+                for g in {self.of[n] for n in part.nodes} - {b}:
+                    del self.parts[g]
+                self.parts[b] = part
+                self.of.update((n, b) for n in part.nodes)
+                return True
+        return False
+
+    def open(self, g: int) -> bool:
+        """May a group be joined with others?"""
+        nodes = self.parts[g].nodes
+        return (
+            all(kind_of(n) in ("map", "reduction") and Trait.SEQUENTIAL not in n.op.traits for n in nodes)
+            and all(len(n.outputs) == 1 and n not in self.cut for n in nodes)
+            and not all(map(self.no_kernel, nodes))
+        )
+
+    def neighbours(self, b: int) -> Iterator[int]:
+        """Groups ahead of b whose results it reads, through views too, and those that read what it reads."""
+        seen = {b}
+        for v in self.reads(b):
+            n = self.source(v).node
+            others = [] if n is None else [self.of[n]]
+            last = self.order[self.parts[b].nodes[-1]]
+            shared = () if v.type.size == 1 or self.graph.variance(v).call_invariant else v.uses
+            readers = [g for u, _ in shared if self.order[u] < last and (g := self.of[u]) != b]
+            for g in (*others, *readers[::-1][:2]):  # of those that share an operand the nearest
+                if g not in seen and self.open(g):
+                    seen.add(g)
+                    yield g
+
+    def is_view(self, n: Node) -> bool:
+        """Does a node show memory of its operand?"""
+        return self.no_kernel(n) and len(n.inputs) == 1
+
+    def is_alone(self, n: Node) -> bool:
+        """Is a node a view that is in no group?"""
+        return self.is_view(n) and len(self.parts[self.of[n]].nodes) == 1
+
+    def reads(self, g: int) -> list[Value]:
+        """What a group reads, in order of first use."""
+        nodes = self.parts[g].nodes
+        inside = {v for n in nodes for v in n.outputs}
+        return list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v not in inside))
+
+    def joined(self, a: int, b: int) -> Part | None:
+        """The two groups as one, with the views between them; None where they stay apart."""
+        first, second = self.parts[a].nodes, self.parts[b].nodes
+        views = self.views_between(set(first), b)
+        nodes = tuple(sorted({*first, *views, *second}, key=self.order.__getitem__))
+        outputs = self.outputs(nodes)
+        if len(nodes) > MAX_NODES or len(outputs) > MOST_OUTPUTS:
+            return None
+        if main_output(nodes, outputs) is None or not self.in_one_pass(nodes, outputs, {*first}, {*second}):
+            return None
+        kind = "reduction" if "reduction" in (self.parts[a].kind, self.parts[b].kind) else "map"
+        return None if self.runs_between(nodes) else Part(nodes, kind)
+
+    def views_between(self, first: Collection[Node], b: int) -> list[Node]:
+        """Views of what one group makes that another one reads."""
+        found: list[Node] = []
+        for v in self.reads(b):
+            chain: list[Node] = []
+            n = v.node
+            while n is not None and n not in first and self.is_alone(n):
+                chain.append(n)
+                n = None if n.inputs[0] is None else n.inputs[0].node
+            found += chain if n in first else []
+        return found
+
+    def outputs(self, nodes: Sequence[Node]) -> list[Value]:
+        """What is read outside of a group, or is a result of the graph, but for views, which are no memory of their
+        own.
+        """
+        inside = set(nodes)
+        return [v for n in nodes for v in n.outputs if self.is_read(v, inside) and not self.is_view(n)]
+
+    def is_read(self, v: Value, inside: Collection[Node]) -> bool:
+        """Is a value, or a view of it, a result or read by other nodes than these?"""
+        return v in self.results or any(
+            u not in inside or (self.is_view(u) and self.is_read(u.outputs[0], inside)) for u, _ in v.uses
+        )
+
+    def runs_between(self, nodes: Sequence[Node]) -> bool:
+        """Does some other group need a result of these nodes, and one of these nodes a result of it?"""
+        inside, last = set(nodes), self.order[nodes[-1]]
+        groups = {self.of[n] for n in nodes}
+        left = [u for n in nodes for v in n.outputs for u, _ in v.uses if u not in inside]
+        seen: set[int] = set()
+        while left:
+            g = self.of[left.pop()]
+            if g in groups:
+                return True
+            if g in seen or self.order[self.parts[g].nodes[0]] > last:
+                continue
+            seen.add(g)
+            left += [u for n in self.parts[g].nodes for v in n.outputs for u, _ in v.uses]
+        return False
+
+    # --- one pass -----------------------------------------------------------------------------------------------------
+
+    def in_one_pass(
+        self, nodes: Sequence[Node], outputs: Sequence[Value], first: Collection[Node], second: Collection[Node]
+    ) -> bool:
+        """Are the results computed in one pass over memory, in which something is read once and not twice?"""
+        anchors = [n for n in nodes if kind_of(n) != "map"]
+        kinds = {rows_of(n) for n in anchors}
+        if len(kinds) > 1 or None in kinds:
+            return _same_windows(nodes)
+        rows = next(iter(kinds), None)
+        if rows is not None and not rows.worth():
+            return False
+        if rows is not None and any(v in self.donated and rows.of_elements(v) for v in outputs):
+            return False  # several passes would read what the last one overwrites
+        along = self.along(nodes, outputs, rows)
+        if not all(n in along for n in anchors) or not all(v.node in along for v in outputs):
+            return False
+        crossing = [n for n in first if any(u in nodes and u not in first for u, _ in n.outputs[0].uses)]
+        if crossing and all(any(n.op.index is not None for n in part) for part in (first, second)):
+            return False  # an index is written several times into an expression, which would grow exponentially
+        if crossing:
+            again = rows is not None and any(rows_of(u) is not None for u in second)
+            return all(n in along for n in crossing) and not (again and any(_takes_long(n, rows) for n in first))
+        mine, theirs = (self.along_operands([n for n in along if n in part], rows) for part in (first, second))
+        return bool(mine & theirs)
+
+    def along(self, nodes: Sequence[Node], outputs: Sequence[Value], rows: Rows | None) -> set[Node]:
+        """The nodes each of whose elements is computed once in the pass, or once for each row: all that reads them in
+        the group reads the element of its own place, or the number of its own row.
+        """
+        inside, out = set(nodes), set[Node]()
+        for n in reversed(nodes):
+            v = n.outputs[0]
+            readers = [(u, k) for u, k in v.uses if u in inside]
+            fits = rows is None or rows.of_elements(v) or self.numbers.get(v) == rows or rows_of(n) == rows
+            if not fits or (not readers and v not in outputs):
+                continue
+            if all(u in out and self.reads_own(v, u, k, rows) for u, k in readers):
+                out.add(n)
+        return out
+
+    def reads_own(self, v: Value, u: Node, k: int, rows: Rows | None) -> bool:
+        """Does operand k of u, in its place, read the element of v of its own place, or the number of its own row?"""
+        result = u.outputs[0]
+        if rows is None:
+            return _same(v, result) and (is_pointwise(u) or (u.op.index is not None and u.op.index.operand == k))
+        if rows_of(u) == rows:
+            return k == 0 and rows.of_elements(v)
+        if self.numbers.get(result) == rows:
+            return self.numbers.get(v) == rows
+        return is_pointwise(u) and rows.of_elements(result) and (rows.of_elements(v) or rows.reads_own(v))
+
+    def along_operands(self, along: Sequence[Node], rows: Rows | None) -> set[Value]:
+        """Operands from outside that nodes of a pass read in it, as large as what is passed over."""
+        inside = set(along)
+        return {
+            v
+            for u in along
+            for k, v in enumerate(u.inputs)
+            if v is not None and v.node not in inside and v.type.size != 1 and self.reads_own(v, u, k, rows)
+        }
+
+
+def _same(v: Value, w: Value) -> bool:
+    return v.type.layout == w.type.layout and tuple(v.type.shape) == tuple(w.type.shape)
+
+
+def _takes_long(n: Node, rows: Rows | None) -> bool:
+    """Does an element take longer than to read it from memory, where each pass over a row computes it again?"""
+    if rows is None or not rows.of_elements(n.outputs[0]) or rows_of(n) is not None:
+        return False  # a number of a row is computed once
+    return n.op.cost >= Cost.LIGHT or (Trait.MOVEMENT in n.op.traits and n.op.index is None)
+
+
+def _same_windows(nodes: Sequence[Node]) -> bool:
+    """Do two nodes slide the same windows over one operand?"""
+    if len(nodes) != 2:
+        return False
+    a, b = nodes
+    windows = all(Trait.WINDOW in n.op.traits for n in nodes)
+    return windows and a.inputs == b.inputs and a.attrs == b.attrs and _same(a.outputs[0], b.outputs[0])
