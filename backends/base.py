@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -24,10 +23,12 @@ from dnnc.ir.expr import Var
 from dnnc.ir.target import Limits, TargetFacts
 
 if TYPE_CHECKING:
+    from dnnc.backends.runtime.host_runner import Function
     from dnnc.backends.runtime.operands import Workload
     from dnnc.backends.runtime.prologue import Pack
     from dnnc.ir.graph import Graph, Value
     from dnnc.ir.loops.stmt import Kernel
+    from dnnc.passes.base import Pass
     from dnnc.passes.planning.program import Program as ScheduledGraph
     from dnnc.passes.planning.program import Step
     from dnnc.passes.schedule.problem import Choice, Problem, Template
@@ -71,8 +72,8 @@ class Instance(Protocol):
 class Runner(Protocol):
     """Runs the programs of one model."""
 
-    def instance(self, program: Program, dims: Mapping[Var, int], in_place: frozenset[int]) -> Instance:
-        """The program at these dims."""
+    def instance(self, program: Any, dims: Mapping[Var, int], in_place: frozenset[int]) -> Instance:
+        """The program at these dims. `program`: what `Backend.build` or `Backend.interpret` returned."""
         ...
 
     def refitted(self, instances: Sequence[Any]) -> None:
@@ -219,62 +220,126 @@ class Bench(Protocol):
     def load(self, task: Workload, built: Built) -> BoundKernel: ...
 
 
-class Backend(ABC):
-    """One target."""
+class Backend:
+    """One target.
 
-    name: ClassVar[str]  # first word of its targets
-    # names of the texts that it can show, the graph first; the last ones are its own languages
+    Attributes:
+        name: first word of its targets.
+        stages: names of the texts that it can show, the graph first; the last ones are its own languages.
+        comments: what begins a comment in each language; "#" where it is not named.
+        any_sizes: True if one program can serve symbolic sizes.
+        compiles: False if graphs are interpreted.
+        saves_programs: True if a saved program runs without the passes.
+        check_limit: statements that a kernel check may run.
+        rounds_products: True if it may round float32 operands of products to TF32.
+        numbered: True if its devices have numbers.
+        exclusive: True if compiling on the host disturbs what is measured.
+        target: facts of the machine that code is made for; equal targets have equal `repr`.
+        threads: of a call.
+        present: True if programs can run here, so that kernels are checked while compiling.
+
+    A backend has one of these, everything else has a default:
+
+    - `emit`, `compile`, `functions`: kernels are functions of this process, which get addresses.
+    - `build` and `runner`: it makes and runs programs in its own way.
+    - `interpret` and `runner`: it compiles nothing.
+    """
+
+    name: ClassVar[str]
     stages: ClassVar[tuple[str, ...]] = ("graph", "operator")
-    comments: ClassVar[Mapping[str, str]] = {}  # what begins a comment in each language; "#" where it is not named
-    any_sizes: ClassVar[bool] = False  # True if one program can serve symbolic sizes
-    compiles: ClassVar[bool] = True  # False if graphs are interpreted
-    saves_programs: ClassVar[bool] = False  # True if a saved program runs without the passes
-    check_limit: ClassVar[int] = 1 << 35  # statements that a kernel check may run
-    rounds_products: ClassVar[bool] = False  # True if it may round float32 operands of products to TF32
-    exclusive: ClassVar[bool] = True  # True if compiling on the host disturbs what is measured
-    numbered: ClassVar[bool] = False  # True if its devices have numbers
-    target: Any  # facts of the machine that code is made for; equal targets have equal `repr`
-    threads: int = 1  # of a call
-    present: bool = True  # True if programs can run here, so that kernels are checked while compiling
+    comments: ClassVar[Mapping[str, str]] = {}
+    any_sizes: ClassVar[bool] = False
+    compiles: ClassVar[bool] = True
+    saves_programs: ClassVar[bool] = False
+    check_limit: ClassVar[int] = 1 << 35
+    rounds_products: ClassVar[bool] = False
+    exclusive: ClassVar[bool] = True
+    numbered: ClassVar[bool] = False
+    target: Any = None
+    threads: int = 1
+    present: bool = True
 
     @property
-    @abstractmethod
     def text(self) -> str:
         """Canonical text of the target: the same for equal machines; a tuning log knows a machine by it."""
+        return self.name
 
     # --- compilation --------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def facts(self, numerics: str) -> TargetFacts:
         """What graph passes may ask."""
+        return TargetFacts()
 
-    @abstractmethod
+    def passes(self, opt_level: int) -> Sequence[Pass]:
+        """The graph passes of a level, in order."""
+        from dnnc.passes.pipelines import LEVELS  # a saved model does without the passes
+
+        return LEVELS[opt_level]
+
     def templates(self, numerics: str, rounded: bool = False) -> Sequence[Template]:
-        """Schedules of kernels, in the order in which a problem tries them. `rounded`: TF32 products are allowed."""
+        """Schedules of kernels, in the order in which a problem tries them. By default kernels stay as lowered.
+
+        `rounded`: TF32 products are allowed.
+        """
+        from dnnc.passes.schedule.step import AS_LOWERED
+
+        return (AS_LOWERED,)
 
     def library_templates(self, numerics: str) -> Sequence[Template]:
         """Calls of vendors' libraries, which a tuner may choose."""
         return ()
 
     @property
-    @abstractmethod
     def code_version(self) -> str:
         """Changes with everything that machine code depends on besides a kernel's text and the target."""
+        return ""
 
-    @abstractmethod
     def build(self, scheduled: ScheduledGraph, job: BuildJob) -> Program:
-        """Compile, check, link. KernelsFailed: the schedule can step down; else DnncError, the first failure."""
+        """Compile, check and link.
+
+        KernelsFailed: kernels failed, and the schedule can step down. DnncError: what the first one failed with, where
+        it cannot.
+        """
+        from dnnc.backends.build import build_program  # a saved model does without it
+
+        return build_program(scheduled, self, job)
+
+    def emit(self, kernel: Kernel, symbol: str) -> str:
+        """Print a kernel in the backend's language. Whatever it raises, the next schedule is taken."""
+        raise UnsupportedError(f"target {self.name} has no kernels")
+
+    def compile(
+        self, texts: Mapping[str, str], failed: dict[str, Exception], tell: Callable[[int, int], None] | None
+    ) -> Mapping[str, bytes]:
+        """Compile kernels.
+
+        Args:
+            texts: by symbol.
+            failed: takes the errors of those that do not compile.
+            tell: called with (done, of).
+
+        Returns:
+            Machine code of the others by symbol.
+        """
+        raise UnsupportedError(f"target {self.name} has no kernels")
+
+    def functions(self, code: Mapping[str, bytes]) -> Mapping[str, Function]:
+        """Load kernels into this process."""
+        raise UnsupportedError(f"target {self.name} has no kernels")
 
     def interpret(self, graph: Graph, precision: str | None, outputs: Sequence[str]) -> Any:
         """A program that interprets a graph, for backends that compile nothing. `outputs`: users' names."""
         raise UnsupportedError(f"target {self.name} interprets no graphs")
 
-    def check(self, program: Program, job: BuildJob) -> None:  # noqa: B027
+    def check(self, program: Program, job: BuildJob) -> None:
         """Check the kernels of a program that waited for a device, if it is here. Raises as `build` does."""
 
     def describe(self, scheduled: ScheduledGraph) -> Program:
         """The program without machine code, to show its texts."""
-        raise UnsupportedError(f"target {self.name} has no texts of kernels")
+        from dnnc.backends.build import symbols_of
+        from dnnc.backends.runtime.link import link
+
+        return link(scheduled, symbols_of(scheduled, self))
 
     def notes(self, scheduled: ScheduledGraph) -> Mapping[str, Sequence[str]]:
         """Remarks for the report by title."""
@@ -286,15 +351,17 @@ class Backend(ABC):
 
     # --- execution ----------------------------------------------------------------------------------------------------
 
-    def start(self, cache: KernelCache) -> None:  # noqa: B027
+    def start(self, cache: KernelCache) -> None:
         """Prepare this process for calls."""
 
-    def load(self, program: Program) -> None:  # noqa: B027
+    def load(self, program: Program) -> None:
         """Make the code of a saved program callable."""
 
-    @abstractmethod
     def runner(self, parameters: Any | None) -> Runner:
         """What runs the programs of one model. `parameters`: see `dnnc.parameters`."""
+        from dnnc.backends.runtime.host_runner import HostRunner
+
+        return HostRunner(parameters)
 
     def expressions(self, cache: KernelCache, check: bool) -> ExpressionLoader | None:
         """What runs programs of array expressions; None if they go the way of models."""
@@ -330,7 +397,9 @@ class Backend(ABC):
 
     def kernel_text(self, kernel: CompiledKernel, stage: str) -> str:
         """A kernel in one of the backend's languages."""
-        raise UnsupportedError(f"target {self.name} has no stage {stage!r}")
+        from dnnc.ir.loops.text import parse_kernel
+
+        return kernel.text if kernel.control else self.emit(parse_kernel(kernel.text), kernel.symbol)
 
     def program_text(self, program: Program, stage: str) -> str:
         """What a program has in this language beside its kernels; empty for nothing."""
@@ -357,9 +426,11 @@ class Backend(ABC):
     # --- tuning -------------------------------------------------------------------------------------------------------
 
     @property
-    def limits(self) -> Limits:
-        """Nominal figures for cost models, the same for equal targets on every machine."""
-        raise TargetError(f"target {self.name} cannot be tuned")
+    def limits(self) -> Limits | None:
+        """Nominal figures for cost models, the same for equal targets on every machine. None: the target cannot be
+        tuned, and kernels take their templates' first choice.
+        """
+        return None
 
     @property
     def machine_name(self) -> str:
@@ -400,5 +471,5 @@ class Backend(ABC):
 
     @classmethod
     def availability(cls) -> dict[str, Any]:
-        """For `dnnc targets`: "name", "available", "reason", and facts by name."""
+        """For `dnnc targets`: "name", "available", "reason", and facts by name. TargetError: it is not available."""
         return {"name": cls.name, "available": True, "reason": ""}

@@ -44,7 +44,10 @@ def _factory(name: str) -> Any:
         )
     if isinstance(found, str):
         module, _, attribute = found.partition(":")
-        found = getattr(import_module(module), attribute)
+        try:
+            return getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as e:
+            raise TargetError(f"target={name!r}: its backend {found} cannot be loaded: {e}") from e
     return found
 
 
@@ -52,6 +55,15 @@ def backend_class(name: str) -> Any:
     """The class of a backend. TargetError lists what there is."""
     factory = _factory(name)
     return getattr(factory, "func", factory)
+
+
+def availability(name: str) -> dict[str, Any]:
+    """Whether this machine can use a backend, and why not; see `Backend.availability`."""
+    try:
+        found: dict[str, Any] = backend_class(name).availability()
+    except TargetError as e:
+        return {"name": name, "available": False, "reason": str(e)}
+    return found
 
 
 def check_target(target: str | Target) -> Target:

@@ -69,6 +69,7 @@ def schedule(
         manager,
         revise_of(choose),
         schedules_for(options, backend, cache),
+        backend.passes(options.opt_level),
     )
     tell(choose, scheduled, manager)
     return scheduled

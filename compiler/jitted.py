@@ -17,6 +17,7 @@ import numpy as np
 from dnnc.array.core import Array, evaluate, from_data
 from dnnc.array.creation import borrowed
 from dnnc.array.devices import HOST, DeviceData, common, moved_to, place
+from dnnc.array.expressions import started_directly
 from dnnc.array.promotion import real_of
 from dnnc.compile_graph import compile_graph, open_dims
 from dnnc.frontends.trace import Spec, is_traced, traced, tracing
@@ -270,7 +271,6 @@ def _again(fn: Callable[..., Any], *settings: Any) -> Jitted:
 
 def quickly(program: Any, device: str) -> Any:
     """A program that takes arrays of dnnc on a device; with less around the launches where it has few kernels."""
-    from dnnc.array.expressions import started_directly
 
     return started_directly(program, place(device)) or program
 

@@ -16,6 +16,7 @@ from onnx.backend.base import Backend, BackendRep
 from dnnc.backends.registry import backend_class
 from dnnc.driver import compile as compile_model
 from dnnc.frontends.onnx import NeedsValues, read_model
+from dnnc.frontends.onnx.reader import LATEST
 from dnnc.ir.errors import DnncError, InputError, TargetError
 
 TARGETS = {"CPU": "llvm", "CUDA": "cuda"}  # ONNX's name of a device kind -> target
@@ -154,7 +155,6 @@ def model_of(node: Any, arrays: Sequence[np.ndarray[Any, Any]], opset: int | Non
 
 def newest(domain: str) -> int:
     """The newest opset of a domain that dnnc knows."""
-    from dnnc.frontends.onnx.reader import LATEST
 
     return LATEST.get(domain, 1)
 

@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from difflib import get_close_matches
+from inspect import cleandoc
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, Union
@@ -139,7 +141,6 @@ def _restore(values: dict[str, Any]) -> CompileOptions:
 
 def make_options(values: Mapping[str, Any]) -> CompileOptions:
     """CompileOptions from keyword arguments. InputError names an unknown one and the nearest that exists."""
-    from difflib import get_close_matches
 
     known = [f.name for f in fields(CompileOptions)]
     for name in values:
@@ -279,7 +280,6 @@ def thread_count(threads: int | None = None) -> int:
 
 def as_markdown() -> str:
     """The page docs/options.md: `python -m dnnc.options > docs/options.md` writes it."""
-    from inspect import cleandoc
 
     text = cleandoc(CompileOptions.__doc__ or "").partition("Args:\n")[2].partition("\n\nRaises:")[0]
     entries: dict[str, str] = {}

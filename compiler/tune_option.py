@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from dnnc.autotune.search.task import Setting
 from dnnc.backends.registry import open_backend
 from dnnc.ir.errors import TargetError, TuneError
 from dnnc.options import CompileOptions
@@ -15,7 +16,6 @@ from dnnc.passes.planning.program import Program
 from dnnc.passes.schedule.step import Choose, first_choice
 
 if TYPE_CHECKING:
-    from dnnc.autotune.search.task import Setting
     from dnnc.backends.base import Backend
     from dnnc.backends.runtime.kernel_cache import KernelCache
     from dnnc.passes.planning.program import Revise
@@ -58,7 +58,6 @@ def setting_of(opts: CompileOptions, backend: Backend | None = None) -> Setting:
     Raises:
         TargetError: the target has no kernels to tune.
     """
-    from dnnc.autotune.search.task import Setting
 
     backend = backend or open_backend(opts.target, opts.threads)
     if not backend.compiles:
@@ -89,7 +88,7 @@ def revise_of(choose: Choose) -> Revise | None:
 
 def unmeasured(opts: CompileOptions, backend: Backend, kept: KernelCache | None = None) -> Choose:
     """What the cost model that ships takes for fastest; without optimization the templates' own first choice."""
-    if opts.opt_level < 3:
+    if opts.opt_level < 3 or backend.limits is None:
         return first_choice
 
     @cache

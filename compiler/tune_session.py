@@ -51,6 +51,7 @@ from dnnc.passes.analysis.segments import Segment, needs_host, prepare, split
 from dnnc.passes.base import pass_context
 from dnnc.passes.planning.program import Program
 from dnnc.passes.schedule.problem import Choice, Problem
+from dnnc.report.tuning import write_html
 from dnnc.tune_option import choose_of, setting_of
 
 Space = Callable[
@@ -95,7 +96,6 @@ class Tuned:
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write a report of the search, one file that needs no network. TuneError where plotly or jinja2 is missing."""
-        from dnnc.report.tuning import write_html
 
         write_html(self.result, path, str(getattr(self.model, "name", self.model)))
 

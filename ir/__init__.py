@@ -1,1 +1,1 @@
-from dnnc.ir import expr as expr  # first: bounds.py and expr.py need each other
+from dnnc.ir import linear as linear  # normal forms, which making an expression needs

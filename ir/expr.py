@@ -108,8 +108,6 @@ class Expr:
         return op("!=", self, o)
 
     def __repr__(self) -> str:
-        from dnnc.ir.loops.text import show
-
         return show(self)
 
     def __bool__(self) -> bool:
@@ -117,6 +115,14 @@ class Expr:
 
     def __reduce__(self) -> Any:
         raise TypeError("expressions are pickled as text")
+
+
+class Arithmetic:
+    """The normal form of integer operations. `dnnc.ir.linear`, which needs the classes below, says it, and `dnnc.ir`
+    imports both.
+    """
+
+    integer: Callable[[str, Expr, Expr, DType], Expr]
 
 
 class Const(Expr):
@@ -299,7 +305,7 @@ def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
         elif type(a) is int and isinstance(b, Expr) and b.dtype is i64:
             a = _const(a, i64)
         if isinstance(a, Expr) and isinstance(b, Expr) and a.dtype is i64 and a.lanes == b.lanes == 1:
-            return integer(name, a, b, boolean if name in COMPARE else i64)
+            return Arithmetic.integer(name, a, b, boolean if name in COMPARE else i64)
     lead = next((a.dtype for a in raw if isinstance(a, Expr) and not isinstance(a, Ref)), None)
     if lead is None:
         lead = next((f64 for a in raw if isinstance(a, float)), i64)
@@ -311,7 +317,7 @@ def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
     if dtype is None:
         dtype = boolean if name in COMPARE else args[1].dtype if name == "select" else args[0].dtype
         if width == 1 and len(args) == 2 and args[0].dtype is i64:
-            return integer(name, args[0], args[1], dtype)
+            return Arithmetic.integer(name, args[0], args[1], dtype)
         if dtype.kind == "b" and len(args) == 2:
             return _logic(name, args[0], args[1], width)
         if name == "select":
@@ -503,5 +509,59 @@ def substitute(e: Expr, env: Mapping[Any, Expr]) -> Expr:
     return go(e)
 
 
-# At the bottom because these need the names above, and the constructors need them (dnnc.ir imports this file first).
-from dnnc.ir.linear import integer  # noqa: E402
+# --- text -------------------------------------------------------------------------------------------------------------
+
+_PREC = {"|": 1, "^": 2, "&": 3, "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6} | dict.fromkeys(COMPARE, 0)
+
+
+def show(e: Expr, outer: int = -1) -> str:
+    """An expression as text; `outer` is the precedence of what stands around it."""
+    if isinstance(e, Var):
+        return e.name
+    if isinstance(e, Const):
+        return _literal(e)
+    if isinstance(e, Load):
+        return show_at(e.buf, e.idx, e.lanes, e.limit)
+    if isinstance(e, Ref):
+        return f"addr({show_at(e.buf, e.idx, e.lanes, None)})"
+    if isinstance(e, Linear):
+        return _parens(_show_linear(e), 5, outer)
+    if isinstance(e, Product):
+        return _parens("*".join(show(f, 7) for f in e.factors), 6, outer)
+    assert isinstance(e, Op)
+    if e.name == "not":
+        return _parens(f"not {show(e.args[0], 0)}", -1, outer)
+    p = _PREC.get(e.name)
+    if p is None or len(e.args) != 2:
+        return f"{e.name}({', '.join(show(a) for a in e.args)})"
+    return _parens(f"{show(e.args[0], p + (p == 0))} {e.name} {show(e.args[1], p + 1)}", p, outer)
+
+
+def _parens(s: str, inner: int, outer: int) -> str:
+    return f"({s})" if inner < outer else s
+
+
+def _literal(e: Const) -> str:
+    if e.dtype.kind == "b":
+        return str(e.value)
+    s = repr(e.value)
+    if e.dtype is i64 or (e.dtype is f32 and "n" not in s):
+        return s
+    return f"{e.dtype}({s})"
+
+
+def _show_linear(e: Linear) -> str:
+    out = ""
+    for t, c in e.terms:  # `-a // 2` would be read as `(-a) // 2`: a leading minus takes parentheses
+        body = show(t, 6 if out or c > 0 else 7) if abs(c) == 1 else f"{abs(c)}*{show(t, 7)}"
+        out += f" {'-' if c < 0 else '+'} {body}" if out else ("-" if c < 0 else "") + body
+    return out + (f" {'-' if e.const < 0 else '+'} {abs(e.const)}" if e.const else "")
+
+
+def show_at(buf: Buffer, idx: tuple[Expr, ...], lanes: int, limit: Expr | None) -> str:
+    parts = [show(i) for i in idx]
+    if lanes > 1 and (
+        limit is not None or not any(i.lanes > 1 for i in idx)
+    ):  # a gather that is whole needs no number of lanes
+        parts[-1] += f":+{lanes}" + (f":{show(limit)}" if limit is not None else "")
+    return f"{buf.name}[{', '.join(parts) or '()'}]"

@@ -13,6 +13,7 @@ from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, i64
 from dnnc.ir.expr import (
     COMPARE,
+    Arithmetic,
     Expr,
     Linear,
     Op,
@@ -283,3 +284,6 @@ def lane_offsets(i: Expr, lanes: int) -> tuple[tuple[int, ...], Expr] | None:
     if by is not None and by > 0 and k is not None and i.name in ("//", "%"):
         return tuple(_FOLD[i.name](x + k, by) for x in a), const(0)
     return None
+
+
+Arithmetic.integer = integer

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from importlib import import_module
 from typing import Any
 
 from dnnc.ir.errors import ShapeError
@@ -189,6 +190,8 @@ class OpDef:
     quantization: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise TypeError(f"op {self.name!r}: a name is an identifier, since texts of graphs and kernels hold it")
         given = [n for n in ("compute", "decompose", "host") if getattr(self, n) is not None]
         if len(given) != (Trait.CONTROL not in self.traits):
             raise TypeError(f"op {self.name} needs exactly one of compute, decompose, host; it has {given}")
@@ -211,3 +214,9 @@ def require(ok: bool, message: str, *args: Any) -> None:
     """Raise ShapeError with the formatted message unless ok."""
     if not ok:
         raise ShapeError(message.format(*args))
+
+
+def known_ops() -> Mapping[str, OpDef]:
+    """dnnc's own ops by name. Their records decompose by graphs, so nothing that graphs need can import them."""
+    found: Mapping[str, OpDef] = import_module("dnnc.ir.ops").OPS
+    return found

@@ -9,8 +9,9 @@ from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.expr import Expr, Var, const, factors, free, substitute, terms, unwrap, value, var
-from dnnc.ir.graph import Copies, Graph, Node, Value
-from dnnc.ir.graph.builder import complete, infer
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import infer
+from dnnc.ir.graph.core import Copies, Graph, Node, Value
 from dnnc.ir.types import Dim, TensorType
 
 Bindings = dict[Var, int]

@@ -44,7 +44,11 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
-    """Assign layouts in a graph and its subgraphs, but for recurrence bodies, whose kernels read row-major."""
+    """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as
+    they are. Without vectors (one lane) images lie with their channels last, or all values stay row-major.
+    """
+    if ctx.facts.lanes == 1 and not ctx.facts.channels_last:
+        return False
     bodies = {s for g in graphs(graph) for n in g.nodes() if Trait.RECURRENT in n.op.traits for s in n.subgraphs()}
     others = [g for g in graphs(graph) if g not in bodies]
     return any(
@@ -180,9 +184,10 @@ def compile_program(
     manager: PassManager | None = None,
     revise: Revise | None = None,
     known: Known | None = None,
+    passes: Sequence[Pass] | None = None,
 ) -> Program:
-    """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan.
+    """A graph, changed in place by passes -> scheduled kernels with a memory plan.
 
-    `revise`: may fuse differently; `known`: what nests became before."""
-    (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
+    `revise`: may fuse differently; `known`: what nests became before; `passes`: None takes those of the level."""
+    (manager or PassManager()).run(graph, LEVELS[opt_level] if passes is None else passes, ctx)
     return Planner(graph, ctx, templates, choose, opt_level >= 3, revise, known).program()

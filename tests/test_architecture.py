@@ -133,6 +133,18 @@ def test_imports_go_one_way() -> None:
     report(bad)
 
 
+def test_a_backend_is_imported_by_itself_alone() -> None:
+    """Everything else finds it through the registry, which names modules in strings."""
+    bad = []
+    for p in sources():
+        for line, module in imports(p):
+            parts = module.split(".")
+            one = parts[:2] == ["dnnc", "backends"] and len(parts) > 2 and (ROOT / "backends" / parts[2] / "backend.py")
+            if one and one.exists() and one.parent not in p.parents:
+                bad.append(f"{name_of(p)}:{line}: {module} belongs to one backend; ask dnnc.backends.registry")
+    report(bad)
+
+
 def test_frontends_see_the_ir_alone() -> None:
     bad = []
     for p in sorted((ROOT / "compiler/frontends").rglob("*.py")):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dnnc.autotune.search.task import Setting
 from dnnc.backends.base import Backend, Bench, Built
 from dnnc.backends.registry import open_backend
+from dnnc.ir.errors import TargetError
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.target import Limits
@@ -38,7 +39,10 @@ class Machine:
 
     @property
     def limits(self) -> Limits:
-        return self.backend.limits
+        limits = self.backend.limits
+        if limits is None:
+            raise TargetError(f"target {self.backend.name} cannot be tuned")
+        return limits
 
     @property
     def exclusive(self) -> bool:

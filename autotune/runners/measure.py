@@ -3,7 +3,8 @@
 In: requests. Out: a trial for each, as they come. Where compiling disturbs what is measured, on a CPU, batches are
 built and measured in turn; for GPUs building goes on meanwhile, and devices go on with their tasks (`ready`).
 
-`python -m dnnc.autotune.runners.measure graph.txt --target cuda` prints times of a graph's schedules.
+`python -m dnnc.autotune.search.inspect graph.txt --target cuda` measures schedules of the kernels of a graph and
+prints them: a look at a device.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from typing import Any, Union
 
 from dnnc.autotune.log.record import plain_choice
@@ -185,7 +187,6 @@ class ProcessRunner:
 
 @cache
 def dnnc_version() -> str:
-    from importlib.metadata import version
 
     return version("dnnc")
 
@@ -327,14 +328,3 @@ def _measure_all(station: Station, device: int, ready: Ready, events: queue.Simp
         events.put(_Gone(device, left, e))
     except BaseException as e:  # to the thread that waits for it
         events.put(e)
-
-
-def main() -> None:
-    """Measure schedules of a graph's kernels."""
-    from dnnc.autotune.search.inspect import look
-
-    look()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A look at what a machine measures: the kernels of a graph's text, some schedules of each, and a table of their times.
 
-    python -m dnnc.autotune.runners.measure layer.txt --target cuda --choices 8 --check
+    python -m dnnc.autotune.search.inspect layer.txt --target cuda --choices 8 --check
 
 It is for whoever brings up a new machine or device: it compiles, measures and checks as tuning does, keeping nothing.
 """
@@ -37,7 +37,10 @@ def tasks_of(text: str, setting: Setting, precision: str | None = None) -> list[
     """Tasks of a graph's text with random constants, and their calls. ParseError: no graph. InputError: no size."""
     machine = machine_of(setting.target)
     program = compile_program(
-        parse(text, _constants(text)), machine.context(setting, precision), machine.templates(setting)
+        parse(text, _constants(text)),
+        machine.context(setting, precision),
+        machine.templates(setting),
+        passes=machine.backend.passes(3),
     )
     return extract(program, setting)
 
@@ -89,7 +92,7 @@ def table(task: Task, calls: int, trials: Sequence[Trial]) -> list[str]:
 def look(arguments: Sequence[str] | None = None) -> None:
     """The command. `arguments`: default is the process's own."""
     ap = argparse.ArgumentParser(
-        prog="python -m dnnc.autotune.runners.measure", description="Measure some schedules of the kernels of a graph."
+        prog="python -m dnnc.autotune.search.inspect", description="Measure some schedules of the kernels of a graph."
     )
     ap.add_argument("graph", nargs="?", type=Path, help="a file with a graph's text; default: a fully connected layer")
     ap.add_argument("--target", default="llvm", help="such as 'llvm -threads=1' or 'cuda:1'")
@@ -125,3 +128,7 @@ def _look(a: argparse.Namespace) -> None:
         f"{len(trials)} schedules in {took:.1f} s, processes started, on {trials[0].machine if trials else 'nothing'}: "
         f"{setting.target}"
     )
+
+
+if __name__ == "__main__":
+    look()

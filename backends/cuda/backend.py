@@ -13,7 +13,7 @@ import numpy as np
 
 from dnnc.backends.base import Backend, Bench, BuildJob, Built, Ceilings, Samples
 from dnnc.backends.cuda.bench import GpuBench
-from dnnc.backends.cuda.build import Compiler, NvrtcCompiler, build, check_program, control_text, notes_of, symbols_of
+from dnnc.backends.cuda.build import Compiler, NvrtcCompiler, build, check_program, notes_of, symbols_of
 from dnnc.backends.cuda.check import MAX_STEPS, run_kernel
 from dnnc.backends.cuda.device import device_problem, open_device
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
@@ -111,7 +111,7 @@ class CudaBackend(Backend):
 
     def describe(self, scheduled: ScheduledGraph) -> Program:
         symbols = symbols_of(scheduled, self.target.arch, self.compiler.version)
-        return link(scheduled, symbols, control_text, parameters=True)
+        return link(scheduled, symbols, parameters=True)
 
     def notes(self, scheduled: ScheduledGraph) -> Mapping[str, Sequence[str]]:
         return {"libraries": notes_of(scheduled)}

@@ -24,7 +24,7 @@ from dnnc.backends.runtime import codec
 from dnnc.backends.runtime.device import Device, Launch
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.link import link
-from dnnc.backends.runtime.program import Check, Control, Loop, Program
+from dnnc.backends.runtime.program import Check, Program
 from dnnc.backends.runtime.prologue import prologue_of
 from dnnc.ir.errors import DnncError, InternalError, TargetError
 from dnnc.ir.graph import Graph
@@ -139,7 +139,7 @@ def build(scheduled: ScheduledGraph, target: GpuTarget, compiler: Compiler, job:
             failures.append(Failure(s, "launch", e))
     fail(scheduled, failures)
     return replace(
-        link(scheduled, symbols, control_text, parameters=True),
+        link(scheduled, symbols, parameters=True),
         code={**cubins, **compiled},
         launches=launches,
         params={name: tuple(p.name for p in s.nest.entry.params) for name, (s, _) in steps.items()},
@@ -209,18 +209,3 @@ def notes_of(scheduled: ScheduledGraph) -> tuple[str, ...]:
     """For the report: the kernels that are calls of libraries, and of which version."""
     called = {s.text: (s.kernel, call) for s in scheduled.kernels if (call := step_call(s)) is not None}
     return tuple(f"{k.name} is a library call: {described(call)}, version {need(k)}" for k, call in called.values())
-
-
-def control_text(c: Control) -> str:
-    """A loop or branch in words: it has no kernel."""
-    if not isinstance(c, Loop):
-        return f"{c.symbol}: {len(c.then)} calls if the condition holds, else {len(c.other)}\n"
-    end = "" if c.condition is None else " while the condition holds"
-    often = (
-        "as often as asked"
-        if c.length is None
-        else f"{c.length} times"
-        if c.trips is None
-        else f"as often as asked, {c.length} times at most"
-    )
-    return f"{c.symbol}: {len(c.body)} calls, {often}{end}\n"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dnnc.backends.base import Backend, Bench, BuildJob, Built, Ceilings, ParameterTables, Samples
-from dnnc.backends.llvm.code import load_code
+from dnnc.backends.llvm.code import FORMAT, load_code
 from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.expression import CpuExpressions
 from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, canonical_text, enabled, host_cpu, parse_target
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from dnnc.passes.schedule.problem import Template
 
 Array = np.ndarray[Any, Any]
-FORMAT = "1"  # of kernels and their calling convention; part of every cache key and of saved models
 # Nominal figures: equal targets must give equal ones on every machine, and only their proportions matter.
 CLOCK = 3.3e9  # Hz: servers keep up 2.7 to 4.1 under vector code
 CORE_BANDWIDTH, SOCKET_BANDWIDTH = 24e9, 300e9  # bytes per second out of memory
@@ -52,7 +52,7 @@ class LlvmBackend(Backend):
     saves_programs = True
 
     def __init__(self, target: Target, threads: int | None = None) -> None:
-        self.target: CpuTarget = parse_target(str(target), threads)
+        self.target: CpuTarget = parse_target(str(replace(target, kind=LlvmBackend.name)), threads)
         self.threads = self.target.threads
 
     @cached_property

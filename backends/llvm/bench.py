@@ -9,6 +9,7 @@ them. Denormals are zero meanwhile: a kernel that works in place on its own resu
 
 from __future__ import annotations
 
+import ctypes
 import time
 from functools import cache, lru_cache
 from typing import Any
@@ -235,7 +236,6 @@ def entry_text(symbol: str, args: int, parallel: bool) -> str:
 @cache
 def _ticks() -> Any:
     """The clock that entry functions read, as a function."""
-    import ctypes
 
     counter = f"llvm.{tick_counter()}"
     text = (

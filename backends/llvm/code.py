@@ -11,6 +11,8 @@ import numpy as np
 from dnnc.backends.llvm.compile import Loaded, load_objects
 from dnnc.backends.llvm.entry import ENTRY
 
+FORMAT = "1"  # of kernels and their calling convention; part of every cache key and of saved models
+
 
 @dataclass(frozen=True)
 class Code:

@@ -2,11 +2,9 @@
 
 In: nothing but the frame layout of `dnnc.backends.runtime.frames`. Out: the text of a module that exports
     ptr  dnnc_pool_state()                                             the pool of this object file, zero at first
-    i64  dnnc_pool_run(pool, entry, frame, buffers, dims, nthreads)    runs i64 entry(frame, buffers, dims, tid,
-                                                                       nthreads); Frame.status
+    i64  dnnc_pool_run(pool, entry, frame, buffers, dims, nthreads)    calls entry on each thread; Frame.status
     void dnnc_barrier(frame)                                           also reached through Frame[FRAME_BARRIER]
-    i64  dnnc_pool_stop(pool)                                          ends and joins the workers; 1, and nothing done,
-                                                                       when it is busy
+    i64  dnnc_pool_stop(pool)                                          ends and joins the workers; 1 if it is busy
 It is text because threads must not pass through Python: a whole parallel call costs a few microseconds, a barrier a
 fraction of one.
 

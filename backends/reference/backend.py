@@ -7,18 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.base import Backend, BuildJob
-from dnnc.backends.runtime.program import Program
+from dnnc.backends.base import Backend
 from dnnc.backends.runtime.results import copy_results
-from dnnc.ir.errors import TargetError, UnsupportedError
+from dnnc.ir.errors import TargetError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
-from dnnc.ir.target import Target, TargetFacts
-from dnnc.passes.base import NO_FACTS, pass_context
-from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.ir.target import Target
+from dnnc.passes.base import pass_context
 from dnnc.passes.rewrites.precision import precision as set_precision
-from dnnc.passes.schedule.problem import Template
 
 Array = np.ndarray[Any, Any]
 
@@ -30,22 +27,10 @@ class ReferenceBackend(Backend):
     stages = ("graph",)
     any_sizes = True
     compiles = False
-    text = "reference"
-    code_version = ""
 
     def __init__(self, target: Target, threads: int | None = None) -> None:
         if target.options:
             raise TargetError(f"target={str(target)!r}: the interpreter has no options")
-        self.target = None
-
-    def facts(self, numerics: str) -> TargetFacts:
-        return NO_FACTS
-
-    def templates(self, numerics: str, rounded: bool = False) -> Sequence[Template]:
-        return ()
-
-    def build(self, scheduled: ScheduledGraph, job: BuildJob) -> Program:
-        raise UnsupportedError("the target reference has no kernels")
 
     def interpret(self, graph: Graph, precision: str | None, outputs: Sequence[str]) -> InterpretedProgram:
         return InterpretedProgram(stored(graph, precision), precision, tuple(outputs))

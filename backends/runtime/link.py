@@ -278,10 +278,25 @@ def _bytes(v: Value) -> int:
     return n
 
 
+def in_words(c: Control) -> str:
+    """A loop or branch as a sentence, for backends whose control flow has no text."""
+    if not isinstance(c, Loop):
+        return f"{c.symbol}: {len(c.then)} calls if the condition holds, else {len(c.other)}\n"
+    end = "" if c.condition is None else " while the condition holds"
+    often = (
+        "as often as asked"
+        if c.length is None
+        else f"{c.length} times"
+        if c.trips is None
+        else f"as often as asked, {c.length} times at most"
+    )
+    return f"{c.symbol}: {len(c.body)} calls, {often}{end}\n"
+
+
 def link(
     scheduled: ScheduledGraph,
     symbols: Mapping[str, str],
-    control_text: Callable[[Control], str],
+    control_text: Callable[[Control], str] = in_words,
     parameters: bool = False,
 ) -> Program:
     """A scheduled graph as a program that has no machine code yet.

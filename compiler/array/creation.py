@@ -15,6 +15,7 @@ from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
 from dnnc.array.promotion import DEFAULTS, DType, dtype_of, promoted, real_of
 from dnnc.array.sizes import size, symbolic
+from dnnc.backends.runtime.arrays import is_device_array
 from dnnc.ir.dtype import from_numpy, i64
 from dnnc.ir.errors import a_type
 
@@ -73,7 +74,6 @@ def _lies_on_device(obj: Any) -> bool:
     """Is it an array of another library on a CUDA device?"""
     if isinstance(obj, (np.ndarray, np.generic, list, tuple, *NUMBERS)):
         return False
-    from dnnc.backends.runtime.arrays import is_device_array
 
     return is_device_array(obj)
 

@@ -23,8 +23,9 @@ from dnnc.array.sizes import Size
 from dnnc.ir import te
 from dnnc.ir.errors import DnncError, InputError, ShapeError
 from dnnc.ir.expr import Var, free
-from dnnc.ir.graph.builder import normal
-from dnnc.ir.graph.text import read_definition, show_definition
+from dnnc.ir.graph.attributes import normal
+from dnnc.ir.graph.show import show_definition
+from dnnc.ir.graph.text import read_definition
 from dnnc.ir.loops.text import parse_kernel
 from dnnc.ir.lru import LRU
 from dnnc.ir.op import OpDef

@@ -30,7 +30,6 @@ from dnnc.memory import check_fits, check_possible
 from dnnc.options import CompileOptions, cache_folder, make_options
 from dnnc.passes.analysis.segments import needs_host
 from dnnc.passes.base import PassManager
-from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.planning.ladder import built
 from dnnc.passes.planning.program import KnownGroups, Planner
 from dnnc.passes.planning.program import Program as ScheduledGraph
@@ -87,7 +86,7 @@ class ExpressionCompiler:
             program = self._kept(key)
             if program is None:
                 graph = make()
-                PassManager().run(graph, LEVELS[self.opts.opt_level], self.context)
+                PassManager().run(graph, self.backend.passes(self.opts.opt_level), self.context)
                 program = self._program(graph, key)
             return program
 
@@ -106,7 +105,7 @@ class ExpressionCompiler:
         if self.place is not None:
             self.place.ask_for(sum(n for v in graph.outputs if isinstance(n := v.type.nbytes, int)))
         original = graph.copy()
-        PassManager().run(graph, LEVELS[self.opts.opt_level], self.context)
+        PassManager().run(graph, self.backend.passes(self.opts.opt_level), self.context)
         if needs_host(graph) or has_control(graph):  # that a pass has made
             return self._as_model(original)
         return self._program(graph, key) or self._as_model(original)

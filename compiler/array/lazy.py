@@ -29,7 +29,8 @@ from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.graph.builder import complete, infer
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import infer
 from dnnc.ir.lru import LRU
 from dnnc.ir.op import Cost, OpDef, Trait
 from dnnc.ir.ops import OPS

@@ -200,6 +200,6 @@ def _with_programs(
 
 def _reread(saved: Restored, options: CompileOptions, shapes: Sequence[tuple[int, ...]]) -> Any:
     """The executable for sizes of which some are 0: the import takes symbolic sizes to be at least 1."""
-    from dnnc.driver import rereader
+    from dnnc.driver import rereader  # loads the importer
 
     return rereader(saved.onnx_model(), options, None)({}, dict(zip(saved.model.inputs, shapes)))

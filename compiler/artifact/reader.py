@@ -96,7 +96,7 @@ class Restored:
 
     def onnx_model(self) -> Any:
         """The same as a ModelProto."""
-        from dnnc.frontends.onnx.serialize import put_together
+        from dnnc.frontends.onnx.serialize import put_together  # loads onnx
 
         return put_together(*self.onnx())
 
@@ -208,7 +208,7 @@ class Restored:
         """Gives what the compilation of a program told, but for times, which a file does not keep."""
 
         def read() -> ProgramReport:
-            from dnnc.passes.base import PassRecord
+            from dnnc.passes.base import PassRecord  # loads passes, which a saved model does without
 
             r = p.report
             passes = tuple(PassRecord(x.name, 0.0, x.nodes_before, x.nodes_after, x.changed, x.notes) for x in r.passes)

@@ -21,14 +21,13 @@ from dnnc.cli.options import (
     Precision,
     PrecisionOption,
     Seed,
-    Stage,
     Target,
     TaskPattern,
     Tune,
     Verbose,
     compiles,
 )
-from dnnc.cli.values import choice, number, one_of, whole
+from dnnc.cli.values import number, whole
 
 if TYPE_CHECKING:
     from dnnc.cli.models import Job
@@ -282,8 +281,9 @@ def profile(
 def inspect(
     model: Model,
     stage: Annotated[
-        Stage, typer.Option("--stage", "-s", metavar=one_of(Stage), parser=choice(Stage), help="Which text.")
-    ] = Stage.graph,
+        str,
+        typer.Option("--stage", "-s", help="graph, operator, or a language of the target: llvm and asm, cuda and ptx."),
+    ] = "graph",
     kernel: Annotated[
         str | None,
         typer.Option(
@@ -316,7 +316,7 @@ def inspect(
 
     sizes = parse_dims(dims or ())
     options = CompileOptions(target, precision.option, numerics.value, sizes, opt_level=int(opt_level.value), tune=tune)
-    inspect_command(model, View(stage.value, kernel, naive, locs), options, as_json)
+    inspect_command(model, View(stage.lower(), kernel, naive, locs), options, as_json)
 
 
 @app.command("opt", epilog='Example:  dnnc opt g.py -p "fold,cse,dce,fuse" --print-after-all')

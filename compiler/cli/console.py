@@ -19,7 +19,7 @@ from dnnc.report.tables import plain_text
 
 BAR_AFTER = 1.0  # seconds
 HIGHLIGHTED = 400_000  # characters; colouring more takes longer than making it
-LEXERS = {"graph": "python", "operator": "python", "llvm": "llvm", "asm": "gas", "cuda": "cuda", "ptx": "ptx"}
+LEXERS = {"graph": "python", "operator": "python", "asm": "gas"}  # those of other stages have the stage's name
 
 
 def show_tables(tables: Iterable[Table]) -> None:
@@ -52,7 +52,9 @@ def show_code(text: str, stage: str) -> None:
         return
     from rich.syntax import Syntax
 
-    code = Syntax("", LEXERS[stage], theme="ansi_dark", background_color="default").highlight(text.rstrip("\n"))
+    code = Syntax("", LEXERS.get(stage, stage), theme="ansi_dark", background_color="default").highlight(
+        text.rstrip("\n")
+    )
     console.print(code, soft_wrap=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from dnnc.backends.registry import backend_class, names
+from dnnc.backends.registry import availability, names
 from dnnc.backends.runtime.kernel_cache import KernelCache, unwritable
 from dnnc.cli.arguments import parse_cache
 from dnnc.cli.console import show_json, show_tables
@@ -19,7 +19,7 @@ from dnnc.report.tables import Table, show_bytes
 
 def targets_command(as_json: bool) -> None:
     """What this machine can compile for, and why not for the others."""
-    found = [backend_class(name).availability() for name in names()]
+    found = [availability(name) for name in names()]
     if as_json:
         show_json(found)
         return

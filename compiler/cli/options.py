@@ -20,15 +20,6 @@ class Verify(str, Enum):
     none = "none"
 
 
-class Stage(str, Enum):
-    graph = "graph"
-    operator = "operator"
-    llvm = "llvm"
-    asm = "asm"
-    cuda = "cuda"
-    ptx = "ptx"
-
-
 class Numerics(str, Enum):
     strict = "strict"
     standard = "standard"

@@ -25,6 +25,7 @@ from dnnc.cli.errors import say
 from dnnc.cli.models import Job, need_source
 from dnnc.cli.outputs import LOGS, check_output, read_by
 from dnnc.report.tables import Table, show_seconds
+from dnnc.report.tuning import needed
 from dnnc.tune_session import Tuned, tune
 
 UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -71,8 +72,6 @@ def tune_command(job: Job, effort: Effort, as_json: bool) -> None:
     budget, devices = parse_budget(effort.budget), parse_devices(effort.devices)
     check_output(log, LOGS, read_by(job.model), option="--log")
     if effort.report:
-        from dnnc.report.tuning import needed
-
         check_output(effort.report, (".html", ".htm"), (log, *read_by(job.model)), option="--report")
 
         needed()  # before the time is spent

@@ -19,6 +19,7 @@ from dnnc.export.movement import MOVEMENT
 from dnnc.export.regions import REGIONS, chains
 from dnnc.export.rest import REST
 from dnnc.export.writer import Model, Names, Writer, value_info
+from dnnc.frontends.trace import trace
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, UnsupportedError, a_type, locations
 from dnnc.ir.graph import Graph, Node, Value
@@ -90,8 +91,6 @@ def _source(model: Any, inputs: Any) -> tuple[Graph, tuple[Sequence[str], Sequen
             found = model.frozen()
         return found, names
     if callable(model):
-        from dnnc.frontends.trace import trace
-
         if inputs is None:
             raise InputError("to_onnx of a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array")
         return _source(trace(model, **inputs) if isinstance(inputs, Mapping) else trace(model, *inputs), None)

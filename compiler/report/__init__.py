@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 from dnnc.ir.errors import count
+from dnnc.report.tables import plain_text, report_tables
 
 if TYPE_CHECKING:
     from dnnc.passes.base import PassRecord
     from dnnc.signature import TensorSpec
 
 LADDER = "schedule ladder"  # the record of what had to be scheduled or grouped in another way
-STAGES = ("passes", "compile", "check", "link")  # of a program, in this order
 Count = Union[int, str]  # a number, or its expression in symbolic dims
 
 
@@ -127,8 +127,6 @@ class Report:
         return f"<Report of {self.name[:60]} for {self.target[:60]}: {count(kernels, 'kernel')}; print it>"
 
     def __str__(self) -> str:
-        from dnnc.report.tables import plain_text, report_tables
-
         return plain_text(report_tables(self))
 
 

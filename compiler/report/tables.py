@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from dnnc.ir.errors import count
-from dnnc.report import STAGES, Count, KernelReport, ProgramReport, Report
 from dnnc.report.layout import Table, aligned
 
+if TYPE_CHECKING:
+    from dnnc.report import Count, KernelReport, ProgramReport, Report
+
+STAGES = ("passes", "compile", "check", "link")  # of a program, in this order
 SHOWN_KERNELS = 20  # of a program; --json has all of them
 SHOWN_NODES = 2
 SHOWN_NOTES = 10

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.errors import InputError, UnsupportedError
+from dnnc.report.bench_tables import bench_tables
+from dnnc.report.tables import plain_text
 from dnnc.tools.peers import PEERS, Engine, check_installed, error, several, version
 from dnnc.tools.timing import Times, alternate, percentiles, ratios
 
@@ -86,8 +88,6 @@ class Bench:
         return f"<Bench of {self.model[:80]}: {', '.join(e.name for e in self.engines)}; print it>"
 
     def __str__(self) -> str:
-        from dnnc.report.bench_tables import bench_tables
-        from dnnc.report.tables import plain_text
 
         return plain_text(bench_tables(self))
 

@@ -31,7 +31,6 @@ from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
 from dnnc.passes.base import Pass, PassContext, PassManager
 from dnnc.passes.lower.nests import group_inputs
-from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.planning.program import AnyStep, Body, ControlStep, Step
 from dnnc.passes.planning.program import Program as ScheduledGraph
 from dnnc.tools.accuracy import first_difference
@@ -163,7 +162,7 @@ def find_pass(graph: Graph, inputs: Sequence[Array], options: CompileOptions, ba
     """The first pass that changes what a graph computes."""
     ctx = context_of(options, backend)
     g = graph.copy()
-    for p in LEVELS[options.opt_level]:
+    for p in backend.passes(options.opt_level):
         before = g.copy()
         PassManager().run(g, [p], ctx)
         message = _changed(before, g, inputs, options)

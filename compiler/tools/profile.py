@@ -21,6 +21,8 @@ from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.report import KernelReport, ProgramReport
+from dnnc.report.profile_tables import profile_tables
+from dnnc.report.tables import plain_text
 
 if TYPE_CHECKING:
     from dnnc.executable import Executable
@@ -102,8 +104,6 @@ class Profile:
 
     def text(self, detail: bool = False) -> str:
         """As tables; with `detail` also every call in the order of the program."""
-        from dnnc.report.profile_tables import profile_tables
-        from dnnc.report.tables import plain_text
 
         return plain_text(profile_tables(self, detail))
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+import dnnc
 from dnnc.backends.registry import backend_class
 from dnnc.compile_graph import compile_graph
-from dnnc.driver import compile as compile_model
 from dnnc.frontends.torch.export import Fixed, Program, examples, exported, read_program
 from dnnc.frontends.torch.importer import Output
 from dnnc.frontends.torch.tensors import array_of, tensor_of
@@ -175,7 +175,7 @@ def compile_module(
     names = [v.name for v in program.graph.inputs]
     if opts.tune is not None and not isinstance(opts.tune, str):
         graph, _ = constant(program.graph, names, {n: array_of(t) for n, t in program.parameters.items()})
-        return TorchProgram(program, compile_model(graph, progress, **options))
+        return TorchProgram(program, dnnc.compile(graph, progress, **options))
     return TorchProgram(program, bind(program.graph, names, program.parameters, opts, progress))
 
 

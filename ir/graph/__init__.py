@@ -1,5 +1,6 @@
 """Graph IR: values, nodes and graphs, their text form, verifier and interpreter."""
 
+from dnnc.ir.graph import show as show  # graphs print themselves
 from dnnc.ir.graph.core import Copies as Copies
 from dnnc.ir.graph.core import Graph as Graph
 from dnnc.ir.graph.core import Node as Node

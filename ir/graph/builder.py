@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.dtype import DType
-from dnnc.ir.errors import InternalError, Loc, ShapeError, UnsupportedError, a_type, locations
+from dnnc.ir.errors import Loc, ShapeError, UnsupportedError, locations
 from dnnc.ir.expr import Expr, unwrap
-from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.op import Attrs, OpDef
-from dnnc.ir.types import Layout, TensorType
+from dnnc.ir.graph.attributes import complete, show_attrs
+from dnnc.ir.graph.core import Graph, Node, Value
+from dnnc.ir.op import Attrs, OpDef, known_ops
+from dnnc.ir.types import TensorType
 
 
 class Builder:
@@ -38,9 +40,7 @@ class Builder:
     def ops(self) -> Mapping[str, OpDef]:
         """The known ops by name."""
         if self._ops is None:
-            from dnnc.ir.ops import OPS  # op records need this module for their decompositions
-
-            self._ops = OPS
+            self._ops = known_ops()
         return self._ops
 
     def op(self, op: str | OpDef, /, *operands: Any, **attrs: Any) -> Any:
@@ -95,46 +95,9 @@ def find_op(ops: Mapping[str, OpDef], name: str) -> OpDef:
     """The record of an op. UnsupportedError with similar names if there is none."""
     found = ops.get(name)
     if found is None:
-        import difflib
-
         near = difflib.get_close_matches(name, ops, 3)
         raise UnsupportedError(f"there is no op {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
     return found
-
-
-@functools.lru_cache(maxsize=1024)
-def defaults(op: OpDef) -> dict[str, Any]:
-    """The attributes that an op's type rule gives a default for."""
-    kinds = (inspect.Parameter.KEYWORD_ONLY,)
-    return {
-        p.name: normal(p.default)
-        for p in inspect.signature(op.type).parameters.values()
-        if p.kind in kinds and p.default is not p.empty
-    }
-
-
-def complete(op: OpDef, attrs: Attrs) -> Attrs:
-    """All attributes in normal form: those given, in that order, then the defaults of the others."""
-    full = {k: normal(v) for k, v in attrs.items()}
-    for k, v in defaults(op).items():
-        if k not in full:
-            full[k] = v
-    return full
-
-
-def normal(a: Any) -> Any:
-    """An attribute as the IR keeps it: tuples for lists, Python numbers for NumPy's and for constant dims."""
-    if a is None or isinstance(a, (bool, int, float, str, DType, Layout, TensorType, Graph)):
-        return float(a) if isinstance(a, np.floating) else a  # np.float64 is a float
-    if isinstance(a, (tuple, list)):
-        return tuple(map(normal, a))
-    if isinstance(a, Expr):
-        return unwrap(a)
-    if isinstance(a, np.generic):
-        return normal(a.item())
-    if isinstance(getattr(a, "dim", None), Expr):  # a size as users hold it
-        return normal(a.dim)
-    raise InternalError(f"an attribute cannot be {a_type(a)}: {a!r}; arrays are operands (constants)")
 
 
 def infer(op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, locs: tuple[Loc, ...] = ()) -> list[TensorType]:
@@ -172,8 +135,6 @@ def _normal_type(t: TensorType) -> TensorType:
 
 
 def _context(op: OpDef, types: Sequence[TensorType | None], attrs: Attrs, locs: tuple[Loc, ...], message: str) -> str:
-    from dnnc.ir.graph.text import show_attrs
-
     shown = ", ".join(map(str, types))
     given = show_attrs(op, attrs)
     return f"{op.name}({shown}{', ' + given if given else ''}){locations(locs)}: {message}"

@@ -13,7 +13,7 @@ import numpy as np
 from dnnc.ir.dtype import BY_NAME, DType, from_numpy
 from dnnc.ir.errors import ModelError
 from dnnc.ir.files import replacing
-from dnnc.ir.graph import Graph
+from dnnc.ir.graph.core import Graph
 from dnnc.ir.types import TensorType
 
 Array = np.ndarray[Any, Any]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import keyword
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -43,6 +43,14 @@ class Variance(IntEnum):
     @property
     def call_invariant(self) -> bool:
         return self <= Variance.REFIT
+
+
+class Printer:
+    """How graphs become text. `dnnc.ir.graph.show`, which needs the classes below, fills it in."""
+
+    graph: Callable[[Graph, bool], str]
+    node: Callable[[Node], str]
+    structure: Callable[[Graph], Iterator[str]]
 
 
 class Value:
@@ -105,9 +113,7 @@ class Node:
                 yield a
 
     def __repr__(self) -> str:
-        from dnnc.ir.graph.text import show_node
-
-        return show_node(self)
+        return Printer.node(self)
 
 
 class Graph:
@@ -407,18 +413,14 @@ class Graph:
 
     def structural_hash(self) -> str:
         """sha256 of all but names and locations: equal for graphs with the same nodes in the same order."""
-        from dnnc.ir.graph.text import structure
-
         h = hashlib.sha256()
-        for line in structure(self):
+        for line in Printer.structure(self):
             h.update(line.encode())
         return h.hexdigest()
 
     def text(self, locs: bool = False) -> str:
         """Return the text that `dnnc.ir.graph.text.parse` reads back; `locs` adds comments with origins."""
-        from dnnc.ir.graph.text import show_graph
-
-        return show_graph(self, locs)
+        return Printer.graph(self, locs)
 
     def __repr__(self) -> str:
         took, gave = (", ".join(f"{v.name}: {v.type}" for v in some) for some in (self.inputs, self.outputs))

@@ -15,8 +15,8 @@ import numpy as np
 from dnnc.ir.dtype import DType, f64
 from dnnc.ir.errors import InputError, InternalError, locations
 from dnnc.ir.expr import Expr
-from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.core import Graph, Node, Value
 from dnnc.ir.op import Trait
 from dnnc.ir.shapes import Bindings, as_env, bind_dims, bind_shape, resolve
 from dnnc.ir.types import TensorType

@@ -18,63 +18,24 @@ An attribute that has the default of its op's type rule is not printed.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from dnnc.ir import te
 from dnnc.ir.dtype import BY_NAME, DType, i64
 from dnnc.ir.encodings import parse_encoding
-from dnnc.ir.errors import DnncError, Loc, ParseError, UnsupportedError, count
-from dnnc.ir.expr import Expr, Var, const, dim, free, op, unwrap, var
-from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.graph.builder import Builder, defaults, find_op
-from dnnc.ir.graph.constant_text import inline, load_constants, read_inline, read_literal, save_constants
-from dnnc.ir.op import Attrs, OpDef, Trait
-from dnnc.ir.te.syntax import Reader, read_op, show_op
+from dnnc.ir.errors import DnncError, ParseError, UnsupportedError, count
+from dnnc.ir.expr import Expr, Var, const, dim, op, unwrap, var
+from dnnc.ir.graph.builder import Builder, find_op
+from dnnc.ir.graph.constant_text import read_inline, read_literal
+from dnnc.ir.graph.core import Graph, Node, Value
+from dnnc.ir.op import OpDef, known_ops
+from dnnc.ir.te.syntax import Reader, read_op
 from dnnc.ir.types import Dim, Encoding, Layout, TensorType, parse_layout
 
 Order = TypeVar("Order", Layout, Encoding)
-WIDTH = 150  # longer signatures get one line per parameter
-
-# --- printing ---------------------------------------------------------------------------------------------------------
-
-
-def show_graph(g: Graph, locs: bool = False) -> str:
-    """The text of a graph; `locs` adds comments that say where nodes come from."""
-    facts = [line for v in all_dims(g).values() if (line := _show_dim(v))]
-    texts, called = definitions(g)
-    return "".join(facts) + "".join(texts.values()) + "".join(_show_def(g, g.name, "", locs, called))
-
-
-def definitions(g: Graph) -> tuple[dict[str, str], dict[Any, str]]:
-    """The definitions of the ops of a graph and its subgraphs that are not dnnc's own, by name, and what their nodes
-    are called: by the op's name, numbered where a pass has given other types to one of its nodes.
-    """
-    texts: dict[str, str] = {}
-    called: dict[Any, str] = {}
-    for n in every_node(g):
-        if Trait.CUSTOM not in n.op.traits or n.op.compute is None:
-            continue
-        given = [None if v is None else te.placeholder(v.name, v.type.dtype, v.type.shape) for v in n.inputs]
-        made = n.op.compute(*given, **n.attrs)
-        outputs = made if isinstance(made, tuple) else (made,)
-        for k in range(len(texts) + 1):
-            name = f"{n.op.name}_{k}" if k else n.op.name
-            text = show_op(name, [t for t in given if t is not None], outputs)
-            if texts.setdefault(name, text) == text:
-                called[n] = name
-                break
-    return texts, called
-
-
-def show_definition(name: str, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> str:
-    """The definition of an op by tensor expressions, with what is known of the sizes in it in front."""
-    every = [d for t in (*inputs, *te.stages(outputs)) for d in t.shape]
-    facts = {v.name: line for d in every for v in free(d) if (line := _show_dim(v))}
-    return "".join(facts[n] for n in sorted(facts)) + show_op(name, inputs, outputs)
 
 
 def read_definition(text: str) -> OpDef:
@@ -86,130 +47,6 @@ def read_definition(text: str) -> OpDef:
     if not isinstance(d, ast.FunctionDef):
         _fail(d, "expected the definition of an op")
     return read_op(d, Reader(p.type, p.dims))
-
-
-def every_node(g: Graph) -> Iterator[Node]:
-    """The nodes of a graph and its subgraphs."""
-    for n in g.nodes():
-        for s in n.subgraphs():
-            yield from every_node(s)
-        yield n
-
-
-def all_dims(g: Graph) -> dict[str, Var]:
-    """The dims of a graph and its subgraphs."""
-    out = dict(g.dims)
-    for n in g.nodes():
-        for s in n.subgraphs():
-            for name, v in all_dims(s).items():
-                out.setdefault(name, v)
-    return out
-
-
-def _show_dim(v: Var) -> str:
-    if v is dim(v.name):
-        return ""
-    parts = [str(v.lo)] + ([str(v.hi)] if v.hi is not None or v.div != 1 else []) + ([str(v.div)] if v.div != 1 else [])
-    return f"{v.name}: dim[{', '.join(parts)}]\n"
-
-
-def _show_def(g: Graph, name: str, pad: str, locs: bool, called: Mapping[Any, str]) -> Iterator[str]:
-    params = [f"{v.name}: {v.type}" for v in g.inputs]
-    if g.constants or g.parameters:
-        params += ["*", *(f"{v.name}: {v.type}" for v in g.parameters)]
-        params += [f"{v.name}: {v.type} = {_show_constant(g, v)}" for v in g.constants]
-    one = f"{pad}def {name}({', '.join(params)}):\n"
-    yield (
-        one if len(one) <= WIDTH else f"{pad}def {name}(\n" + "".join(f"{pad}    {p},\n" for p in params) + f"{pad}):\n"
-    )
-    inner = pad + "    "
-    for n in g.nodes():
-        names = _subgraph_names(n)
-        for s, title in names.items():
-            yield from _show_def(s, title, inner, locs, called)
-        where = _comment(n.locs) if locs else ""
-        yield f"{inner}{_show_statement(n, names, called.get(n, n.op.name))}{where}\n"
-    yield f"{inner}return {', '.join(v.name for v in g.outputs)}".rstrip() + "\n"
-
-
-def _show_constant(g: Graph, v: Value) -> str:
-    return inline(g.constants[v], v.type.dtype) or f'const("{g.digest(v)}")'
-
-
-def _comment(locs: tuple[Loc, ...]) -> str:
-    shown = "; ".join(dict.fromkeys(" ".join(str(x).split()) for x in locs))
-    return "  # " + "".join(c if c.isprintable() else "?" for c in shown) if shown else ""
-
-
-def _subgraph_names(n: Node) -> dict[Graph, str]:
-    """What the subgraphs of a node are called in its text: their names, numbered where two of them agree."""
-    out: dict[Graph, str] = {}
-    for s in n.subgraphs():
-        if s not in out:
-            name = next(x for k in range(len(out) + 1) if (x := f"{s.name}_{k}" if k else s.name) not in out.values())
-            out[s] = name
-    return out
-
-
-def show_node(n: Node) -> str:
-    """The statement of a node."""
-    return _show_statement(n, _subgraph_names(n), n.op.name)
-
-
-def _show_statement(n: Node, names: Mapping[Graph, str], called: str) -> str:
-    args = [v.name if v is not None else "None" for v in n.inputs]
-    attrs = show_attrs(n.op, n.attrs, names)
-    call = f"{called}({', '.join([*args, attrs] if attrs else args)})"
-    if len(n.outputs) == 1:
-        return f"{n.outputs[0].name}: {n.outputs[0].type} = {call}"
-    return f"({', '.join(o.name for o in n.outputs)}) = {call} @ ({', '.join(str(o.type) for o in n.outputs)})"
-
-
-def show_attrs(op: OpDef, attrs: Attrs, names: Mapping[Graph, str] | None = None) -> str:
-    """`axis=-1, keepdims=False`: the attributes that are not the defaults."""
-    usual = defaults(op)
-    shown = ((k, show_attr(a, names or {})) for k, a in attrs.items())
-    return ", ".join(f"{k}={s}" for k, s in shown if k not in usual or s != show_attr(usual[k], {}))
-
-
-def show_attr(a: Any, names: Mapping[Graph, str]) -> str:
-    """An attribute as text; the same text means the same attribute."""
-    if isinstance(a, tuple):
-        return f"({', '.join(show_attr(x, names) for x in a)}{',' if len(a) == 1 else ''})"
-    if isinstance(a, Layout):
-        return f'layout("{a}")'
-    if isinstance(a, Graph):
-        return names.get(a, a.name)
-    return str(a) if isinstance(a, (DType, TensorType)) else repr(a)
-
-
-def attrs_key(n: Node) -> tuple[tuple[str, str], ...]:
-    """Key of an attribute, by its text: 1, 1.0 and True differ, as 0.0 and -0.0 do; subgraphs by structure."""
-    names = {s: s.structural_hash() for s in n.subgraphs()}
-    return tuple((k, show_attr(a, names)) for k, a in sorted(n.attrs.items()))
-
-
-def structure(g: Graph) -> Iterator[str]:
-    """What the structural hash covers, line by line: values by number, subgraphs and constants by hash."""
-    numbers: dict[Value | None, int] = {None: -1}
-
-    def number(v: Value) -> str:
-        return f"{numbers.setdefault(v, len(numbers))}:{v.type}\n"
-
-    for x in all_dims(g).values():
-        yield _show_dim(x)
-    yield from definitions(g)[0].values()
-    yield from map(number, g.inputs)
-    for v in g.constants:
-        yield f"const {g.digest(v)} {number(v)}"
-    for v, held in g.parameters.items():
-        yield f"parameter {held.name} {number(v)}"
-    for n in g.nodes():
-        names = {s: s.structural_hash() for s in n.subgraphs()}
-        attrs = ", ".join(f"{k}={show_attr(n.attrs[k], names)}" for k in sorted(n.attrs))
-        yield f"{n.op.name} {[numbers.get(v, -2) for v in n.inputs]} {attrs}\n"
-        yield from map(number, n.outputs)
-    yield f"return {[numbers.get(v, -2) for v in g.outputs]} {sorted(g.donated.items()) or ''}\n"
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------
@@ -290,12 +127,11 @@ class _Parser:
 
     def define(self, d: ast.FunctionDef) -> None:
         """An op's definition: graphs that follow know the op."""
-        from dnnc.ir.ops import OPS
-
-        if d.name in OPS or d.name in self.defined:
-            _fail(d, f"{d.name} is an op of dnnc's own" if d.name in OPS else f"{d.name} is defined twice")
+        known = known_ops()
+        if d.name in known or d.name in self.defined:
+            _fail(d, f"{d.name} is an op of dnnc's own" if d.name in known else f"{d.name} is defined twice")
         self.defined.add(d.name)
-        self.ops = {**(OPS if self.ops is None else self.ops), d.name: read_op(d, Reader(self.type, self.dims))}
+        self.ops = {**(known if self.ops is None else self.ops), d.name: read_op(d, Reader(self.type, self.dims))}
 
     def function(self, d: ast.FunctionDef, outer: Mapping[str, Graph], facts: Sequence[Var] = ()) -> Graph:
         g = Graph(d.name)
@@ -544,16 +380,3 @@ def _elements(a: ast.expr) -> list[ast.expr]:
 def is_reserved(name: str) -> bool:
     """Does a name mean something else in texts than a size?"""
     return name in BY_NAME or name in _NUMBERS or name in ("dim", "min", "max", "select", "layout", "const")
-
-
-__all__ = [
-    "all_dims",
-    "load_constants",
-    "parse",
-    "save_constants",
-    "show_attr",
-    "show_attrs",
-    "show_graph",
-    "show_node",
-    "structure",
-]

@@ -9,8 +9,8 @@ from typing import Any
 from dnnc.ir.dtype import DType
 from dnnc.ir.errors import DnncError, VerifyError, count, locations
 from dnnc.ir.expr import Expr, Var, free
-from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import infer
+from dnnc.ir.graph.core import Graph, Node, Value
 from dnnc.ir.types import Layout, TensorType
 
 

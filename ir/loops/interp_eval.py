@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, show_at
 from dnnc.ir.loops import interp_gpu, interp_hopper
 from dnnc.ir.loops.interp_memory import Memory, View
 from dnnc.ir.loops.interp_races import Iterations, Team
 from dnnc.ir.loops.interp_values import KernelError, column, constant, linear, operate, tidy, uniform
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.stmt import Buffer
-from dnnc.ir.loops.text import show_at
 
 Array = Any
 

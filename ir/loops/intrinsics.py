@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import erf
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ class Intrinsic:
 
 
 def _erf(x: Array) -> Array:
-    from math import erf
 
     return np.vectorize(erf, otypes=[np.float64])(x)
 

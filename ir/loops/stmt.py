@@ -24,6 +24,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, ref, substitute, unwrap, value, var, walk
+from dnnc.ir.loops.intrinsics import TABLE
 
 LOOP_KINDS = tuple("range unroll vector parallel block.x block.y block.z cluster thread.x warp lane".split())
 SPACES = ("global", "register", "local", "shared")
@@ -371,8 +372,6 @@ class Builder:
 
 def call(name: str, *args: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
     """An intrinsic as an expression; its record gives the result type."""
-    from dnnc.ir.loops.intrinsics import TABLE
-
     record = TABLE.get(name)
     if record is not None and record.type is not None:
         dtype, lanes = record.type(*(const(a) for a in args))

@@ -8,26 +8,7 @@ from typing import Any
 
 from dnnc.ir.dtype import BY_NAME, DType, boolean, f32, i64
 from dnnc.ir.errors import ParseError
-from dnnc.ir.expr import (
-    COMPARE,
-    Const,
-    Expr,
-    Linear,
-    Load,
-    Op,
-    Product,
-    Ref,
-    Var,
-    cast,
-    const,
-    load,
-    logical_not,
-    op,
-    ref,
-    unwrap,
-    value,
-    var,
-)
+from dnnc.ir.expr import Expr, Load, Var, cast, const, load, logical_not, op, ref, show, show_at, unwrap, value, var
 from dnnc.ir.loops.intrinsics import TABLE, cast_target
 from dnnc.ir.loops.sharing import with_names
 from dnnc.ir.loops.stmt import (
@@ -50,63 +31,7 @@ from dnnc.ir.loops.stmt import (
     loop_var,
 )
 
-_PREC = {"|": 1, "^": 2, "&": 3, "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6} | dict.fromkeys(COMPARE, 0)
-
-
 # --- printing ---------------------------------------------------------------------------------------------------------
-
-
-def show(e: Expr, outer: int = -1) -> str:
-    """An expression as text; `outer` is the precedence of what stands around it."""
-    if isinstance(e, Var):
-        return e.name
-    if isinstance(e, Const):
-        return _literal(e)
-    if isinstance(e, Load):
-        return show_at(e.buf, e.idx, e.lanes, e.limit)
-    if isinstance(e, Ref):
-        return f"addr({show_at(e.buf, e.idx, e.lanes, None)})"
-    if isinstance(e, Linear):
-        return _parens(_show_linear(e), 5, outer)
-    if isinstance(e, Product):
-        return _parens("*".join(show(f, 7) for f in e.factors), 6, outer)
-    assert isinstance(e, Op)
-    if e.name == "not":
-        return _parens(f"not {show(e.args[0], 0)}", -1, outer)
-    p = _PREC.get(e.name)
-    if p is None or len(e.args) != 2:
-        return f"{e.name}({', '.join(show(a) for a in e.args)})"
-    return _parens(f"{show(e.args[0], p + (p == 0))} {e.name} {show(e.args[1], p + 1)}", p, outer)
-
-
-def _parens(s: str, inner: int, outer: int) -> str:
-    return f"({s})" if inner < outer else s
-
-
-def _literal(e: Const) -> str:
-    if e.dtype.kind == "b":
-        return str(e.value)
-    s = repr(e.value)
-    if e.dtype is i64 or (e.dtype is f32 and "n" not in s):
-        return s
-    return f"{e.dtype}({s})"
-
-
-def _show_linear(e: Linear) -> str:
-    out = ""
-    for t, c in e.terms:  # `-a // 2` would be read as `(-a) // 2`: a leading minus takes parentheses
-        body = show(t, 6 if out or c > 0 else 7) if abs(c) == 1 else f"{abs(c)}*{show(t, 7)}"
-        out += f" {'-' if c < 0 else '+'} {body}" if out else ("-" if c < 0 else "") + body
-    return out + (f" {'-' if e.const < 0 else '+'} {abs(e.const)}" if e.const else "")
-
-
-def show_at(buf: Buffer, idx: tuple[Expr, ...], lanes: int, limit: Expr | None) -> str:
-    parts = [show(i) for i in idx]
-    if lanes > 1 and (
-        limit is not None or not any(i.lanes > 1 for i in idx)
-    ):  # a gather that is whole needs no number of lanes
-        parts[-1] += f":+{lanes}" + (f":{show(limit)}" if limit is not None else "")
-    return f"{buf.name}[{', '.join(parts) or '()'}]"
 
 
 def show_buffer(b: Buffer) -> str:
@@ -369,4 +294,4 @@ class ExpressionParser:
         return self._parser.expr(n, want)
 
 
-__all__ = ["ExpressionParser", "parse_kernel", "show", "show_at", "show_kernel", "show_stmt", "unwrap"]
+__all__ = ["ExpressionParser", "parse_kernel", "show_kernel", "show_stmt", "unwrap"]

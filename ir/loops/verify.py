@@ -24,6 +24,8 @@ from dnnc.ir.expr import (
     load,
     logical_not,
     op,
+    show,
+    show_at,
     substitute,
     terms,
     value,
@@ -48,7 +50,7 @@ from dnnc.ir.loops.stmt import (
     exprs,
     walk_stmts,
 )
-from dnnc.ir.loops.text import show, show_at, show_stmt
+from dnnc.ir.loops.text import show_stmt
 
 MAX_STATEMENTS = 300
 SHARED_LIMIT = 227 * 1024

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.dtype import boolean, i64
-from dnnc.ir.graph import Graph
+from dnnc.ir.graph.core import Graph
 from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.types import Dim, TensorType
 

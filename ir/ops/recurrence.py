@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.core import Graph, Value
 from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.types import Dim, TensorType, product

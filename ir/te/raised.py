@@ -33,6 +33,7 @@ from dnnc.ir.expr import (
     load,
     op,
     rebuild,
+    show,
     substitute,
     terms,
     unwrap,
@@ -124,8 +125,6 @@ class _Raiser:
         self.results: dict[Buffer, Tensor] = {}
 
     def fail(self, s: Stmt | Expr, message: str) -> NoReturn:
-        from dnnc.ir.loops.text import show
-
         shown = (
             f"`{s.buf.name}[...] = {show(s.value)}`"
             if isinstance(s, Store)

@@ -21,9 +21,24 @@ from dnnc.ir import te
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType
 from dnnc.ir.errors import ParseError, ShapeError
-from dnnc.ir.expr import Const, Expr, Load, Var, children, const, free, load, rebuild, substitute, unwrap, var, walk
+from dnnc.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Var,
+    children,
+    const,
+    free,
+    load,
+    rebuild,
+    show,
+    substitute,
+    unwrap,
+    var,
+    walk,
+)
 from dnnc.ir.loops.stmt import Buffer
-from dnnc.ir.loops.text import ExpressionParser, show
+from dnnc.ir.loops.text import ExpressionParser
 from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.te import COMBINE, Scatter, Stage, Tensor
 from dnnc.ir.te import interp as te_interp

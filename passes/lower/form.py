@@ -39,8 +39,7 @@ from dnnc.ir.expr import (
 )
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store, loop_var
 from dnnc.ir.types import product
-from dnnc.passes.schedule.collapse import joined_axes
-from dnnc.passes.schedule.state import rereading
+from dnnc.passes.schedule.buffers import joined_axes, rereading
 
 RUN = 8  # elements that make reading along an axis worth while
 

@@ -41,7 +41,7 @@ from dnnc.ir.expr import (
     walk,
 )
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.graph.text import attrs_key
+from dnnc.ir.graph.attributes import attrs_key
 from dnnc.ir.loops.intrinsics import COSTLY
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, Param, Store, call, exprs, walk_stmts
 from dnnc.ir.op import Trait

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.graph.text import attrs_key
+from dnnc.ir.graph.attributes import attrs_key
 from dnnc.ir.op import Trait
 from dnnc.passes.base import PassContext, graphs, is_pure
 from dnnc.passes.rewrite import sweep

@@ -36,9 +36,10 @@ from dnnc.ir.loops.stmt import (
     substitute_block,
     walk_stmts,
 )
+from dnnc.passes.schedule.buffers import swap_buffers
 from dnnc.passes.schedule.loops import is_index_sum, is_reduction
 from dnnc.passes.schedule.parallel_legality import obstacle
-from dnnc.passes.schedule.state import find, loops, swap_buffers
+from dnnc.passes.schedule.state import find, loops
 from dnnc.passes.schedule.wide import PLACE, Run, compute_chunk, load_chunks, loads_ahead, new_tiles, run_of
 
 WARP = 32

@@ -24,8 +24,9 @@ from dnnc.ir.loops.stmt import (
     substitute_block,
     walk_stmts,
 )
+from dnnc.passes.schedule.buffers import swap_buffers
 from dnnc.passes.schedule.parallel_legality import obstacle
-from dnnc.passes.schedule.state import edit, make_loop, swap_buffers
+from dnnc.passes.schedule.state import edit, make_loop
 from dnnc.passes.schedule.wide import Run, compute_chunk, load_chunks, loads_ahead, new_tiles, run_of
 
 

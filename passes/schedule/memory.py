@@ -8,7 +8,24 @@ from itertools import chain, count
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, free, load, op, ref, substitute, terms, value, var, walk
+from dnnc.ir.expr import (
+    Expr,
+    Load,
+    Op,
+    Ref,
+    Var,
+    const,
+    factors,
+    free,
+    load,
+    op,
+    ref,
+    substitute,
+    terms,
+    value,
+    var,
+    walk,
+)
 from dnnc.ir.loops.stmt import (
     Alloc,
     Block,
@@ -27,8 +44,9 @@ from dnnc.ir.loops.stmt import (
     substitute_block,
     walk_stmts,
 )
+from dnnc.passes.schedule.buffers import swap_buffers
 from dnnc.passes.schedule.loops import is_reduction
-from dnnc.passes.schedule.state import edit, find, loops, only, swap_buffers
+from dnnc.passes.schedule.state import edit, find, loops, only
 
 
 def distribute(b: Block, name: str, depth: int) -> Block:
@@ -368,7 +386,6 @@ class Vectorizer:
         return vec if value(base) == 0 else op("+", vec, base)
 
     def product(self, t: Expr) -> Expr:
-        from dnnc.ir.expr import factors
 
         parts = [self.lane_numbers() + self.lo if f is self.v else self.expr(f) for f in factors(t)]
         r = parts[0]

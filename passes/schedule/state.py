@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Ref, const, load, rebuild, ref, unwrap
+from dnnc.ir.expr import Expr, const, unwrap
 from dnnc.ir.loops.stmt import (
     Alloc,
     Block,
@@ -15,13 +15,14 @@ from dnnc.ir.loops.stmt import (
     If,
     Kernel,
     Stmt,
-    Store,
     loop_var,
     map_stmt,
     substitute_block,
     walk_stmts,
 )
 from dnnc.ir.loops.text import show_block
+from dnnc.passes.schedule import buffers
+from dnnc.passes.schedule.buffers import swap_buffers
 from dnnc.passes.schedule.parallel_legality import obstacle
 
 
@@ -107,51 +108,6 @@ def renamed(b: Block, suffix: str) -> Block:
     return swap_buffers(out, bufs)
 
 
-def rereading(
-    bufs: dict[Buffer, Buffer], at: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]]
-) -> Callable[[Expr], Expr]:
-    """Expressions that read other buffers in place of some."""
-    memo: dict[Expr, Expr] = {}
-
-    def go(e: Expr) -> Expr:
-        r = memo.get(e)
-        if r is None:
-            if isinstance(e, Load) and e.buf in bufs:
-                r = load(bufs[e.buf], at(e.buf, tuple(map(go, e.idx))), e.lanes, e.limit)
-            elif isinstance(e, Ref) and e.buf in bufs:
-                r = ref(bufs[e.buf], at(e.buf, tuple(map(go, e.idx))), e.lanes)
-            else:
-                r = rebuild(e, go)
-            memo[e] = r
-        return r
-
-    return go
-
-
-def swap_buffers(
-    b: Block, bufs: dict[Buffer, Buffer], index: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]] | None = None
-) -> Block:
-    """Replace buffers, with their indices changed by `index(old buffer, old index)`."""
-    if not bufs:
-        return b
-    at = index or (lambda _, idx: idx)
-    fe = rereading(bufs, at)
-
-    def go(block: Block) -> Block:
-        out: list[Stmt] = []
-        for s in block:
-            if isinstance(s, Store) and s.buf in bufs:
-                s = Store(bufs[s.buf], at(s.buf, s.idx), s.value, s.lanes, s.limit)
-                out.append(Store(s.buf, s.idx, fe(s.value), s.lanes, s.limit))
-            elif isinstance(s, Alloc):
-                out.append(Alloc(bufs.get(s.buf, s.buf)))
-            else:
-                out.append(map_stmt(s, fe, go))
-        return tuple(out)
-
-    return go(b)
-
-
 class Schedule:
     """A kernel being scheduled. Primitives rewrite `body` or raise ScheduleError; `steps` records them."""
 
@@ -183,9 +139,7 @@ class Schedule:
 
     def collapse(self, *keep: str) -> Schedule:
         """Join axes of buffers (but those to keep) whose indices have become one; parameters keep their places."""
-        from dnnc.passes.schedule.collapse import collapse
-
-        params, self.body = collapse(self.kernel.entry.params, self.body, keep)
+        params, self.body = buffers.collapse(self.kernel.entry.params, self.body, keep)
         if params != self.kernel.entry.params:
             entry = replace(self.kernel.entry, params=params)
             self.kernel = replace(self.kernel, funcs=(*self.kernel.funcs[:-1], entry))

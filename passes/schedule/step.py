@@ -9,6 +9,8 @@ from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.schedule.problem import Choice, Problem, Template
 
 NAIVE = Choice("naive", ())  # the nest as it was lowered, which needs no template
+# The same as a template, for backends that have no better schedule.
+AS_LOWERED = Template(NAIVE.template, lambda problem: [NAIVE.knobs], lambda problem, knobs: problem.kernel)
 # which of the candidates (best guess first, never empty) to build
 Choose = Callable[[Problem, Sequence[Choice]], Choice]
 

@@ -80,7 +80,6 @@ MISTAKES = [
     ("run {m} -O 7", "'7': expected 0, 1, 2 or 3"),
     ("run {m} --numerics quick", "'quick': expected strict, standard or fast"),
     ("bench {m} --duration -1", "'-1': expected a number of at least 0"),
-    ("inspect {m} --stage ptxas", "'ptxas': expected graph, operator, llvm, asm, cuda or ptx; did you mean ptx?"),
 ]
 
 

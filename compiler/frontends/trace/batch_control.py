@@ -81,8 +81,6 @@ def chosen(b: Batch, test: Lazy, p: Operand, q: Operand) -> Lazy:
 
 
 def loop(m: Batcher, b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> list[Lazy]:
-    from dnnc.frontends.trace.batching import spread
-
     trips, condition, *rest = xs
     body, carried, scanned = attrs["body"], attrs["carried"], attrs.get("scanned", 0)
     ends = condition.value is not None
@@ -153,3 +151,12 @@ def borrowed(b: Batch, active: Lazy, x: Lazy) -> Lazy:
     first = b.one("argmax", b.one("cast", active, to=u8), axis=0)
     row = b.one("gather", x, first, axis=0)
     return chosen(b, active, Operand(x, True), Operand(row, False))
+
+
+def spread(g: Graph, which: Sequence[bool]) -> list[bool]:
+    """Which outputs of a graph are stacks where these inputs are."""
+    env = dict(zip(g.inputs, which))
+    for n in g.nodes():
+        some = any(env.get(v, False) for v in n.inputs if v is not None)
+        env.update((v, some) for v in n.outputs)
+    return [env.get(v, False) for v in g.outputs]

@@ -20,7 +20,8 @@ from dnnc.frontends.trace.regions import Region, key_of
 from dnnc.ir.batching import rule_of
 from dnnc.ir.errors import DnncError, Loc, locations
 from dnnc.ir.graph import Graph, Value
-from dnnc.ir.graph.builder import Builder, complete, infer
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import Builder, infer
 from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.types import TensorType
 
@@ -129,12 +130,3 @@ def decomposition(op: OpDef, types: Sequence[TensorType | None], attrs: dict[str
     made = op.decompose(Builder(g, locs=locs), *given, **attrs)
     g.outputs = list(made) if isinstance(made, (tuple, list)) else [made]
     return g
-
-
-def spread(g: Graph, which: Sequence[bool]) -> list[bool]:
-    """Which outputs of a graph are stacks where these inputs are."""
-    env = dict(zip(g.inputs, which))
-    for n in g.nodes():
-        some = any(env.get(v, False) for v in n.inputs if v is not None)
-        env.update((v, some) for v in n.outputs)
-    return [env.get(v, False) for v in g.outputs]

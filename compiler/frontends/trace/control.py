@@ -17,7 +17,8 @@ from dnnc.ir.checks import function, integer
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError, a_type
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph.builder import complete, infer
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import infer
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 from dnnc.pytree import Rules, Tree, flatten, unflatten

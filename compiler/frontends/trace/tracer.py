@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -80,7 +81,6 @@ def spec_of(x: Any) -> Spec:
 
 def _name(path: str, fn: Any) -> str:
     """What a graph calls an argument: the path of `flatten` begins with 0 and a position, or with 1 and a keyword."""
-    import inspect
 
     kind, first, *rest = path.split(".")
     if kind == "0":

@@ -13,7 +13,8 @@ from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import wgmma
-from dnnc.backends.cuda.templates.contraction.wgmma_kernel import Product, Tiling, build
+from dnnc.backends.cuda.templates.contraction.wgmma import build
+from dnnc.backends.cuda.templates.contraction.wgmma_kernel import Product, Tiling
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.errors import VerifyError
 from dnnc.ir.expr import Expr, cast, const, maximum

@@ -12,7 +12,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import BY_NAME, DType
 from dnnc.ir.expr import value
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph.builder import Builder, complete
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.ops import OPS
 from dnnc.ir.tolerances import bound

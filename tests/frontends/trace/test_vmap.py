@@ -21,7 +21,8 @@ from dnnc.frontends.trace.batching import Batcher
 from dnnc.frontends.trace.regions import Region
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph.builder import Builder, complete
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import OPS

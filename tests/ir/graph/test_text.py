@@ -13,7 +13,8 @@ from dnnc.ir.errors import Loc, ModelError, ParseError
 from dnnc.ir.expr import dim, maximum
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.graph.text import load_constants, parse, save_constants
+from dnnc.ir.graph.constant_text import load_constants, save_constants
+from dnnc.ir.graph.text import parse
 from dnnc.ir.graph.verify import verify
 from dnnc.ir.op import OpDef
 from dnnc.ir.types import Dense, TensorType, parse_layout, tensor

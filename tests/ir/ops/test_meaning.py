@@ -15,7 +15,8 @@ from dnnc.ir.dtype import BY_NAME, f32, from_numpy
 from dnnc.ir.errors import ShapeError
 from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph.builder import Builder, complete
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw

@@ -19,7 +19,8 @@ from dnnc.ir.dtype import BY_NAME, DType
 from dnnc.ir.errors import DnncError
 from dnnc.ir.expr import Var, const, dim
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph.builder import Builder, complete, infer
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import Builder, infer
 from dnnc.ir.graph.interp import run
 from dnnc.ir.op import ContractionForm, Cost, OpDef, Sample, Trait
 from dnnc.ir.ops import FAMILIES, OPS

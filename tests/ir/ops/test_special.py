@@ -13,7 +13,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph.builder import Builder, complete
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import OPS

@@ -10,7 +10,7 @@ import pytest
 from dnnc.ir import te
 from dnnc.ir.dtype import boolean, f16, f32, i32, i64
 from dnnc.ir.expr import cast, const, op, select
-from dnnc.ir.graph.builder import complete
+from dnnc.ir.graph.attributes import complete
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import Trait
 from dnnc.ir.ops import FAMILIES

@@ -10,7 +10,7 @@ import pytest
 from dnnc.ir import te
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ShapeError
-from dnnc.ir.graph.builder import complete
+from dnnc.ir.graph.attributes import complete
 from dnnc.ir.op import Trait
 from dnnc.ir.ops import FAMILIES, OPS
 from dnnc.ir.ops.common import draw

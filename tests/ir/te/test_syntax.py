@@ -12,7 +12,8 @@ from dnnc.ir.dtype import f16, f32
 from dnnc.ir.errors import ParseError, ShapeError
 from dnnc.ir.expr import dim, maximum
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph.builder import Builder, complete
+from dnnc.ir.graph.attributes import complete
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import call

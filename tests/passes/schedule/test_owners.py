@@ -20,7 +20,8 @@ from dnnc.ir.errors import VerifyError
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run as reference
-from dnnc.ir.graph.text import parse, show_graph
+from dnnc.ir.graph.show import show_graph
+from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Kernel, call
 from dnnc.ir.loops.text import parse_kernel, show_kernel

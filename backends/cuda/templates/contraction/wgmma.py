@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction.wgmma_conv import window_of
-from dnnc.backends.cuda.templates.contraction.wgmma_kernel import ROW, Finish, Product, Tiling, Window, build, steps_of
+from dnnc.backends.cuda.templates.contraction.wgmma_kernel import ROW, Finish, Product, Tiling, Window, Writer, steps_of
+from dnnc.backends.cuda.templates.contraction.wgmma_split import SplitWriter
 from dnnc.backends.cuda.templates.reduction.partial import PEER_BYTES, SHARE, SPLITS
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.errors import ScheduleError
@@ -439,3 +440,8 @@ def _with_result(stored: Expr, out: Load, result: Buffer) -> Expr | None:
 
     found = go(stored)
     return None if any(isinstance(x, Load) and x.buf is out.buf for x in walk(found)) else found
+
+
+def build(p: Product, t: Tiling) -> Kernel:
+    """The kernel; ScheduleError when `finish` reads what cannot be read several columns at a time."""
+    return (SplitWriter if t.split > 1 else Writer)(p, t).kernel()

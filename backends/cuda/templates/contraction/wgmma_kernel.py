@@ -141,22 +141,6 @@ class Product:
         return self.aligned and (self.cols[-1] if self.cols else self.n) * self.c.dtype.bytes % STORED == 0
 
 
-def build(p: Product, t: Tiling) -> Kernel:
-    """The kernel; ScheduleError when `finish` reads what cannot be read several columns at a time."""
-    if t.split > 1:
-        from dnnc.backends.cuda.templates.contraction.wgmma_split import SplitWriter
-
-        return SplitWriter(p, t).kernel()
-    w = Writer(p, t)
-    b = w.b
-    with b.loop("block", w.blocks, "block.x") as block:
-        w.allocate()
-        with b.loop("t", t.threads, "thread.x") as thread:
-            w.prepare(thread)
-            b.branch(thread < t.consumers * GROUP, lambda: w.consume(block, thread), lambda: w.produce(block, thread))
-    return Kernel((Func(p.name, p.params, b.block()),), p.locs)
-
-
 def digits(i: Expr, sizes: tuple[int, ...]) -> tuple[Expr, ...]:
     """A number's digits, the last one fastest; the first one may be as large as it likes."""
     out: list[Expr] = []
@@ -192,6 +176,17 @@ class Writer:
         self.ahead = 0  # steps whose mbarriers were armed before the loop over tiles
 
     # --- what both roles know -----------------------------------------------------------------------------------------
+
+    def kernel(self) -> Kernel:
+        """The kernel; ScheduleError when `finish` reads what cannot be read several columns at a time."""
+        t, b = self.t, self.b
+        with b.loop("block", self.blocks, "block.x") as block:
+            self.allocate()
+            with b.loop("t", t.threads, "thread.x") as thread:
+                self.prepare(thread)
+                consumes = thread < t.consumers * GROUP
+                b.branch(consumes, lambda: self.consume(block, thread), lambda: self.produce(block, thread))
+        return Kernel((Func(self.p.name, self.p.params, b.block()),), self.p.locs)
 
     def allocate(self) -> None:
         """The ring, its mbarriers, and where results are put."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from dnnc.frontends.onnx.call import Call
 from dnnc.frontends.onnx.tensors import Array
-from dnnc.ir.dtype import DType, f32, f64, i64, string
+from dnnc.ir.dtype import DType, f32, f64, from_numpy, i64, string
 from dnnc.ir.errors import ModelError
 from dnnc.ir.graph import Value
 
@@ -246,7 +246,6 @@ def _table(c: Call, name: str) -> tuple[list[Any], DType, Any]:
 
 
 def _of_array(a: Array) -> tuple[DType, Any]:
-    from dnnc.ir.dtype import from_numpy
 
     to = from_numpy(a.dtype)
     return to, "_Unused" if to is string else -0.0 if to.is_float else -1

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 
 from dnnc.frontends.onnx.call import Call
 from dnnc.frontends.onnx.ops import strings
+from dnnc.frontends.onnx.tensors import dtype_of
 from dnnc.ir.dtype import boolean, f32, f64, i32
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.graph import Value
@@ -147,9 +149,6 @@ def cast(c: Call) -> Value:
 
 
 def _named(name: str) -> Any:
-    import onnx
-
-    from dnnc.frontends.onnx.tensors import dtype_of
 
     if name.upper() not in onnx.TensorProto.DataType.keys():
         raise UnsupportedError(f"attribute to: there is no data type {name!r}")

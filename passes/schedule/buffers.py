@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from dnnc.ir.expr import Expr, Op, const, value, walk
-from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Param, Store, accesses, walk_stmts
-from dnnc.passes.schedule.state import swap_buffers
+from dnnc.ir.expr import Expr, Load, Op, Ref, const, load, rebuild, ref, value, walk
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Param, Stmt, Store, accesses, map_stmt, walk_stmts
 
 Index = tuple[Expr, ...]
 
@@ -76,3 +75,48 @@ def _join(shape: Sequence[Expr], idx: Index, k: int) -> Index:
 def _divisions(idx: Index) -> int:
     """Distinct divisions that an index needs."""
     return len({x for i in idx for x in walk(i) if isinstance(x, Op) and x.name in ("//", "%")})
+
+
+def swap_buffers(
+    b: Block, bufs: dict[Buffer, Buffer], index: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]] | None = None
+) -> Block:
+    """Replace buffers, with their indices changed by `index(old buffer, old index)`."""
+    if not bufs:
+        return b
+    at = index or (lambda _, idx: idx)
+    fe = rereading(bufs, at)
+
+    def go(block: Block) -> Block:
+        out: list[Stmt] = []
+        for s in block:
+            if isinstance(s, Store) and s.buf in bufs:
+                s = Store(bufs[s.buf], at(s.buf, s.idx), s.value, s.lanes, s.limit)
+                out.append(Store(s.buf, s.idx, fe(s.value), s.lanes, s.limit))
+            elif isinstance(s, Alloc):
+                out.append(Alloc(bufs.get(s.buf, s.buf)))
+            else:
+                out.append(map_stmt(s, fe, go))
+        return tuple(out)
+
+    return go(b)
+
+
+def rereading(
+    bufs: dict[Buffer, Buffer], at: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]]
+) -> Callable[[Expr], Expr]:
+    """Expressions that read other buffers in place of some."""
+    memo: dict[Expr, Expr] = {}
+
+    def go(e: Expr) -> Expr:
+        r = memo.get(e)
+        if r is None:
+            if isinstance(e, Load) and e.buf in bufs:
+                r = load(bufs[e.buf], at(e.buf, tuple(map(go, e.idx))), e.lanes, e.limit)
+            elif isinstance(e, Ref) and e.buf in bufs:
+                r = ref(bufs[e.buf], at(e.buf, tuple(map(go, e.idx))), e.lanes)
+            else:
+                r = rebuild(e, go)
+            memo[e] = r
+        return r
+
+    return go
