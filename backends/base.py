@@ -223,21 +223,6 @@ class Bench(Protocol):
 class Backend:
     """One target.
 
-    Attributes:
-        name: first word of its targets.
-        stages: names of the texts that it can show, the graph first; the last ones are its own languages.
-        comments: what begins a comment in each language; "#" where it is not named.
-        any_sizes: True if one program can serve symbolic sizes.
-        compiles: False if graphs are interpreted.
-        saves_programs: True if a saved program runs without the passes.
-        check_limit: statements that a kernel check may run.
-        rounds_products: True if it may round float32 operands of products to TF32.
-        numbered: True if its devices have numbers.
-        exclusive: True if compiling on the host disturbs what is measured.
-        target: facts of the machine that code is made for; equal targets have equal `repr`.
-        threads: of a call.
-        present: True if programs can run here, so that kernels are checked while compiling.
-
     A backend has one of these, everything else has a default:
 
     - `emit`, `compile`, `functions`: kernels are functions of this process, which get addresses.
@@ -245,19 +230,20 @@ class Backend:
     - `interpret` and `runner`: it compiles nothing.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # first word of its targets
+    # names of the texts that it can show, the graph first; the last ones are its own languages
     stages: ClassVar[tuple[str, ...]] = ("graph", "operator")
-    comments: ClassVar[Mapping[str, str]] = {}
-    any_sizes: ClassVar[bool] = False
-    compiles: ClassVar[bool] = True
-    saves_programs: ClassVar[bool] = False
-    check_limit: ClassVar[int] = 1 << 35
-    rounds_products: ClassVar[bool] = False
-    exclusive: ClassVar[bool] = True
-    numbered: ClassVar[bool] = False
-    target: Any = None
-    threads: int = 1
-    present: bool = True
+    comments: ClassVar[Mapping[str, str]] = {}  # what begins a comment in each language; "#" where it is not named
+    any_sizes: ClassVar[bool] = False  # True if one program can serve symbolic sizes
+    compiles: ClassVar[bool] = True  # False if graphs are interpreted
+    saves_programs: ClassVar[bool] = False  # True if a saved program runs without the passes
+    check_limit: ClassVar[int] = 1 << 35  # statements that a kernel check may run
+    rounds_products: ClassVar[bool] = False  # True if it may round float32 operands of products to TF32
+    exclusive: ClassVar[bool] = True  # True if compiling on the host disturbs what is measured
+    numbered: ClassVar[bool] = False  # True if its devices have numbers
+    target: Any = None  # facts of the machine that code is made for; equal targets have equal `repr`
+    threads: int = 1  # of a call
+    present: bool = True  # True if programs can run here, so that kernels are checked while compiling
 
     @property
     def text(self) -> str:
@@ -281,7 +267,7 @@ class Backend:
 
         `rounded`: TF32 products are allowed.
         """
-        from dnnc.passes.schedule.step import AS_LOWERED
+        from dnnc.passes.schedule.step import AS_LOWERED  # a saved model does without it
 
         return (AS_LOWERED,)
 
@@ -336,8 +322,8 @@ class Backend:
 
     def describe(self, scheduled: ScheduledGraph) -> Program:
         """The program without machine code, to show its texts."""
-        from dnnc.backends.build import symbols_of
-        from dnnc.backends.runtime.link import link
+        from dnnc.backends.build import symbols_of  # a saved model does without it
+        from dnnc.backends.runtime.link import link  # a saved model does without it
 
         return link(scheduled, symbols_of(scheduled, self))
 
@@ -359,7 +345,7 @@ class Backend:
 
     def runner(self, parameters: Any | None) -> Runner:
         """What runs the programs of one model. `parameters`: see `dnnc.parameters`."""
-        from dnnc.backends.runtime.host_runner import HostRunner
+        from dnnc.backends.runtime.host_runner import HostRunner  # most backends have a runner of their own
 
         return HostRunner(parameters)
 
@@ -397,7 +383,7 @@ class Backend:
 
     def kernel_text(self, kernel: CompiledKernel, stage: str) -> str:
         """A kernel in one of the backend's languages."""
-        from dnnc.ir.loops.text import parse_kernel
+        from dnnc.ir.loops.text import parse_kernel  # a saved model does without it
 
         return kernel.text if kernel.control else self.emit(parse_kernel(kernel.text), kernel.symbol)
 

@@ -1,7 +1,7 @@
 """`parameters=` of dnnc.compile: arguments and captures of functions, inputs and constants of graphs.
 
-Out comes a graph with an input for each, and the arrays by the inputs' names, as `dnnc.driver.compile_graph` takes
-them; of ONNX models `dnnc.frontends.onnx.parameters` does this.
+Out comes a graph with an input for each, and the arrays by the inputs' names, as `dnnc.compile_graph.compile_graph`
+takes them; of ONNX models `dnnc.frontends.onnx.parameters` does this.
 """
 
 from __future__ import annotations

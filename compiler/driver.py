@@ -1,4 +1,4 @@
-"""From a model to an Executable: the stages in order. The only module that sees all parts of the compiler."""
+"""From a model to an Executable: a frontend reads the model, `dnnc.compile_graph` compiles its graph."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Models with host steps: segments of native code and host nodes, run in order.
 
-The driver hands over a graph that `dnnc.passes.analysis.segments.needs_host` says cannot be one program. For the sizes
-of a call it is divided once; each segment is an Executable. Dims of host steps stay symbolic in it, so that one program
-serves all; where that cannot be compiled the segment is specialised to the sizes it meets. Arrays pass by reference.
+`dnnc.compile_graph` hands over a graph that `dnnc.passes.analysis.segments.needs_host` says cannot be one program. For
+the sizes of a call it is divided once; each segment is an Executable of its own. Dims that host steps make stay
+symbolic in the segments, so that one program serves all of them; where that cannot be compiled the segment is
+specialised to the sizes it meets. Arrays pass by reference.
 """
 
 from __future__ import annotations

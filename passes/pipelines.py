@@ -44,8 +44,9 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
-    """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as
-    they are. Without vectors (one lane) images lie with their channels last, or all values stay row-major.
+    """Assign layouts in a graph and its subgraphs, but for recurrence bodies, whose kernels read row-major.
+
+    Without vectors (one lane) images lie with their channels last, or all values stay row-major.
     """
     if ctx.facts.lanes == 1 and not ctx.facts.channels_last:
         return False

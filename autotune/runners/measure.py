@@ -3,8 +3,7 @@
 In: requests. Out: a trial for each, as they come. Where compiling disturbs what is measured, on a CPU, batches are
 built and measured in turn; for GPUs building goes on meanwhile, and devices go on with their tasks (`ready`).
 
-`python -m dnnc.autotune.search.inspect graph.txt --target cuda` measures schedules of the kernels of a graph and
-prints them: a look at a device.
+`python -m dnnc.autotune.search.inspect graph.txt --target cuda` prints times of a graph's schedules.
 """
 
 from __future__ import annotations

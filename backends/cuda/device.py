@@ -89,7 +89,7 @@ class Queue:
 
 
 class CupyDevice:
-    """See `dnnc.backends.cuda.native.Device`."""
+    """See `dnnc.backends.runtime.device.Device`."""
 
     def __init__(self, number: int) -> None:
         import cupy

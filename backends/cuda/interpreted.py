@@ -135,7 +135,7 @@ class Guarded(Interpreter):
 
 
 class InterpretedDevice:
-    """See `dnnc.backends.cuda.native.Device`. `launched`, `graphs` count; kernels take `seconds` of device time."""
+    """See `dnnc.backends.runtime.device.Device`. `launched`, `graphs` count; kernels take `seconds` of device time."""
 
     name = "interpreter"
     number = 0

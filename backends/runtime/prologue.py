@@ -4,7 +4,7 @@
         -> the transposed weights in panels, in memory of their own
 
 What is read as it was given stays the user's memory: nothing is copied. Large arrays are computed by kernels, which the
-backend compiles of `kernel_graph`; small ones, and those for which there are no kernels, by NumPy.
+backend compiles (`Prologue.compiled`); small ones, and those for which there are no kernels, by NumPy.
 """
 
 from __future__ import annotations

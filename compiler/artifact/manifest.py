@@ -29,7 +29,7 @@ class SavedKernel:
     bytes: Count
 
 
-SavedPlace = tuple[str, int, int, int, int]  # the fields of Place
+SavedPlace = tuple[str, int, int, int, int]  # the fields of MemoryRef but `life`
 
 
 @dataclass(frozen=True)

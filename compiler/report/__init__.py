@@ -1,6 +1,7 @@
 """The report of a compilation, as data: `f.report`. It prints as text and gives JSON; the CLI adds colour.
 
-The driver fills it (`collect.py`), `tables.py` lays it out. Nothing touches calls: all is noted while compiling.
+`dnnc.compile_program` fills it (`collect.py`), `tables.py` lays it out. Calls are not touched: all is noted while
+compiling.
 """
 
 from __future__ import annotations

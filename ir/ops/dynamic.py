@@ -1,6 +1,6 @@
 """Ops with data-dependent shapes: native code for the largest possible result, then `truncate`.
 
-What is kept is a list of flags. Its running count says where each kept element goes (`count_true`, two levels of
+What is kept is a list of flags. Its running count says where each kept element goes (`running_count`, two levels of
 blocks), and a search in that count which element stands at each place (`positions`), so elements are computed at once
 and in order. An op here takes the fresh dim of its result as the attribute `size`; see `dnnc.ir.ops.host`.
 """

@@ -1,8 +1,8 @@
 """Expand intrinsics that a target cannot spell well into common arithmetic: float32 functions.
 
-Targets that look up tables, `piece`, take coefficients from `pieces.py`. Targets that spell `recip`, and `exp2`, get
-the cheaper forms of `approximate.py` as well. Where such a target leaves exp and erf to be expanded, they are joined
-with what stands around them: GELU is one power of two, and `exp(x) + a` needs no product.
+Targets that look up tables, `piece`, take coefficients from `dnnc.ir.loops.pieces`. Targets that spell `recip`, and
+`exp2`, get the cheaper forms of `approximate.py` as well. Where such a target leaves exp and erf to be expanded, they
+are joined with what stands around them: GELU is one power of two, and `exp(x) + a` needs no product.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Walks an ONNX graph and builds ours: names, opsets, inlined functions, shape arithmetic, constants.
 
-For each node, in this order: evaluate it over dims (known.py), evaluate it if all inputs are small constants, inline it
-if it is a function of the model, convert it by the tables, inline its schema's function. Errors name the node.
+For each node, in this order: evaluate it over dims (shape_inference.py), evaluate it if all inputs are small constants,
+inline it if it is a function of the model, convert it by the tables, inline its schema's function. Errors name the
+node.
 """
 
 from __future__ import annotations
