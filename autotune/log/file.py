@@ -72,11 +72,7 @@ class Log:
         return list(self._sessions.values())
 
     def append(self, record: Record) -> None:
-        """Add a record, to the file as well. A task that the log has is not written again. Winners and
-        decisions on fusion are on the disk when this returns.
-
-        TuneError: the file cannot be written, or was opened for reading.
-        """
+        """Add a new record to log and file; winners and fusions are on disk on return. TuneError: not writable."""
         if isinstance(record, Task) and record.key in self.tasks:
             return
         if self._writer is not None:
@@ -99,10 +95,7 @@ class Log:
             self._sessions[record.model, record.at] = record
 
     def decided(self) -> dict[str, Winner]:
-        """Return each task's winner: the latest, but never one that a trial found to crash, hang or be wrong.
-
-        Trials alone make no winner: they were measured few times, and not against what the compiler does without a log.
-        """
+        """Return each task's latest winner, but none that crashed, hung or was wrong. Mere trials do not win."""
         out = {}
         for key, wins in self.wins.items():
             barred = {t.choice for t in self.trials.get(key, ()) if t.status in UNSAFE}

@@ -208,9 +208,7 @@ class _Session:
         return out
 
     def _measure(self, requests: Sequence[Request], final: bool = False) -> list[Trial]:
-        """Trials of requests, each in the log before anything else happens. Breaking off ends the runner's processes,
-        so only what would exceed the budget by more than the overtime is broken off.
-        """
+        """Yield trials of requests, logged first. Only what exceeds the budget by the overtime is broken off."""
         began, starts = self.plan.clock(), not self.made
         out: list[Trial] = []
         with closing(_iterator(self.runner.measure(requests))) as trials:
