@@ -62,9 +62,8 @@ def build_kernels(
         compile: compiles texts.
         checker: loads new code, and gives what checks a kernel of it.
 
-    Raises:
-        KernelsFailed: kernels failed, and the schedule can step down.
-        DnncError: what the first one failed with, where it cannot.
+    KernelsFailed: kernels failed, and the schedule can step down. DnncError: what the first one failed with, where it
+    cannot.
     """
     steps = {symbols[s.text]: (s, graph) for s, graph in scheduled.walk() if isinstance(s, Step)}
     objects = {name: code for name in steps if (code := job.find(name)) is not None}

@@ -111,9 +111,7 @@ class Log:
         }
 
     def winners(self) -> dict[str, Choice]:
-        """What compiling takes: the schedule of each task that has a winner, by its key; and, by `variants.name_of` the
-        key, how to make the groups that are faster in another way than the compiler's own.
-        """
+        """What compiling takes: winners' schedules by task key, and groups' faster ways by `variants.name_of`."""
         ways = {name_of(key): as_choice(f) for key, f in self.fused().items() if f.taken}
         return {**{key: w.choice for key, w in self.decided().items()}, **ways}
 
@@ -145,8 +143,7 @@ def read(path: str | os.PathLike[str], trials: bool = True) -> Log:
         trials: False leaves out those that went well, which are nearly all of a log and of which `winners` makes no
             use.
 
-    Raises:
-        TuneError: there is no such file, or a line is damaged or of another format; the message has its number.
+    TuneError: there is no such file, or a line is damaged or of another format; the message has its number.
     """
     file = Path(path).expanduser()
     log = Log(file)

@@ -82,9 +82,7 @@ def search(tasks: Sequence[tuple[Task, int]], runner: Runner, log: Log, budget: 
         budget: seconds for all; finals are part of it.
         plan: how.
 
-    Raises:
-        KeyboardInterrupt: at once; the log has all trials that were finished.
-        TuneError: the log cannot be written.
+    KeyboardInterrupt: at once; the log has all trials that were finished. TuneError: the log cannot be written.
     """
     return _Session(tasks, runner, log, budget, plan).run()
 
