@@ -263,10 +263,7 @@ class Backend:
         return LEVELS[opt_level]
 
     def templates(self, numerics: str, rounded: bool = False) -> Sequence[Template]:
-        """Schedules of kernels, in the order in which a problem tries them. By default kernels stay as lowered.
-
-        `rounded`: TF32 products are allowed.
-        """
+        """Schedules of kernels in the order tried; by default kernels stay as lowered. `rounded`: TF32 is allowed."""
         from dnnc.passes.schedule.step import AS_LOWERED  # a saved model does without it
 
         return (AS_LOWERED,)
@@ -281,12 +278,7 @@ class Backend:
         return ""
 
     def build(self, scheduled: ScheduledGraph, job: BuildJob) -> Program:
-        """Compile, check and link.
-
-        Raises:
-            KernelsFailed: kernels failed, and the schedule can step down.
-            DnncError: what the first one failed with, where it cannot.
-        """
+        """Compile, check, link. KernelsFailed: the schedule can step down; else DnncError, the first failure."""
         from dnnc.backends.build import build_program  # a saved model does without it
 
         return build_program(scheduled, self, job)

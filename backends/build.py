@@ -37,17 +37,11 @@ Check = Callable[[Graph, Step, str], None]  # graph, step, symbol; AccuracyError
 
 @dataclass(frozen=True)
 class BuiltKernels:
-    """Kernels by symbol.
+    """Kernels by symbol."""
 
-    Attributes:
-        code: of all of them.
-        texts: of those that were printed here.
-        compiled: how many the cache did not have.
-    """
-
-    code: dict[str, bytes]
-    texts: dict[str, str]
-    compiled: int
+    code: dict[str, bytes]  # of all of them
+    texts: dict[str, str]  # of those that were printed here
+    compiled: int  # how many the cache did not have
 
 
 def build_kernels(
@@ -68,9 +62,8 @@ def build_kernels(
         compile: compiles texts.
         checker: loads new code, and gives what checks a kernel of it.
 
-    Raises:
-        KernelsFailed: kernels failed, and the schedule can step down.
-        DnncError: what the first one failed with, where it cannot.
+    KernelsFailed: kernels failed, and the schedule can step down. DnncError: what the first one failed with, where it
+    cannot.
     """
     steps = {symbols[s.text]: (s, graph) for s, graph in scheduled.walk() if isinstance(s, Step)}
     objects = {name: code for name in steps if (code := job.find(name)) is not None}

@@ -214,10 +214,7 @@ def calmed(step: Step, inputs: dict[Value, Array]) -> dict[Value, Array]:
 
 
 def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, int]:
-    """The range from which an integer input is drawn: all of the axis that it indexes, else 0 and 1.
-
-    Where the group computes indices, from numbers whose range says nothing, they stay as small as can be.
-    """
+    """Range of an integer input: the axis that it indexes, else 0 and 1; as small as can be for computed indices."""
     indices = (n.inputs[n.op.index.operand] for n in step.group.nodes if n.op.index is not None)
     computed = any(i is not None and i.node is not None and i.node in step.group.nodes for i in indices)
     tops: list[int] = []

@@ -1,7 +1,4 @@
-"""How much work a kernel is, for the gate: it runs each kernel once and computes some outputs in NumPy, which must end.
-
-A kernel in, a reason out where it is too long to be checked: then it runs unchecked, and the report says so.
-"""
+"""Work of a kernel for the gate, which runs it once beside NumPy; says why it is too long to be checked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Finds backends by the first word of a target: those of dnnc, and those that packages register.
-
-A package adds one by an entry point of the group "dnnc.backends": `mine = "my_package:MyBackend"`.
-"""
+"""Finds backends by a target's first word: dnnc's, and packages' by entry points of group "dnnc.backends"."""
 
 from __future__ import annotations
 

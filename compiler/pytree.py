@@ -1,7 +1,4 @@
-"""Nested arguments and results: dicts, lists, tuples, named tuples and dataclasses, with arrays at the leaves.
-
-`flatten` gives the leaves and the structure around them, which is hashable: equal structures share a program.
-"""
+"""Trees of arguments and results: dicts, lists, tuples, dataclasses. `flatten`: leaves and hashable structure."""
 
 from __future__ import annotations
 

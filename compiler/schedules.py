@@ -68,10 +68,7 @@ class Schedules:
 
 
 def schedules_for(opts: CompileOptions, backend: Backend, store: KernelCache | None) -> Schedules | None:
-    """The records for a compilation; None where schedules are to be made anew.
-
-    A record depends on dnnc's sources, so backends of other packages have none: their templates may change.
-    """
+    """Records of a compilation; None if schedules are made anew, as for foreign backends, which may change."""
     foreign = not type(backend).__module__.startswith("dnnc.")
     if store is None or store.path is None or foreign or isinstance(opts.tune, Mapping) or check_every_pass():
         return None

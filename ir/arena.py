@@ -24,9 +24,7 @@ Life = tuple[int, int]  # first and last step
 
 @dataclass(frozen=True)
 class Arena:
-    """Bytes of each slot, the first and the last step at which it is alive, and where several kernels fill it one after
-    another, the pieces: until one is written, its bytes may belong to somebody else.
-    """
+    """Bytes of each slot, its first and last step, and the pieces that kernels fill in turn until then."""
 
     sizes: tuple[Dim, ...]
     lives: tuple[Life, ...]

@@ -25,8 +25,7 @@ def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) 
     Returns:
         The merged log, to read.
 
-    Raises:
-        TuneError: a log cannot be read, or `out` exists and is none of them.
+    TuneError: a log cannot be read, or `out` exists and is none of them.
     """
     target = Path(out).expanduser()
     _check_free(target, paths)
@@ -66,8 +65,7 @@ def prune(path: str | os.PathLike[str], keep: Keep, out: str | os.PathLike[str] 
     Returns:
         The pruned log, to read.
 
-    Raises:
-        TuneError: the log cannot be read, or `out` exists.
+    TuneError: the log cannot be read, or `out` exists.
     """
     source = Path(path).expanduser()
     target = source if out is None else Path(out).expanduser()

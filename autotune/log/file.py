@@ -72,11 +72,7 @@ class Log:
         return list(self._sessions.values())
 
     def append(self, record: Record) -> None:
-        """Add a record, to the file as well. A task that the log has is not written again. Winners and
-        decisions on fusion are on the disk when this returns.
-
-        TuneError: the file cannot be written, or was opened for reading.
-        """
+        """Add a new record to log and file; winners and fusions are on disk on return. TuneError: not writable."""
         if isinstance(record, Task) and record.key in self.tasks:
             return
         if self._writer is not None:
@@ -99,10 +95,7 @@ class Log:
             self._sessions[record.model, record.at] = record
 
     def decided(self) -> dict[str, Winner]:
-        """Return each task's winner: the latest, but never one that a trial found to crash, hang or be wrong.
-
-        Trials alone make no winner: they were measured few times, and not against what the compiler does without a log.
-        """
+        """Return each task's latest winner, but none that crashed, hung or was wrong. Mere trials do not win."""
         out = {}
         for key, wins in self.wins.items():
             barred = {t.choice for t in self.trials.get(key, ()) if t.status in UNSAFE}
@@ -118,9 +111,7 @@ class Log:
         }
 
     def winners(self) -> dict[str, Choice]:
-        """What compiling takes: the schedule of each task that has a winner, by its key; and, by `variants.name_of` the
-        key, how to make the groups that are faster in another way than the compiler's own.
-        """
+        """What compiling takes: winners' schedules by task key, and groups' faster ways by `variants.name_of`."""
         ways = {name_of(key): as_choice(f) for key, f in self.fused().items() if f.taken}
         return {**{key: w.choice for key, w in self.decided().items()}, **ways}
 
@@ -152,8 +143,7 @@ def read(path: str | os.PathLike[str], trials: bool = True) -> Log:
         trials: False leaves out those that went well, which are nearly all of a log and of which `winners` makes no
             use.
 
-    Raises:
-        TuneError: there is no such file, or a line is damaged or of another format; the message has its number.
+    TuneError: there is no such file, or a line is damaged or of another format; the message has its number.
     """
     file = Path(path).expanduser()
     log = Log(file)

@@ -27,8 +27,7 @@ class Winners(Mapping[str, Choice]):
         choices: `{key: Choice}`, or as JSON data `{key: [template, {knob: value}]}`.
         source: where they come from, for people.
 
-    Raises:
-        TuneError: a value that is no schedule.
+    TuneError: a value that is no schedule.
     """
 
     def __init__(self, choices: Mapping[str, object], source: str = "") -> None:

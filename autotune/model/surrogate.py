@@ -27,11 +27,7 @@ BELIEF = 6  # how many measurements this assumption counts for
 
 
 def encode(choices: Sequence[Choice]) -> Array:
-    """Knobs as coordinates from 0 to 1, float64 [choices, columns].
-
-    A knob is one column for all templates: the logarithm where its values are numbers. Words and templates are a column
-        for each value.
-    """
+    """Knobs as coordinates in [0, 1], float64 [choices, columns]: a column per knob (log) or word, all templates."""
     rows: list[dict[str, float]] = []
     for c in choices:
         row = {f"template {c.template}": 1.0}

@@ -62,10 +62,7 @@ class Deal:
         return [self._held[k].request for k in parcel.numbers]
 
     def take(self, target: str, workers: int) -> Parcel | None:
-        """What a worker of `target` is to measure next, None for nothing; `workers`: how many there are of it.
-
-        Half of an even share of what is left, so that all end at about the same time; a lost request comes alone.
-        """
+        """Return the next requests for one of `workers` of a `target`: half an even share; lost requests come alone."""
         queue = self._queues[target]
         if not queue:
             return None

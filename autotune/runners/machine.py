@@ -1,7 +1,4 @@
-"""A machine to tune for: how kernels are made for it, what it can do at most, and the text under which a log knows it.
-
-In: a target text. Out: a Machine, which schedules and compiles without the device being there.
-"""
+"""A machine to tune for, from a target text: how kernels are made, its limits, its name in logs; no device."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ class ProcessRunner:
         timeout: seconds of one repeat after which a kernel counts as hanging.
         factory: "module:function" that makes the Machine of a target.
 
-    Raises:
-        TargetError: the target is none. Whether its device is here shows when `measure` starts: TuneError.
+    TargetError: the target is none. Whether its device is here shows when `measure` starts: TuneError.
     """
 
     def __init__(

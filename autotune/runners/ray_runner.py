@@ -153,8 +153,7 @@ class RayRunner:
         workers: those that there are.
         notes: why devices are not used, and which workers went.
 
-    Raises:
-        TuneError: Ray is not installed, the cluster is not reached, or no machine of it has the target.
+    TuneError: Ray is not installed, the cluster is not reached, or no machine of it has the target.
     """
 
     def __init__(

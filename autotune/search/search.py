@@ -82,9 +82,7 @@ def search(tasks: Sequence[tuple[Task, int]], runner: Runner, log: Log, budget: 
         budget: seconds for all; finals are part of it.
         plan: how.
 
-    Raises:
-        KeyboardInterrupt: at once; the log has all trials that were finished.
-        TuneError: the log cannot be written.
+    KeyboardInterrupt: at once; the log has all trials that were finished. TuneError: the log cannot be written.
     """
     return _Session(tasks, runner, log, budget, plan).run()
 
@@ -208,9 +206,7 @@ class _Session:
         return out
 
     def _measure(self, requests: Sequence[Request], final: bool = False) -> list[Trial]:
-        """Trials of requests, each in the log before anything else happens. Breaking off ends the runner's processes,
-        so only what would exceed the budget by more than the overtime is broken off.
-        """
+        """Yield trials of requests, logged first. Only what exceeds the budget by the overtime is broken off."""
         began, starts = self.plan.clock(), not self.made
         out: list[Trial] = []
         with closing(_iterator(self.runner.measure(requests))) as trials:

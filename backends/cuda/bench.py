@@ -156,11 +156,7 @@ class GpuKernel:
         return [device.elapsed(a, b) for a, b in itertools.pairwise(events)]
 
     def measure(self, limit: float | None = None) -> float:
-        """Seconds of a call: the median of some replays. Past `limit` the first calls are all.
-
-        AccuracyError: the kernel writes outside of its operands. InternalError: the device failed, and with it the
-        context of this process.
-        """
+        """Seconds of a call: median of replays to `limit`. AccuracyError: wild writes. InternalError: device lost."""
         if self.idle:
             return 0.0
         if self.graph is None:

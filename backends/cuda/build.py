@@ -1,7 +1,4 @@
-"""A scheduled program -> a Program: kernels compiled or cached, values placed, nothing on a device.
-
-No device is needed. Kernels that no device has checked carry their check with them; it runs at the first load on one.
-"""
+"""A scheduled graph -> a Program, off device: kernels compiled or cached; checks wait for the first load."""
 
 from __future__ import annotations
 

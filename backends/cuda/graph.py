@@ -33,10 +33,7 @@ def aligned(n: int) -> int:
 
 
 class LoadedProgram:
-    """A program whose kernels and constants are on a device, its new kernels checked. `arena_bytes`: of each frame.
-
-    Programs of one model for several shapes have the same weights: `others` may have them on the device already.
-    """
+    """A loaded program with checked kernels. `arena_bytes`: of a frame; `others`: may share its weights."""
 
     def __init__(self, native: Program, device: Device, others: Sequence[LoadedProgram] = ()) -> None:
         self.native, self.device = native, device
@@ -337,10 +334,7 @@ class Frame:
         self.walk.run(self.loaded.native.calls, self.slots, stream)
 
     def run_device(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        """Run on device addresses in a stream's order; returns early unless the host has conditions to read.
-
-        An output that takes the memory of an input ends there, and at its own address too where that is another.
-        """
+        """Run on device addresses in stream order, not waiting unless for conditions. Donated outputs may be copied."""
         self.follow(stream)
         own = [inputs[j] for j in self.loaded.native.donated.values()]
         again, self._places_before = own == self._places_before and not any(a % PARAMETER_ALIGN for a in own), own

@@ -23,10 +23,7 @@ MAX_FRAMES = 4  # of a program: calls that run at the same time; those beyond wa
 
 
 class CudaInstance:
-    """A program with its frames. `others` returns the model's loaded programs, which share constants.
-
-    On arrays of the host all results pass through staging memory, so that each may end in a donated input's memory.
-    """
+    """A program with frames. `others`: programs that share constants. Host results pass through staging memory."""
 
     def __init__(
         self, program: Program, device: Callable[[], Device], others: Callable[[], Sequence[LoadedProgram]]

@@ -57,9 +57,7 @@ VENDORS: Mapping[str, Vendor] = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """An operand of a product: its number among the arguments, elements between neighbouring rows (of a transposed one:
-    columns), whose elements follow each other, and between matrices of a batch.
-    """
+    """A product's operand: argument number, stride of rows (transposed: columns), and of a batch's matrices."""
 
     arg: int
     transposed: bool

@@ -98,8 +98,7 @@ class LtFunction(CallFunction):
         lt: the library on the device.
         call: what to compute, by which of its suggestions.
 
-    Raises:
-        TargetError: the library has no such suggestion here.
+    TargetError: the library has no such suggestion here.
     """
 
     def __init__(self, lt: Lt, call: LibraryCall) -> None:

@@ -190,8 +190,7 @@ class DnnFunction(CallFunction):
         dnn: the library on the device.
         call: what to compute, by which of its suggestions.
 
-    Raises:
-        TargetError: the library has no such suggestion here, or cannot do it after all.
+    TargetError: the library has no such suggestion here, or cannot do it after all.
     """
 
     def __init__(self, dnn: Dnn, call: LibraryCall) -> None:

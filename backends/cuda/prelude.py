@@ -379,10 +379,7 @@ def lift(name: str, arity: int) -> str:
 
 
 def prelude(text: str, lifted: Iterable[str], more: Mapping[str, str]) -> str:
-    """What has to stand before the text of kernels: each helper that it names, and these further forms for vectors.
-
-    more: helpers beside those of the table. No name in the text may be that of a helper unless it means it.
-    """
+    """Text before kernels: helpers that they name, vector forms, and `more`. Names of helpers are reserved."""
     table = {**HELPERS, **more}
     done: dict[str, None] = {}
 

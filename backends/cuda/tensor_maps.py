@@ -41,10 +41,7 @@ class Encoded:
 
 
 def encoded(m: TensorMap, address: int, driver: Any) -> Encoded:
-    """The descriptor of a map over a parameter at this address. InternalError where the driver refuses it.
-
-    A map lists its axes outermost first, the driver wants them innermost first, and no stride for the innermost.
-    """
+    """Descriptor of a map at this address, axes innermost first. InternalError where the driver refuses it."""
     memory = (ctypes.c_uint8 * (BYTES + ALIGN))()
     at = -(-ctypes.addressof(memory) // ALIGN) * ALIGN
     rank = len(m.shape)

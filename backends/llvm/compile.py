@@ -51,8 +51,7 @@ def compile_text(text: str, cpu: str, features: str, passes: bool = True) -> byt
         features: `+avx2,-avx512f` and so on, added to what `cpu` implies.
         passes: False skips the IR passes and generates code from the text as it stands.
 
-    Raises:
-        InternalError: the text is not valid, or needs a symbol that is neither a kernel nor in ALLOWED_SYMBOLS.
+    InternalError: the text is not valid, or needs a symbol that is neither a kernel nor in ALLOWED_SYMBOLS.
     """
     machine, module = _prepare(text, cpu, features, passes)
     try:

@@ -29,10 +29,7 @@ MAX_STRIDE = 4  # between elements that vectors and shuffles load faster than a 
 
 
 def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] | None = None) -> str:
-    """The LLVM module of a kernel: `void symbol(buffers and scalars in order, ptr frame, i64 tid, i64 nthreads)`.
-
-    features: of the CPU; what it lacks is spelled out. None takes every instruction to be there.
-    """
+    """LLVM module of `void symbol(buffers and scalars, ptr frame, i64 tid, i64 nthreads)`. features: None is all."""
     names = {f.name: symbol if f is kernel.entry else f"{symbol}.{f.name}" for f in kernel.funcs}
     decls: set[str] = set()
     large = streams.streamed(kernel.entry, features)
@@ -385,9 +382,7 @@ class FuncEmitter:
         return self.from_memory(v, e.buf.dtype, lanes)
 
     def every(self, e: Load, step: int, start: Expr) -> str:
-        """Every step-th element: as many vectors and shuffles, where a gather takes the elements one by one. The last
-        vector ends with the last element that is asked for, so that nothing beyond is read.
-        """
+        """Every step-th element by vectors and shuffles, not gathers; the last vector ends at the last element."""
         n, ty = e.lanes, stored(e.buf.dtype, e.lanes)
         made, end = "", 0  # the elements before `end` are in place, or where they were loaded by the first vector
         for k in range(step):

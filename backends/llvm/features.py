@@ -145,8 +145,7 @@ def parse_target(text: str, threads: int | None = None) -> CpuTarget:
         threads: what holds where the text has no -threads; default: the CPUs on which the process may run, which is
             also the limit.
 
-    Raises:
-        TargetError: another kind of target, an unknown option, CPU or feature flag, or a thread count below 1.
+    TargetError: another kind of target, an unknown option, CPU or feature flag, or a thread count below 1.
     """
     kind, *words = text.split() or [""]
     if kind != "llvm":

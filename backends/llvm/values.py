@@ -384,10 +384,7 @@ def _avx512(em: FuncEmitter, e: Op, args: tuple[Expr, ...], least: int, one: Cal
 
 
 def _reciprocal(em: FuncEmitter, x: str, t: DType, lanes: int, name: str) -> str:
-    """1 / x by the estimate y: y + y * h, h = 1 - x * y (older CPUs: h + h^2); a quotient elsewhere.
-
-    h is NaN where x is 0, infinite or NaN: the estimate is right there. One of 14 bits is all that `estimate` asks for.
-    """
+    """1 / x by the estimate y: y + y * h, h = 1 - x * y (older CPUs: h + h^2), y where h is NaN; else a quotient."""
     ty = vector(t, lanes)
     one = literal(1.0, t, lanes)
     # sse4a tells AMD's CPUs, whose quotients take little more than an estimate alone: 2.6 cycles for 16 of them

@@ -78,10 +78,9 @@ class CompileService:
             progress: called with (done, of how many) in the calling thread.
             failed: takes the errors of texts that do not compile, by key; without it the first is raised.
 
-        Raises:
-            InternalError: a text that is not valid, that ends the compiler, or that takes longer than PATIENCE; it
-                names the key, and a file with the text in the second case.
-            KeyboardInterrupt: Control-C; the workers are gone by then.
+        InternalError: a text that is not valid, that ends the compiler, or that takes longer than PATIENCE; it names
+        the key, and a file with the text in the second case. KeyboardInterrupt: Control-C; the workers are gone by
+        then.
         """
         ordered = sorted(items, key=lambda item: (-len(item[1]), item[0]))
         count = self._worker_count([len(text) for _, text in ordered])

@@ -1,7 +1,4 @@
-"""Records to JSON data and back: the one codec of saved models, cached programs and messages between processes.
-
-A record is a frozen dataclass of numbers, texts, bytes, dtypes, records, tuples and dicts. Every piece read is checked.
-"""
+"""Checked JSON codec of records: dataclasses of numbers, texts, bytes, dtypes, records, tuples and dicts."""
 
 from __future__ import annotations
 

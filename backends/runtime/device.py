@@ -1,7 +1,4 @@
-"""What a device must be able to do to run programs, and arrays that lie on one.
-
-Nothing here needs a device or its libraries: addresses and streams are integers, so an interpreter is a device too.
-"""
+"""What a device does to run programs, and arrays on it. Addresses and streams are integers: no libraries."""
 
 from __future__ import annotations
 

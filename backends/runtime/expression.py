@@ -1,7 +1,4 @@
-"""Programs of array expressions as records that a cache keeps under the structure of the expression.
-
-Machine code is not part of a record: kernels are found by their symbols, in the process or in the cache.
-"""
+"""Programs of array expressions as cached records, without machine code, which is found by symbol."""
 
 from __future__ import annotations
 

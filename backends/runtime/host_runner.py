@@ -1,7 +1,4 @@
-"""Runs programs whose kernels are functions of addresses in this process: one call for each kernel, in order.
-
-Loops and branches are Python. This is the way of backends that bring no runner of their own.
-"""
+"""Runs programs of in-process functions: one call per kernel, in order; loops are Python. The default runner."""
 
 from __future__ import annotations
 

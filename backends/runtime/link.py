@@ -132,11 +132,7 @@ class ConstantBlock:
 
 
 def place_constants(program: ScheduledGraph, parameters: bool = False) -> ConstantBlock:
-    """A place for every constant that a kernel reads; equal bytes have one.
-
-    `parameters`: also room for what kernels read of parameters, in the order of the plan's numbers, behind the
-        constants.
-    """
+    """Places of kernels' constants, equal bytes shared. `parameters`: room for what kernels read of them behind."""
     aliases = program.memory.aliases
     places: list[tuple[int, Array, TensorType]] = []
     offsets: dict[Value, int] = {}

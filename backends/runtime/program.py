@@ -1,7 +1,4 @@
-"""A linked program as data: where values lie, which calls are made, loops and branches, code, constants, memory.
-
-It comes from a scheduled graph (`link.py`) or out of a saved model; every backend loads and runs it in its own way.
-"""
+"""A linked program as data: places, calls, loops, code, constants, memory; from a graph or a saved model."""
 
 from __future__ import annotations
 

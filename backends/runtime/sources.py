@@ -43,8 +43,7 @@ class Sources:
             kernel: one kernel by its number, name, symbol or a node that it computes; None shows the whole program.
             locs: node names as comments in the graph.
 
-        Raises:
-            InputError: there is no such stage or kernel.
+        InputError: there is no such stage or kernel.
         """
         stages = self.backend.stages
         if not isinstance(stage, str) or stage not in stages:

@@ -53,10 +53,7 @@ def is_flat(op: OpDef) -> bool:
 
 
 class Call:
-    """One application of an op. `key`: its part of a program's structure; `device`: of its operands, None traced.
-
-    A traced one has a `number`, larger than those of the calls before, and the line of the user's code in `locs`.
-    """
+    """One application of an op. `key`: its structure; `device`: of operands. Traced: rising `number`, `locs`."""
 
     __slots__ = ("attrs", "depth", "device", "heavy", "inputs", "key", "locs", "number", "op", "traced", "types")
     counted = itertools.count(1)
@@ -231,9 +228,7 @@ def _nothing(t: TensorType, device: str | None) -> Array | DeviceData:
 
 
 class Reached:
-    """What values need: the calls, operands first, with the numbers of their first results; the values without a call,
-    numbered; those with one that were met. `key`: the calls in words, equal for equal ones.
-    """
+    """Collect calls behind values, operands first, with result numbers; leaves; met ones; `key`: calls in words."""
 
     __slots__ = ("calls", "key", "leaves", "met")
 

@@ -180,11 +180,7 @@ def is_artifact(path: str | os.PathLike[str]) -> bool:
 
 
 def open_artifact(path: str | os.PathLike[str] | BinaryIO) -> Artifact:
-    """Map a file, or copy what an open one holds, and check every byte of it.
-
-    ArtifactError: there is no such file, it is something else, of a newer format, or damaged; says where, and what was
-    expected.
-    """
+    """Map a file or copy an open one, checking every byte. ArtifactError: where it fails, and what was expected."""
     if isinstance(path, (str, bytes, os.PathLike)):
         name = os.fsdecode(path)
         data = _mapped(name)

@@ -1,7 +1,4 @@
-"""What the manifest of a saved model says, as records; `dnnc.backends.runtime.codec` writes and reads them.
-
-Texts, objects and weights are not here but in sections of the file; a `Range` says where.
-"""
+"""Records of a saved model's manifest, by `dnnc.backends.runtime.codec`. A `Range` points into sections."""
 
 from __future__ import annotations
 

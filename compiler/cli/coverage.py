@@ -1,7 +1,4 @@
-"""Table of the ONNX operators that are read: opsets, types, where they run; for `dnnc ops --onnx` and the docs.
-
-All comes from the front end's tables and ONNX's schemas. Apart from the other commands because it loads onnx.
-"""
+"""Table of ONNX operators for `dnnc ops --onnx` and the docs, by the front end's tables and ONNX's schemas."""
 
 from __future__ import annotations
 

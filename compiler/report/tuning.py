@@ -1,7 +1,4 @@
-"""A search's report as one HTML file: time over trials, quality of predictions, choices and reasons.
-
-In: a Result. Out: a self-contained page with figures. Plotly draws, Jinja fills the page (the extra `tune`).
-"""
+"""A search's report as a self-contained HTML page: time, predictions, choices; Plotly and Jinja (extra `tune`)."""
 
 from __future__ import annotations
 

@@ -82,10 +82,7 @@ def _draw(rng: np.random.Generator, t: TensorType, top: int) -> Array:
 def first_difference(
     graph: Graph, inputs: Sequence[Array], got: Sequence[Array], asked: str | None = None
 ) -> tuple[int, str] | None:
-    """The number of the first output that rounding does not explain, and how it differs; None when all are right.
-
-    Integers and bools that differ are not judged where rounding alone changes them, or for storage in f16 or bf16.
-    """
+    """Return the first output that rounding does not explain, and why; None if right. Unsure integers pass."""
     want = run(graph, inputs, precision="float64")
     k = longest_reduction(graph, bind_dims(graph, [a.shape for a in inputs]))
     storage = stored_type(graph, asked)

@@ -67,9 +67,7 @@ def _repeat(calls: Sequence[Call], counts: Sequence[int], blocks: Sequence[int])
 
 
 def settle() -> None:
-    """Wait at least PAUSE, and until no thread of this process runs any more. Pools spin while they wait for work, ONNX
-    Runtime's for 33 ms after a call: the engine that comes next would have one CPU less.
-    """
+    """Wait PAUSE and until no thread of this process spins, as ONNX Runtime's do for 33 ms after a call."""
     end = time.perf_counter() + LONGEST_PAUSE
     while True:
         used = time.process_time()

@@ -71,8 +71,6 @@ def show_attr(a: Any, names: Mapping[Graph, str]) -> str:
 
 
 def attrs_key(n: Node) -> tuple[tuple[str, str], ...]:
-    """Equal for equal attributes. They go by their text: 1, 1.0 and True differ, and so do 0.0 and -0.0; subgraphs go
-    by their structure.
-    """
+    """Key of an attribute, by its text: 1, 1.0 and True differ, as 0.0 and -0.0 do; subgraphs by structure."""
     names = {s: s.structural_hash() for s in n.subgraphs()}
     return tuple((k, show_attr(a, names)) for k, a in sorted(n.attrs.items()))

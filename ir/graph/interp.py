@@ -35,8 +35,7 @@ def run(g: Graph, inputs: Sequence[Any] | Mapping[str, Any], precision: Precisio
         precision: "as-is" rounds every value to its declared dtype; "float64" computes all floats in float64 and rounds
             nothing.
 
-    Raises:
-        InputError: a missing or unknown name, a wrong dtype, or a shape that does not fit.
+    InputError: a missing or unknown name, a wrong dtype, or a shape that does not fit.
     """
     arrays = _ordered(g, inputs)
     with np.errstate(all="ignore"):
@@ -51,8 +50,7 @@ def run_node(n: Node, operands: Sequence[Array | None], bound: Bindings) -> list
         operands: arrays of the operands' dtypes, None for absent ones.
         bound: values of the symbolic dims; those that only the data tells are added.
 
-    Raises:
-        InputError: what the data tells contradicts what the graph needs.
+    InputError: what the data tells contradicts what the graph needs.
     """
     with np.errstate(all="ignore"):
         return _Run("as-is").node(n, operands, bound)

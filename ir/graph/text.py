@@ -70,8 +70,7 @@ def parse(
             name.
         ops: the known ops; default all of dnnc's.
 
-    Raises:
-        ParseError: with line and column where the text is no graph, a type is wrong, or a constant's data is missing.
+    ParseError: with line and column where the text is no graph, a type is wrong, or a constant's data is missing.
     """
     try:
         tree = ast.parse(text)

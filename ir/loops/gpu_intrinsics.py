@@ -1,7 +1,4 @@
-"""NumPy meanings of the warp instructions on matrix fragments, for the records in `intrinsics.py`.
-
-Layouts are those of PTX `mma.sync.m16n8k16` and `ldmatrix`. Arrays are [threads, lanes]; 32 threads are a warp.
-"""
+"""NumPy meanings of warp matrix instructions on [threads, lanes], laid out as PTX `mma.sync.m16n8k16`, `ldmatrix`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Loops that the interpreter may run side by side: iterations provably write different elements.
-
-Widening changes only the speed: an iteration becomes one more row of the arrays. All others run in sequence.
-"""
+"""Loops that the interpreter widens for speed, as their iterations provably write different elements."""
 
 from __future__ import annotations
 

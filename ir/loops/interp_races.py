@@ -15,10 +15,7 @@ _NOBODY, _SEVERAL = 0, -1  # identities start at 1, so that fresh tables are zer
 
 
 class Iterations:
-    """Iterations of `parallel` loops and grid blocks: unordered, but for `reset`, a barrier of all.
-
-    An element may be touched by two iterations if both read it, or write the same bits (overlapping tiles).
-    """
+    """Iterations of `parallel` loops and grids, unordered but for `reset`. They may share reads and equal writes."""
 
     def __init__(self, noun: str) -> None:
         self.noun = noun
@@ -77,10 +74,7 @@ def _differ(a: Array, b: Array) -> Array:
 
 
 class Team:
-    """Threads of a block: happens-before by vector clocks. clock[t, u] is what thread t knows of thread u.
-
-    The tensor cores of warp groups are members too, after the threads: they read on their own.
-    """
+    """Happens-before by vector clocks: clock[t, u] is what t knows of u; warp groups' tensor cores are members."""
 
     def __init__(self, size: int) -> None:
         self.size = size

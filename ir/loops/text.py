@@ -8,22 +8,7 @@ from typing import Any
 
 from dnnc.ir.dtype import BY_NAME, DType, boolean, f32, i64
 from dnnc.ir.errors import ParseError
-from dnnc.ir.expr import (
-    Expr,
-    Load,
-    Var,
-    cast,
-    const,
-    load,
-    logical_not,
-    op,
-    ref,
-    show,
-    show_at,
-    unwrap,
-    value,
-    var,
-)
+from dnnc.ir.expr import Expr, Load, Var, cast, const, load, logical_not, op, ref, show, show_at, unwrap, value, var
 from dnnc.ir.loops.intrinsics import TABLE, cast_target
 from dnnc.ir.loops.sharing import with_names
 from dnnc.ir.loops.stmt import (

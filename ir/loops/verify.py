@@ -1,7 +1,4 @@
-"""Verifier of the operator IR: static, one function per invariant, each error quotes its statement.
-
-Bounds are proved by linear facts: bounds of variables, conditions of `if`s, values of lets. No proof is an error.
-"""
+"""Verifier of the operator IR: static, one function per invariant, by linear facts. No proof is an error."""
 
 from __future__ import annotations
 

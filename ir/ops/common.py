@@ -187,10 +187,7 @@ def count(dims: Iterable[Dim], dtype: DType) -> Expr:
 
 
 def at_rows(reference: Callable[..., Array], axes_of: Callable[..., tuple[int, ...]]) -> Callable[..., Array]:
-    """`reference_at` of a reduction: the rows that the asked outputs combine, each once, through the reference.
-
-    `axes_of(rank, **attrs)` are the sorted axes that are combined; the reference takes `axes` and `keepdims`.
-    """
+    """`reference_at` of a reduction by its reference over each asked row once; `axes_of(rank, **attrs)`: its axes."""
 
     def at(inputs: Sequence[Array], points: Array, **attrs: Any) -> Array:
         x, keepdims = inputs[0], attrs.get("keepdims", False)

@@ -1,7 +1,4 @@
-"""Gather and scatter: elements chosen by run-time indices. Negative indices count from the end.
-
-All indices are checked (`guard`). Updates of a scatter go in order: the last one of an element counts.
-"""
+"""Gather and scatter by run-time indices, checked (`guard`), negative from the end; scatters go in order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Linear quantisation: q = saturate(round(x / scale) + zero_point), x = (q - zero_point) * scale; ties to even.
-
-The scale is one number, one per index of `axis`, or (with `block`) one per `block` consecutive indices of it.
-"""
+"""Linear quantisation, ties to even, with scale and zero point of all, along `axis`, or per `block` of it."""
 
 from __future__ import annotations
 

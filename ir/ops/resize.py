@@ -40,8 +40,7 @@ def coordinates(mode: str, old: Dim, new: Dim, scale: Fraction, roi: tuple[float
         scale: new size / old size, as the model states it.
         roi: the crop's start and end, relative to the dim.
 
-    Raises:
-        ShapeError: an unknown mode, or one that needs sizes which are not known.
+    ShapeError: an unknown mode, or one that needs sizes which are not known.
     """
     half = Fraction(1, 2)
     if new == 1 and mode in ("pytorch_half_pixel", "align_corners"):

@@ -140,9 +140,7 @@ def _pad_source(j: Expr, n: Dim, b: Dim, e: Dim, mode: str) -> Expr:
 
 
 def _folds(last: int, b: Dim, e: Dim) -> int:
-    """How often an index is to be reflected, at 0 and then at the last element, until it is none of the padding, if the
-    last element is at least this one; more than MAX_FOLDS where nobody knows.
-    """
+    """Return how often an index is reflected at 0 and the last element: more than MAX_FOLDS if unknown."""
     if not isinstance(b, int) or not isinstance(e, int):
         return MAX_FOLDS + 1
     below, above, folds = max(b, 0), max(e, 0), 0

@@ -105,10 +105,7 @@ def reduce(
     where: Callable[..., Expr] | None = None,
     name: str = "t",
 ) -> Tensor:
-    """`t[i...] = combine over r... of element(i..., r...)`, over those r where `where(i..., r...)` holds.
-
-    `element` is only evaluated where `where` holds, so it may then index outside its operands.
-    """
+    """`t[i...] = combine over r... of element(i..., r...)` where `where(i..., r...)`; else it is not evaluated."""
     assert combine in COMBINE
     axes, rs = _axes(shape, "i"), _axes(extents, "r")
     cond = where(*axes, *rs) if where is not None else None

@@ -28,10 +28,7 @@ from dnnc.passes.rewrites.fold import fold
 
 @dataclass(frozen=True)
 class Segment:
-    """Native nodes as a graph. `inputs`, `outputs`: the whole graph's values for its own, in order.
-
-    `carried`: dims that its last input, an array of no bytes, brings in its shape; empty where there is no such input.
-    """
+    """Native nodes as a graph. `inputs`, `outputs`: the whole graph's; `carried`: dims of a last, empty input."""
 
     graph: Graph
     inputs: tuple[Value, ...]

@@ -46,10 +46,7 @@ RUN = 8  # elements that make reading along an axis worth while
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """`for loops: if conds: acc[0] = combine(acc[0], term)`, anew in each iteration of the loops `around`.
-
-    A row that is kept in `acc`, in local memory, has no `combine`.
-    """
+    """`for loops: if conds: acc[0] = combine(acc[0], term)` in loops `around`. A row kept in `acc`: no `combine`."""
 
     acc: Buffer
     combine: str
@@ -66,9 +63,7 @@ class Reduction:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Form:
-    """`outer` are the loops over the output's memory, outermost first; `reductions` come in the order of their ends.
-    `panels`: for each loop over a block of memory, the loop that counts the blocks.
-    """
+    """`outer`: output loops, outermost first; `reductions` by their ends; `panels`: block loop -> its counter."""
 
     kind: ClassVar[str]
     outer: tuple[Var, ...] = ()

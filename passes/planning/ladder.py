@@ -132,8 +132,7 @@ def built(program: Program, build: Callable[[Program], T]) -> tuple[Program, T]:
     Returns:
         The program that could be built, and what `build` made of it.
 
-    Raises:
-        DnncError: the last failure, where nothing is left to try: the naive nest of a single node fails.
+    DnncError: the last failure, where nothing is left to try: the naive nest of a single node fails.
     """
     while True:
         try:

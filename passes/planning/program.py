@@ -300,8 +300,7 @@ def build_steps(
             them.
         groups: of programs made before, by the same templates, choices and intrinsics; those of this one are added.
 
-    Raises:
-        Unfit: the ladder may step down, and groups of several nodes have no schedule that holds.
+    Unfit: the ladder may step down, and groups of several nodes have no schedule that holds.
     """
     made = _Steps(
         memory, templates, choose, spelled, ladder or Ladder(), known, KnownGroups() if groups is None else groups

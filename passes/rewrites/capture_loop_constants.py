@@ -1,8 +1,4 @@
-"""Move constants and parameters that control flow captures into its bodies, for folding and packing.
-
-y = loop(trips, None, h, w, body=b, carried=1)      ->      y = loop(trips, None, h, body=b', carried=1), w a constant
-                                                            of b'
-"""
+"""loop(trips, None, h, w, body=b, carried=1) -> loop(trips, None, h, body=b', carried=1), constant w in b'."""
 
 from __future__ import annotations
 

@@ -81,9 +81,7 @@ def assign_layouts(graph: Graph, lanes: int, strict: bool = False, rates: CoreRa
 
 
 class Layouts(ABC):
-    """Walks a graph once: convolutions and products choose, what works in any order follows, `pack` nodes stand in
-    between. Subclasses say what convolutions and products want, and what else keeps a layout.
-    """
+    """Walks a graph once: convolutions and products choose layouts, others follow, `pack` nodes in between."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -33,10 +33,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Apart:
-    """Return how a value's dims from one axis on are split by its only reader, a reshape, and transposed.
-
-    `lead`: the dims in front of them after the reshape; `perm`: of all dims; `end`: the last value.
-    """
+    """Return a value's dims split and transposed by its only readers: `lead` before, `perm` of all, `end` last."""
 
     lead: Shape
     shape: Shape

@@ -1,7 +1,4 @@
-"""Rules for movement ops: identities vanish, two moves become one, a move becomes a cheaper one.
-
-Part of `canonicalize`. A rule is exact unless its entry in the table at the end says otherwise.
-"""
+"""Rules for movement ops in `canonicalize`: identities vanish, moves join or get cheaper; exact unless noted."""
 
 from __future__ import annotations
 

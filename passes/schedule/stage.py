@@ -1,7 +1,4 @@
-"""Schedule primitive `stage`: what a loop reads of a buffer, copied ahead of it into the thread's own memory.
-
-With a dtype the copy converts, whole vectors at a time: a tile that is broadcast by element would convert each one.
-"""
+"""Schedule primitive `stage`: copy what a loop reads ahead into private memory, converted if a dtype is set."""
 
 from __future__ import annotations
 

@@ -75,10 +75,7 @@ def store_row(
     at: tuple[Expr, ...],
     width: int,
 ) -> None:
-    """Finish and store `width` neighbouring elements of a row, from column `start` on, from `tile[at:+width]`.
-
-    The row must exist; columns that do not are left out. Padded rows are stored in vectors without padding.
-    """
+    """Finish and store existing columns of `tile[at:+width]` in a row from `start` on, by vectors off padding."""
     lanes, filled = store_lanes(c, width), _without_padding(c)
     wide = store_lanes(filled[0], width) if filled is not None else lanes
     if filled is None or wide <= lanes or filled[1] < wide:

@@ -347,10 +347,7 @@ def tiles(
 
 
 def step_cycles(mr: int, nv: int, target: CpuTarget, near: bool = True) -> float:
-    """Cycles of a register tile's step: the largest of FMAs, loads, chain latency, and panel reads.
-
-    The pixels of a depthwise convolution are vectors: as many loads. `near`: does the L2 cache hold the panels?
-    """
+    """Cycles of a register tile's step: max of FMAs, loads, latency, panel reads; depthwise loads are vectors."""
     rates = target.rates
     panel = (
         nv * target.vector_bits / 8 / (BESIDE * rates.l2 if near else rates.memory)

@@ -124,9 +124,7 @@ def _outer(s: Schedule, problem: Problem) -> list[str]:
 
 
 def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bool:
-    """Vectors over the innermost output loop: every access unit stride or constant along it, stored in order; several
-    of them at a time, whose sums need not wait for each other, where there are `columns`.
-    """
+    """Vectors over the innermost output loop, accesses unit stride or constant; several at a time by `columns`."""
     loops = [n for n in problem.lowered.out_loops if s.has(n)]
     rows, blocks = [r for names in problem.lowered.reductions for r in names], {v.name for v in problem.form.panels}
     if not loops or any(r.startswith("k") for r in rows):
@@ -304,10 +302,7 @@ def _is_plain(x: Load | Ref) -> bool:
 
 
 def _ask_for_next_row(s: Schedule, problem: Problem) -> None:
-    """Prefetch the next row in this row's last pass: passes in a near cache would leave memory idle.
-
-    `for i: {for k: .. x[i, k:+16] ..; for j: .. x[i, j:+16] ..}`  ->  `..; for j: {prefetch(x[i + 1, j]); ..}}`
-    """
+    """Prefetch the next row in this row's last pass: `for j: .. x[i, j:+16]` -> `..{prefetch(x[i + 1, j]); ..}`."""
     names = _outer(s, problem)
     if not names:
         return

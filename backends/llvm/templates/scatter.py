@@ -69,9 +69,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def _lanes(s: Scattered, target: CpuTarget) -> int:
-    """Lanes of the widest type that is read along a row or written; fewer where rows are whole vectors then, for a part
-    of a vector that is stored cannot be passed on to the next update of the row.
-    """
+    """Lanes of the widest type on a row; fewer if rows are whole vectors then, so that updates pass on."""
     widest = target.vector_bits // 8
     along = {v for v in (*s.axes[-1:], *s.over[-1:])}
     read = [

@@ -1,7 +1,4 @@
-"""Recipe for rows whose elements depend on earlier ones: rows in parallel, elements in order.
-
-What an element reduces over the ones before it becomes vector accumulators where it walks memory in order.
-"""
+"""Recipe for rows of dependent elements: rows in parallel, elements in order, inner sums by vectors if in order."""
 
 from __future__ import annotations
 

@@ -39,10 +39,7 @@ Knob = Mapping[str, "int | str"]
 
 @dataclass(frozen=True)
 class Winograd:
-    """A convolution for this builder: operands, sizes in tiles and panels, the store of a result vector.
-
-    `store` is in terms of the variables `place` (image, panel, row, column) and `total`, the sum.
-    """
+    """A convolution for this builder: operands, sizes, and a `store` in terms of `place` and the sum, `total`."""
 
     x: Buffer
     u: Buffer

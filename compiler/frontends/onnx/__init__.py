@@ -21,10 +21,7 @@ MAX_READINGS = 200  # each reading adds a fact about a symbol
 
 @dataclass(frozen=True)
 class Imported:
-    """A graph with the names that its inputs and outputs have in the model, which need not be identifiers.
-
-    `results` are the forms of the model's outputs: which graph outputs, in order, are parts of a sequence or map.
-    """
+    """A graph with users' input and output names. `results`: forms of outputs, as parts of sequences or maps."""
 
     graph: Graph
     inputs: tuple[str, ...]

@@ -174,10 +174,7 @@ def attribute_value(a: onnx.AttributeProto, folder: Any = None) -> Any:
 
 
 class Call:
-    """A node to convert. `x(i)`, `dims(i)`, `array(i)`: inputs; `integer`, `numbers`, ...: attributes; `b` builds.
-
-    All raise a DnncError that the importer completes with the node's name, operator and opset.
-    """
+    """A node to convert: inputs `x(i)`, `dims(i)`, `array(i)`, attributes ..., `b` builds. Errors name it."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""TensorProto to NumPy array, every dtype and both ways of storage, and the only place that opens files a model names.
-
-A model is untrusted input: sizes are checked before allocation; external data are files in the model's folder.
-"""
+"""TensorProto to NumPy array, all dtypes. Files of a model are untrusted: sizes and paths are checked first."""
 
 from __future__ import annotations
 

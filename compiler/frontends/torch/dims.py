@@ -16,9 +16,7 @@ LARGEST = 1 << 40  # what torch gives as an upper bound beyond this is none
 
 
 class Dims:
-    """The dims of one program. `known`: symbols that are numbers here; `names`: what to call others; `ranges`: where
-    they lie, for symbols of which torch's records say something narrower than what it promises.
-    """
+    """Dims of a program. `known`: numbers; `names`: of others; `ranges`: where torch's records narrow them."""
 
     def __init__(
         self,

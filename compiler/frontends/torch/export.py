@@ -75,10 +75,7 @@ def exported(
 
 
 def examples(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return a module's example arguments, keyword arguments and dynamic sizes from `inputs=` of dnnc.compile.
-
-    Tensors and arrays are examples; a `dnnc.Spec` stands for any tensor of its shape, strings name dynamic sizes.
-    """
+    """Return a module's example arguments and dynamic sizes from `inputs=`: tensors, arrays, or `dnnc.Spec`s."""
     by_name = isinstance(inputs, Mapping)
     given = dict(inputs) if by_name else tuple(inputs if inputs is not None else ())
     sizes: dict[str, Any] = {}

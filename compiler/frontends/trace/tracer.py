@@ -30,10 +30,7 @@ _TRACING: ContextVar[bool] = ContextVar("dnnc_tracing", default=False)
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced function: its graph over the leaves of the arguments, and the structure around its results.
-
-    A complex array is one input or output of real numbers with a last axis of size 2.
-    """
+    """A traced function: graph over argument leaves, structure of results. Complex arrays: real, last axis of 2."""
 
     graph: Graph
     results: Tree

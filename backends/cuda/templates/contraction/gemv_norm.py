@@ -108,9 +108,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 @dataclass(frozen=True)
 class Norm:
-    """`row[i, k]` is `value` for each iteration of the loops `rows` and of `k`; `statistics` are sums over k, one after
-    the other, each with the accumulator that `value` and later ones read as `acc[0]`.
-    """
+    """`row[i, k]` = `value` over loops `rows` and `k`; `statistics`: successive sums over k, read as `acc[0]`."""
 
     rows: Axis
     k: Var

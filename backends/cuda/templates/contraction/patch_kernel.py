@@ -84,9 +84,7 @@ class PatchCopy:
         channels: int,
         lanes: int,
     ) -> None:
-        """The pixels that a tile reads: `sizes` of them along each axis, for results from `origin` on, of which the
-        first number is the image's; channels from `first` on. Outside of the image there are zeros.
-        """
+        """Read a tile's pixels, `sizes` by axis from `origin` (image, ...), channels from `first`, zeros outside."""
         i, across = self.image, channels // lanes
         with self.turns(b, math.prod(sizes), across, "pixel") as (pixel, channel):
             channel = channel * lanes

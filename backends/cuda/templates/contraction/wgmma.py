@@ -12,15 +12,7 @@ from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction.wgmma_conv import window_of
-from dnnc.backends.cuda.templates.contraction.wgmma_kernel import (
-    ROW,
-    Finish,
-    Product,
-    Tiling,
-    Window,
-    Writer,
-    steps_of,
-)
+from dnnc.backends.cuda.templates.contraction.wgmma_kernel import ROW, Finish, Product, Tiling, Window, Writer, steps_of
 from dnnc.backends.cuda.templates.contraction.wgmma_split import SplitWriter
 from dnnc.backends.cuda.templates.reduction.partial import PEER_BYTES, SHARE, SPLITS
 from dnnc.ir.dtype import bf16, f16, f32

@@ -41,10 +41,7 @@ class Axis:
 def window_of(
     problem: Problem, a: Load, a_at: Expr, b: Load, b_at: Expr, row: Var, col: Var, step: Var
 ) -> tuple[Window, Buffer, Buffer] | None:
-    """Return a convolution's window, image and filter [tap, output channel, channel]; None if unsuitable.
-
-    a_at and b_at are the offsets of the factors' elements by the row, the column and the step of the sum.
-    """
+    """Return a conv's window, image, filter [tap, out, in], or None. a_at, b_at: offsets by row, column, step."""
     node = problem.anchor
     if node is None or node.op.contraction is not ContractionForm.CONVOLUTION or node.attrs["group"] != 1:
         return None

@@ -1,7 +1,4 @@
-"""Schedules of scans, in which each element combines those before it in its row: cumsum, cumprod, in either direction.
-
-A warp for each row where there are many, else a block. Other recurrences have only a thread for each row.
-"""
+"""Schedules of scans (cumsum, cumprod): a warp or a block per row; other recurrences, a thread per row."""
 
 from __future__ import annotations
 

@@ -233,10 +233,7 @@ def _zeros(c: Call, n: int, groups: int, bits: int) -> Any:
 
 
 class _Quantizing(Builder):
-    """A builder whose matrix products quantise their left operand to u8, each time with its own scale.
-
-    Sums of products of such levels and of 8-bit weights stay below 2^24 for some hundred terms, so f32 suffices.
-    """
+    """A builder whose products quantise their left operand to u8, scaled each time; f32 sums stay below 2^24."""
 
     def op(self, op: Any, /, *operands: Any, **attrs: Any) -> Any:
         if op != "matmul":

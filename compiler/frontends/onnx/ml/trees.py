@@ -331,10 +331,7 @@ def _eligible(c: Call, y: Value, forest: Forest, votes: tuple[Array, Array], dty
 def _binary(
     c: Call, y: Value, voted: int, votes: tuple[Array, Array], base: Array | None, transform: str
 ) -> tuple[Value, Any]:
-    """Two classes with votes of `voted` alone: probabilities (all positive) are split at 1/2, others at 0.
-
-    Votes for class 0 are the score of class 1, whose complement or opposite class 0 gets. Else class 0 has no score.
-    """
+    """Two classes with votes of `voted` alone: probabilities split at 1/2, others at 0; class 0 is the opposite."""
     y = c.b.slice(y, starts=(0, voted), steps=(1, 1), shape=(y.type.shape[0], 1))
     if base is not None and base.size:
         y = c.b.add(y, c.const(base[-1], y.type.dtype))

@@ -96,10 +96,7 @@ def multinomial(c: Call) -> Any:
 
 
 def dropout(c: Call) -> Any:
-    """Nothing and a mask that is all true, unless `training_mode` is set.
-
-    ONNX's test cases define the draw by NumPy's Mersenne Twister for a `seed` and fixed dims; else it is Philox's.
-    """
+    """Identity and an all-true mask, unless `training_mode`: by NumPy's Mersenne Twister (`seed`), else Philox."""
     training = c.has(2) and c.opset >= 12 and bool(c.scalar(2, "training_mode"))
     x = c.item(0)
     ratio = c.item(1) if c.has(1) else None
