@@ -20,7 +20,7 @@ from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import Call, CompiledKernel, MemoryRef, Program
 from dnnc.ir.errors import InputError, TargetError, TuneError, UnsupportedError
 from dnnc.ir.expr import Var
-from dnnc.ir.target import Limits, Target, TargetFacts
+from dnnc.ir.target import Limits, TargetFacts
 
 if TYPE_CHECKING:
     from dnnc.backends.runtime.host_runner import Function
@@ -89,29 +89,19 @@ class ParameterTables(Protocol):
 
 @dataclass(frozen=True)
 class BuildJob:
-    """How a scheduled graph becomes a program.
+    """How a scheduled graph becomes a program."""
 
-    Attributes:
-        cache: where machine code is looked for, and kept.
-        check: True if new kernels are checked against float64.
-        progress: told (stage, done, of).
-        code: machine code by symbol out of a saved model; the cache is not asked for it.
-        checked: symbols of that code which a device has checked.
-        spare: takes the code of this program for a second attempt, since the cache may keep none.
-        flush: True if denormals are zero while the program runs.
-        entry: False if an expression loader calls the kernels, so that no entry function is compiled.
-        loader: of expressions, which has loaded kernels already.
-    """
-
-    cache: KernelCache
-    check: bool = True
-    progress: Progress | None = None
+    cache: KernelCache  # where machine code is looked for, and kept
+    check: bool = True  # True if new kernels are checked against float64
+    progress: Progress | None = None  # told (stage, done, of)
+    # machine code by symbol out of a saved model; the cache is not asked for it
     code: Mapping[str, bytes] = field(default_factory=dict)
-    checked: frozenset[str] = frozenset()
+    checked: frozenset[str] = frozenset()  # symbols of that code which a device has checked
+    # takes the code of this program for a second attempt, since the cache may keep none
     spare: dict[str, bytes] = field(default_factory=dict)
-    flush: bool = False
-    entry: bool = True
-    loader: Any = None
+    flush: bool = False  # True if denormals are zero while the program runs
+    entry: bool = True  # False if an expression loader calls the kernels, so that no entry function is compiled
+    loader: Any = None  # of expressions, which has loaded kernels already
 
     def find(self, symbol: str) -> bytes | None:
         """Machine code of a kernel that needs not be compiled."""
@@ -143,21 +133,13 @@ class ExpressionLoader(Protocol):
 
 @dataclass(frozen=True)
 class Built:
-    """Machine code of one kernel with what it takes to run it, for the tuner.
+    """Machine code of one kernel with what it takes to run it, for the tuner."""
 
-    Attributes:
-        symbol: name of the function within the code.
-        code: an object file or a cubin.
-        facts: what the backend's bench wants to know, as JSON.
-        spills: bytes per thread that registers were too few for, where the compiler tells.
-        seconds: of printing and compiling.
-    """
-
-    symbol: str
-    code: bytes
-    facts: dict[str, Any] = field(default_factory=dict)
-    spills: int = 0
-    seconds: float = 0.0
+    symbol: str  # name of the function within the code
+    code: bytes  # an object file or a cubin
+    facts: dict[str, Any] = field(default_factory=dict)  # what the backend's bench wants to know, as JSON
+    spills: int = 0  # bytes per thread that registers were too few for, where the compiler tells
+    seconds: float = 0.0  # of printing and compiling
 
     @property
     def digest(self) -> str:
@@ -168,19 +150,12 @@ class Built:
 
 @dataclass(frozen=True)
 class Level:
-    """A level of the memory hierarchy.
+    """A level of the memory hierarchy."""
 
-    Attributes:
-        name: "L1", "memory".
-        capacity: bytes that all threads together keep in it; 0 for any number.
-        read: bytes read per second.
-        copy: bytes read and written per second.
-    """
-
-    name: str
-    capacity: int
-    read: float
-    copy: float
+    name: str  # "L1", "memory"
+    capacity: int  # bytes that all threads together keep in it; 0 for any number
+    read: float  # bytes read per second
+    copy: float  # bytes read and written per second
 
     @property
     def rate(self) -> float:
@@ -202,25 +177,15 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Samples:
-    """Measured seconds of a program's runs.
+    """Measured seconds of a program's runs."""
 
-    Attributes:
-        calls: (symbol, which call of its kernel) of each measured call, in order.
-        threads: of a run.
-        total: [repeat] of whole calls.
-        overhead: [repeat] outside of the program.
-        kernels: [repeat, call].
-        waiting: [repeat, call] lost at barriers behind a kernel.
-        balance: [repeat, call] time of the average thread over that of the slowest.
-    """
-
-    calls: tuple[tuple[str, int], ...]
-    threads: int
-    total: Array
-    overhead: Array
-    kernels: Array
-    waiting: Array
-    balance: Array
+    calls: tuple[tuple[str, int], ...]  # (symbol, which call of its kernel) of each measured call, in order
+    threads: int  # of a run
+    total: Array  # [repeat] of whole calls
+    overhead: Array  # [repeat] outside of the program
+    kernels: Array  # [repeat, call]
+    waiting: Array  # [repeat, call] lost at barriers behind a kernel
+    balance: Array  # [repeat, call] time of the average thread over that of the slowest
 
 
 def numbered(calls: Sequence[Call]) -> tuple[tuple[str, int], ...]:
@@ -258,21 +223,6 @@ class Bench(Protocol):
 class Backend:
     """One target.
 
-    Attributes:
-        name: first word of its targets.
-        stages: names of the texts that it can show, the graph first; the last ones are its own languages.
-        comments: what begins a comment in each language; "#" where it is not named.
-        any_sizes: True if one program can serve symbolic sizes.
-        compiles: False if graphs are interpreted.
-        saves_programs: True if a saved program runs without the passes.
-        check_limit: statements that a kernel check may run.
-        rounds_products: True if it may round float32 operands of products to TF32.
-        numbered: True if its devices have numbers.
-        exclusive: True if compiling on the host disturbs what is measured.
-        target: facts of the machine that code is made for; equal targets have equal `repr`.
-        threads: of a call.
-        present: True if programs can run here, so that kernels are checked while compiling.
-
     A backend has one of these, everything else has a default:
 
     - `emit`, `compile`, `functions`: kernels are functions of this process, which get addresses.
@@ -280,19 +230,20 @@ class Backend:
     - `interpret` and `runner`: it compiles nothing.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # first word of its targets
+    # names of the texts that it can show, the graph first; the last ones are its own languages
     stages: ClassVar[tuple[str, ...]] = ("graph", "operator")
-    comments: ClassVar[Mapping[str, str]] = {}
-    any_sizes: ClassVar[bool] = False
-    compiles: ClassVar[bool] = True
-    saves_programs: ClassVar[bool] = False
-    check_limit: ClassVar[int] = 1 << 35
-    rounds_products: ClassVar[bool] = False
-    exclusive: ClassVar[bool] = True
-    numbered: ClassVar[bool] = False
-    target: Any = None
-    threads: int = 1
-    present: bool = True
+    comments: ClassVar[Mapping[str, str]] = {}  # what begins a comment in each language; "#" where it is not named
+    any_sizes: ClassVar[bool] = False  # True if one program can serve symbolic sizes
+    compiles: ClassVar[bool] = True  # False if graphs are interpreted
+    saves_programs: ClassVar[bool] = False  # True if a saved program runs without the passes
+    check_limit: ClassVar[int] = 1 << 35  # statements that a kernel check may run
+    rounds_products: ClassVar[bool] = False  # True if it may round float32 operands of products to TF32
+    exclusive: ClassVar[bool] = True  # True if compiling on the host disturbs what is measured
+    numbered: ClassVar[bool] = False  # True if its devices have numbers
+    target: Any = None  # facts of the machine that code is made for; equal targets have equal `repr`
+    threads: int = 1  # of a call
+    present: bool = True  # True if programs can run here, so that kernels are checked while compiling
 
     @property
     def text(self) -> str:
@@ -316,7 +267,7 @@ class Backend:
 
         `rounded`: TF32 products are allowed.
         """
-        from dnnc.passes.schedule.step import AS_LOWERED
+        from dnnc.passes.schedule.step import AS_LOWERED  # a saved model does without it
 
         return (AS_LOWERED,)
 
@@ -372,8 +323,8 @@ class Backend:
 
     def describe(self, scheduled: ScheduledGraph) -> Program:
         """The program without machine code, to show its texts."""
-        from dnnc.backends.build import symbols_of
-        from dnnc.backends.runtime.link import link
+        from dnnc.backends.build import symbols_of  # a saved model does without it
+        from dnnc.backends.runtime.link import link  # a saved model does without it
 
         return link(scheduled, symbols_of(scheduled, self))
 
@@ -395,7 +346,7 @@ class Backend:
 
     def runner(self, parameters: Any | None) -> Runner:
         """What runs the programs of one model. `parameters`: see `dnnc.parameters`."""
-        from dnnc.backends.runtime.host_runner import HostRunner
+        from dnnc.backends.runtime.host_runner import HostRunner  # most backends have a runner of their own
 
         return HostRunner(parameters)
 
@@ -417,10 +368,7 @@ class Backend:
         raise UnsupportedError(f"target {self.name} reads parameters where they lie")
 
     def unfit(self, code_version: str, target: Any) -> str:
-        """Why machine code of another version or machine cannot run here; empty if it can.
-
-        `target`: facts of the other machine as JSON data.
-        """
+        """Say why code of another version or machine cannot run here; empty if it can. `target`: its facts as JSON."""
         same = code_version == self.code_version and target == encode(self.target)
         return "" if same else "it was compiled for another version or machine"
 
@@ -436,7 +384,7 @@ class Backend:
 
     def kernel_text(self, kernel: CompiledKernel, stage: str) -> str:
         """A kernel in one of the backend's languages."""
-        from dnnc.ir.loops.text import parse_kernel
+        from dnnc.ir.loops.text import parse_kernel  # a saved model does without it
 
         return kernel.text if kernel.control else self.emit(parse_kernel(kernel.text), kernel.symbol)
 
@@ -512,9 +460,3 @@ class Backend:
     def availability(cls) -> dict[str, Any]:
         """For `dnnc targets`: "name", "available", "reason", and facts by name. TargetError: it is not available."""
         return {"name": cls.name, "available": True, "reason": ""}
-
-
-class BackendFactory(Protocol):
-    """Makes a backend for a target. TargetError: the target is malformed or not available."""
-
-    def __call__(self, target: Target, threads: int | None = None) -> Backend: ...

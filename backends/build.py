@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.base import Backend, BuildJob
 from dnnc.backends.check import check_run, run_bytes
 from dnnc.backends.runtime.host_runner import Function
 from dnnc.backends.runtime.link import link
@@ -25,6 +24,9 @@ from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.planning.ladder import Failure, fail
 from dnnc.passes.planning.program import Program as ScheduledGraph
 from dnnc.passes.planning.program import Step
+
+if TYPE_CHECKING:
+    from dnnc.backends.base import Backend, BuildJob
 
 Array = np.ndarray[Any, Any]
 Emit = Callable[[Kernel, str], str]  # kernel, symbol -> text

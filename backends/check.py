@@ -177,10 +177,7 @@ def sample_dim(v: Var, least: int = 19) -> int:
 def draw(
     rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Expr], limits: tuple[int, int] = (0, 2)
 ) -> Array:
-    """Values for one input: floats in [-1, 1), integers within `limits`, over again where it is large.
-
-    Constants that are small, or that are only looked up, are themselves.
-    """
+    """Make an input's values: floats in [-1, 1), integers in `limits`, tiled if large; small constants as they are."""
     t = v.type
     array = graph.constants.get(v)
     shape = concrete_shape(t, env)
@@ -205,9 +202,7 @@ def draw(
 
 
 def calmed(step: Step, inputs: dict[Value, Array]) -> dict[Value, Array]:
-    """The inputs with smaller matrices for recurrences, whose steps would otherwise make any error of rounding larger
-    and larger.
-    """
+    """Return inputs with smaller recurrence matrices, whose steps would otherwise amplify rounding errors."""
     n = step.group.nodes[0]
     if Trait.RECURRENT not in n.op.traits:
         return inputs

@@ -1,8 +1,7 @@
 """Outputs that a right kernel may give where its error is over the plain bound: the second look of the kernel check.
 
 In: the group of a kernel as a graph, the inputs of the check, sampled outputs of the kernel and of the float64
-reference. Out: the worst output that rounding does not explain, or None. Only outputs over the plain bound are judged.
-One is right if any of these holds:
+reference. Out: the worst output that rounding does not explain, or None. An output over the plain bound is right if:
 
 - it is within the bound of the reference in the graph's own types, an integer equal to it: a sum of masks overflows in
   float32 and not in float64;
@@ -48,8 +47,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """Outputs of a check: `got` of the kernel and `want` of the float64 reference at `points` [n, rank], on the inputs
-    `arrays`.
+    """A check's outputs: the kernel's `got`, the reference's `want` at `points` [n, rank], on `arrays`.
 
     `loose` is the graph with further inputs, the relative errors of values within the group. `k` is the length of the
     longest reduction, `operands` the dtype to which operands of products are rounded ("" for none).
@@ -90,9 +88,7 @@ def errors(got: Array, want: Array) -> Array:
 
 
 def bounds(dtype: DType, k: int, want: Array, operands: str) -> Array:
-    """The plain bound of each output; those far below the largest, as scores beside masks of -3e38, are measured by the
-    largest of them.
-    """
+    """Return each output's plain bound; outputs far below the largest (as scores by -3e38 masks) scale with it."""
     limit = np.full(want.shape, bound(dtype, k, want, operands))
     if dtype.is_float:
         size = np.abs(want)
@@ -172,9 +168,7 @@ class _Reach:
 
 
 def _perturbed(loose: Graph, arrays: list[Array], points: Array, k: int, rng: np.random.Generator) -> Iterator[Array]:
-    """The reference at the points, whose inputs are off by up to C rounding errors, and its values by those of their
-    own ops.
-    """
+    """Return the reference at the points for inputs off by up to C rounding errors, and its ops' own values."""
     extra = loose.inputs[len(arrays) :]
     sizes = [
         (C if v.name.startswith(OF_OPERAND) else ON_THE_WAY * math.sqrt(k)) * EPS[v.type.dtype.computed.name]

@@ -1,8 +1,7 @@
-"""What users give as `parameters=` of dnnc.compile: arguments and captured arrays of functions, inputs and constants of
-graphs.
+"""`parameters=` of dnnc.compile: arguments and captures of functions, inputs and constants of graphs.
 
-Out comes a graph with an input for each, and the arrays by the inputs' names, as `dnnc.driver.compile_graph` takes
-them; of ONNX models `dnnc.frontends.onnx.parameters` does this.
+Out comes a graph with an input for each, and the arrays by the inputs' names, as `dnnc.compile_graph.compile_graph`
+takes them; of ONNX models `dnnc.frontends.onnx.parameters` does this.
 """
 
 from __future__ import annotations
@@ -23,17 +22,10 @@ Array = np.ndarray[Any, Any]
 Bound = dict[str, Any]
 
 
-# --- functions --------------------------------------------------------------------------------------------------------
-
-
 def of_function(
     fn: Any, inputs: Sequence[Any] | Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> tuple[Graph, Bound]:
-    """Trace a function of which some arguments, by name, are parameters; other names are of arrays that it captures.
-
-    Raises:
-        InputError: a captured array is not found in what the function computes.
-    """
+    """Trace a function with parameters, arguments or captured arrays. InputError: a captured array is not found."""
 
     known = inspect.signature(fn).parameters
     arguments = {n: tree for n, tree in parameters.items() if n in known}
@@ -61,8 +53,7 @@ def holder(graph: Graph, name: str, a: Any) -> Value:
             if within
             else (
                 "it is no argument of the function, which does not read its memory either: NumPy's arrays are copied "
-                "where they meet arrays of dnnc.array, "
-                "so convert it outside by dnnc.array.asarray(a, copy=False)"
+                "where they meet arrays of dnnc.array, so convert it outside by dnnc.array.asarray(a, copy=False)"
             )
         )
         raise InputError(f"parameters: {name}: {why}")
@@ -79,13 +70,8 @@ def _same_memory(a: Array, b: Array) -> bool:
     )
 
 
-# --- graphs -----------------------------------------------------------------------------------------------------------
-
-
 def of_graph(graph: Graph, parameters: Mapping[str, Any] | Sequence[str]) -> tuple[Graph, Bound]:
-    """A copy of a graph in which constants of these names are inputs. Of names without arrays the constants' contents
-    are taken.
-    """
+    """Copy a graph with these constants as inputs. Names without arrays take the constants' contents."""
     made = graph.copy()
     given = parameters if isinstance(parameters, Mapping) else dict.fromkeys(parameters)
     constants, inputs = {v.name: v for v in made.constants}, {v.name for v in made.inputs}

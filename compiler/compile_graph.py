@@ -16,7 +16,7 @@ from dnnc.graph_compiler import GraphCompiler, SavedCode
 from dnnc.hybrid import HybridCompiler, has_control, staged
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph, identifier
-from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
+from dnnc.ir.shapes import bound_dims, nonempty_lows, specialise
 from dnnc.memory import check_possible
 from dnnc.options import CompileOptions, cache_folder, thread_count
 from dnnc.parameters import Parameters, with_parameters
@@ -87,7 +87,7 @@ def compile_for(
     if backend.compiles and needs_host(graph):
         return staged(HybridCompiler(graph, names, opts, backend, log, cache, progress, onnx))
     symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims) and not has_control(graph)
-    shared = lows_without_empties(graph) if symbolic and backend.any_sizes else None
+    shared = nonempty_lows(graph) if symbolic and backend.any_sizes else None
     compiler = GraphCompiler(
         graph,
         names,
@@ -115,12 +115,7 @@ def with_roles(
     parameters: Mapping[str, Any],
     backend: Backend,
 ) -> tuple[Graph, tuple[list[str], list[str]], Parameters | None]:
-    """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters.
-
-    Raises:
-        InputError: an array or a pair does not fit.
-        UnsupportedError: there are host steps.
-    """
+    """Return a graph with parameters and donated inputs, other names, Parameters. InputError: an array does not fit."""
     bound = None
     if parameters:
         device = backend.device if backend.present else None
@@ -154,7 +149,5 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
 
 
 def open_dims(opts: CompileOptions, graph: Graph) -> CompileOptions:
-    """Options for a traced graph: sizes that are names are for one program to serve, unless the options say more of
-    them.
-    """
+    """Return the options for a traced graph: one program serves all sizes that are names, unless they say more."""
     return replace(opts, dims={**dict.fromkeys(graph.dims, (1, LARGEST)), **opts.dims}) if graph.dims else opts

@@ -1,4 +1,4 @@
-"""A graph to a program: passes, schedules, machine code, checks. The one way for all backends."""
+"""A graph to a program: passes, schedules, machine code, checks. The one way for all backends that compile."""
 
 from __future__ import annotations
 

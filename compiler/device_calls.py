@@ -1,20 +1,11 @@
-"""Calls on arrays of a CUDA device: CuPy, torch, anything with `__cuda_array_interface__` or DLPack, with no copy to
-the host.
-"""
+"""Calls on CUDA arrays: CuPy, torch, `__cuda_array_interface__`, DLPack; no copy to the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dnnc.backends.runtime.arrays import (
-    Defer,
-    device_array,
-    is_device_array,
-    kind_of,
-    output_array,
-    stream_address,
-)
+from dnnc.backends.runtime.arrays import Defer, device_array, is_device_array, kind_of, output_array, stream_address
 from dnnc.backends.runtime.device import PARAMETER_ALIGN, Device, DeviceArray
 from dnnc.donation import Donation
 from dnnc.ir.errors import InputError
@@ -107,9 +98,7 @@ class DeviceCalls:
     def _views(
         self, values: Sequence[Any], device: Device, weights: Sequence[DeviceArray], keep: bool = False
     ) -> list[DeviceArray]:
-        """Inputs on the device; those on the host are brought there. `keep`: donated ones have to be memory that can be
-        kept.
-        """
+        """Bring inputs to the device. `keep`: memory of donated ones must be such that it can be kept."""
         out = self._brought(values, device)
         if not self._donation.pairs:
             return out

@@ -4,8 +4,7 @@
                                                             that very array
 
 Where the plan proves that nothing is written there before it was read for the last time, kernels do so at once; else
-the result is copied there in the end. Either way it is one array instead of two that the caller holds. On a device the
-memory is that of the caller's array there.
+the result is copied there in the end. Either way the caller holds one array, on a device in its own memory.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 def donated(graph: Graph, names: tuple[Sequence[str], Sequence[str]], donate: Mapping[str, str]) -> dict[int, int]:
-    """What Graph.donated says, of users' names. InputError where there is no such input or output, or their types
-    differ.
-    """
+    """Check user-named donations (Graph.donated). InputError for unknown names or types that differ."""
     inputs, outputs = (list(n) for n in names)
     pairs: dict[int, int] = {}
     for a, b in donate.items():
@@ -73,9 +70,7 @@ class Donation:
     names: Sequence[str]
 
     def check(self, arrays: Sequence[Array], weights: Sequence[Array] = ()) -> None:
-        """InputError where a donated array cannot be written to, or another argument or a parameter lies in its
-        memory.
-        """
+        """Raise InputError where a donated array is read-only or shares memory with an argument or parameter."""
         for j in self.pairs.values():
             a = arrays[j]
             others = [i for i, b in enumerate(arrays) if i != j and np.may_share_memory(a, b)]
@@ -100,9 +95,7 @@ class Donation:
             raise InputError(f"input {self.names[j]} is donated, and a parameter lies in its memory: give a copy")
 
     def check_side(self, values: Sequence[Any], on_device: bool) -> None:
-        """InputError where a donated array lies on the host and the call runs on arrays of a device, or the other way
-        round.
-        """
+        """Raise InputError where a donated array is on the host and the call on a device, or vice versa."""
         for j in self.pairs.values():
             if is_device_array(values[j]) != on_device:
                 where, first = ("host", "device") if on_device else ("device", "host")
@@ -137,9 +130,7 @@ class Donation:
         return results[0] if len(results) == 1 else results
 
     def finish(self, buffers: Sequence[Array], arrays: Sequence[Array], results: list[Array] | None) -> list[Array]:
-        """The results of a call: in the memory of inputs, and of what the caller gave other buffers for (`results`),
-        there too.
-        """
+        """Copy results into donated inputs, and into `results` where the caller gave other buffers."""
         out = list(buffers)
         for k, j in self.pairs.items():
             if out[k] is not arrays[j]:

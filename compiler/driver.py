@@ -1,4 +1,4 @@
-"""From a model to an Executable: the stages in order. The only module that sees all parts of the compiler."""
+"""From a model to an Executable: a frontend reads the model, `dnnc.compile_graph` compiles its graph."""
 
 from __future__ import annotations
 
@@ -127,9 +127,7 @@ def is_torch(model: Any) -> bool:
 def traced_graph(
     fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, parameters: Any = None
 ) -> tuple[Graph, Mapping[str, Any]]:
-    """The graph of a function of array code, and its parameters. InputError where it is none, or nothing says what it
-    takes.
-    """
+    """Trace a function of array code: its graph and parameters. InputError where it cannot be traced."""
 
     if not callable(fn):
         raise InputError(f"inputs: only a function takes them, not {a_type(fn)}; sizes of a model are given by dims")
@@ -212,9 +210,7 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
 def compile_bound(
     model: Any, parameters: Mapping[str, Any] | Sequence[str] | bool, opts: CompileOptions, progress: Progress | None
 ) -> Executable:
-    """Compile an ONNX model some of whose weights are parameters. UnsupportedError where sizes depend on what they
-    hold, or on other contents.
-    """
+    """Compile an ONNX model with parameters. UnsupportedError where sizes depend on their contents."""
 
     start = time.perf_counter()
     opened = load(model)
@@ -232,15 +228,8 @@ def compile_bound(
                 ) from e
             parameters = [n for n in bound if n not in own]
     names = list(made.inputs), list(made.outputs)
-    return compile_graph(
-        made.graph,
-        names,
-        replace(opts, dims=_left(opts, made.graph)),
-        progress,
-        time.perf_counter() - start,
-        None,
-        bound,
-    )
+    options = replace(opts, dims=_left(opts, made.graph))
+    return compile_graph(made.graph, names, options, progress, time.perf_counter() - start, None, bound)
 
 
 def needs(error: Exception) -> tuple[str, ...]:
@@ -252,9 +241,7 @@ def needs(error: Exception) -> tuple[str, ...]:
 def reader(
     model: Any, opts: CompileOptions, progress: Progress | None
 ) -> Callable[[ImportInputs], Variant | Condition]:
-    """A function that reads and compiles an ONNX model for what a call gives, or the condition that must be known
-    first.
-    """
+    """Return a function that compiles an ONNX model for a call, or the condition that must be known first."""
 
     def read(given: ImportInputs) -> Variant | Condition:
         try:

@@ -36,13 +36,11 @@ WIDTH = 160  # characters of a repr
 class Executable:
     """A compiled model: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
 
-    Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Calls may
-    come from several threads at once. A model with symbolic dims is specialised to each shape it meets, the last ones
-    kept.
+    Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Several
+    threads may call at once. A model with symbolic dims is specialised to each shape it meets, the last ones kept.
 
     On a CUDA device the first input decides what comes back: NumPy arrays give NumPy arrays; arrays on the device
-    (CuPy, torch, anything with `__cuda_array_interface__` or DLPack) give arrays of their library, computed in the
-    order of the caller's current stream.
+    (CuPy, torch, `__cuda_array_interface__`, DLPack) give their library's arrays, in the caller's stream.
     """
 
     def __init__(self, compiler: ModelCompiler, parameters: Parameters | None = None) -> None:
@@ -72,9 +70,7 @@ class Executable:
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """Names, dtypes and shapes. Sizes that only the data tells are symbolic; where even types depend on a call,
-        they are told after it.
-        """
+        """Names, dtypes and shapes. Data-dependent sizes are symbolic; call-dependent types are known after it."""
         return self._signature.outputs if self._imports is None else self._imports.outputs
 
     @property
@@ -90,16 +86,12 @@ class Executable:
 
     @property
     def variants(self) -> list[Executable]:
-        """Of a model that is read for the inputs of a call: what was compiled for each kind of them, the one used last
-        at the end.
-        """
+        """A model read for the inputs of a call: its variants by kind of input, the last one used at the end."""
         return [] if self._imports is None else self._imports.variants
 
     @property
     def resolved(self) -> Executable:
-        """What ran the last call: itself, or of a model that is read for the inputs of a call the variant. InputError
-        before the first call.
-        """
+        """Return what ran the last call: this, or its variant for the inputs. InputError before the first call."""
         return self if self._imports is None else self._imports.last
 
     @property
@@ -123,11 +115,9 @@ class Executable:
         return self._compiler.report(self._signature, self.programs)
 
     def source(self, stage: str, kernel: str | None = None) -> str:
-        """The text of the last program at a stage: "graph", "operator", then "llvm" and "asm", or "cuda" and "ptx"; of
-        one kernel by number, name or symbol.
+        """Return the last program's text ("graph", "operator", "llvm", "asm", "cuda", "ptx"), or one kernel's.
 
-        InputError names what there is, or the dims that are still open: a symbolic model has no program before its
-        first call.
+        InputError names what there is, or the open dims: a symbolic model has no program before its first call.
         """
         return self._compiler.source(self.last_program(), stage, kernel)
 
@@ -156,9 +146,7 @@ class Executable:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the model. InputError names the input, what was expected and what was given; TargetError: there is no
-        such device.
-        """
+        """Run the model. InputError names the input, expected and got; TargetError: no such device."""
         if not self._plain:
             return self._run(args, named)
         arrays = self._collect(args, named)
@@ -166,8 +154,7 @@ class Executable:
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, inputs: Any, outputs: Sequence[Any] | None = None, stream: Any = None) -> Any:
-        """Run into given buffers (contiguous, of the right shape and dtype, not overlapping the inputs); without them
-        as a call.
+        """Run into contiguous buffers of the right shape and dtype that overlap no input; without them as a call.
 
         The buffer of an output that takes the memory of a donated input may be that input.
 
@@ -227,12 +214,10 @@ class Executable:
         return () if self._parameters is None else self._parameters.on_host
 
     def bind(self, inputs: Any, outputs: Sequence[Any]) -> Callable[[], Any]:
-        """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers
-        alive.
+        """Return a function that runs on these very buffers, copying nothing. It keeps the buffers alive.
 
-        On a device it returns when the work is queued, in the order of the stream on which it was bound, and may run
-        beside calls, but not beside itself. Its method `check()` waits, and raises what a call would have raised of the
-        data.
+        On a device it returns when work is queued on the stream on which it was bound, and may run beside calls, but
+        not beside itself. Its method `check()` waits, and raises what a call would have raised of the data.
         """
         if self._imports is not None:
             raise UnsupportedError("bind: the model is read anew for the inputs of each call; use `run` with outputs")
@@ -251,9 +236,7 @@ class Executable:
         return call
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
-        """Where the time of a call on these inputs goes, kernel by kernel; print it. `repeats`: calls to measure, about
-        a second's by default.
-        """
+        """Profile a call on these inputs by kernel, as a printable table. `repeats`: default about a second."""
         if self._imports is not None:
             return self._imports.profile(args, named, repeats)
         return self._compiler.profile(self, lambda: self._arrays(self._signature.in_order(args, named)), repeats)
@@ -303,8 +286,7 @@ class Executable:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False, archs: Sequence[str] = ()) -> None:
-        """Write the compiled model to a file that `dnnc.load` reads: what was compiled so far, and the model to compile
-        the rest.
+        """Write a file that `dnnc.load` reads: what was compiled so far, and the model to compile the rest.
 
         Args:
             path: the file; it is replaced at once, so that no reader sees half of it. Or an open binary file.
@@ -329,8 +311,7 @@ class Executable:
         if self._parameters is not None:
             raise InputError(
                 "an executable with parameters cannot be pickled or copied, for they belong to their owner: "
-                "f.save(path) writes it with their "
-                "values as constants, and dnnc.load(path) reads that"
+                "f.save(path) writes it with their values as constants, and dnnc.load(path) reads that"
             )
         file = io.BytesIO()
         self.save(file)

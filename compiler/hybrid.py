@@ -1,9 +1,9 @@
 """Models with host steps: segments of native code and host nodes, run in order.
 
-The driver hands over a graph that `dnnc.passes.analysis.segments.needs_host` says cannot be one program. For the sizes
-of a call it is divided once; each segment is an Executable of its own. Dims that host steps make stay symbolic in the
-segments, so that one program serves all of them; where that cannot be compiled the segment is specialised to the sizes
-it meets. Arrays pass by reference.
+`dnnc.compile_graph` hands over a graph that `dnnc.passes.analysis.segments.needs_host` says cannot be one program. For
+the sizes of a call it is divided once; each segment is an Executable of its own. Dims that host steps make stay
+symbolic in the segments, so that one program serves all of them; where that cannot be compiled the segment is
+specialised to the sizes it meets. Arrays pass by reference.
 """
 
 from __future__ import annotations
@@ -29,16 +29,7 @@ from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.interp import run_node
 from dnnc.ir.op import Trait
-from dnnc.ir.shapes import (
-    Bindings,
-    as_env,
-    bind_dims,
-    bind_shape,
-    bound_dims,
-    lows_without_empties,
-    resolve,
-    specialise,
-)
+from dnnc.ir.shapes import Bindings, as_env, bind_dims, bind_shape, bound_dims, nonempty_lows, resolve, specialise
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters
 from dnnc.passes.analysis.segments import Segment, prepare, split
@@ -175,9 +166,7 @@ def _bound(limits: Limits, shape: tuple[int, ...], bound: Bindings) -> bool:
 
 
 def _is_direct(n: Node) -> bool:
-    """Can the host function be called as it is? It then sees arrays as they are stored, and attributes that are numbers
-    but for new dims.
-    """
+    """True if the host function is callable as it is, on stored arrays and attributes fixed but for new dims."""
     values = [v for v in (*n.inputs, *n.outputs) if v is not None]
     stored = Trait.BITS in n.op.traits or all(v.type.dtype.computed is v.type.dtype for v in values)
     new = {d for o in n.outputs for d in o.type.shape if isinstance(d, Var)} - {
@@ -255,9 +244,7 @@ class HybridProgram:
         copy_results(self.call(arrays), results, self._names)
 
     def text(self, stage: str, kernel: str | None) -> str:
-        """The texts of the segments, one behind the other; with stage "graph" the host nodes between them too.
-        InputError: no such kernel.
-        """
+        """Join the segments' texts; stage "graph" shows host nodes too. InputError: no such kernel."""
         texts, errors = [], []
         for k, s in enumerate(self.steps):
             if isinstance(s, HostStep):
@@ -273,9 +260,7 @@ class HybridProgram:
 
 
 def _own(a: Array, others: Sequence[Array]) -> Array:
-    """The array, or a copy where it is another's memory, is not contiguous, or would keep much more alive than it
-    has.
-    """
+    """Return the array, copied where it is shared, not contiguous, or a small part of a larger memory."""
     base = a.base
     wasteful = isinstance(base, np.ndarray) and base.nbytes > 2 * a.nbytes
     if wasteful or not a.flags.c_contiguous or not a.flags.writeable or any(np.may_share_memory(a, b) for b in others):
@@ -302,11 +287,7 @@ def divide(graph: Graph, options: CompileOptions, make: Make, names: Sequence[st
 
 
 class HybridCompiler(ModelCompiler):
-    """Divides a model for the sizes of its inputs; for all sizes where the options give bounds for each.
-
-    Attributes:
-        backend: of the segments.
-    """
+    """Divides a model by input sizes, or once if the options bound them all. `backend`: that of the segments."""
 
     def __init__(
         self,
@@ -345,7 +326,7 @@ class HybridCompiler(ModelCompiler):
         lows = None
         if shared and self.backend.any_sizes and not has_control(graph):
             empties = {n: 1 for n, x in graph.dims.items() if x.lo == 0}  # no elements: a program of their own
-            lows = {**empties, **lows_without_empties(bound_dims(graph, {n: (1, None) for n in empties}))}
+            lows = {**empties, **nonempty_lows(bound_dims(graph, {n: (1, None) for n in empties}))}
         log = Log(graph.name, str(options.target), self.log.threads)
         names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
         compiler = GraphCompiler(
@@ -364,9 +345,7 @@ class HybridCompiler(ModelCompiler):
         return program
 
     def _check(self, program: HybridProgram, dims: Mapping[Var, int]) -> None:
-        """Compare a program with the interpreter on random numbers; there are no random texts that would mean anything.
-        AccuracyError where it is off.
-        """
+        """Compare a program with the interpreter on random numbers (strings are skipped). AccuracyError if off."""
         if any(v.type.dtype.kind == "s" for v in (*self.graph.inputs, *self.graph.outputs)):
             return
         whole = Donation({}, self.inputs)
@@ -431,9 +410,7 @@ def staged(compiler: HybridCompiler) -> Executable:
 
 
 class HybridCalls:
-    """Arrays on a device go over the host, where some of the steps are; results are arrays of the first input's
-    library.
-    """
+    """Device arrays pass through the host for host steps; results are arrays of the first input's library."""
 
     def __init__(self, device: Callable[[], Device], signature: Signature, cache: ProgramCache) -> None:
         self._device, self._signature, self._cache = device, signature, cache

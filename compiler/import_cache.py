@@ -1,5 +1,4 @@
-"""Models that can only be read for the inputs of a call. What only a call knows is the key under which a variant is
-kept:
+"""Models that can only be read for a call's inputs. Call-dependent facts are the key of a variant:
 
 - how inputs that are sequences, optionals or maps are made up (a *form*), and the shapes of tensors of undeclared rank;
 - sizes, where symbolic ones do not show that two paths end with equal sizes;
@@ -42,9 +41,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ImportInputs:
-    """What a model is read for: the forms of inputs, and by the names of their tensors (`x`, `xs[0]`) shapes, and
-    contents where needed.
-    """
+    """What a model is read for: forms of inputs, and shapes and contents by tensor name (`x`, `xs[0]`)."""
 
     forms: Mapping[str, Form]
     shapes: Mapping[str, tuple[int, ...]]
@@ -62,10 +59,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Variant:
-    """A model for certain inputs: the executable, which takes and gives arrays, and how its results are put together.
-
-    `inner` is None where there is nothing to compute: all results are empty.
-    """
+    """A model for certain inputs: the executable (`inner`, None if all results are empty) and the results' form."""
 
     inner: Executable | None
     results: tuple[Form, ...]
@@ -294,9 +288,7 @@ class ImportCompiler(ModelCompiler):
         return self._last.source(stage, kernel)
 
     def save(self, path: Any, programs: Mapping[tuple[int, ...], Any], small: bool, archs: Sequence[str]) -> None:
-        """Variants are compiled anew for the first calls after loading. ModelError if the model's file is not there any
-        more.
-        """
+        """Recompile variants at the first calls after loading. ModelError if the model's file is gone."""
         from dnnc.artifact.writer import save_onnx  # loads what writes, which a call does without
 
         assert self.onnx is not None

@@ -1,6 +1,4 @@
-"""`@dnnc.jit`: a function of array code that is compiled when it is called, once for each structure, dtype and shape of
-its arguments.
-"""
+"""`@dnnc.jit`: array code compiled at its call, once per structure, dtype and shape of its arguments."""
 
 from __future__ import annotations
 
@@ -88,9 +86,7 @@ class Jitted:
         )
 
     def __reduce__(self) -> Any:
-        """By name, as functions are pickled: the one that the module holds. Programs are compiled where it is
-        called.
-        """
+        """Pickle by name, as functions are: the module's function. Programs are compiled where it is called."""
         found: Any = sys.modules.get(self._fn.__module__)
         for name in self._fn.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -151,8 +147,7 @@ class Jitted:
 
     def _usual(self, args: tuple[Any, ...]) -> tuple[Any, Sequence[str], list[Any]] | None:
         """The key, the paths and the buffers of a call with arrays of real numbers by position and nothing else, all
-        there and on one device, as most calls are: a third of the time that looking into arguments takes. None of other
-        calls.
+        there and on one device, as most calls are: a third of the usual time. None of other calls.
         """
         if not self._direct or not args:
             return None
@@ -187,9 +182,7 @@ class Jitted:
         return bound.arguments
 
     def refit(self) -> None:
-        """Bind the arrays of parameters anew at the next call, as their owner has written into them. Nothing is
-        compiled.
-        """
+        """Bind parameter arrays anew at the next call, since their owner wrote into them. Compiles nothing."""
         with self._lock:
             for program, _ in self._programs.values():
                 if isinstance(program, BoundProgram):
@@ -209,9 +202,7 @@ class Jitted:
         return leaves, Branch(dict, tuple(arguments), tuple(trees))
 
     def _open(self, paths: Sequence[str], arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The shapes with names for the sizes that stay open. Where one of these is 0 it is a number: programs for all
-        sizes need elements.
-        """
+        """Return shapes with names for open sizes. Sizes of 0 stay numbers: such programs need elements."""
         for p in self._dynamic:
             if p not in paths:
                 raise InputError(
@@ -245,12 +236,8 @@ class Jitted:
             self.traces += 1
             if self._roles is not None:
                 self._roles.settled()  # the trace is to see their memory, not how it comes about
-            result = traced(
-                self._called,
-                Branch(tuple, (0, 1), (Branch(tuple, (0,), (key[0],)), Branch(dict, (), ()))),
-                specs(),
-                _names(names),
-            )
+            form = Branch(tuple, (0, 1), (Branch(tuple, (0,), (key[0],)), Branch(dict, (), ())))
+            result = traced(self._called, form, specs(), _names(names))
             result.graph.name = self._fn.__name__ if self._fn.__name__.isidentifier() else "traced"
             g = result.graph
             labels = [v.name for v in g.inputs], [v.name for v in g.outputs]

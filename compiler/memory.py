@@ -1,6 +1,4 @@
-"""Does it fit into memory? Asked before anything is allocated, so that a size that was mistyped is told and not
-tried.
-"""
+"""Checks that a program fits into memory before allocating, so that a mistyped size gives an error."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ UNKNOWN = 1 << 46  # bytes, where the system does not tell: no machine has more
 
 
 def check_fits(parts: Iterable[tuple[str, tuple[int, ...], np.dtype[np.generic]]], more: int = 0) -> None:
-    """InputError where arrays of these names, shapes and dtypes, and `more` bytes for intermediate values, are larger
-    than the memory there is.
-    """
+    """Raise InputError where arrays and `more` bytes of intermediates are larger than the memory there is."""
     sizes = {name: (math.prod(shape) * dtype.itemsize, shape) for name, shape, dtype in parts}
     total = more + sum(n for n, _ in sizes.values())
     if total <= 1 << 28 or total <= memory():  # the system is asked only where it matters
@@ -41,9 +37,7 @@ def check_fits(parts: Iterable[tuple[str, tuple[int, ...], np.dtype[np.generic]]
 
 
 def check_possible(graph: Graph) -> None:
-    """ShapeError where a value is larger than any array can be. One without elements counts too: a NumPy array of
-    f32[0, 2**62] is none.
-    """
+    """Raise ShapeError for a value larger than any array can be, with or without elements (f32[0, 2**62])."""
     for v in (*graph.inputs, *(o for n in graph.nodes() for o in n.outputs)):
         sizes = [d for d in v.type.shape if isinstance(d, int)]
         if math.prod(max(d, 1) for d in sizes) * v.type.dtype.bytes > sys.maxsize:
@@ -53,9 +47,7 @@ def check_possible(graph: Graph) -> None:
 
 
 def check_program(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """InputError where a program of fixed sizes needs more memory than there is, with what its inputs and outputs are
-    called.
-    """
+    """Raise InputError, with input and output names, where a fixed-size program exceeds the memory."""
     g = program.graph
     named = [*zip(inputs, g.inputs, ["input"] * len(g.inputs)), *zip(outputs, g.outputs, ["output"] * len(g.outputs))]
     parts = [(f"{word} {n}", tuple(int(str(d)) for d in v.type.shape), v.type.dtype.numpy) for n, v, word in named]

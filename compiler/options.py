@@ -1,7 +1,7 @@
 """The options of a compilation, checked as they are given, and the environment: no other file reads it.
 
 DNNC_CACHE_DIR   where compiled kernels are kept; default $XDG_CACHE_HOME/dnnc, else ~/.cache/dnnc
-DNNC_CHECK       1: verify the IR after every pass, not only at the end
+DNNC_CHECK       1: verify the graph after every pass, and schedule every kernel anew
 DNNC_STRICT      1: `strict_compile` for every compilation
 DNNC_THREADS     threads of a call where `threads` is not given
 """

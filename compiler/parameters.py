@@ -53,9 +53,7 @@ class Parameters:
     def __init__(
         self, values: Mapping[str, Value], arrays: Mapping[str, Any], device: Callable[[], Device] | None = None
     ) -> None:
-        """`values`: by users' names, what stands for them in the graph; `arrays`: their first contents; `device`: where
-        programs run that may read arrays there as they lie.
-        """
+        """`values`: in the graph, by users' names; `arrays`: first contents; `device`: where programs read arrays."""
         self._values, self._device = dict(values), device
         self._arrays = {n: self._checked(n, arrays[n]) for n in values}
         self._tables: dict[int, tuple[weakref.ref[Program], Table]] = {}
@@ -96,9 +94,7 @@ class Parameters:
             return made
 
     def refit(self, changed: Mapping[str, Any]) -> None:
-        """Bind other arrays, and make anew what was made of parameters. InputError names one that does not fit; then
-        all stays as it was.
-        """
+        """Bind other arrays and refit. InputError names one that does not fit and leaves everything as it was."""
         if not set(changed) <= set(self._values):
             changed = flat(changed)
         for name in changed:
@@ -119,9 +115,7 @@ class Parameters:
         return Table(native.prologue.run({v.name: self._fetched(arrays[n]) for n, v in self._values.items()}))
 
     def _settled(self, arrays: Mapping[str, Array | DeviceArray]) -> dict[str, Array | DeviceArray]:
-        """The arrays by the names of the prologue's inputs, when what their libraries have queued is done: kernels may
-        read weights before the work that comes ahead of them has ended.
-        """
+        """Return arrays by prologue input, once their libraries' queued work is done: kernels read weights early."""
         if self._device is not None:
             device = self._device()
             queued = {
@@ -183,12 +177,7 @@ class Parameters:
 def with_parameters(
     graph: Graph, names: Sequence[str], wanted: Mapping[str, Any], device: Callable[[], Device] | None = None
 ) -> tuple[Graph, list[str], Parameters]:
-    """A graph whose inputs of these users' names are parameters, the names of its other inputs, and the parameters.
-    `device`: see Parameters.
-
-    Raises:
-        InputError: there is no such input, its size is symbolic, or the array does not fit.
-    """
+    """Return a graph with these Parameters, and its other inputs. InputError: no such input, symbolic, or misfit."""
     values = dict(zip(names, graph.inputs))
     for n in wanted:
         if n not in values:
@@ -206,9 +195,7 @@ def with_parameters(
 
 
 def frozen(graph: Graph, contents: Callable[[str], Array]) -> Graph:
-    """A graph whose parameters are constants with these contents, by the names of the prologue's inputs. It must not
-    have been compiled yet.
-    """
+    """Make the parameters of an uncompiled graph constants with these contents, by prologue input name."""
     made = graph.copy()
     assert made.prologue is not None and not len(made.prologue), "passes have been at work"
     for v, held in list(made.parameters.items()):

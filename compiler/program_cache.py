@@ -1,6 +1,4 @@
-"""The programs of one model, and their instances for the shapes of calls: compiled when first met, the ones used last
-kept.
-"""
+"""A model's programs and instances by shapes: compiled at first use, least recently used ones dropped."""
 
 from __future__ import annotations
 
@@ -39,29 +37,19 @@ MAX_INSTANCES = 512  # instances kept of one model, some kilobytes each
 
 
 class ModelCompiler(ABC):
-    """Compiles the programs of one model for one target.
+    """Compiles the programs of one model for one target."""
 
-    Attributes:
-        interface: has the model's name, inputs and outputs. It is the imported graph, or of a loaded model a graph
-            without nodes.
-        inputs: what users call the inputs.
-        outputs: what users call the outputs.
-        options: how to compile.
-        log: what compilations have noted.
-        onnx: gives the ONNX model that was read, as a protobuf and the bytes of its large tensors; None where it is not
-            needed any more.
-        target: facts of the machine that programs are for.
-        imports: of a model that is read for the inputs of a call, its variants.
-    """
-
+    # has the model's name, inputs and outputs. It is the imported graph, or of a loaded model a graph without nodes.
     interface: Graph
-    inputs: Sequence[str]
-    outputs: Sequence[str]
-    options: CompileOptions
-    log: Log
+    inputs: Sequence[str]  # what users call the inputs
+    outputs: Sequence[str]  # what users call the outputs
+    options: CompileOptions  # how to compile
+    log: Log  # what compilations have noted
+    # gives the ONNX model that was read, as a protobuf and the bytes of its large tensors; None where it is not needed
+    # any more
     onnx: Callable[[], OnnxParts] | None
-    target: Any
-    imports: ImportCache | None = None
+    target: Any  # facts of the machine that programs are for
+    imports: ImportCache | None = None  # of a model that is read for the inputs of a call, its variants
 
     @property
     @abstractmethod
@@ -89,9 +77,7 @@ class ModelCompiler(ABC):
         """The text of a program at a stage; of one kernel by number, name or symbol. InputError names what there is."""
 
     def profile(self, f: Executable, collect: Callable[[], list[Array]], repeats: int | None) -> Profile:
-        """Where the time of a call goes; `collect` gives its arrays. UnsupportedError: nothing is compiled for this
-        target.
-        """
+        """Profile a call; `collect` gives its arrays. UnsupportedError: nothing is compiled for this target."""
         raise UnsupportedError(f"a profile is of compiled code; the target {self.options.target} has none")
 
     def prepare(self, instance: Any, shapes: Shapes) -> None:  # noqa: B027
@@ -194,9 +180,7 @@ class ProgramCache:
             self.instances.move_to_end(shapes)
 
     def _drop_program(self) -> None:
-        """Forget the oldest program that was not used again since one was last dropped, with its instances; the newest
-        one stays.
-        """
+        """Drop the oldest program unused since the last drop, and its instances; the newest one stays."""
         *old, _ = self.programs
         recent = {id(i.program) for i in self.instances.values() if i.used}
         dropped = self.programs.pop(next((s for s in old if id(self.programs[s]) not in recent), old[0]))

@@ -1,7 +1,6 @@
 """Nested arguments and results: dicts, lists, tuples, named tuples and dataclasses, with arrays at the leaves.
 
-`flatten` gives the leaves and the structure around them, which is hashable: two calls with equal structures run the
-same program.
+`flatten` gives the leaves and the structure around them, which is hashable: equal structures share a program.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A value that is no array. `key` tells apart equal values: 1, 1.0 and True, 0.0 and -0.0."""
+    """A value that is no array. `key` separates values that Python calls equal: 1, 1.0, True, 0.0, -0.0."""
 
     key: Any
     value: Any = field(compare=False)
@@ -63,18 +62,14 @@ def key_of(value: Any, where: str) -> Any:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is a leaf of a tree: `leaves` are further types of leaves, `any` allows values of all types."""
+    """What may stand in a tree: `leaves` are further types of leaves, `any` allows values of all types."""
 
     leaves: tuple[type, ...] = ()
     any: bool = False
 
 
 def flatten(tree: Any, path: str, rules: Rules) -> tuple[list[tuple[str, Any]], Tree]:
-    """The leaves of a tree, each with its path (`params.w`), and its structure.
-
-    Raises:
-        InputError: names the place of a value that is neither an array, nor a container, nor a plain value.
-    """
+    """Return a tree's leaves with paths (`params.w`), and its structure. InputError: where another value stands."""
     if is_array(tree) or isinstance(tree, rules.leaves):
         return [(path, tree)], Leaf()
     parts = children(tree)

@@ -1,9 +1,7 @@
-"""Arguments of a jitted function that are more than operands: donated ones, whose memory results take, and parameters,
-which are bound.
+"""Special arguments of jitted functions: donated ones, whose memory results take, and bound parameters.
 
 A parameter, an argument or an array that the function captures, is packed when the function is first called with it,
-and again when a call brings another array. The array of a donated argument is dead afterwards, unless somebody else
-sees its memory too: then a copy is donated.
+and again when a call brings another array. A donated array is dead afterwards; of shared memory a copy is donated.
 """
 
 from __future__ import annotations
@@ -31,9 +29,7 @@ from dnnc.options import CompileOptions
 
 @dataclass(frozen=True)
 class Roles:
-    """Of one function: names of its arguments that are donated, and of those that are parameters; and arrays that it
-    captures, by any name.
-    """
+    """A function's arguments that are donated, those that are parameters, and captured arrays, by name."""
 
     function: str
     donate: frozenset[str]
@@ -74,9 +70,7 @@ class Roles:
         return BoundProgram(made, labels[0], held, bring) if held else made
 
     def _pairs(self, graph: Graph, labels: tuple[list[str], list[str]], first: Sequence[str]) -> dict[str, str]:
-        """Each donated array and the first output of its type that no other has taken. InputError where an argument
-        fits none.
-        """
+        """Pair donated arrays with the first free output of their type. InputError where an argument fits none."""
         pairs: dict[str, str] = {}
         for name in sorted(self.donate):
             arrays = [k for k, n in enumerate(first) if n == name]
@@ -100,11 +94,7 @@ class Roles:
     def given(
         self, paths: Sequence[str], arrays: Sequence[Any], buffers: list[Any], values: Sequence[Any]
     ) -> list[Any]:
-        """The buffers of a call, with copies in the place of donated ones that others see, and those of captured arrays
-        behind them.
-
-        `values`: what the user gave, of which `arrays` were made.
-        """
+        """Return a call's buffers, copies for shared donated ones, captures last. `values`: the user's `arrays`."""
         if not self.donate:
             return [*buffers, *self.settled()]
         out = list(buffers)
@@ -136,9 +126,7 @@ class Roles:
 
 
 def is_alone(a: Array, buffers: list[Any], k: int) -> bool:
-    """Does nobody but this array, and the list of buffers, see the memory: no other array, expression that waits, or
-    view of NumPy's?
-    """
+    """True if only this array and the buffer list refer to the memory: no array, lazy value or NumPy view."""
     if len(a._parts) != 1 or a._parts[0].call is not None or a._parts[0].data is not buffers[k]:
         return False
     data = buffers[k]
@@ -152,9 +140,7 @@ def is_alone(a: Array, buffers: list[Any], k: int) -> bool:
 
 
 def references(a: Array, buffers: list[Any], k: int) -> tuple[int, int, int, int]:
-    """How often the value (and the tuple of it, which arrays share), its data, and what the data is a view of are
-    referred to.
-    """
+    """Count the references to the value (and its tuple), its data, and the base of which the data is a view."""
     base = buffers[k].base
     return (
         sys.getrefcount(a._parts),
@@ -187,9 +173,7 @@ class Gone:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Is it the same buffer? An array of another library on a device is looked at anew in each call; one that is held
-    keeps its memory.
-    """
+    """True for the same buffer. Foreign device arrays are wrapped anew in each call; a held one keeps its memory."""
     if a is b or not (isinstance(a, DeviceData) and isinstance(b, DeviceData)):
         return a is b
     return (a.place, a.address, a.shape, a.dtype) == (b.place, b.address, b.shape, b.dtype)

@@ -1,5 +1,4 @@
-"""Schedules of earlier compilations: what a nest was scheduled to once is looked up, in this process, then in the
-kernel cache.
+"""Schedules of earlier compilations: nests are looked up in this process, then in the kernel cache.
 
 A record depends on everything that decides a schedule: the nest, the target, the options, the cost model that ships,
 and dnnc's sources. It is text alone; a kernel whose code is not in the cache any more is scheduled again, as the record
@@ -81,9 +80,7 @@ def schedules_for(opts: CompileOptions, backend: Backend, store: KernelCache | N
 
 @cache
 def sources_version() -> str:
-    """Changes with what decides a schedule: dnnc's version, and names, sizes and times of the files, which takes a
-    millisecond to read.
-    """
+    """A key of what decides a schedule: dnnc's version, and names, sizes and times of files (1 ms to read)."""
     h = hashlib.sha256(dnnc.__version__.encode())
     top = Path(str(dnnc.ir.__file__)).parents[1]
     for package in ("ir", "passes", "autotune", "backends"):

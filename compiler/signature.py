@@ -36,20 +36,11 @@ class Signature:
         self.expected = [(n, v.type.dtype.numpy, v.type.rank) for n, v in zip(inputs, graph.inputs)]
 
     def collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Array]:
-        """Positional arguments, keywords, or one dict by name, as contiguous arrays of the right dtype and rank.
-
-        Raises:
-            InputError: names the input, what was expected and what was given.
-        """
+        """Arguments as contiguous arrays of the right dtype and rank. InputError names input, expected and got."""
         return self.convert(self.in_order(args, named))
 
     def arguments(self, inputs: Any) -> tuple[Any, ...]:
-        """What `run` and `bind` take, as the arguments of a call: a mapping by name, a list or tuple in order, or the
-        array of a single input.
-
-        Raises:
-            InputError: it is none of these.
-        """
+        """Arguments of `run` and `bind`: a mapping by name, a sequence in order, or a single array; else InputError."""
         if isinstance(inputs, Mapping):
             return (dict(inputs),)
         if isinstance(inputs, (list, tuple)):
@@ -63,9 +54,7 @@ class Signature:
         )
 
     def buffers(self, outputs: Any) -> list[Any]:
-        """Buffers for outputs as a list: one for each, or the array of a single output. InputError for anything
-        else.
-        """
+        """Return the output buffers as a list, from a sequence or a single array. InputError for anything else."""
         if isinstance(outputs, (list, tuple)):
             return list(outputs)
         if len(self.output_names) == 1 and is_array(outputs):
@@ -75,9 +64,7 @@ class Signature:
         )
 
     def in_order(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments of a call as they are given, in the order of the inputs. InputError where one is missing or
-        unknown.
-        """
+        """Return a call's arguments in the order of the inputs. InputError where one is missing or unknown."""
         if len(args) == 1 and not named and type(by_name := args[0]) is dict:
             args, named = (), by_name
         if named:
@@ -114,11 +101,7 @@ class Signature:
         results: Sequence[Any],
         donated: Mapping[int, int] = _NONE,
     ) -> None:
-        """InputError where a buffer is not a writable contiguous array of the (shape, dtype) wanted, or shares memory
-        with another of the call.
-
-        `donated`: outputs by number whose buffer may be that of an input.
-        """
+        """Raise InputError unless a buffer is writable, contiguous, of (shape, dtype); only `donated` may overlap."""
         self.check_count(results)
         for k, (name, r, (shape, dtype)) in enumerate(zip(self.output_names, results, wanted)):
             fits = isinstance(r, np.ndarray) and r.shape == shape and r.dtype == dtype
@@ -167,9 +150,7 @@ def is_array(x: Any) -> bool:
 
 
 def converted(a: Any, name: str, dtype: Any, rank: int | None, what: str = "input") -> Array:
-    """Lists, scalars, strided arrays and NumPy's strings; another dtype of an array is an error that names the cast.
-    rank None: any.
-    """
+    """Convert lists, scalars, strided arrays and NumPy strings; another dtype is an error that names the cast."""
     if hasattr(a, "__array__") or hasattr(a, "__dlpack__"):
         x = np.asarray(a) if hasattr(a, "__array__") else np.from_dlpack(a)
         if dtype.kind == "O" and x.dtype.kind in "US":

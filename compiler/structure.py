@@ -1,6 +1,4 @@
-"""Takes a call's values apart into the arrays that compiled code knows, and puts results together; see
-`dnnc.ir.form`.
-"""
+"""Takes a call's values apart into the arrays of compiled code, and assembles results; see `dnnc.ir.form`."""
 
 from __future__ import annotations
 
@@ -17,11 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 def flatten(value: Any, kind: Kind, name: str, leaves: dict[str, Array]) -> Form:
-    """The form of a value; its arrays are added to `leaves` under their names.
-
-    Raises:
-        InputError: it is not of that kind; names the input, and the item in it.
-    """
+    """Return a value's form, adding named arrays to `leaves`. InputError names input and item of another kind."""
     if kind.kind == "optional":
         assert kind.element is not None
         return NOTHING if value is None else flatten(value, kind.element, name, leaves)

@@ -1,7 +1,4 @@
-"""The option `tune`: from what a user gives to the schedules that a compilation replays.
-
-In: CompileOptions. Out: options whose `tune` is None or Winners, and the `choose` for scheduling.
-"""
+"""Option `tune`: CompileOptions in; out: options with `tune` None or Winners, and scheduling's `choose`."""
 
 from __future__ import annotations
 
@@ -29,9 +26,7 @@ RECORD = "tuning log"  # the name of the record in the report
 def resolved(opts: CompileOptions) -> CompileOptions:
     """The options with the winners of the log in place of its path; once they are resolved they stay as they are.
 
-    Raises:
-        TuneError: the log cannot be used, or `tune` is a budget: whoever takes one measures before, and gives the
-            winners.
+    TuneError: the log cannot be used, or `tune` is a budget: whoever takes one measures before, and gives the winners.
     """
     tune = opts.tune
     if tune is None:
@@ -86,9 +81,7 @@ def choose_of(opts: CompileOptions, backend: Backend, kept: KernelCache | None =
 
 
 def revise_of(choose: Choose) -> Revise | None:
-    """How the plan of a program is changed before its kernels are chosen: as the log decided on fusion. None where it
-    decided nothing.
-    """
+    """Return the log's decision on fusion as a change of the plan before kernels are chosen; None without one."""
     revise: Revise | None = getattr(choose, "revise", None)
     return revise
 

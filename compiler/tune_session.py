@@ -1,8 +1,7 @@
 """`dnnc.tune`: the schedules of a model's kernels, searched for on this machine or a cluster, and kept in a log.
 
 In: a model and the options of its compilation. Out: a Tuned, whose log `dnnc.compile(model, tune=...)` replays. Tasks
-are the kernels that the same compilation would make; the space, the cost model and the runner are those of
-`dnnc.autotune` unless others are given.
+are the kernels that the same compilation would make; space, cost model and runner default to `dnnc.autotune`'s.
 """
 
 from __future__ import annotations
@@ -91,9 +90,7 @@ class Tuned:
         )
 
     def compile(self, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> Any:
-        """Compile the model with the winners. Other options than those it was tuned for may lead to other kernels,
-        which stay untuned.
-        """
+        """Compile the model with the winners. Options that differ from the tuning run may give untuned kernels."""
         winners = Winners(self.log.winners(), "" if self.log.path is None else str(self.log.path))
         return dnnc.compile(self.model, progress, **{**_given(self.options), "tune": winners, **options})
 
@@ -313,9 +310,7 @@ def selected(tasks: Sequence[tuple[Task, int]], only: str | Sequence[str] | None
 def space_of(
     machine: Machine, opts: CompileOptions, own: Space | None, calls: Callable[[Task], list[Choice]] | None = None
 ) -> Callable[[Task], list[Choice]]:
-    """The choices of a task: what an untuned compilation takes, `calls` of libraries, then dnnc's space, or one's
-    own.
-    """
+    """The choices of a task: the untuned default, `calls` of libraries, then dnnc's space or a custom one."""
     usual = choose_of(replace(opts, tune=None, dims=dict(opts.dims)), machine.backend)
 
     def choices(task: Task) -> list[Choice]:

@@ -42,9 +42,7 @@ class Arena:
         return self._places.least(self._numbers(dims))
 
     def held(self, slot: int) -> Life | None:
-        """The steps during which all bytes of a slot are its own, whatever the sizes; None where pieces of it come one
-        after another.
-        """
+        """Return the steps in which all bytes of a slot are live at any size; None where pieces follow one another."""
         return None if self.pieces[slot] else self.lives[slot]
 
     @cached_property
@@ -148,8 +146,7 @@ class _Places:
         owners = [slot for slot, _, _, _ in self.parts]
         total = 0
         for k in order:
-            # the slot may not begin at any c with c + byte < to and from < c + byte + n, for its part at `byte` with n
-            # bytes
+            # the slot may not begin at any c with c + byte < to and from < c + byte + n, for its n bytes at `byte`
             forbidden = []
             for p, q in self.meeting[k]:
                 at = offsets[owners[q]]

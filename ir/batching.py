@@ -205,9 +205,7 @@ def scatter_nd(b: Batch[V], op: OpDef, xs: Sequence[Operand[V]], attrs: dict[str
 
 
 def matmul(b: Batch[V], op: OpDef, xs: Sequence[Operand[V]], attrs: dict[str, Any]) -> Sequence[V]:
-    """One product where one of the matrices is the same for all rows: x[b, m, k] @ w[k, n] is x[b*m, k] @ w, a[m, k] @
-    y[b, k] is y @ a.T.
-    """
+    """Batch a product with one shared matrix: x[b, m, k] @ w is x[b*m, k] @ w, and a @ y[b, k] is y @ a.T."""
     x, y = xs
     if x.stack and not y.stack and y.rank == 2 and x.rank >= 1:
         flat = b.reshape(x.given, (product((b.rows, *x.shape[:-1])), x.shape[-1]))
@@ -252,9 +250,6 @@ def images(b: Batch[V], op: OpDef, xs: Sequence[Operand[V]], attrs: dict[str, An
         b.reshape(y, (b.rows, x.shape[0], *y.type.shape[1:]))
         for y in b.all(op, flat, *(r.value for r in rest), **attrs)
     ]
-
-
-# --- by what an op is made of -----------------------------------------------------------------------------------------
 
 
 def by_expression(b: Batch[V], op: OpDef, xs: Sequence[Operand[V]], attrs: dict[str, Any]) -> Sequence[V]:

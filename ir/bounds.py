@@ -8,6 +8,7 @@ from dnnc.ir.expr import (
     E,
     Expr,
     Linear,
+    Load,
     Op,
     Product,
     Var,
@@ -19,6 +20,7 @@ from dnnc.ir.expr import (
     substitute,
     terms,
     value,
+    walk,
 )
 
 Bounds = tuple[int | None, int | None]
@@ -117,8 +119,7 @@ def nonneg(e: Expr, facts: tuple[Expr, ...] = (), depth: int = 5) -> bool:
     """Is e >= 0 for all values of its variables? Proof by linear facts: True is certain, False means not shown.
 
     e is linear in each variable, so its minimum lies at a variable's bound: substitute it (innermost first, i.e.
-    variables whose bounds are symbolic). A fact `a < b` gives `b - a - 1 >= 0`, of which any positive multiple may be
-    taken off.
+    variables whose bounds are symbolic). A fact `a < b` gives `b - a - 1 >= 0`, and any multiple may be taken off.
     """
     lo, _ = bounds(e)
     if lo is not None:
@@ -209,3 +210,28 @@ def _slope(e: Expr, v: Var) -> Expr | None:
         if n:
             r = r + (product(left) if left else const(1)) * c
     return r
+
+
+IndexForm = tuple[tuple[tuple[Expr, int], ...], frozenset[tuple[Expr, int]], int, int]
+
+
+def index_form(e: Expr, v: Var, inner: set[Var], lanes: int) -> IndexForm | None:
+    """Split an index into terms in v (and perhaps inner variables), invariant terms, and the rest's range."""
+    if e.lanes > 1:
+        return None
+    ts, lo = terms(e)
+    hi = lo + lanes - 1
+    mine, shared = [], []
+    for t, c in ts:
+        if any(isinstance(x, Load) for x in walk(t)):
+            return None
+        if v in free(t):
+            mine.append((t, c))
+        elif free(t).isdisjoint(inner):
+            shared.append((t, c))
+        else:
+            a, b = bounds(t * c)
+            if a is None or b is None:
+                return None
+            lo, hi = lo + a, hi + b
+    return tuple(mine), frozenset(shared), lo, hi

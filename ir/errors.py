@@ -1,6 +1,4 @@
-"""The errors that users see. Every one says what is wrong, where, what was expected against what was found, and what to
-do.
-"""
+"""Errors that users see. Each says what is wrong, where, expected against got, and what to do."""
 
 from __future__ import annotations
 
@@ -79,9 +77,7 @@ def a_type(x: object) -> str:
 
 
 def install(extra: str, newer: bool = False) -> str:
-    """The command that installs an extra of dnnc, or `newer` packages of it, for messages. dnnc is on no package index:
-    it names the clone.
-    """
+    """The command that installs an extra or `newer` packages. dnnc is on no package index: it names the clone."""
     return f"pip install {'-U ' if newer else ''}-e '.[{extra}]' in the clone of dnnc"
 
 

@@ -131,9 +131,7 @@ class Const(Expr):
 
 
 class Var(Expr):
-    """A dim, loop variable, scalar parameter or let-bound value. Bounds are inclusive, may be symbolic, and are part of
-    it.
-    """
+    """A dim, loop variable, scalar parameter or let. Bounds are inclusive, may be symbolic, and part of it."""
 
     __slots__ = ("name", "lo", "hi", "div")
     name: str
@@ -299,11 +297,7 @@ _REBUILT = frozenset((*COMPARE, "+", "-", "*", "/", "//", "%", "min", "max", "&"
 
 
 def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
-    """Type an operation, fold constants, normalise integers.
-
-    Operands that are Python numbers take the type of the first expression. `dtype` and `lanes` override the result type
-    (casts, intrinsics).
-    """
+    """Type an operation, fold constants, normalise. Numbers take the first expression's type, unless `dtype` is set."""
     if len(raw) == 2 and dtype is None and not lanes:  # two integers first: most operations are on indices
         a, b = raw
         if type(b) is int and isinstance(a, Expr) and a.dtype is i64:
@@ -392,11 +386,7 @@ def product(factors: list[Expr]) -> Expr:
 
 
 def sort_key(e: Expr) -> str:
-    """A deterministic order (not for people): the same in every process, unlike id().
-
-    A key is made of the children's keys, so it must be bounded: a value that is used twice by its own next step would
-    double it each time.
-    """
+    """A deterministic order, equal in every process. Keys hold their children's, so they are bounded in size."""
     k = e._key
     if k is None:
         k = _sort_key(e)
@@ -467,9 +457,7 @@ def free(e: Expr) -> frozenset[Var]:
 
 
 def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
-    """Apply f to the children and make the node anew, which simplifies it; the node itself where they stay as they
-    are.
-    """
+    """Rebuild and simplify the node with f applied to its children; the same node if they do not change."""
     if isinstance(e, Linear):
         new = [f(t) for t, _ in e.terms]
         if all(x is t for x, (t, _) in zip(new, e.terms)):

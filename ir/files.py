@@ -16,11 +16,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file beside `path` to write, and rename it to `path` at the end of the block.
 
     The data is on the disk before the rename. An exception in the block (a full disk, Control-C) removes the new file
-    and leaves `path` as it was. A symbolic link stays a link: the file it leads to is replaced. The mode of an existing
-    file is kept.
-
-    Raises:
-        OSError: the folder does not exist, cannot be written or is full.
+    and leaves `path` as it was. A symbolic link stays a link: its file is replaced. The mode is kept. OSError: the
+    folder does not exist, cannot be written or is full.
     """
     os.stat(Path(path).parent)  # `realpath` would drop a folder that does not exist before ".."
     target = Path(os.path.realpath(path))

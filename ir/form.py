@@ -1,8 +1,7 @@
 """How values are made up that are no single array: lists, dicts and None as trees of arrays.
 
-A model's type says what may come (`Kind`), a call shows what comes (`Form`): how long each list is, which optional
-values are there, which keys a dict has. Graphs know arrays only, so a model is read for the form of its inputs, and
-tells the form of its outputs.
+A model's type says what may come (`Kind`), a call what comes (`Form`): lengths of lists, optional values, keys of
+dicts. Graphs know arrays only, so a model is read for the form of its inputs, and tells the form of its outputs.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from dnnc.ir.dtype import DType
 
 @dataclass(frozen=True)
 class Kind:
-    """The type of a value: "tensor", "sequence" (of `element`), "optional" (`element` or None), or "map" (of keys of
-    dtype `key`).
+    """A value's kind: "tensor", "sequence" (of `element`), "optional" (`element` or None), "map" (`key` dtype).
 
     `dtype` is of a tensor's elements or a map's values. `rank` is None where nothing is declared, and always within
     sequences: what models declare there is not what they get.
@@ -43,9 +41,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Form:
-    """The structure of one value: "array", "nothing", "list" of `items`, "dict" (an array [len(keys)]) or "dicts" (an
-    array [n, len(keys)]).
-    """
+    """Structure of a value: "array", "nothing", "list" of `items`, "dict" (array [keys]), "dicts" ([n, keys])."""
 
     kind: str
     items: tuple[Form, ...] = ()

@@ -1,8 +1,6 @@
-"""Integer arithmetic in normal form: `c0 + c1*t1 + c2*t2 + ...` over sorted terms, with `//`, `%`, min, max and
-comparisons that fold.
+"""Integer arithmetic in normal form: `c0 + c1*t1 + ...` over sorted terms; `//`, `%`, min, max, comparisons fold.
 
-The rule table of the one simplifier: each rule stands as a comment where it is applied. All rules hold for floor
-semantics.
+The rule table of the one simplifier: rules stand as comments where applied. All rules hold for floor semantics.
 """
 
 from __future__ import annotations

@@ -61,6 +61,16 @@ class Trait(Enum):
     __hash__ = object.__hash__  # members are unique; Enum's own hash runs Python code
 
 
+PURE = frozenset((Trait.PURE,))
+ELEMENTWISE = frozenset((Trait.PURE, Trait.ELEMENTWISE))
+MOVEMENT = frozenset((Trait.PURE, Trait.MOVEMENT))
+VIEW = frozenset((Trait.PURE, Trait.MOVEMENT, Trait.VIEW))
+REDUCTION = frozenset((Trait.PURE, Trait.REDUCTION))
+CONTRACTION = frozenset((Trait.PURE, Trait.CONTRACTION))
+LOOPS = frozenset((Trait.PURE, Trait.LOOPS))
+ROWWISE = REDUCTION | {Trait.ROWWISE}
+
+
 class ContractionForm(Enum):
     """Which axes of its operands a contraction sums over: kernels, layouts and libraries go by it."""
 
@@ -99,19 +109,13 @@ HEAVY = (Trait.CONTRACTION, Trait.REDUCTION, Trait.LOOPS, Trait.SCATTER, Trait.H
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The operand of an op that holds indices.
+    """The operand of an op that holds indices."""
 
-    Args:
-        operand: its position.
-        addressed: (*input types, **attrs) -> the sizes of the axes that one of its tuples, or numbers, addresses.
-        wraps: negative indices count from the end.
-        loads: indices say which elements of other operands are read.
-    """
-
-    operand: int
+    operand: int  # its position
+    # (*input types, **attrs) -> the sizes of the axes that one of its tuples, or numbers, addresses
     addressed: Callable[..., Sequence[Dim]]
-    wraps: bool = True
-    loads: bool = True
+    wraps: bool = True  # negative indices count from the end
+    loads: bool = True  # indices say which elements of other operands are read
 
 
 @dataclass(frozen=True, slots=True)

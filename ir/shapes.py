@@ -1,6 +1,4 @@
-"""Shapes with symbolic dims: broadcasting, binding dims to the sizes of real arrays, and fixing dims of a whole
-graph.
-"""
+"""Shapes with symbolic dims: broadcasting, binding to sizes of arrays, fixing dims of a whole graph."""
 
 from __future__ import annotations
 
@@ -39,11 +37,7 @@ def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The common shape: aligned at the right, 1 stretches, equal dims unify.
-
-    Raises:
-        ShapeError: two dims differ, or may differ (a symbolic dim meets another one or a number other than 1).
-    """
+    """Broadcast: aligned at the right, 1 stretches, equal dims unify. ShapeError: dims differ, or may differ."""
     rank = max(map(len, shapes), default=0)
     out: list[Dim] = [1] * rank
     for s in shapes:
@@ -88,9 +82,8 @@ def as_env(bindings: Mapping[Var, int]) -> dict[Expr, Expr]:
 def bind_dims(g: Graph, shapes: Sequence[Sequence[int]], known: Mapping[Var, int] | None = None) -> Bindings:
     """The values of symbolic dims at inputs of these shapes; `known` holds what is bound already (for a subgraph).
 
-    Raises:
-        InputError: a rank, a size, or a relation between dims does not hold; names the input, the dim and what was
-            expected.
+    InputError: a rank, a size, or a relation between dims does not hold; names the input, the dim and what was
+    expected.
     """
     bound: Bindings = dict(known or {})
     if len(shapes) != len(g.inputs):
@@ -116,9 +109,7 @@ def bind_variables(bound: Bindings, v: Value, shape: Sequence[int]) -> None:
 
 
 def bind_shape(bound: Bindings, v: Value, shape: Sequence[int]) -> None:
-    """Bind what the shape of `v` tells, and check the rest. InputError names the value, the axis and the expected
-    relation.
-    """
+    """Bind what the shape of `v` tells, check the rest. InputError names value, axis and expected relation."""
     bind_variables(bound, v, shape)
     for k, (d, n) in enumerate(zip(v.type.shape, shape)):
         if d is n or d == n:
@@ -138,9 +129,7 @@ def _sorted(d: Expr) -> list[Var]:
 
 
 def _solve(bound: Bindings, v: Value, d: Expr, n: int) -> int:
-    """The value of d; where one variable of it is unbound and d is linear in it, that is bound so that d == n if
-    possible.
-    """
+    """Return d's value; one unbound variable in which d is linear is bound so that d == n if possible."""
     rest = substitute(d, as_env({x: bound[x] for x in free(d) if x in bound}))
     if isinstance(rest, Expr) and len(free(rest)) == 1:
         (x,) = free(rest)
@@ -173,9 +162,8 @@ def _check_facts(bound: Bindings, v: Value, x: Var, n: int) -> None:
 def specialise(g: Graph, dims: Mapping[str, int]) -> Graph:
     """A new graph in which these dims are numbers: types are inferred anew, constants are shared.
 
-    Raises:
-        InputError: no dim has that name, or its declared bounds exclude the number.
-        ShapeError: the graph has no valid types at these sizes.
+    InputError: no dim has that name, or its declared bounds exclude the number. ShapeError: the graph has no valid
+    types at these sizes.
     """
     bound: Bindings = {}
     for name, n in dims.items():
@@ -190,11 +178,7 @@ def specialise(g: Graph, dims: Mapping[str, int]) -> Graph:
 
 
 def bound_dims(g: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> Graph:
-    """A new graph whose dims have these bounds as well as their own, both ends included.
-
-    Raises:
-        InputError: no dim has that name, or no size is left.
-    """
+    """Return a graph whose dims have these (inclusive) bounds too. InputError: no such dim, or no size left."""
     env: dict[Expr, Expr] = {}
     for name, (low, high) in bounds.items():
         x = g.dims.get(name)
@@ -210,11 +194,10 @@ def bound_dims(g: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> Graph:
     return _specialise(g, _with_bounds(g, env)) if any(v is not x for x, v in env.items()) else g
 
 
-def lows_without_empties(g: Graph) -> dict[str, int]:
+def nonempty_lows(g: Graph) -> dict[str, int]:
     """Lower bounds of dims from which on no size in the graph can be shown to be 0 or less: `N - 2` needs N >= 3.
 
-    A dim keeps the bound that it has where the others suffice. Empty when nothing needs raising, or when raising does
-    not help.
+    A dim keeps the bound that it has where the others suffice. Empty if nothing needs raising, or it does not help.
     """
     sizes = {
         d for n in g.nodes() for v in n.outputs for d in v.type.shape if isinstance(d, Expr) and not isinstance(d, Var)

@@ -1,7 +1,6 @@
 """How far a result may be from float64: the one place that states the constants.
 
-rounding contract:  |error| <= C * eps * sqrt(K) * scale,  scale = max |reference| over the output, K the length of the
-reduction
+rounding contract: |error| <= C * eps * sqrt(K) * scale, scale = max |reference|, K the length of the reduction
 
 C = 32: a random walk of K roundings stays within 4 * sqrt(K) * eps for 10^6 elements (Higham, "Accuracy and Stability
 of Numerical Algorithms", 2002, section 2.8: the constant is modest and depends on the wanted probability); the rest is
@@ -10,8 +9,7 @@ relative one. Integers and bools are exact. eps is that of the type in which reg
 stored in a smaller type rounds it once, by at most eps / 2 of that type; STORED = 4 of its eps are allowed, for casts
 inside of the kernel, and where an operand of rounded size meets another.
 
-reduced contract, a model whose values are stored in f16 or bf16:  |error| <= REDUCED * eps * sqrt(D) * scale,  eps of
-that type
+reduced contract, values stored in f16 or bf16: |error| <= REDUCED * eps * sqrt(D) * scale, eps of that type
 
 D is the number of nodes on the longest path. A stored number is off by at most u = eps / 2 of itself, with an rms of u
 / sqrt(3). What a node makes carries the errors of its operand, its weights and its own result: independent ones
@@ -46,16 +44,12 @@ EPS = {
     "f8e5m2fnuz": 2.0**-2,
 }
 
-# smallest normal number, where it is not far below anything that is computed: under it the error is a multiple of eps *
-# TINY
+# smallest normal number, unless far below all that is computed: under it the error is a multiple of eps * TINY
 TINY = {"f16": 2.0**-14, "f8e4m3fn": 2.0**-6, "f8e4m3fnuz": 2.0**-7, "f8e5m2": 2.0**-14, "f8e5m2fnuz": 2.0**-15}
 
 
 def bound(dtype: DType, k: int, reference: Any, operands: str = "") -> float:
-    """The largest error that a result of `dtype` may have against `reference` after reductions over k terms.
-
-    `operands`: "tf32" where products round theirs to it first.
-    """
+    """Error bound of a `dtype` result after reductions over k terms. `operands`: "tf32" if products round theirs."""
     if not (dtype.is_float or dtype.kind == "c"):
         return 0.0
     scale = max(_scale(reference), TINY.get(dtype.name, 1e-30))
@@ -69,9 +63,7 @@ def bound(dtype: DType, k: int, reference: Any, operands: str = "") -> float:
 
 
 def reduced(form: str, depth: int, reference: Any) -> float:
-    """The largest error of a model's output where values are rounded to `form` (a key of EPS) and up to `depth` nodes
-    follow one another.
-    """
+    """Error bound of a model whose values are rounded to `form` (a key of EPS) along up to `depth` nodes."""
     return float(REDUCED * EPS[form] * np.sqrt(max(depth, 1)) * max(_scale(reference), TINY.get(form, 1e-30)))
 
 

@@ -37,8 +37,7 @@ class Layout:
     """The order of a tensor's elements in memory: its physical axes, outermost first; `0 1/16 2 3 1%16` is NCHW16c.
 
     An axis is either one part or split into blocks `axis/b` and `axis%b` (or more levels), each level once. A blocked
-    axis whose size is no multiple of the block is padded; the padding lanes hold 0 (a stray inf times a zero weight is
-    NaN).
+    axis whose size is no multiple of the block is padded; padding lanes hold 0 (inf * 0 is NaN).
     """
 
     parts: tuple[Part, ...]
@@ -160,9 +159,7 @@ class Encoding(ABC):
         """The contents of the buffers for an array in logical order; where possible views."""
 
     def pack_nodes(self, b: Any, x: Any) -> tuple[Any, ...] | None:
-        """Nodes of a builder for what `pack` computes, of a value whose shape is static: row-major values, one for each
-        buffer. None where only `pack` can do it.
-        """
+        """Nodes for what `pack` computes of a static value: row-major buffers. None where only `pack` can."""
         return None
 
     def block(self, axis: int) -> int:
@@ -209,9 +206,7 @@ def dense(*parts: Part) -> Dense:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """`f32[N, 64, 56, 56]`, with `@ "0 1/16 2 3 1%16"` when it is not row-major. Dims are ints or symbolic
-    expressions.
-    """
+    """`f32[N, 64, 56, 56]`, with `@ "0 1/16 2 3 1%16"` if not row-major. Dims are ints or expressions."""
 
     dtype: DType
     shape: tuple[Dim, ...]

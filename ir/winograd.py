@@ -51,9 +51,7 @@ def matrix(tile: int) -> Array:
 
 
 def weights(w: Array, tile: int) -> Array:
-    """[O, C, 3, 3] -> [O, C, m+2, m+2]: G g G^T of every filter, computed in float64. A view: in memory the points are
-    outermost.
-    """
+    """[O, C, 3, 3] -> [O, C, m+2, m+2]: G g G^T of each filter, in float64. A view with points outermost."""
     n, made = points(tile), w.shape[:2]
     taps = np.ascontiguousarray(w.reshape(-1, TAPS * TAPS).T, np.float64)
     out = np.empty((n, n, made[0] * made[1]), w.dtype)

@@ -1,5 +1,4 @@
-"""What a pass is and how a list of them runs: timed, checked after each one, dumped on request, blamed by name when it
-breaks something.
+"""Passes and how lists of them run: timed, verified after each, dumped on request, blamed by name.
 
 In come a graph and the passes of a pipeline (`passes/pipelines.py`), out comes the same graph, changed in place, and a
 record per pass.
@@ -24,29 +23,21 @@ FOLD_LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What passes may ask about the compilation; `pass_context` makes it.
+    """What passes may ask about the compilation; `pass_context` makes it."""
 
-    Args:
-        facts: of the target.
-        numerics: "strict" (nothing that adds or moves a rounding), "standard" or "fast".
-        precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
-        fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while
-            compiling.
-        fallback: is another schedule taken where one turns out not to hold, or is that an error?
-        check: verify the graph after each pass.
-        dump: called with "before NAME" ahead of the first pass and "after NAME" behind each.
-        explain: called with a rule's name, the node and the reason each time a rewrite rule does not fire.
-        note: called with what a user should know of; PassManager puts it into the pass's record.
-    """
-
-    facts: TargetFacts = NO_FACTS
-    numerics: str = "standard"
+    facts: TargetFacts = NO_FACTS  # of the target
+    numerics: str = "standard"  # "strict" (nothing that adds or moves a rounding), "standard" or "fast"
+    # how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16"
     precision: str | None = None
+    # bytes; a constant that is larger than this and than what it is computed from is not computed while compiling
     fold_limit: int = FOLD_LIMIT
-    fallback: bool = False
-    check: bool = False
+    fallback: bool = False  # is another schedule taken where one turns out not to hold, or is that an error?
+    check: bool = False  # verify the graph after each pass
+    # called with "before NAME" ahead of the first pass and "after NAME" behind each
     dump: Callable[[str, Graph], None] | None = None
+    # called with a rule's name, the node and the reason each time a rewrite rule does not fire
     explain: Callable[[str, Node, str], None] | None = None
+    # called with what a user should know of; PassManager puts it into the pass's record
     note: Callable[[str], None] | None = None
 
     @property
@@ -69,24 +60,17 @@ def pass_context(
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A step of the pipeline.
+    """A step of the pipeline."""
 
-    Args:
-        name: what `-p NAME` says.
-        run: changes a graph in place, its subgraphs too; returns whether anything changed.
-        why: one line: what it does and why it stands where it stands.
-    """
-
-    name: str
+    name: str  # what `-p NAME` says
+    # changes a graph in place, its subgraphs too; returns whether anything changed
     run: Callable[[Graph, PassContext], bool]
-    why: str
+    why: str  # one line: what it does and why it stands where it stands
 
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """What a pass did: wall-clock seconds (without checks and dumps), the number of nodes before and after, and
-    notes.
-    """
+    """A pass's record: wall-clock seconds (without checks, dumps), node counts before and after, notes."""
 
     name: str
     seconds: float
@@ -110,12 +94,7 @@ class PassManager:
     records: list[PassRecord] = field(default_factory=list)
 
     def run(self, graph: Graph, passes: Sequence[Pass], ctx: PassContext) -> bool:
-        """Run passes on a graph, in place. Returns whether anything changed.
-
-        Raises:
-            VerifyError: with `ctx.check`, a pass broke an invariant; the message names the pass.
-            InternalError: a pass failed; the message names it.
-        """
+        """Run passes in place; return if anything changed. VerifyError, InternalError: the pass named in it failed."""
         changed = False
         if ctx.dump is not None and passes:
             ctx.dump(f"before {passes[0].name}", graph)
@@ -145,9 +124,7 @@ class PassManager:
 
 
 def _blamed(p: Pass, e: Exception) -> Exception:
-    """The error with the pass's name. What a user's model causes keeps its class, any other failure is the pass's
-    fault.
-    """
+    """Return the error with the pass's name. A user's error keeps its class, others are the pass's fault."""
     if isinstance(e, VerifyError):
         return VerifyError(f"pass {p.name} broke the graph: {e}")
     if isinstance(e, DnncError):
@@ -159,11 +136,7 @@ def _blamed(p: Pass, e: Exception) -> Exception:
 
 
 def parse_passes(text: str, table: Sequence[Pass]) -> list[Pass]:
-    """`"fold,cse"` as passes of the table, in that order.
-
-    Raises:
-        InputError: a name that no pass of the table has.
-    """
+    """Parse `"fold,cse"` as passes of the table, in order. InputError: a name that no pass of the table has."""
     known = {p.name: p for p in table}
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -196,9 +169,7 @@ def count_nodes(graph: Graph) -> int:
 
 
 def is_pure(n: Node) -> bool:
-    """May the node be dropped, moved or merged? Its op and all nodes of its subgraphs have no effect and draw no random
-    numbers.
-    """
+    """True if the node may be dropped, moved or merged: it and its subgraphs are pure and deterministic."""
     if Trait.PURE not in n.op.traits or Trait.RANDOM in n.op.traits:
         return False
     return all(is_pure(m) for s in n.subgraphs() for m in s.nodes())

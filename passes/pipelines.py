@@ -44,8 +44,9 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
-    """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as
-    they are. Without vectors (one lane) images lie with their channels last, or all values stay row-major.
+    """Assign layouts in a graph and its subgraphs, but for recurrence bodies, whose kernels read row-major.
+
+    Without vectors (one lane) images lie with their channels last, or all values stay row-major.
     """
     if ctx.facts.lanes == 1 and not ctx.facts.channels_last:
         return False
@@ -62,9 +63,7 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
 
 
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
-    """Outputs that are inputs, constants, parameters, views of those, or given twice get memory of their own through a
-    copy.
-    """
+    """Copy outputs that are inputs, constants, parameters, their views or duplicates to memory of their own."""
     changed = False
     seen: set[Value] = set()
     for k, v in enumerate(graph.outputs):

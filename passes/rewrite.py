@@ -1,13 +1,11 @@
-"""A small driver for rewrite rules. A rule is a plain function: it looks at a node, gives up with a reason, or returns
-the replacement.
+"""Driver of rewrite rules: a function that gets a node, and gives up with a reason or replaces it.
 
     def drop_neg_neg(m: Match) -> Value:
         "neg(neg(x)) -> x"                                    # what stands before and after
         return m.operand(m.node(m.operand(m.root, 0), "neg"), 0)
 
 The driver offers every node to the rules of its op, and again whatever a rewrite may have made possible: new nodes,
-their readers, and the last reader of a value whose other readers vanished. Each rule makes the graph smaller or more
-canonical, so this ends.
+their readers, and the last reader of a value whose other readers vanished. Rules shrink the graph, so this ends.
 """
 
 from __future__ import annotations
@@ -41,10 +39,7 @@ class NoMatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`apply` is tried on nodes of the named ops.
-
-    `exact`: no rounding is added, dropped or moved. Rules that are not exact do not fire in strict numerics.
-    """
+    """A rule: `apply` for nodes of the named ops. Not `exact`: it changes rounding, so never with strict numerics."""
 
     apply: Callable[[Match], Value]
     ops: tuple[str, ...]
@@ -105,9 +100,7 @@ class Match:
         return x
 
     def either(self, n: Node) -> tuple[Value, Value]:
-        """The operands of a node of two: (the other one, the constant), which stands second unless the op is
-        commutative.
-        """
+        """Return (the other operand, the constant) of a node of two; only a commutative op may have it first."""
         a, b = self.operand(n, 0), self.operand(n, 1)
         if b in self.graph.constants:
             return a, b
@@ -135,9 +128,7 @@ class Match:
 
     @property
     def b(self) -> Builder:
-        """Makes nodes in front of the root, with the locations of all nodes matched so far. Ask all questions
-        before.
-        """
+        """Makes nodes in front of the root with locations of all matched nodes. Ask all questions before."""
         self.built = True
         locs = self.root.locs
         for n in self.matched[1:]:
@@ -184,9 +175,7 @@ def producer(v: Value | None, *ops: str) -> Node | None:
 
 
 def uniform(a: Array) -> Any:
-    """The number that all elements are (the same bits: 0.0 is not -0.0), as a Python number; None if they differ or are
-    no numbers.
-    """
+    """Return the number that all elements equal bit for bit (0.0 is not -0.0); None if they differ."""
     if a.size == 0 or a.dtype.kind in "OUSTc":
         return None
     flat = a.reshape(-1) if a.flags.c_contiguous else a.ravel()
@@ -227,9 +216,7 @@ class _Driver:
         self.budget = 100 * len(graph) + 1000  # far more than any graph needs; a cycle of rules ends here
 
     def run(self) -> bool:
-        """Rounds over all nodes until one changes nothing: a pattern may reach further than to the readers that were
-        offered again.
-        """
+        """Rewrite until a round changes nothing: patterns may reach further than the readers revisited."""
         changed = False
         while self.round():
             changed = True
@@ -251,10 +238,8 @@ class _Driver:
             before = n.prev
             m = Match(self.graph, n, self.ctx, self.outputs)
             try:
-                m.require(
-                    rule.exact or not self.ctx.strict,
-                    "it changes how results are rounded, which strict numerics exclude",
-                )
+                ok = rule.exact or not self.ctx.strict
+                m.require(ok, "it changes how results are rounded, which strict numerics exclude")
                 new = rule.apply(m)
             except NoMatch as e:
                 if m.built:
@@ -309,9 +294,7 @@ def only_reader(graph: Graph, v: Value, *ops: str) -> Node | None:
 
 
 def replace_each(graph: Graph, rules: Mapping[str, Callable[[Node], Value | None]]) -> bool:
-    """Offer each node once to the rule of its op, and put the value that this returns in the place of its result.
-    Returns whether there was any.
-    """
+    """Offer each node once to its op's rule, whose value replaces its result. Return whether any did."""
     changed = False
     for n in nodes_of(graph, *rules):
         made = rules[n.op.name](n)
@@ -333,10 +316,7 @@ def between(before: Node | None, n: Node) -> list[Node]:
 
 
 def sweep(graph: Graph, dead: Iterable[Node], outputs: set[Value]) -> list[Node]:
-    """Erase those of the nodes that nobody needs, then what only they needed, constants too.
-
-    `outputs` are the graph's. Returns the nodes that have become the only reader of some value.
-    """
+    """Erase unneeded nodes and what only they needed. Return nodes that are now the only reader of a value."""
     alone: list[Node] = []
     stack = list(dead)
     while stack:

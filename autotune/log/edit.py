@@ -1,7 +1,4 @@
-"""Whole logs made of others: merged into one, or pruned to what is still of use.
-
-In: paths of logs. Out: a log in a file, put in its place in one step. Apart from log.py, which only ever appends.
-"""
+"""Merging and pruning of whole tuning logs: paths of logs in, a log replaced in one step out."""
 
 from __future__ import annotations
 
@@ -49,23 +46,17 @@ def _once(lines: Iterable[tuple[bytes, Record]]) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Keep:
-    """What pruning leaves.
+    """What pruning leaves."""
 
-    Args:
-        trials: of each task the fastest that many; those that bar a schedule are kept beside them.
-        task: which tasks; the others go with all that belongs to them.
-    """
-
-    trials: int = 0
-    task: Callable[[Task], bool] = lambda task: True
+    trials: int = 0  # of each task the fastest that many; those that bar a schedule are kept beside them
+    task: Callable[[Task], bool] = lambda task: True  # which tasks; the others go with all that belongs to them
 
 
 def prune(path: str | os.PathLike[str], keep: Keep, out: str | os.PathLike[str] | None = None) -> Log:
     """Write a log anew without what replaying does not need. Its winners stay what they were.
 
     Kept are, of the tasks that `keep` names and the parts into which these are cut, the winners and decisions that
-    compiling takes, the fastest trials, and trials that found a schedule to crash, hang or be wrong; and the sessions
-    that called one of these tasks.
+    compiling takes, the fastest trials, trials that crashed, hung or were wrong; and sessions with these tasks.
 
     Args:
         path: the log. A tuner may be appending to it.

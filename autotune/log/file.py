@@ -1,5 +1,4 @@
-"""The tuning log: a file of JSON lines to which a search appends what it measures, and out of which compiling reads the
-winners.
+"""The tuning log: JSON lines that a search appends, and out of which compiling reads the winners.
 
 In: records (tasks, trials, sessions, winners). Out: the same by task, and which schedule each task is to have. The file
 is append-only and survives what may happen to its writers: a record is one write at the end of the file, under a lock,
@@ -57,11 +56,7 @@ class Log:
 
     @staticmethod
     def open(path: str | os.PathLike[str], create: bool = True) -> Log:
-        """A log to append to, with what it holds already.
-
-        Raises:
-            TuneError: it is no tuning log, is damaged, cannot be written, or does not exist though `create` is False.
-        """
+        """Open a log to append. TuneError: no tuning log, damaged, not writable, or missing though not `create`."""
         file = Path(path).expanduser()
         if file.suffix in PACKED:
             raise TuneError(f"{file} is packed and cannot be appended to; unpack it first")
@@ -80,8 +75,7 @@ class Log:
         """Add a record, to the file as well. A task that the log has is not written again. Winners and
         decisions on fusion are on the disk when this returns.
 
-        Raises:
-            TuneError: the file cannot be written, or was opened for reading.
+        TuneError: the file cannot be written, or was opened for reading.
         """
         if isinstance(record, Task) and record.key in self.tasks:
             return
@@ -105,8 +99,7 @@ class Log:
             self._sessions[record.model, record.at] = record
 
     def decided(self) -> dict[str, Winner]:
-        """The winner of each task that has one: the latest, but never a schedule that some trial found to crash, hang
-        or be wrong.
+        """Return each task's winner: the latest, but never one that a trial found to crash, hang or be wrong.
 
         Trials alone make no winner: they were measured few times, and not against what the compiler does without a log.
         """
@@ -263,7 +256,7 @@ class _Writer:
 
 @contextmanager
 def locked(fd: int) -> Iterator[None]:
-    """Holds the lock that all writers of a log take. Without such locks one process at a time is served."""
+    """Hold the lock of a log's writers. Systems without such locks allow only one process at a time."""
     try:
         import fcntl
     except ImportError:
@@ -293,7 +286,7 @@ def _cut_torn(fd: int) -> int:
 
 
 def write_whole(path: Path, lines: Iterable[bytes]) -> None:
-    """Put a whole log in the place of whatever is there, or nothing. TuneError if it cannot be written."""
+    """Replace a log completely or, on failure, not at all. TuneError where it cannot be written."""
     try:
         with replacing(path) as f:
             f.writelines(lines)

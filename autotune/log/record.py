@@ -1,8 +1,7 @@
 """What a tuning log holds, record by record: JSON data to checked records and back.
 
 A record says its format and its kind: `{"dnnc": 1, "record": "trial", ...}`. The fields are those of the dataclass, so
-the dataclass is the schema: a field without a default must be there, one with a default may be missing (an older dnnc
-wrote it), any other is a mistake.
+the dataclass is the schema: only fields with defaults may be missing (an older dnnc wrote it), others are mistakes.
 """
 
 from __future__ import annotations
@@ -27,82 +26,48 @@ HEAD = b'{"dnnc": %d, "record": "' % FORMAT  # how each line begins
 
 @dataclass(frozen=True)
 class Session:
-    """One run of the tuner on one model. It is written when the run begins and again when it ends; the later one holds.
+    """One run of the tuner on a model, written when it begins and again when it ends; the later one holds."""
 
-    Args:
-        model: what was tuned, for people.
-        target: canonical text.
-        calls: how often the model calls each task.
-        machine: what it was measured on.
-        version: of dnnc.
-        at: when it began, seconds since 1970; with `model` the identity of the session.
-        budget: seconds it was given; None for no limit.
-        seconds: it took; None while it runs, or where it was killed.
-    """
-
-    model: str
-    target: str
-    calls: Mapping[str, int] = field(default_factory=dict)
-    machine: str = ""
-    version: str = ""
-    at: float = 0.0
-    budget: float | None = None
-    seconds: float | None = None
+    model: str  # what was tuned, for people
+    target: str  # canonical text
+    calls: Mapping[str, int] = field(default_factory=dict)  # how often the model calls each task
+    machine: str = ""  # what it was measured on
+    version: str = ""  # of dnnc
+    at: float = 0.0  # when it began, seconds since 1970; with `model` the identity of the session
+    budget: float | None = None  # seconds it was given; None for no limit
+    seconds: float | None = None  # it took; None while it runs, or where it was killed
 
 
 @dataclass(frozen=True)
 class Winner:
-    """The schedule that a search settled on for a task: a finalist that passed the gate, or the templates' own where
-    none was faster.
+    """The schedule that a search settled on: a checked finalist, or the templates' own where none was faster."""
 
-    Args:
-        task: key of the Task.
-        choice: the schedule.
-        seconds: of one call in the final comparison.
-        baseline: the same of the templates' own first choice, measured in turns with it; None where it was not
-            measured.
-        machine: what it was measured on.
-        version: of dnnc.
-        at: seconds since 1970; of several winners of a task the latest holds.
-    """
-
-    task: str
-    choice: Choice
-    seconds: float
+    task: str  # key of the Task
+    choice: Choice  # the schedule
+    seconds: float  # of one call in the final comparison
+    # the same of the templates' own first choice, measured in turns with it; None where it was not measured
     baseline: float | None = None
-    machine: str = ""
-    version: str = ""
-    at: float = 0.0
+    machine: str = ""  # what it was measured on
+    version: str = ""  # of dnnc
+    at: float = 0.0  # seconds since 1970; of several winners of a task the latest holds
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """What a search settled on for a fused group: is it one kernel, as the compiler makes it, or is it made in another
-    way?
+    """What a search settled on for a fused group: is it one kernel, as compiled, or made in another way?"""
 
-    Args:
-        task: key of the Task that is the group in one kernel.
-        parts: keys of the tasks that stand in its place, in order.
-        cuts: numbers of the group's nodes that end one of them; the last node ends the last.
-        tile: of the convolution: m of Winograd's F(m x m, 3 x 3), 0 for the direct one; None where that is as it was.
-        taken: was the other way faster beyond a tie?
-        seconds: of the parts together, with their winners.
-        baseline: of the group in one kernel, with its winner, measured in turns with the parts where these were near.
-        machine: what it was measured on.
-        version: of dnnc.
-        at: seconds since 1970; of several decisions on a task the latest holds.
-    """
-
-    task: str
-    parts: tuple[str, ...]
-    cuts: tuple[int, ...] = ()
+    task: str  # key of the Task that is the group in one kernel
+    parts: tuple[str, ...]  # keys of the tasks that stand in its place, in order
+    cuts: tuple[int, ...] = ()  # numbers of the group's nodes that end one of them; the last node ends the last
+    # of the convolution: m of Winograd's F(m x m, 3 x 3), 0 for the direct one; None where that is as it was
     tile: int | None = None
-    taken: bool = False
-    seconds: float = 0.0
+    taken: bool = False  # was the other way faster beyond a tie?
+    seconds: float = 0.0  # of the parts together, with their winners
+    # of the group in one kernel, with its winner, measured in turns with the parts where these were near
     baseline: float = 0.0
-    machine: str = ""
-    version: str = ""
-    at: float = 0.0
+    machine: str = ""  # what it was measured on
+    version: str = ""  # of dnnc
+    at: float = 0.0  # seconds since 1970; of several decisions on a task the latest holds
 
 
 Record = Union[Task, Trial, Session, Winner, Fusion]

@@ -1,8 +1,7 @@
 """Schedules out of a tuning log instead of the templates' own guess.
 
 In: the winners of a log and the setting of a compilation. Out: the `choose` for `compile_program`, which knows
-afterwards what it found. It lives apart from the log so that compiling for winners of any origin (a search that has
-just ended, a saved model) is the same.
+afterwards what it found, for winners of any origin (a search, a saved model).
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ SHOWN = 5  # names of untuned kernels
 
 
 class Winners(Mapping[str, Choice]):
-    """Schedules by the key of their workload, and decisions on fused groups as `dnnc.autotune.search.variants` names
-    them.
+    """Schedules by workload key, and decisions on fused groups as `dnnc.autotune.search.variants` names them.
 
     Args:
         choices: `{key: Choice}`, or as JSON data `{key: [template, {knob: value}]}`.
@@ -87,9 +85,7 @@ class Replay:
         return choice
 
     def refused(self, program: Program) -> list[tuple[str, Refusal]]:
-        """The winners that did not apply, with the names of the kernels: another version made them, or they are those
-        of other templates.
-        """
+        """Return winners that did not apply, with kernel names: of another version or other templates."""
         given = {id(c) for c in self._given}
         steps = [
             (s.kernel.name, s.refusal)

@@ -2,8 +2,7 @@
 
 In: features and measured seconds, grouped by task. Out: scores within a task, in logarithms of speed: two that differ
 by 0.1 are expected to differ by a tenth in time. Three models: `Analytic`, the roofline, knows nothing but the
-machine's figures; `XGBModel` learns from trials; `dnnc.autotune.model.forest.Forest` is one that has learned, and needs
-no library.
+machine's figures; `XGBModel` learns from trials; `dnnc.autotune.model.forest.Forest` has learned, and needs no library.
 """
 
 from __future__ import annotations
@@ -42,28 +41,17 @@ class Analytic:
 
 @dataclass
 class XGBModel:
-    """Boosted trees that rank the schedules of each task.
+    """Boosted trees that rank the schedules of each task."""
 
-    Args:
-        base: what is known before; trees learn what it gets wrong.
-        objective: "rank" orders the schedules of a task; "gain" predicts the logarithm of their speed.
-        members: that are trained on samples of the tasks and vote.
-        trees: of each member.
-        depth: levels of a tree.
-        seed: of the samples.
-        parameters: of XGBoost, instead of the usual ones.
-        unit, boosters, told: what has been learned: by what the trees' sums are multiplied, the members, and from how
-            many trials of a search.
-    """
-
-    base: CostModel | None = None
-    objective: str = "rank"
-    members: int = 4
-    trees: int = 120
-    depth: int = 6
+    base: CostModel | None = None  # what is known before; trees learn what it gets wrong
+    objective: str = "rank"  # "rank" orders the schedules of a task; "gain" predicts the logarithm of their speed
+    members: int = 4  # that are trained on samples of the tasks and vote
+    trees: int = 120  # of each member
+    depth: int = 6  # levels of a tree
     rate: float = 0.1
-    seed: int = 0
-    parameters: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0  # of the samples
+    parameters: dict[str, Any] = field(default_factory=dict)  # of XGBoost, instead of the usual ones
+    # what has been learned: by what the trees' sums are multiplied, the members, and from how many trials of a search
     unit: float = 1.0
     boosters: list[Any] = field(default_factory=list)
     told: int = 0
@@ -86,7 +74,7 @@ class XGBModel:
         return self
 
     def update(self, x: Array, seconds: Array, groups: Array) -> None:
-        """Learn from all trials of a search so far; `base` stays. Few trials more change nothing."""
+        """Learn from all trials so far on top of `base`. Few new trials since the last time change nothing."""
         if len(x) < self.told * GROWTH:
             return
         self.trees, self.members, self.told = STEP, VOTES, len(x)
@@ -168,7 +156,7 @@ def speeds(seconds: Array, groups: Array) -> Array:
 
 
 def unit_of(raw: Array, known: Array, y: Array, groups: Array) -> float:
-    """Factor from scores to logarithms of speed: least squares within the groups, of what is not far behind."""
+    """Return the factor from scores to log speed: least squares within the groups, near the best."""
     near = y > -np.log(4.0)
     raw, rest, groups = raw[near], (y - known)[near], groups[near]
     a, b = raw - _means(raw, groups), rest - _means(rest, groups)

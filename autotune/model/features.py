@@ -1,5 +1,4 @@
-"""Schedules as numbers for a cost model: what the kernel does, what the knobs say, and what the knobs make of the
-kernel.
+"""Features of schedules for a cost model: the kernel, the knobs, and what the knobs make of it.
 
 In: a problem, choices, the limits of a machine. Out: float32 [choices, features], whose columns NAMES names. No
 schedule is applied: the naive nest is read once (`work`), and each choice is some arithmetic on it (`roofline`,
@@ -48,23 +47,8 @@ BUFFERS = 4  # that are told of one by one: the result and the largest others
 
 _BUFFER = ("bytes", "reuse", "inner", "across", "grain", "element", "constant")
 _WORK = (
-    "batch",
-    "rows",
-    "cols",
-    "red",
-    "run",
-    "taps",
-    "element",
-    "flops",
-    "bytes",
-    "intensity",
-    "passes",
-    "guarded",
-    "buffers",
-    "red_align",
-    "cols_align",
-    "run_align",
-)
+    "batch rows cols red run taps element flops bytes intensity passes guarded buffers red_align cols_align run_align"
+).split()
 _PLAN = (
     "rows", "cols", "red", "pieces", "each", "balance", "items", "items_balance", "waste", "row_waste", "col_waste",
     "red_waste", "threads", "registers", "near", "l2", "together",
@@ -85,7 +69,7 @@ VERSION = hashlib.sha256("\n".join(NAMES).encode()).hexdigest()[:16]
 
 
 def features(problem: Problem, choices: Sequence[Choice], limits: Limits) -> Array:
-    """The features of choices, float32 [choices, len(NAMES)]: equal bits for equal choices."""
+    """Features of choices, float32 [choices, len(NAMES)]: bits independent of the other choices."""
     w = work_of(problem)
     about = _about(w)
     out = np.empty((len(choices), len(NAMES)), np.float32)

@@ -2,8 +2,7 @@
 
 In: boosters of XGBoost, once; later a file of less than 2 MB. Out: scores of schedules, their spread, and what else was
 found in training (the margin that a prediction must exceed). A tree is stored as a complete one of its depth: node k
-has its children at 2k+1 and 2k+2, and a leaf that lies higher repeats below. So all trees are walked at once, level by
-level, for all rows: a few NumPy operations.
+has its children at 2k+1 and 2k+2, and a leaf that lies higher repeats below. So trees are walked by level for all rows.
 """
 
 from __future__ import annotations
@@ -26,20 +25,13 @@ DEEPEST = 10  # levels: a complete tree of more would be large
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Trees of several members, each of which predicts on its own.
+    """Trees of several members, each of which predicts on its own."""
 
-    Args:
-        feature: int16 [trees, 2^depth - 1], the column that a node asks.
-        threshold: float32 of the same shape: below goes left.
-        leaf: float32 [trees, 2^depth].
-        member: int16 [trees], whose a tree is; members count from 0.
-        facts: what training found: "features" (their version), "kind", "unit", "margins" and others for people.
-    """
-
-    feature: Array
-    threshold: Array
-    leaf: Array
-    member: Array
+    feature: Array  # int16 [trees, 2^depth - 1], the column that a node asks
+    threshold: Array  # float32 of the same shape: below goes left
+    leaf: Array  # float32 [trees, 2^depth]
+    member: Array  # int16 [trees], whose a tree is; members count from 0
+    # what training found: "features" (their version), "kind", "unit", "margins" and others for people
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -51,13 +43,11 @@ class Forest:
         return int(self.member.max(initial=-1)) + 1
 
     def predict(self, x: Array) -> Array:
-        """Features float32 [n, F] -> scores float64 [n]: logarithms of speed, compared within a task."""
+        """Features float32 [n, F] -> scores float64 [n]: log speed, comparable within a task."""
         return self.votes(x).mean(1)  # type: ignore[no-any-return]
 
     def spread(self, x: Array) -> Array:
-        """Standard deviation of the members' scores, [n]: how unsure a score is. Each member's scores are taken
-        relative to their mean over x.
-        """
+        """Return the members' standard deviation [n], a score's uncertainty; scores relative to their mean over x."""
         return self.judge(x)[1]
 
     def judge(self, x: Array) -> tuple[Array, Array]:

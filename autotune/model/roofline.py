@@ -1,10 +1,8 @@
-"""How long a schedule takes by arithmetic alone: an estimate for a machine that nothing has been learned of, and the
-base of the features.
+"""Roofline estimate of a schedule, for machines without a learned model and as base of the features.
 
 In: the Work of a kernel, a Choice, the Limits of a machine. Out: a Plan: what the knobs make of the kernel (tiles, what
 is computed in vain, shares of registers and caches) and the seconds of its arithmetic, of its traffic with the
-second-level cache and with memory, and of what is fixed. Nothing is scheduled. Seconds are of a nominal clock; a
-ranking needs no more.
+second-level cache and with memory, and of what is fixed. Nothing is scheduled. Seconds are nominal, for ranking.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ Knobs = Mapping[str, "int | str"]
 
 
 def clock(limits: Limits) -> float:
-    """Cycles a second of a core with two vector multiply-adds in one, or of a multiprocessor with 128."""
+    """Cycles a second: of a core that starts two vector FMAs a cycle, of an SM that starts 128."""
     return limits.flops / limits.cores / (2 * SM_CORES if limits.kind == "gpu" else 4 * limits.lanes)
 
 
@@ -47,42 +45,27 @@ def rate(limits: Limits) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a schedule makes of a kernel.
+    """What a schedule makes of a kernel."""
 
-    Args:
-        rows, cols, red: results that are computed at a time, and elements of their sums before the next ones are
-            fetched.
-        pieces: of the work, dealt to the units.
-        items: iterations of the loops that are shared at least, where several pieces may stay together; 0: as many as
-            pieces.
-        waste: computed over needed results, at least 1.
-        threads: of a block; 1 on a CPU.
-        registers: share of a unit's registers in use.
-        near, far: bytes in use at a time over those of the first- and the second-level cache.
-        together: blocks of a unit at one time.
-        loads: elements loaded for each multiply-add.
-        fetch: time that it takes to ask for the operands of a step, over that of its arithmetic; 0 where hardware
-            copies them.
-        compute, cache, memory, fixed: seconds of arithmetic, of traffic with the second-level cache and with memory,
-            and of what is always there.
-    """
-
-    rows: float = 1
+    rows: float = 1  # results that are computed at a time
     cols: float = 1
-    red: float = 1
-    pieces: float = 1
-    waste: float = 1
-    threads: float = 1
-    registers: float = 0
-    near: float = 0
-    far: float = 0
-    together: float = 1
-    loads: float = 1
+    red: float = 1  # elements of their sums before the next ones are fetched
+    pieces: float = 1  # of the work, dealt to the units
+    waste: float = 1  # computed over needed results, at least 1
+    threads: float = 1  # of a block; 1 on a CPU
+    registers: float = 0  # share of a unit's registers in use
+    near: float = 0  # bytes in use at a time over those of the first-level cache
+    far: float = 0  # bytes in use at a time over those of the second-level cache
+    together: float = 1  # blocks of a unit at one time
+    loads: float = 1  # elements loaded for each multiply-add
+    # time that it takes to ask for the operands of a step, over that of its arithmetic; 0 where hardware copies them
     fetch: float = 0
+    # seconds of arithmetic, of traffic with the second-level cache and with memory, and of what is always there
     compute: float = 0
     cache: float = 0
     memory: float = 0
     fixed: float = 0
+    # iterations of the loops that are shared at least, where several pieces may stay together; 0: as many as pieces
     items: float = 0
 
     @property
@@ -120,9 +103,7 @@ def _balance(pieces: float, units: float) -> float:
 
 
 def _memory(w: Work, limits: Limits) -> float:
-    """Seconds in which everything is read and written once: constants out of memory, the rest out of the cache that
-    holds all of it.
-    """
+    """Seconds to read and write everything once: constants from memory, the rest from the cache that holds it."""
     cold = sum(b.nbytes for b in w.buffers if b.constant)
     warm = w.nbytes - cold
     l2 = limits.l2 * (limits.cores if limits.kind == "cpu" else 0.7)
@@ -178,8 +159,7 @@ def _cpu_tile(w: Work, k: Knobs, limits: Limits) -> Plan:
 def _traffic(
     order: str, sizes: tuple[float, float], counts: tuple[float, float, float, float], l2: int
 ) -> tuple[float, float, float]:
-    """Bytes that come out of the second-level cache, those that come from beyond it, and those that it has to hold so
-    that these are few.
+    """Bytes out of the L2, bytes from beyond it, and the bytes that it has to hold so that these are few.
 
     Args:
         order: of the loops outside of a tile: all rows of an image's line pass each panel ("rows"), all rows of all
@@ -263,6 +243,12 @@ def _cpu_pass(w: Work, k: Knobs, limits: Limits) -> Plan:
 # --- GPU --------------------------------------------------------------------------------------------------------------
 
 
+def _resident(limits: Limits, shared: float, registers: float, threads: float, blocks: float) -> float:
+    """Blocks that an SM holds at one time."""
+    room = limits.near // max(shared, 1), limits.registers // (registers * threads), limits.threads // threads
+    return max(1.0, min(*room, up(blocks, limits.cores)))
+
+
 def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, Limits], Plan]:
     """Tiles of `bm` by `bn` results in steps of `bk`; `speed`: multiply-adds a cycle of a multiprocessor."""
 
@@ -275,15 +261,7 @@ def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, L
         shared = stages * slices * (bm + bn) * bk * w.element
         own = "down" in k or "tm" in k  # threads fetch; otherwise hardware copies
         registers = bm * bn * slices / threads + 50 + (held(w, (bm, bn), bk * slices) / threads if own else 0)
-        together = max(
-            1.0,
-            min(
-                limits.near // max(shared, 1),
-                limits.registers // (registers * threads),
-                limits.threads // threads,
-                up(blocks, limits.cores),
-            ),
-        )
+        together = _resident(limits, shared, registers, threads, blocks)
         together = float(number(k, "resident", int(together)))
         steps = up(w.red, bk * slices * split)
         products = bm * bn * bk * slices / speed(k, w)
@@ -352,22 +330,11 @@ def _attention(w: Work, k: Knobs, limits: Limits) -> Plan:
     blocks = w.batch * up(w.rows, rows) * parts
     shared = (rows * w.red / 2 + keys * stages * slices * w.red) * w.element
     registers = rows / warps * (w.red / 2 + keys) / 32 + 60
-    together = max(
-        1.0,
-        min(
-            limits.near // max(shared, 1),
-            limits.registers // (registers * threads),
-            limits.threads // threads,
-            up(blocks, limits.cores),
-        ),
-    )
+    together = _resident(limits, shared, registers, threads, blocks)
     speed = (MMA if w.element == 2 else SM_CORES) * min(1.0, together * warps * slices / 4)
     steps = up(w.cols, keys * slices * parts)
-    step = max(
-        rows * keys * slices * w.red / speed + rows * keys * slices / SFU / 4,
-        slices * keys * w.red * w.element / rate(limits),
-        GPU_LATENCY / together,
-    )
+    products = rows * keys * slices * w.red / speed + rows * keys * slices / SFU / 4
+    step = max(products, slices * keys * w.red * w.element / rate(limits), GPU_LATENCY / together)
     end = (300 + 64 * slices * parts if slices * parts > 1 else 0) + (1200 if parts > 1 else 0)
     full = blocks / (limits.cores * together)
     cycles = ceil(full) * (3000 + steps * step * together + end)

@@ -107,9 +107,7 @@ class Surrogate:
         return float(-0.5 * half @ half - np.log(np.diag(root)).sum())
 
     def _choose_lengths(self, rest: Array, some: Array) -> None:
-        """The best common length for some of the measurements, then one sweep over the knobs: does this one matter
-        less, or not at all?
-        """
+        """Fit the best common length for some measurements, then sweep the knobs: less weight, or none?"""
         x, rest, width = self.x[self.at[some]], rest[some], self.x.shape[1]
         best, scale = max((self._evidence(x, rest, np.full(width, s)), s) for s in SCALES)
         lengths = np.full(width, scale)
@@ -136,7 +134,7 @@ class Surrogate:
         self.spread = np.sqrt(np.maximum(prior - (self._half**2).sum(0), 1e-10))
 
     def sampler(self, among: Array) -> Callable[[np.random.Generator, int], Array]:
-        """Draws log seconds of choices, float64 [times, choices]: what resembles each other varies together."""
+        """Draw log seconds of choices, float64 [times, choices]: similar ones vary together."""
         x, mean = self.x[among], self.mean[among]
         cov = self._kernel(x, x, self.lengths) - self._half[:, among].T @ self._half[:, among]
         root = np.linalg.cholesky(cov + np.eye(len(among)) * 1e-6).T

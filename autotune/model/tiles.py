@@ -1,11 +1,9 @@
-"""Where the time of a tiled contraction on a GPU goes, one part at a time: numbers by which schedules of one kernel can
-be told apart.
+"""Parts of a tiled GPU contraction's time: features that tell schedules of one kernel apart.
 
 In: the Work of a kernel, a Choice, the Limits of a machine. Out: for the templates that compute tiles out of shared
 memory, logarithms to base 2 of the cycles that a multiprocessor spends asking for each factor, multiplying, reading
 shared memory, waiting and ending, over what the kernel takes at the least; then what decides them. The roofline has one
-estimate out of the same figures, which takes the slowest part; which part is hidden behind which depends on more than
-it knows, so that is left to be learned.
+estimate out of the same figures, which takes the slowest part; what hides what is left to be learned.
 """
 
 from __future__ import annotations

@@ -28,28 +28,17 @@ KINDS = ("cheap", "compared", "divided", "transcendental", "cast", "index")  # o
 
 @dataclass(frozen=True)
 class Walked:
-    """A parameter of the nest.
+    """A parameter of the nest."""
 
-    Args:
-        element: bytes of one.
-        nbytes: of all.
-        touches: elements read or written in all iterations.
-        inner: bytes by which its accesses move as the innermost loop around them goes on; the largest.
-        across: the same for the innermost loop of the output.
-        grain: elements that lie side by side, aligned to as many, along one of its loops: those of one vector access,
-            16 bytes at most.
-        written: is it the output?
-        constant: is it written by no kernel?
-    """
-
-    element: int
-    nbytes: float
-    touches: float
-    inner: int
-    across: int
+    element: int  # bytes of one
+    nbytes: float  # of all
+    touches: float  # elements read or written in all iterations
+    inner: int  # bytes by which its accesses move as the innermost loop around them goes on; the largest
+    across: int  # the same for the innermost loop of the output
+    # elements that lie side by side, aligned to as many, along one of its loops: those of one access, 16 bytes at most
     grain: int
-    written: bool
-    constant: bool
+    written: bool  # is it the output?
+    constant: bool  # is it written by no kernel?
 
     @property
     def reuse(self) -> float:
@@ -59,38 +48,24 @@ class Walked:
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel in numbers.
+    """A kernel in numbers."""
 
-    Args:
-        kind: of the problem.
-        batch, rows, cols, red: of a contraction, the loops of both factors, of each, and of the sum; the results lie in
-            memory along `cols`. Of a reduction, `rows` and the elements of each, `red`; of a map, what the innermost
-            loop has, `cols`, and how often, `rows`.
-        run: rows that one index walks: an image's row, or all where they lie one behind the other.
-        taps: elements of a window; 1 for what is no convolution.
-        element: bytes of the factors, or of what is read.
-        flops: of multiply-adds and the like, two each.
-        ops: arithmetic by KINDS, in all iterations.
-        buffers: the parameters, the largest first.
-        fetched: of a contraction, the factor along the rows and that along the columns.
-        passes: over what is reduced.
-        guarded: do conditions (padding) stand in the nest?
-    """
-
-    kind: str
+    kind: str  # of the problem
+    # of a contraction, the loops of both factors, of each, and of the sum; the results lie in memory along `cols`. Of a
+    # reduction, `rows` and elements of each, `red`; of a map, the innermost loop, `cols`, and the others, `rows`.
     batch: int
     rows: int
     cols: int
     red: int
-    run: int
-    taps: int
-    element: int
-    flops: float
-    ops: tuple[float, ...]
-    buffers: tuple[Walked, ...]
-    fetched: tuple[Walked, ...]
-    passes: int
-    guarded: bool
+    run: int  # rows that one index walks: an image's row, or all where they lie one behind the other
+    taps: int  # elements of a window; 1 for what is no convolution
+    element: int  # bytes of the factors, or of what is read
+    flops: float  # of multiply-adds and the like, two each
+    ops: tuple[float, ...]  # arithmetic by KINDS, in all iterations
+    buffers: tuple[Walked, ...]  # the parameters, the largest first
+    fetched: tuple[Walked, ...]  # of a contraction, the factor along the rows and that along the columns
+    passes: int  # over what is reduced
+    guarded: bool  # do conditions (padding) stand in the nest?
 
     @property
     def nbytes(self) -> float:
@@ -184,8 +159,7 @@ def step(at: Expr, v: Var) -> int:
 
 def grain(at: Expr, around: Sequence[For], most: int, merged: bool) -> int:
     """Elements of a vector of at most so many that is aligned wherever an access begins: along the term whose steps are
-    elements, where what this term has and all other strides are multiples of it. `merged`: loops may become one where
-    elements lie as if they were.
+    elements, where what this term has and all other strides are multiples of it. `merged`: loops may join.
     """
     parts, rest = terms(at)
     extents = {f.var: known(f.extent) for f in around}
@@ -200,9 +174,7 @@ def grain(at: Expr, around: Sequence[For], most: int, merged: bool) -> int:
 
 
 def _counted(t: Expr, extents: Mapping[Any, int]) -> int:
-    """The values 0, 1, 2, ... that a term takes one after the other: a loop's, or its remainders (blocks of channels).
-    0: it is another term.
-    """
+    """Return a term's successive values: a loop's, or remainders (channel blocks). 0: it is another term."""
     if isinstance(t, Op) and t.name == "%":
         return gcd(extents.get(t.args[0], 0), value(t.args[1]) or 1) if t.args[0] in extents else 0
     return extents.get(t, 0)

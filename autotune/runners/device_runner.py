@@ -1,9 +1,7 @@
-"""One device and the process that measures on it: a batch of built kernels in, a trial for each out, whatever they do
-to the process.
+"""A device and its measuring process: built kernels in, a trial for each out, whatever happens.
 
 The kernels of a task take turns, one repeat each, so that a disturbance meets all alike; a reference kernel around each
-repeat tells of it. Where the reference changed during a repeat, that is done again; where it is other than it was at
-first, the times are scaled.
+repeat tells of it. Where the reference changed during a repeat, that is done again; where it drifted, times scale.
 """
 
 from __future__ import annotations
@@ -26,17 +24,11 @@ CHECK_TIMEOUT = 120.0  # seconds: the gate computes a reference in NumPy
 
 @dataclass(eq=False)
 class Job:
-    """A kernel to measure.
+    """A kernel to measure."""
 
-    Args:
-        request: what is wanted of it.
-        built: the code.
-        text: of the kernel.
-    """
-
-    request: Request
-    built: Built
-    text: str
+    request: Request  # what is wanted of it
+    built: Built  # the code
+    text: str  # of the kernel
     seconds: list[float] = field(default_factory=list)
     gated: bool = False  # did the gate look at it?
     checked: bool = False  # and could it compare?
@@ -93,7 +85,6 @@ class Station:
     def __init__(self, child: Child, timeout: float, version: str) -> None:
         self.child, self.timeout, self.version = child, timeout, version
         self.drift: Drift | None = None
-        self.restarts = 0
         self._loaded: list[Job] = []
 
     def measure(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Trial]]:
@@ -139,7 +130,6 @@ class Station:
 
     def _lost(self) -> None:
         """The process is gone, and all that was loaded in it."""
-        self.restarts += 1
         for j in self._loaded:
             j.ready = False
         self._loaded.clear()

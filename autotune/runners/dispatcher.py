@@ -1,5 +1,4 @@
-"""Who measures what: requests are handed to workers in parcels and handed out again when a worker goes, until each has
-its one trial.
+"""Dealing requests to workers in parcels, again when a worker is lost, until each has one trial.
 
 In: requests, and what becomes of workers. Out: parcels for workers, and one trial for each request. No process and no
 network is known here, so that every order of losses can be tested in microseconds.
@@ -14,8 +13,7 @@ from dataclasses import dataclass, field
 
 from dnnc.autotune.search.trial import Request, Trial
 
-# workers that may go while they hold a request; the second and third hold it alone, so that one which ends its workers
-# is found
+# workers that may go while they hold a request; the second and third hold it alone, so that a fatal one is found
 LOSSES = 3
 
 
@@ -66,8 +64,7 @@ class Deal:
     def take(self, target: str, workers: int) -> Parcel | None:
         """What a worker of `target` is to measure next, None for nothing; `workers`: how many there are of it.
 
-        Half of an even share of what is left, so that all end at about the same time; a request that a worker has gone
-        with comes alone.
+        Half of an even share of what is left, so that all end at about the same time; a lost request comes alone.
         """
         queue = self._queues[target]
         if not queue:
@@ -85,9 +82,7 @@ class Deal:
         return Parcel(numbers)
 
     def answered(self, parcel: Parcel, trials: Iterable[Trial]) -> list[Trial]:
-        """The trials of a parcel that are those of its requests. What the worker left out is handed out again, as if
-        the worker had gone.
-        """
+        """Return a parcel's trials that match its requests. Missing ones are retried, as for a lost worker."""
         wanted: dict[object, list[int]] = defaultdict(list)
         for k in parcel.numbers:
             r = self._held[k].request
@@ -101,7 +96,7 @@ class Deal:
         return mine + self.lost(parcel, "a worker gave no answer for it")
 
     def lost(self, parcel: Parcel, why: str) -> list[Trial]:
-        """A worker has gone with a parcel: others get it one by one. The trials of requests that are given up."""
+        """A worker is lost: retry its parcel's requests one by one. Return the trials given up."""
         given_up = []
         for k in reversed(parcel.numbers):  # back to where it was taken from, in the same order
             h = self._held[k]
@@ -119,7 +114,7 @@ class Deal:
         return given_up
 
     def unserved(self, served: Collection[str], why: str) -> list[Trial]:
-        """Give up what waits for targets that no worker has; `why`: what is known of workers that went."""
+        """Give up requests for targets without a worker; `why`: what is known of lost or missing workers."""
         given_up = []
         there = f"workers there are: {', '.join(sorted(set(served)))}" if served else "no worker is left at all"
         for target in sorted(self.waiting() - set(served)):

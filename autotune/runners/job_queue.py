@@ -2,8 +2,7 @@
 
 In: bundles of jobs, as they are built. Out: batches for devices. Making a task's operands ready takes a device as long
 as measuring some schedules, so that a task is begun by a second device only where enough of it waits. Jobs of slow
-kernels take a hundred times as long as others: how long a task's jobs took so far says how many are enough, and that
-few are handed out at a time.
+kernels take a hundred times as long as others: a task's jobs so far say how many are enough, and few go out at a time.
 """
 
 from __future__ import annotations
@@ -59,9 +58,7 @@ class Ready:
             self._changed.notify_all()
 
     def take(self, device: int) -> list[Job] | None:
-        """Jobs of one task, or None at the end, from a device that is done with those before. Waits where only tasks of
-        other devices are there, and few jobs of these.
-        """
+        """Return a task's jobs for a device that is done, None at the end. Wait where others' tasks have few jobs."""
         with self._changed:
             if device in self._under_way:
                 task, jobs, since = self._under_way.pop(device)
@@ -83,7 +80,7 @@ class Ready:
         return self._count(key) * self._paces.get(key, PACE)
 
     def _for(self, device: int) -> str | None:
-        """The task that a device goes on with: its own, nobody's, or another's of which much waits."""
+        """The device's next task: one it holds, an unheld one, or another's with much waiting."""
         mine = next((k for k in reversed(self._held[device]) if k in self._waiting), None)
         if mine is not None:
             return mine

@@ -58,10 +58,7 @@ class Machine:
         return pass_context(facts, numerics=setting.numerics, precision=precision)
 
     def kernel(self, problem: Problem, choice: Choice, setting: Setting) -> Kernel:
-        """The kernel as a compilation makes it, verified.
-
-        InternalError or VerifyError: the choice does not apply. Unknown knobs of a template may fail in any way.
-        """
+        """Return the verified kernel as compiled. InternalError or VerifyError: the choice does not apply."""
         templates = (*self.templates(setting), *self.backend.library_templates(setting.numerics))
         intrinsics = self.backend.facts(setting.numerics).native_intrinsics
         return verify_kernel(decompose(apply_choice(problem, templates, choice), intrinsics))

@@ -1,12 +1,9 @@
-"""The runner of one host: builder processes compile in parallel, one process per device measures, and nothing that a
-schedule does hurts.
+"""Runner of one host: parallel builder processes, a measuring process per device, safe from schedules.
 
 In: requests. Out: a trial for each, as they come. Where compiling disturbs what is measured, on a CPU, batches are
-built and measured in turn; for GPUs building goes on meanwhile, and devices go on with the tasks that they have begun
-(`ready`). Equal code is measured once.
+built and measured in turn; for GPUs building goes on meanwhile, and devices go on with their tasks (`ready`).
 
-`python -m dnnc.autotune.search.inspect graph.txt --target cuda` measures schedules of the kernels of a graph and
-prints them: a look at a device.
+`python -m dnnc.autotune.search.inspect graph.txt --target cuda` prints times of a graph's schedules.
 """
 
 from __future__ import annotations
@@ -96,11 +93,8 @@ class ProcessRunner:
     def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:
         """One Trial for each request, as they come.
 
-        A schedule whose code has been measured before gets the same figures, if these are as many as it asks for, and
-        checked if it asks.
-
-        Raises:
-            TuneError: a task is for another target, or the device is not here.
+        Code that was measured before gets the same figures, if they are enough and checked where asked. TuneError: a
+        task is for another target, or the device is not here.
         """
         for r in requests:
             if r.task.setting.target != self.machine.text:
@@ -186,19 +180,8 @@ class ProcessRunner:
     def _trial(self, request: Request, error: str, built: Built | None = None) -> Trial:
         """Of what was not built as it should be."""
         code, seconds = (built.digest, built.seconds) if built else ("", 0.0)
-        return Trial(
-            request.task.key,
-            request.choice,
-            "build",
-            (),
-            error,
-            code,
-            False,
-            seconds,
-            self.machine.name,
-            dnnc_version(),
-            time.time(),
-        )
+        where = self.machine.name, dnnc_version(), time.time()
+        return Trial(request.task.key, request.choice, "build", (), error, code, False, seconds, *where)
 
 
 @cache
@@ -223,11 +206,7 @@ def answers(trial: Trial, request: Request) -> bool:
 
 
 class _Book:
-    """Which requests wait for which code. `fresh`: jobs that nobody has yet.
-
-    Finalists of a task, which are those to be checked, are compared with each other: they go out together, to one
-    device.
-    """
+    """Requests that wait for code. `fresh`: unassigned jobs. Finalists of a task are compared on one device."""
 
     def __init__(
         self, known: dict[tuple[str, str], Trial], failed: Callable[..., Trial], requests: Sequence[Request]
@@ -318,11 +297,8 @@ def _build(child: Child, task: Task, request: Request, timeout: float) -> Made:
     said = ""
     for _ in range(ATTEMPTS):
         try:
-            header, body = child.ask(
-                {"op": "build", "task": task.as_json(), "choice": plain_choice(request.choice)},
-                b"",
-                BUILD_TIMEOUT * timeout,
-            )
+            question = {"op": "build", "task": task.as_json(), "choice": plain_choice(request.choice)}
+            header, body = child.ask(question, b"", BUILD_TIMEOUT * timeout)
         except Late as e:
             return f"compiling takes too long: {e}"
         except Ended as e:

@@ -2,8 +2,7 @@
 
 In: requests. Out: one trial for each, whichever workers come and go. Here because Ray knows about machines, devices and
 lost processes, and nothing about tuning: each device gets one actor, which holds a runner of its own (`ProcessRunner`),
-so that what a schedule can do to a process stays in a child of the actor. Ray is trusted with the cluster: who may
-reach it can run code on it.
+so that what a schedule can do to a process stays in a child of the actor. Who may reach Ray can run code on it.
 """
 
 from __future__ import annotations
@@ -41,17 +40,11 @@ LARGEST_PARCEL = (
 
 @dataclass(frozen=True)
 class Outpost:
-    """What a worker measures with.
+    """What a worker measures with."""
 
-    Args:
-        target: canonical text; requests of tasks with this target come here.
-        machine: what it is: "znver5", "NVIDIA H200". Times of one target come from machines of one name alone.
-        runner: measures on the one device that the worker has.
-    """
-
-    target: str
-    machine: str
-    runner: Runner
+    target: str  # canonical text; requests of tasks with this target come here
+    machine: str  # what it is: "znver5", "NVIDIA H200". Times of one target come from machines of one name alone.
+    runner: Runner  # measures on the one device that the worker has
 
 
 OpenOutpost = Callable[
@@ -292,7 +285,7 @@ class RayRunner:
         self._ray.kill(start.actor)
 
     def _note_late(self) -> None:
-        """Actors without resources stay in Ray's queue until it has some; who waits for them learns why."""
+        """Actors without resources stay in Ray's queue until it has them; who waits learns why."""
         for s in self._starting.values():
             if not s.late and time.monotonic() >= s.until:
                 s.late = True
@@ -304,9 +297,7 @@ class RayRunner:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _hand_out(self, deal: Deal) -> None:
-        """A parcel for every worker that has none. One that still works for a `measure` that was left early gets its
-        next one after that.
-        """
+        """Send every idle worker a parcel. Those still at an abandoned `measure` get theirs after it."""
         busy = {job.worker.place for job in self._jobs.values()}
         for w in self.workers:
             if w.place in busy:
@@ -413,9 +404,7 @@ def _load() -> Any:
 
 
 def _join(ray: Any, address: str | None) -> Callable[[], None]:
-    """Connect to the cluster; what undoes it. Nothing of Ray's goes to the terminal, no dashboard runs, and `ray.init`
-    sends no usage statistics.
-    """
+    """Connect to Ray; return the undo. Quiet terminal, no dashboard; `ray.init` sends no usage statistics."""
     if ray.is_initialized():
         return lambda: None
     _reach(address)
@@ -445,9 +434,7 @@ def _join(ray: Any, address: str | None) -> Callable[[], None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Nothing goes to the terminal's standard error, whoever writes it: Ray's C++ part repeats there for 20 s that a
-    token is wrong.
-    """
+    """Keep the terminal's stderr quiet, whoever writes: Ray's C++ part repeats a wrong token for 20 s."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -41,8 +41,7 @@ class Closed(Exception):
 
 
 class Child:
-    """A process with a role. It starts when first asked, and again after its end. Asked by one thread at a time; `kill`
-    by any.
+    """A process with a role, started on demand, restarted after its end. One thread asks, any may `kill`.
 
     Args:
         arguments: of `worker.main`.
@@ -104,9 +103,7 @@ class Child:
             raise TuneError(f"cannot {self.arguments[0]} for {self.arguments[1]}: {self.hello['error']}")
 
     def ask(self, header: dict[str, Any], body: bytes, timeout: float) -> Answer:
-        """Its answer. Ended or Late where there is none; it then starts anew with the next question. Closed where it
-        was ended on purpose.
-        """
+        """Return the answer. Ended or Late without one (restarts at the next question). Closed: ended on purpose."""
         self.start()
         assert self._process is not None and self._process.stdin is not None
         try:

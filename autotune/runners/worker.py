@@ -1,5 +1,4 @@
-"""A process that builds or measures kernels for another one: `python -m dnnc.autotune.runners.worker ROLE TARGET
-[FACTORY]`.
+"""Process that builds or measures kernels: `python -m dnnc.autotune.runners.worker ROLE TARGET [FACTORY]`.
 
 Messages are those of `dnnc.backends.runtime.messages`, in on stdin, out on stdout: a JSON header and a body of bytes.
 Nothing is unpickled.
@@ -11,9 +10,8 @@ ROLE "measure": {"op": "load", "id", "task", "choice", "symbol", "facts", "text"
 Hello:          {"ready": name of the machine, "text": of the target, "reference": seconds}, or {"error"} and the end.
 Errors:         {"error": message, "kind": one of the failures of a Trial}. What ends the process needs no words.
 
-`before` and `after` are seconds of a reference kernel, always the same, measured around the candidate: they tell when
-the machine was disturbed. FACTORY, "module:function", makes the Machine of a target; the function's module may be one
-of a user.
+`before` and `after` are seconds of a reference kernel, always the same, measured around the candidate: they show
+disturbances. FACTORY, "module:function", makes the Machine of a target; the function's module may be one of a user.
 """
 
 from __future__ import annotations
@@ -158,7 +156,7 @@ class Measurer:
 
 
 def serve(role: Callable[[], Builder | Measurer], requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more requests. A failed device is told, and ends the process."""
+    """Answer until requests end. Errors of the device, not of kernels, are reported and end the process."""
     try:
         one = role()
     except DnncError as e:

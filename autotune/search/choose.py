@@ -1,9 +1,8 @@
 """The schedule that a cost model picks without measuring.
 
 In: a machine. Out: a `choose` for `dnnc.passes.pipelines.compile_program` that ranks the whole space of a problem by
-the model that ships for machines of its kind, by the roofline where there is none. The templates' own first choice
-stays unless another one is predicted to be faster by a margin, which benchmarks/autotune/evaluate.py found on kernels
-that the model had not seen.
+the model that ships for machines of its kind, by the roofline where there is none. The templates' first choice stays
+unless another is predicted faster by a margin (found by benchmarks/autotune/evaluate.py).
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ def _digest(kind: str) -> str:
 
 def surest(model: CostModel, x: Array) -> tuple[int, float]:
     """Of features float32 [n, F] the row that a model believes in most, and by how much it is better than row 0: the
-    difference of their scores, less what the members of a forest disagree about them. Of many rows the best score alone
-    is one that is guessed too high.
+    difference of their scores, less what the members of a forest disagree about them. The best score alone is too high.
     """
     scores, spread = model.judge(x) if isinstance(model, Forest) else (model.predict(x), np.zeros(len(x)))
     best = int(np.argmax(scores - spread))
@@ -114,7 +112,7 @@ def margin_of(model: CostModel, template: str) -> float:
 
 @cache
 def shipped(kind: str) -> Forest | None:
-    """The model that ships for a kind of machine ("cpu", "gpu"); None without one for these features."""
+    """The shipped model of a kind ("cpu", "gpu"); None where none fits this version's features."""
     file = files("dnnc.autotune") / "pretrained" / f"{kind}.npz"
     if not file.is_file():
         return None

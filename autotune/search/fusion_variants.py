@@ -1,10 +1,8 @@
-"""Groups in one kernel against the same in another way, during a search: which parts are worth measuring, and what wins
-in the end.
+"""Groups in one kernel against other ways, during a search: which parts to measure, and what wins.
 
 In: the entries of a search, and the variations of those groups that take a share of the model's time. Out: entries for
 their parts, which the search measures like any other, and a Fusion for the log and a Fused for reports of each group.
-Parts have their place behind the tasks of the model: they get a fifth of the trials, and those that fall behind get no
-more.
+Parts have their place behind the tasks of the model: they get a fifth of the trials, and losers get no more.
 """
 
 from __future__ import annotations
@@ -32,27 +30,16 @@ BEHIND = "the group is faster in one kernel"
 
 @dataclass(frozen=True)
 class Fused:
-    """What became of one other way to make a group, for reports.
+    """What became of one other way to make a group, for reports."""
 
-    Args:
-        task: the group in one kernel.
-        calls: per call of the model.
-        name: the other way: "conv | relu", "direct".
-        parts: its kernels.
-        together: seconds of the group in one kernel, with its winner.
-        apart: seconds of the parts together, with theirs.
-        taken: is it compiled so?
-        verdict: why.
-    """
-
-    task: Task
-    calls: int
-    name: str
-    parts: tuple[Task, ...]
-    together: float
-    apart: float
-    taken: bool
-    verdict: str
+    task: Task  # the group in one kernel
+    calls: int  # per call of the model
+    name: str  # the other way: "conv | relu", "direct"
+    parts: tuple[Task, ...]  # its kernels
+    together: float  # seconds of the group in one kernel, with its winner
+    apart: float  # seconds of the parts together, with theirs
+    taken: bool  # is it compiled so?
+    verdict: str  # why
 
 
 @dataclass
@@ -119,9 +106,7 @@ class Rivals:
         self.trials = 0
 
     def ask(self, entries: Sequence[Entry], enter: Callable[[Task, int], Entry | None]) -> None:
-        """Once the model's tasks have been measured, find out how else those with a share could be made. `enter`: an
-        entry for a part.
-        """
+        """Once tasks are measured, find alternatives for those with a share. `enter`: an entry for a part."""
         if self.asked or self.source is None or any(not e.search.tried for e in entries):
             return
         self.asked = True
@@ -170,7 +155,7 @@ class Rivals:
         return self.unknown[:room] or self.open
 
     def hope(self, believed: Callable[[Entry], float]) -> float:
-        """Seconds of the model's call that measuring more parts may save. `believed`: of a call of a part."""
+        """Seconds of a model call that measuring more parts may save. `believed`: seconds of a part's call."""
         groups: dict[str, float] = {}
         for r in self.all:
             if r.known and any(not e.reason for e in r.parts):
@@ -224,6 +209,3 @@ def settle(
         v.task.key, tuple(t.key for t in v.parts), v.variant.cuts, v.variant.tile, taken, apart, together, machine
     )
     return fusion, Fused(v.task, r.whole.calls, str(v), v.parts, together, apart, taken, verdict)
-
-
-__all__ = ["BEHIND", "Fused", "Rival", "Rivals", "passed_over", "settle"]

@@ -2,8 +2,7 @@
 
     python -m dnnc.autotune.search.inspect layer.txt --target cuda --choices 8 --check
 
-It is for whoever brings up a new machine or device: it compiles, measures and checks exactly as tuning does, and keeps
-nothing.
+It is for whoever brings up a new machine or device: it compiles, measures and checks as tuning does, keeping nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +34,7 @@ def layer(x: f32[256, 512], *, w: f32[512, 1024], b: f32[1024]):
 
 
 def tasks_of(text: str, setting: Setting, precision: str | None = None) -> list[tuple[Task, int]]:
-    """The tasks of a graph's text, whose constants are drawn here, each with how often it is called.
-
-    Raises:
-        ParseError: the text is no graph.
-        InputError: a constant has a size that is not known.
-    """
+    """Tasks of a graph's text with random constants, and their calls. ParseError: no graph. InputError: no size."""
     machine = machine_of(setting.target)
     program = compile_program(
         parse(text, _constants(text)),

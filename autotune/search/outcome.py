@@ -14,31 +14,18 @@ from dnnc.passes.schedule.problem import Choice
 
 @dataclass(frozen=True)
 class Progress:
-    """How a search stands. Times of the model are sums over the tasks that have been measured, calls times seconds.
+    """How a search stands. Times of the model are sums over the tasks that have been measured, calls times seconds."""
 
-    Args:
-        seconds: since it began.
-        budget: it may take.
-        trials: made, without those of earlier sessions.
-        failures: of these.
-        tasks: to tune.
-        done: of these, for which nothing more is measured.
-        untuned: seconds of a call with the templates' own choices.
-        current: with the best choices so far.
-        predicted: with those that are expected to be found.
-        eta: seconds until the end, at the latest.
-    """
-
-    seconds: float
-    budget: float
-    trials: int
-    failures: int
-    tasks: int
-    done: int
-    untuned: float
-    current: float
-    predicted: float
-    eta: float
+    seconds: float  # since it began
+    budget: float  # it may take
+    trials: int  # made, without those of earlier sessions
+    failures: int  # of the trials
+    tasks: int  # to tune
+    done: int  # tasks for which nothing more is measured
+    untuned: float  # seconds of a call with the templates' own choices
+    current: float  # with the best choices so far
+    predicted: float  # with those that are expected to be found
+    eta: float  # seconds until the end, at the latest
 
     @property
     def speedup(self) -> float:
@@ -51,9 +38,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Event:
-    """What a callback is told: `kind` is "begin", "trial", "winner" or "end"; a trial comes with its task, the best and
-    the default's seconds.
-    """
+    """A callback's event: `kind` "begin", "trial", "winner" or "end"; trials add task, best, default seconds."""
 
     kind: str
     progress: Progress
@@ -65,9 +50,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Point:
-    """One trial of a search, for reports. `at`: seconds since it began; `predicted`: seconds expected before the
-    choice's first trial.
-    """
+    """A search's trial, for reports. `at`: seconds since its begin; `predicted`: seconds expected before."""
 
     at: float
     choice: Choice
@@ -79,31 +62,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task.
-
-    Args:
-        task: the task.
-        calls: per call of the model.
-        choices: of its space.
-        default: seconds of the templates' own choice, in the final where there was one.
-        seconds: of the winner in the same measurement; equal to `default` where that won.
-        choice: the winner; None where no final has been made.
-        base: the templates' own choice.
-        reason: why the search of the task ended.
-        verdict: why this choice won.
-        points: its trials in order.
-    """
+    """What became of a task."""
 
     task: Task
-    calls: int
-    choices: int
-    default: float
-    seconds: float
-    choice: Choice | None
-    base: Choice
-    reason: str
-    verdict: str
-    points: tuple[Point, ...]
+    calls: int  # in a call of the model
+    choices: int  # of its space
+    default: float  # seconds of the templates' own choice, in the final where there was one
+    seconds: float  # of the winner in the same measurement; equal to `default` where that won
+    choice: Choice | None  # the winner; None where no final has been made
+    base: Choice  # the templates' own choice
+    reason: str  # why the search of the task ended
+    verdict: str  # why this choice won
+    points: tuple[Point, ...]  # its trials in order
 
     @property
     def failures(self) -> int:
@@ -113,8 +83,7 @@ class Outcome:
 @dataclass(frozen=True)
 class Result:
     """What a search found; `untuned` and `tuned` are seconds of a call of the model, summed over its tuned kernels.
-    `fusions`: of fused groups that were measured in another way too; `parts` are the outcomes of the tasks that these
-    consist of.
+    `fusions`: of fused groups that were measured in another way too; `parts`: outcomes of their tasks.
     """
 
     outcomes: tuple[Outcome, ...]

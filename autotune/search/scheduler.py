@@ -20,23 +20,14 @@ FORGET = 0.5  # of the old cost at each batch
 
 @dataclass
 class Entry:
-    """A task under way.
-
-    Args:
-        search: of the task.
-        calls: per call of the model.
-
-    Attributes:
-        cost: seconds that a trial takes, about; 0 before the first.
-        reason: why it is not searched any more; empty while it is.
-        past: (seconds of tuning, seconds of the kernel) at the ends of its last batches.
-    """
+    """A task under way."""
 
     search: TaskSearch
-    calls: int
-    cost: float = 0.0
+    calls: int  # in a call of the model
+    cost: float = 0.0  # seconds that a trial takes, about; 0 before the first
     spent: float = 0.0
-    reason: str = ""
+    reason: str = ""  # why it is not searched any more; empty while it is
+    # (seconds of tuning, seconds of the kernel) at the ends of its last batches
     past: list[tuple[float, float]] = field(default_factory=list)
 
     def note(self, trials: int, wall: float) -> None:
@@ -67,9 +58,7 @@ def order(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def share(entries: Sequence[Entry], batch: int, least: int) -> list[tuple[Entry, int]]:
-    """How many requests of a batch each task gets: `least` to one after the other of the most rewarding, one to tasks
-    not measured yet.
-    """
+    """Allot a batch's requests: `least` each to tasks by reward, one to each task not measured yet."""
     out: list[tuple[Entry, int]] = []
     left = batch
     for e in order(entries):

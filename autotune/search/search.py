@@ -2,9 +2,8 @@
 
 In: tasks with their calls, a runner, a log, a budget. Out: a Result; every trial is in the log before anybody hears of
 it. Three parts: each task's default (and last winner), so that the shares of the model's time are known; batches for
-the tasks that promise most; and for each task a final, in which what was fastest is measured once more in turns with
-the default, with the kernel check. The default wins ties. Fused groups with a share are measured in parts as well
-(`rivals`), and at last against these.
+the tasks that promise most; and for each task a final, in which the fastest take turns with the default, checked. The
+default wins ties. Fused groups with a share are measured in parts as well (`rivals`), and at last against these.
 """
 
 from __future__ import annotations
@@ -58,33 +57,19 @@ Features = Callable[[Task, Sequence[Choice]], Array]
 
 @dataclass(frozen=True)
 class Plan:
-    """How to search.
+    """How to search."""
 
-    Args:
-        space: schedules of a task.
-        features: of schedules, for the model; None without one.
-        model: ranks schedules; one with `update` learns from trials.
-        trials: to make at most, finals not counted; None for no limit.
-        resume: do the trials of the log count as measured? Otherwise they serve the model alone.
-        batch: requests that a runner gets at once; more where it has several devices.
-        callbacks: told of what happens.
-        stopped: asked between trials whether to end; finals follow.
-        clock: seconds.
-        version: of dnnc, for the log.
-        variations: other ways to make fused groups; None: they stay as they are.
-    """
-
-    space: Space
-    features: Features | None = None
-    model: Model | None = None
-    trials: int | None = None
-    resume: bool = False
-    batch: int = BATCH
-    callbacks: Sequence[Callback] = ()
-    stopped: Callable[[], bool] = lambda: False
-    clock: Callable[[], float] = time.monotonic
-    version: str = ""
-    variations: Variations | None = None
+    space: Space  # schedules of a task
+    features: Features | None = None  # of schedules, for the model; None without one
+    model: Model | None = None  # ranks schedules; one with `update` learns from trials
+    trials: int | None = None  # to make at most, finals not counted; None for no limit
+    resume: bool = False  # do the trials of the log count as measured? Otherwise they serve the model alone
+    batch: int = BATCH  # requests that a runner gets at once; more where it has several devices
+    callbacks: Sequence[Callback] = ()  # told of what happens
+    stopped: Callable[[], bool] = lambda: False  # asked between trials whether to end; finals follow
+    clock: Callable[[], float] = time.monotonic  # seconds
+    version: str = ""  # of dnnc, for the log
+    variations: Variations | None = None  # other ways to make fused groups; None: they stay as they are
 
 
 def search(tasks: Sequence[tuple[Task, int]], runner: Runner, log: Log, budget: float, plan: Plan) -> Result:
@@ -356,9 +341,7 @@ class _Session:
         ]
 
     def _decide(self, e: Entry, made: dict[Choice, Trial]) -> bool:
-        """Who wins a final; False where none of the contenders works. Without a time of the default in the same turns
-        nobody does: the final was broken off, or a worker went.
-        """
+        """Return a final's winner; False if no contender works, or the default was not timed in the same turns."""
         key = e.search.task.key
         default = made.pop(e.search.choices[0], None)
         if (default is None or default.status == "lost") and not (e.search.default and e.search.default.failed):
@@ -493,18 +476,8 @@ class _Session:
             seconds = default if winner is None else seconds
         choice = None if winner is None else winner.choice
         points = tuple(self.points.get(s.task.key, ()))
-        return Outcome(
-            s.task,
-            e.calls,
-            len(s.choices),
-            default,
-            seconds,
-            choice,
-            s.choices[0],
-            e.reason or "the search ended",
-            why,
-            points,
-        )
+        reason = e.reason or "the search ended"
+        return Outcome(s.task, e.calls, len(s.choices), default, seconds, choice, s.choices[0], reason, why, points)
 
 
 def _unrivalled(s: TaskSearch, attempt: int) -> str:
@@ -524,21 +497,3 @@ def _believed(s: TaskSearch) -> float:
 def _iterator(trials: Iterator[Trial]) -> Any:
     """What `measure` gives, as something to close: a generator ends its work when it is."""
     return trials if hasattr(trials, "close") else (t for t in trials)
-
-
-__all__ = [
-    "BATCH",
-    "Callback",
-    "Event",
-    "Features",
-    "Fused",
-    "Outcome",
-    "Plan",
-    "Point",
-    "Progress",
-    "Result",
-    "Space",
-    "TaskSearch",
-    "ahead",
-    "search",
-]

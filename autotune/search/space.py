@@ -1,8 +1,7 @@
 """What a search may choose from: all schedules of a problem that are worth measuring.
 
 In: a problem and the templates of the machine and the numerics that it is for. Out: choices, the default first. The
-templates know what the hardware can hold; here their settings become one list, short enough for a model to score in one
-go.
+templates know what the hardware can hold; here their settings become one list, short enough to score in one go.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ MOST = 512  # choices of a problem
 
 
 def space(problem: Problem, templates: Sequence[Template], most: int = MOST) -> list[Choice]:
-    """The schedules to search, each once: the default, the other quick guesses of all templates, then what else these
-    offer, in turns.
+    """Return the schedules to search: the default, quick guesses of all templates, then others in turns.
 
     None of them has been applied: a schedule that does not apply to the problem says so by a ScheduleError when it is
         built. Of strict
@@ -35,11 +33,7 @@ def space(problem: Problem, templates: Sequence[Template], most: int = MOST) -> 
 
 
 def with_libraries(machine: Machine) -> Callable[[Task], list[Choice]]:
-    """What calls of vendors' libraries a search may measure beside our own schedules.
-
-    Raises:
-        TuneError: there are no libraries for the target, or none is here.
-    """
+    """Library calls that a search may measure beside our schedules. TuneError: none for the target, or none here."""
     machine.backend.library_choices(None, "standard", False)
 
     def choices(task: Task) -> list[Choice]:

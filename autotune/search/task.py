@@ -1,10 +1,8 @@
-"""What is tuned: one kernel of a program, as plain data that another process can rebuild, and the name under which a
-log knows it.
+"""A task: one kernel as plain data that another process can rebuild, and its name in a log.
 
 In: a scheduled Program, or the problem of one group. Out: Tasks, each once, with how often the program calls them; the
 problem of a Task. The key of a workload covers the naive kernel (operators, shapes, types, layouts, what is fused),
-which buffers are constants, the target and the numerics: all that decides which schedules there are and how fast they
-run, and no weights.
+which buffers are constants, the target and the numerics: all that decides schedules and speed, no weights.
 """
 
 from __future__ import annotations
@@ -28,51 +26,32 @@ from dnnc.passes.schedule.problem import Problem, classify
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a kernel is to run.
+    """Where and how a kernel is to run."""
 
-    Args:
-        target: canonical text of a CPU or GPU, as `dnnc.autotune.runners.machine.machine_of` reads it: "llvm
-            -mcpu=znver5 -threads=2", "cuda -arch=sm_90a".
-        numerics: "strict", "standard" or "fast".
-        rounded: may operands of products be rounded to TF32?
-    """
-
+    # canonical text of a CPU or GPU, as `dnnc.autotune.runners.machine.machine_of` reads it: "llvm -mcpu=znver5
+    # -threads=2", "cuda -arch=sm_90a"
     target: str
-    numerics: str = "standard"
-    rounded: bool = False
+    numerics: str = "standard"  # "strict", "standard" or "fast"
+    rounded: bool = False  # may operands of products be rounded to TF32?
 
 
 @dataclass(frozen=True)
 class Task:
-    """One kernel to tune.
+    """One kernel to tune."""
 
-    Args:
-        key: hex SHA-256 of the workload; what a log's trials refer to.
-        name: the kernel's, for people.
-        kind: of the Problem.
-        graph: its group as the text of a graph, layouts included.
-        inplace: number of the input whose memory the first output takes.
-        constants: numbers of the inputs that no kernel of the program writes.
-        setting: where and how it runs.
-        flops: of one call.
-        others: for each further output the number of the input whose memory it takes, -1 for none.
-    """
-
-    key: str
-    name: str
-    kind: str
-    graph: str
-    inplace: int | None
-    constants: tuple[int, ...]
-    setting: Setting
-    flops: int
-    others: tuple[int, ...] = ()
+    key: str  # hex SHA-256 of the workload; what a log's trials refer to
+    name: str  # the kernel's, for people
+    kind: str  # of the Problem
+    graph: str  # its group as the text of a graph, layouts included
+    inplace: int | None  # number of the input whose memory the first output takes
+    constants: tuple[int, ...]  # numbers of the inputs that no kernel of the program writes
+    setting: Setting  # where and how it runs
+    flops: int  # of one call
+    others: tuple[int, ...] = ()  # for each further output the number of the input whose memory it takes, or -1
 
     @cached_property
     def rebuilt(self) -> tuple[Graph, Group, Problem]:
-        """The graph, its one group, and the problem to schedule. InternalError where the text does not give the
-        workload of the key.
-        """
+        """Return graph, group and problem. InternalError unless the text gives the key's workload."""
         found = self.of(parse(self.graph))
         if workload_key(found[2], self.setting) != self.key:
             raise InternalError(
@@ -81,7 +60,7 @@ class Task:
         return found
 
     def renewed(self) -> Task:
-        """The same graph under the key of the kernel that it is lowered to today, by changed lowering."""
+        """Return the graph under today's key of its kernel: another where lowering has changed."""
         return replace(self, key=workload_key(self.of(parse(self.graph))[2], self.setting))
 
     def of(self, g: Graph) -> tuple[Graph, Group, Problem]:
@@ -115,10 +94,7 @@ def workload_key(problem: Problem, setting: Setting) -> str:
 
 
 def extract(program: Program, setting: Setting) -> list[tuple[Task, int]]:
-    """The tasks of a program, each with the number of its calls, in order of their first one.
-
-    Kernels whose sizes are known at run time only are left out: what is best for one size need not be for another.
-    """
+    """Tasks of a program with their numbers of calls, in order. Kernels with sizes of run time are left out."""
     found: dict[str, Task] = {}
     calls: Counter[str] = Counter()
     for step, graph in program.walk():
@@ -137,23 +113,13 @@ def task_of(graph: Graph, group: Group, inplace: Mapping[Value, Value], setting:
     constants = tuple(k for k, v in enumerate(inputs) if v in graph.constants)
     at, *others = (inputs.index(inplace[v]) if v in inplace else -1 for v in group.outputs)
     kind = group.kind
-    return Task(
-        workload_key(problem, setting),
-        problem.kernel.name,
-        kind,
-        alone.text(),
-        at if at >= 0 else None,
-        constants,
-        setting,
-        int(str(problem.flops)),
-        tuple(others),
-    )
+    key, first = workload_key(problem, setting), at if at >= 0 else None
+    flops = int(str(problem.flops))
+    return Task(key, problem.kernel.name, kind, alone.text(), first, constants, setting, flops, tuple(others))
 
 
 def _alone(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Graph, list[Value]]:
-    """A group as a graph of its own, and the values that its inputs were. Constants that are numbers in the kernel go
-    along, others become inputs.
-    """
+    """A group as a graph, and its inputs' values. Constants that are kernel literals stay, others become inputs."""
     g = Graph("task")
     made: dict[Value, Value] = {}
     inputs: list[Value] = []

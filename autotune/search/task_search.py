@@ -1,10 +1,8 @@
-"""The search over the schedules of one task: which to measure next, what is best so far, and whether going on is worth
-it.
+"""Search over one task's schedules: what to measure next, the best so far, whether to go on.
 
 In: the choices of the task's space, their features, a cost model, and trials as they come. Out: requests for the next
 batch. A batch mixes what the model and the measurements predict to be fastest, neighbours of the best ones (one knob
-changed, or the knobs of two of them mixed), and schedules of which it is unsure. Successive halving: a choice gets one
-repeat, those near the best get more.
+changed, or the knobs of two of them mixed), and schedules of which it is unsure. Those near the best get more repeats.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ DEFAULT, WINNER, PREDICTED, NEIGHBOUR, UNSURE = "default", "last winner", "predi
 
 class Model(Protocol):
     """A cost model, one's own or `dnnc.autotune.model.cost_model`'s. One that also has `update(x, seconds, groups)` is
-    told of all trials as they come: features, seconds (infinite where a schedule failed), and the number of the task of
-    each.
+    told of all trials as they come: features, seconds (infinite where a schedule failed), and the task of each.
     """
 
     def predict(self, x: Array) -> Array:
@@ -237,15 +234,8 @@ class TaskSearch:
         out = [Request(self.task, t.choice, limit, MORE_REPEATS, not t.checked) for t in near[: max(n // 2, 1)]]
         for k in self._picked(n - len(out)):
             first = k == 0 or k in self._seeds
-            out.append(
-                Request(
-                    self.task,
-                    self.choices[k],
-                    None if first else limit,
-                    MORE_REPEATS if first else FIRST_REPEATS,
-                    first,
-                )
-            )
+            repeats = MORE_REPEATS if first else FIRST_REPEATS
+            out.append(Request(self.task, self.choices[k], None if first else limit, repeats, first))
         return out
 
     def _picked(self, n: int) -> list[int]:

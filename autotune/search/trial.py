@@ -1,4 +1,4 @@
-"""One measurement of one schedule: the data and the interface between search, runners and the log."""
+"""A measurement of a schedule: the data, and the interface of search, runners and log."""
 
 from __future__ import annotations
 
@@ -24,33 +24,20 @@ AHEAD = 2 / 3  # of the repeats in which it must be faster as well
 
 @dataclass(frozen=True)
 class Trial:
-    """One schedule of one task, measured once.
+    """One schedule of one task, measured once."""
 
-    Args:
-        task: key of the Task.
-        choice: the schedule.
-        status: OK, or one of FAILURES.
-        seconds: of one call, one number per repeat, in the order of measuring; empty where it failed.
-        error: what was said where it failed.
-        code: hex SHA-256 of the machine code; two schedules of the same code are one.
-        checked: has the kernel check compared it with float64?
-        compile_seconds: of printing and compiling.
-        machine: what it ran on, such as "znver5" or "NVIDIA H200".
-        version: of dnnc.
-        at: seconds since 1970.
-    """
-
-    task: str
-    choice: Choice
-    status: str
+    task: str  # key of the Task
+    choice: Choice  # the schedule
+    status: str  # OK, or one of FAILURES
+    # of one call, one number per repeat, in the order of measuring; empty where it failed
     seconds: tuple[float, ...] = ()
-    error: str = ""
-    code: str = ""
-    checked: bool = False
-    compile_seconds: float = 0.0
-    machine: str = ""
-    version: str = ""
-    at: float = 0.0
+    error: str = ""  # what was said where it failed
+    code: str = ""  # hex SHA-256 of the machine code; two schedules of the same code are one
+    checked: bool = False  # has the kernel check compared it with float64?
+    compile_seconds: float = 0.0  # of printing and compiling
+    machine: str = ""  # what it ran on, such as "znver5" or "NVIDIA H200"
+    version: str = ""  # of dnnc
+    at: float = 0.0  # seconds since 1970
 
     @property
     def ok(self) -> bool:
@@ -73,7 +60,7 @@ class Trial:
 
 
 def ahead(seconds: Sequence[float], default: Sequence[float]) -> bool:
-    """Is a schedule faster than the default beyond a tie? Equally many repeats are of the same rounds."""
+    """True if a schedule beats the default beyond a tie; equal numbers of repeats are paired rounds."""
     if statistics.median(seconds) > (1 - TIE) * statistics.median(default):
         return False
     pairs = (
@@ -86,29 +73,21 @@ def ahead(seconds: Sequence[float], default: Sequence[float]) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """What a runner is asked for.
+    """What a runner is asked for."""
 
-    Args:
-        task: the kernel.
-        choice: the schedule to measure.
-        limit: seconds of one call past which measuring stops early with what there is: 3 times the best so far; None
-            for none.
-        repeats: how many numbers `seconds` shall hold.
-        check: run the kernel check as well, and fail with "wrong" where it does.
-    """
-
-    task: Task
-    choice: Choice
+    task: Task  # the kernel
+    choice: Choice  # the schedule to measure
+    # seconds of one call past which measuring stops early with what there is: 3 times the best so far; None for none
     limit: float | None = None
-    repeats: int = 3
-    check: bool = False
+    repeats: int = 3  # how many numbers `seconds` shall hold
+    check: bool = False  # run the kernel check as well, and fail with "wrong" where it does
 
 
 class Runner(Protocol):
     """Measures schedules: in processes of this machine, on several GPUs, over a Ray cluster."""
 
     def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:
-        """One Trial per request, in any order, as they come. A schedule's fault is a status, never an exception."""
+        """Yield one Trial per request, in any order. A schedule's failure is a status, never an exception."""
         ...
 
     def close(self) -> None:

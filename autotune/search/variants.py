@@ -1,5 +1,4 @@
-"""Fusion and algorithms as choices: what a group could be made of instead of one kernel, as tasks to measure, and plans
-as a log wants them.
+"""Fusion and algorithms as choices: alternatives of a group as tasks, and plans as a log wants them.
 
 In: a program, or a plan and what a log has decided. Out: Variations, whose parts are Tasks like any other; the plan
 that is compiled. A decision travels among the winners as a Choice of its own kind, `fused(cuts=0, parts=KEY KEY)`,
@@ -33,17 +32,11 @@ NAME = "fusion of "
 
 @dataclass(frozen=True)
 class Variation:
-    """A fused group, and tasks that make the same in another way.
+    """A fused group, and tasks that make the same in another way."""
 
-    Args:
-        task: the group in one kernel, as the compiler makes it.
-        variant: the other way.
-        parts: its kernels, in order.
-    """
-
-    task: Task
-    variant: Variant
-    parts: tuple[Task, ...]
+    task: Task  # the group in one kernel, as the compiler makes it
+    variant: Variant  # the other way
+    parts: tuple[Task, ...]  # its kernels, in order
 
     def __str__(self) -> str:
         return described(self.variant, [t.name for t in self.parts])
@@ -169,9 +162,7 @@ class Decisions:
         self.taken = 0
 
     def revise(self, region: Region, memory: MemoryPlan) -> tuple[Region, MemoryPlan]:
-        """The plan with the groups that were faster in another way made so. A decision whose parts are not those that
-        were measured is left out.
-        """
+        """Apply to the plan the groups that were faster otherwise, if their parts are those measured."""
         if not self.choices:
             return region, memory
         wanted = self._wanted(region, memory)

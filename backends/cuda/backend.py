@@ -13,14 +13,7 @@ import numpy as np
 
 from dnnc.backends.base import Backend, Bench, BuildJob, Built, Ceilings, Samples
 from dnnc.backends.cuda.bench import GpuBench
-from dnnc.backends.cuda.build import (
-    Compiler,
-    NvrtcCompiler,
-    build,
-    check_program,
-    library_notes,
-    symbols_of,
-)
+from dnnc.backends.cuda.build import Compiler, NvrtcCompiler, build, check_program, notes_of, symbols_of
 from dnnc.backends.cuda.check import MAX_STEPS, run_kernel
 from dnnc.backends.cuda.device import device_problem, open_device
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
@@ -121,7 +114,7 @@ class CudaBackend(Backend):
         return link(scheduled, symbols, parameters=True)
 
     def notes(self, scheduled: ScheduledGraph) -> Mapping[str, Sequence[str]]:
-        return {"libraries": library_notes(scheduled)}
+        return {"libraries": notes_of(scheduled)}
 
     def fallbacks(self, program: Program) -> tuple[str, ...]:
         return tuple(f"{where} (the host reads its condition)" for where in stepwise(program))
@@ -204,7 +197,6 @@ class CudaBackend(Backend):
             lanes=32,
             registers=t.registers,
             near=t.shared_per_sm,
-            near_each=t.shared_bytes,
             l2=t.l2_bytes,
             l3=0,
             threads=t.threads_per_sm,

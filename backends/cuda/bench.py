@@ -4,8 +4,7 @@ In: tasks and their kernels' cubins. Out: seconds of a call, by events around re
 of its own (`worker`): an error on a device ends the context of its process. Any `Device` will do, an interpreter too.
 
 Weights rotate through more memory than the L2 cache holds, as far as a graph of MOST_CALLS reaches; activations and the
-result stay where they are, as they do in a model whose kernels follow each other. Kernels that wait by themselves for
-the one before them begin early.
+result stay where they are, as in a model. Kernels that wait by themselves for the last one begin early.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ REPLAY_SECONDS = 4e-3  # of all replays of one repeat
 FEWEST_REPLAYS, MOST_REPLAYS = 2, 5
 LONG = 20e-3  # seconds of a call that is not recorded
 ONCE = 0.2  # seconds of a call that is made once: what loading its code adds is no hundredth of it
-# seconds of a call from which a graph of FEWEST_CALLS says how long it takes: the gap between two graphs is some
-# microseconds
+# seconds of a call from which a graph of FEWEST_CALLS tells: the gap between two graphs is some microseconds
 SURE = 20e-6
 COLD_CACHES = 2.5  # L2 caches that the weights of calls fill before a place is used again
 FILL, ZONE = 0xCB, 256  # bytes between operands, which no kernel may touch
@@ -76,9 +74,7 @@ class GpuBench:
 
 
 class _Data:
-    """The operands of a task on the device: the status, then warm operands and the output, zones around each; cold ones
-    lie in pools.
-    """
+    """Operands on the device: status, then warm operands and the output in red zones; cold ones lie in pools."""
 
     def __init__(self, task: Workload, bench: GpuBench) -> None:
         self.operands, self.bench = Operands(task), bench
@@ -148,7 +144,7 @@ class GpuKernel:
             self.bench.device.launch(self.function, self.launch, [*args[:-1], last], self.bench.stream)
 
     def series(self, work: Callable[[], None], count: int) -> list[float]:
-        """Seconds of each repeat, after one more that keeps the device busy while the host asks for the rest."""
+        """Return seconds of each repeat, after a warm-up that keeps the device busy while the host queues work."""
         device, stream = self.bench.device, self.bench.stream
         events = [device.new_event(timing=True) for _ in range(count + 1)]
         work()
@@ -162,9 +158,8 @@ class GpuKernel:
     def measure(self, limit: float | None = None) -> float:
         """Seconds of a call: the median of some replays. Past `limit` the first calls are all.
 
-        Raises:
-            AccuracyError: the kernel writes outside of its operands.
-            InternalError: the device failed, and with it the context of this process.
+        AccuracyError: the kernel writes outside of its operands. InternalError: the device failed, and with it the
+        context of this process.
         """
         if self.idle:
             return 0.0
@@ -213,7 +208,7 @@ class GpuKernel:
         return statistics.median(self.series(lambda: graph.launch(stream), count)) / self.calls
 
     def fastest(self, calls: int) -> float:
-        """Seconds of a call, the quickest of some times that so many were made; for kernels that are quick."""
+        """Return seconds of a quick kernel's call: the best of several times that so many were made."""
         if self.graph is None:
             self.record(calls)
         graph, stream = self.graph, self.bench.stream
@@ -221,7 +216,7 @@ class GpuKernel:
         return min(self.series(lambda: graph.launch(stream), 3)) / self.calls
 
     def check(self, text: str, choice: Choice) -> bool:
-        """Compare with float64, as the gate does. False if it is too long for that; AccuracyError if it differs."""
+        """Compare with float64 as the gate does. False if that takes too long; AccuracyError for a difference."""
         operands = self.data.operands
         step = operands.step(parse_kernel(text), choice)
         check_kernel(operands.task.rebuilt[0], step, self.bench.device, self.function, self.launch)

@@ -1,8 +1,6 @@
-"""A scheduled program -> a Program: kernels compiled (or taken from the cache), values given their places, nothing
-of it on a device yet.
+"""A scheduled program -> a Program: kernels compiled or cached, values placed, nothing on a device.
 
-No device is needed. Kernels that no device has checked carry their check with them; it runs when the program is first
-loaded on one.
+No device is needed. Kernels that no device has checked carry their check with them; it runs at the first load on one.
 """
 
 from __future__ import annotations
@@ -42,9 +40,7 @@ FORMAT = "cuda-1"  # of kernels and their calling convention; part of every cach
 
 
 class Compiler(Protocol):
-    """Makes machine code. `version` says all of it that code depends on besides the kernel's text and the
-    architecture.
-    """
+    """Makes machine code. `version`: all that code depends on besides kernel text and architecture."""
 
     version: str
 
@@ -71,26 +67,16 @@ class NvrtcCompiler:
         return {name: c.cubin for name, c in made.items()}
 
 
+# modules that print no kernels
+UNPRINTING = "backend constants graph check loading instance interpreted device build tensor_maps arrays".split()
+
+
 @cache
 def printer_version() -> str:
-    """A hash of the modules of this package that turn kernel text into code, so that a change of theirs never meets
-    code of before.
-    """
+    """A hash of this package's modules that turn kernel text into code, so that stale code is never used."""
     h = hashlib.sha256()
     for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
-        if path.stem not in (
-            "backend",
-            "constants",
-            "graph",
-            "check",
-            "loading",
-            "instance",
-            "interpreted",
-            "device",
-            "build",
-            "tensor_maps",
-            "arrays",
-        ) and not path.stem.startswith("library"):
+        if path.stem not in UNPRINTING and not path.stem.startswith("library"):
             h.update(path.read_bytes())
     return h.hexdigest()
 
@@ -101,9 +87,7 @@ def symbol_of(text: str, arch: str, version: str) -> str:
 
 
 def symbols_of(program: ScheduledGraph, arch: str, version: str) -> dict[str, str]:
-    """The names of a program's kernels by their texts. Those of calls depend on the version of the library, which
-    decides what is computed how.
-    """
+    """Return kernel names by text. A library call's text depends on the library's version."""
     known = {name: version_of(name) for name in installed()} if any(map(step_call, program.kernels)) else {}
     out = {}
     for s in program.kernels:
@@ -221,7 +205,7 @@ def check_program(program: Program, device: Device, job: BuildJob) -> None:
     fail(scheduled, failures)
 
 
-def library_notes(scheduled: ScheduledGraph) -> tuple[str, ...]:
+def notes_of(scheduled: ScheduledGraph) -> tuple[str, ...]:
     """For the report: the kernels that are calls of libraries, and of which version."""
     called = {s.text: (s.kernel, call) for s in scheduled.kernels if (call := step_call(s)) is not None}
     return tuple(f"{k.name} is a library call: {described(call)}, version {need(k)}" for k, call in called.values())

@@ -1,6 +1,4 @@
-"""The kernel check on a device: a kernel's function on random inputs, compared with float64 NumPy as
-`dnnc.backends.check` says.
-"""
+"""Kernel check on a device: random inputs against float64 NumPy, as `dnnc.backends.check` says."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Queue:
 
 
 class CupyDevice:
-    """See `dnnc.backends.cuda.native.Device`."""
+    """See `dnnc.backends.runtime.device.Device`."""
 
     def __init__(self, number: int) -> None:
         import cupy
@@ -153,9 +153,7 @@ class CupyDevice:
             return int(self.runtime.malloc(nbytes))
 
     def pooled(self, nbytes: int) -> tuple[int, Any]:
-        """Memory of CuPy's pool: its address, and what owns it and the stream that is current now, in whose order it
-        will be used again.
-        """
+        """Memory of CuPy's pool: its address, owner, and current stream, in whose order it is reused."""
         with self.current():
             try:
                 memory = self.cupy.cuda.alloc(nbytes)
@@ -232,9 +230,7 @@ class CupyDevice:
             return found
 
     def launch(self, function: Function | CallFunction, launch: Launch, args: Sequence[int], stream: int) -> None:
-        """`args`: addresses in the order of the kernel's parameters, of which tensor maps are made, then the status; of
-        a call: the workspace.
-        """
+        """`args`: kernel parameter addresses, made tensor maps where needed, then the status; calls: workspace."""
         with self.current():
             function.start(launch, args, stream)
 
@@ -353,9 +349,7 @@ class Function:
     _prepared: Prepared | None = None  # made by the first launch
 
     def start(self, launch: Launch, args: Sequence[int], stream: int) -> None:
-        """Launch. `args` are addresses in the order of the parameters, then that of the status; tensor maps stand
-        before it.
-        """
+        """Launch. `args`: parameter addresses in order, then the status; tensor maps precede their address."""
         if not launch.maps:
             if self._prepared is None:
                 self._prepared = Prepared(self.pointer, launch, len(args), self.attributes)
@@ -371,9 +365,7 @@ class Function:
 
 
 class Prepared:
-    """A launch whose structures are made once: what changes from one to the next are words of eight bytes, and the
-    stream.
-    """
+    """A launch of structures made once: only eight-byte words and the stream change between launches."""
 
     def __init__(self, function: int, launch: Launch, count: int, attributes: Mapping[int, tuple[int, ...]]) -> None:
         self._function, self._lock = ctypes.c_void_p(function), threading.Lock()
@@ -418,9 +410,7 @@ def driver_library() -> Any:
 
 
 def configured(launch: Launch, attributes: Mapping[int, tuple[int, ...]], stream: int) -> _Config:
-    """What cuLaunchKernelEx takes. `LAUNCH_SERIALIZATION: (1,)` lets the kernel begin before its predecessor in the
-    stream has ended.
-    """
+    """Arguments of cuLaunchKernelEx. `LAUNCH_SERIALIZATION: (1,)` lets a kernel start before the last ends."""
     made = (_Attribute * len(attributes))()
     for a, (key, numbers) in zip(made, attributes.items()):
         a.id = key

@@ -46,12 +46,7 @@ def kernel_number(symbol: str) -> int:
 
 
 def emit_kernel(kernel: Kernel, symbol: str, target: GpuTarget) -> str:
-    """The CUDA C++ of a kernel, complete: no header is needed.
-
-    Raises:
-        InternalError: the kernel has no CUDA form (its loops cannot be a grid, a shape is not constant, an operation
-            has no spelling).
-    """
+    """CUDA C++ of a kernel, without headers. InternalError: no grid, no constant shape, or no spelling."""
     return emit_module([(kernel, symbol)], target)
 
 
@@ -196,9 +191,7 @@ class FuncEmitter:
         self.lines.append(self.pad + text)
 
     def use(self, helper: str) -> str:
-        """Ask for a helper. The text's own words are found anyway: only forms for vectors and operators have to be
-        asked for.
-        """
+        """Ask for a helper. Words of the text are found anyway: only vectors and operators need asking."""
         self.unit.used.add(helper)
         return helper
 

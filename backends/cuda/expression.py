@@ -1,7 +1,4 @@
-"""Programs of array expressions on a CUDA device: kernels launched one by one, in the order of the caller's stream.
-
-A recorded graph would hold addresses, so that operands and results had to be copied.
-"""
+"""Array expressions on CUDA: kernels launched in the caller's stream, since a recorded graph would copy operands."""
 
 from __future__ import annotations
 

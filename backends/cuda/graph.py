@@ -35,8 +35,7 @@ def aligned(n: int) -> int:
 class LoadedProgram:
     """A program whose kernels and constants are on a device, its new kernels checked. `arena_bytes`: of each frame.
 
-    Programs of one model for several shapes have the same weights: `others` are those that may have them on the device
-    already.
+    Programs of one model for several shapes have the same weights: `others` may have them on the device already.
     """
 
     def __init__(self, native: Program, device: Device, others: Sequence[LoadedProgram] = ()) -> None:
@@ -259,10 +258,7 @@ class Walk:
 
 
 class Frame:
-    """The memory of one run at a time, and what was recorded with it.
-
-    Runs come on streams of their callers; those after another stream's wait for it on the device.
-    """
+    """Memory and recording of one run at a time. Runs on another stream than the last wait for it on the device."""
 
     def __init__(self, loaded: LoadedProgram) -> None:
         self.loaded, self.device = loaded, loaded.device
@@ -295,9 +291,7 @@ class Frame:
 
     @property
     def slots(self) -> list[int]:
-        """Addresses of places for the inputs and outputs, which are taken when they are first asked for. Outputs that
-        are made in the memory of their input have its place.
-        """
+        """Return addresses of inputs and outputs, allocated on demand. In-place outputs have their input's."""
         if self._slots is None:
             inputs, in_place = self.loaded.inputs, self.loaded.in_place
             memory, at = self._places(
@@ -343,8 +337,7 @@ class Frame:
         self.walk.run(self.loaded.native.calls, self.slots, stream)
 
     def run_device(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        """Run on device memory at these addresses, in the order of a stream; returns before it is done, unless the host
-        has conditions to read.
+        """Run on device addresses in a stream's order; returns early unless the host has conditions to read.
 
         An output that takes the memory of an input ends there, and at its own address too where that is another.
         """
@@ -359,11 +352,7 @@ class Frame:
         self.last = stream
 
     def direct(self, buffers: Sequence[int], again: bool = False) -> bool:
-        """Is it quicker to start the kernels one by one on the caller's memory than to copy to and from the slots,
-        around a recorded graph?
-
-        `again`: donated inputs have no need of slots.
-        """
+        """True if launches on caller memory beat copies around a graph. `again`: donated inputs need no slots."""
         if any(a % PARAMETER_ALIGN for a in buffers):
             return False
         loaded, donated = self.loaded, self.loaded.native.donated
@@ -376,9 +365,7 @@ class Frame:
         return not loaded.recordable or START * loaded.kernels + own < START + COPY * len(buffers) + 2 * moved / COPIED
 
     def _through_slots(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, again: bool) -> None:
-        """`again`: donated inputs are where they were in the run before, so a graph that works there is worth
-        recording.
-        """
+        """`again`: donated inputs lie where they did in the last run, so a graph of it is worth recording."""
         n, donated, places = len(inputs), self.loaded.native.donated, list(self.slots)
         graph: Hashable = "device"
         if again and donated:
@@ -403,16 +390,12 @@ class Frame:
             del self._recorded[old]
 
     def bind(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
-        """A function that runs on the memory at these addresses, copying nothing that is made where it ends, in the
-        order of the stream that it is given.
-        """
+        """Return a function that runs in a stream on memory at these addresses, without copies of results."""
         run = self.on_memory(inputs, outputs)
         return run if not self.loaded.recordable else self.device.capture(self.stream, lambda: run(self.stream)).launch
 
     def on_memory(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
-        """A function that starts all kernels on the memory at these addresses, and then copies what does not lie where
-        it is to end.
-        """
+        """Return a function that runs all kernels at these addresses and copies results to their final places."""
         buffers, copies = [*inputs, *outputs], []
         for k, j in self.loaded.native.donated.items():
             own, wanted = inputs[j], outputs[k]

@@ -1,8 +1,7 @@
 """How CUDA C++ spells Hopper's effects: mbarriers, the copy engine (TMA), tensor cores of warp groups (wgmma).
 
 In: a statement of `dnnc.ir.loops.hopper`, and the printer. Out: the C++ statement, and what it needs: helpers of the
-prelude, and tensor maps, which the kernel takes as parameters after its buffers and scalars and which tell the copy
-engine beforehand how a buffer lies.
+prelude, and tensor maps, parameters after buffers and scalars that tell the copy engine how a buffer lies.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ ROW_BYTES = 128  # of a swizzled buffer
 
 
 def map_of(s: Eval) -> TensorMap:
-    """The map that a copy between global and shared memory needs. InternalError where its buffers do not suit the copy
-    engine.
-    """
+    """Return the tensor map of a global-shared copy. InternalError where its buffers do not suit TMA."""
     inside, outside = _ends(s) if s.name != "tma_fetch" else (None, s.args[0])
     assert isinstance(outside, Ref)
     b, rows, lanes = (
@@ -110,8 +107,7 @@ def _corners(image: Ints, sizes: Ints, strides: Ints, begin: Ints) -> tuple[tupl
 
 def walkable(image: Ints, sizes: Ints, strides: Ints, begin: Ints, reach: Ints) -> bool:
     """Can the copy engine gather the pixels of a convolution? Numbers by axis: pixels of the image and of the result,
-    and `reach`, how far a tap lies from the filter's corner. A descriptor has 32 bits for all corners of a kind, and
-    the instruction 16 for each reach.
+    and `reach`, how far a tap lies from the filter's corner. Descriptors have 32 bits for corners, instructions 16.
     """
     bits = {1: 16, 2: 8, 3: 5}[len(sizes)]
     corners = [c for pair in _corners(image, sizes, strides, begin) for c in pair]

@@ -1,9 +1,7 @@
-"""Integers of type i64 (indices, dims, and data of that type) as C++: in 32 bits where bounds prove that nothing
-overflows.
+"""i64 integers (indices, dims, data) as C++: in 32 bits where bounds prove that nothing overflows.
 
 A GPU has no 64-bit integer unit, so an index is an `int` unless its bounds, or those of a partial sum, exceed it. What
-has no bounds is data: it wraps around, as unsigned arithmetic does. Expressions that are `narrow` have the C++ type
-int, all others i64.
+has no bounds is data: it wraps around, as unsigned arithmetic does. `narrow` expressions are C++ int, others i64.
 """
 
 from __future__ import annotations
@@ -80,11 +78,8 @@ def linear(em: FuncEmitter, e: Linear) -> Text:
     """A sum, what is known first ahead: the compiler hoists the part of it that a loop does not change."""
     ordered = sorted(e.terms, key=lambda tc: em.rank(tc[0]))
     if narrow(e):
-        return _sum(
-            [(_scaled(em.text(t, TIMES), str(abs(c))), c < 0) for t, c in ordered],
-            str(abs(e.const)) if e.const else "",
-            e.const < 0,
-        )
+        terms = [(_scaled(em.text(t, TIMES), str(abs(c))), c < 0) for t, c in ordered]
+        return _sum(terms, str(abs(e.const)) if e.const else "", e.const < 0)
     r = reach(e)
     if r is not None and r < 1 << 63:
         terms = [
@@ -152,9 +147,7 @@ def infix(em: FuncEmitter, e: Op) -> Text:
 
 
 def _divide(em: FuncEmitter, e: Op) -> Text:
-    """Floor division by a positive number: a shift, an unsigned division where the dividend is not negative, or a
-    correction.
-    """
+    """Floor division by a positive number: a shift, unsigned for a non-negative dividend, else corrected."""
     a, b = e.args
     d = value(b)
     if d is not None and d & (d - 1) == 0:

@@ -1,6 +1,4 @@
-"""A program of a device at the sizes of a call: loaded there when first asked for, with frames of which each serves one
-call at a time.
-"""
+"""A device program at a call's sizes: loaded on first use, with frames that serve one call at a time."""
 
 from __future__ import annotations
 
@@ -25,11 +23,9 @@ MAX_FRAMES = 4  # of a program: calls that run at the same time; those beyond wa
 
 
 class CudaInstance:
-    """A program with its frames. `others` gives the programs of the same model that are loaded, whose constants it
-    shares.
+    """A program with its frames. `others` returns the model's loaded programs, which share constants.
 
-    On arrays of the host all results pass through staging memory, so that each may end in the memory of a donated input
-    at once.
+    On arrays of the host all results pass through staging memory, so that each may end in a donated input's memory.
     """
 
     def __init__(
@@ -46,9 +42,7 @@ class CudaInstance:
         self._lock = threading.Lock()
 
     def loaded(self) -> LoadedProgram:
-        """The program on the device, its kernels checked. TargetError where there is no device, AccuracyError where a
-        kernel is wrong.
-        """
+        """Load and check the program. TargetError without a device, AccuracyError for a wrong kernel."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = LoadedProgram(self.program, self._device(), self._others())
@@ -69,9 +63,7 @@ class CudaInstance:
         return results
 
     def into(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        """Run on arrays of the host, into these. InputError: an index that was read at run time lies outside of its
-        axis.
-        """
+        """Run on host arrays, into these. InputError: a run-time index is outside of its axis."""
         if self.empty:
             return
         with self.frame() as frame:

@@ -135,9 +135,7 @@ class Guarded(Interpreter):
 
 
 class InterpretedDevice:
-    """See `dnnc.backends.cuda.native.Device`. `launched` counts kernels, `graphs` recordings; each kernel takes
-    `seconds` by the device's clock.
-    """
+    """See `dnnc.backends.runtime.device.Device`. `launched`, `graphs` count; kernels take `seconds` of device time."""
 
     name = "interpreter"
     number = 0
@@ -230,9 +228,7 @@ class InterpretedDevice:
     def load(
         self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False
     ) -> Kernel | CallFunction:
-        """A kernel; or a library's call, whose library is what `dnnc.backends.cuda.library.opened` gives: one that
-        takes made-up addresses.
-        """
+        """A kernel, or a call into `dnnc.backends.cuda.library.opened`'s library, which takes made-up addresses."""
         return function_of(cubin, self._handles) if is_call(cubin) else parse_kernel(cubin.decode())
 
     def launch(self, function: Kernel | CallFunction, launch: Launch, args: Sequence[int], stream: int) -> None:

@@ -117,9 +117,7 @@ def _team(b: Block) -> int:
 
 
 def _number(s: For, outer: int, shape: Shape) -> None:
-    """`threadIdx.x / inner % extent`, shortened where that is certain. outer: threads per iteration of the loops
-    around.
-    """
+    """`threadIdx.x / inner % extent`, shortened where provable. outer: threads per iteration of outer loops."""
     inner, n = _team(s.body), value(s.extent) or 0
     text = "threadIdx.x" if inner == 1 else f"threadIdx.x / {inner}"
     shape.numbers[s] = text if outer == 1 else f"{text} % {n}"

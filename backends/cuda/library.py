@@ -1,10 +1,8 @@
-"""Calls of vendor libraries (cuBLASLt, cuDNN) as steps of a program: what is called, as data, and where the libraries
-are.
+"""Vendor library calls (cuBLASLt, cuDNN) as steps: what is called, as data, and where libraries are.
 
 A schedule such as `cublaslt(algo=3)` makes no code. Its kernel is the nest as it was lowered, which says what is
 computed, and a LibraryCall, which says what is called instead; the call's bytes take the place of machine code wherever
-that goes. Nothing here needs a device. A library is opened by ctypes where the wheels of NVIDIA put it, or where the
-system's loader finds it.
+that goes. Nothing here needs a device. ctypes opens libraries from NVIDIA's wheels or by the system's loader.
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ ONE = Launch((1, 1, 1), (1, 1, 1))  # a call has no grid; its operands alone cou
 
 @dataclass(frozen=True)
 class Vendor:
-    """A library: what people call it, what its files are called (newest first), the functions that give its version and
-    the name of a status, and the wheel's name.
-    """
+    """A library: name, files (newest first), functions for its version and a status's name, and its wheel."""
 
     title: str
     files: tuple[str, ...]
@@ -74,8 +70,7 @@ class Matrix:
 @dataclass(frozen=True)
 class Product:
     """y[m, n] = after(sum over k of x[m, k] * w[k, n] + bias[n]), `batch` times. `types`: of x and w, and of y; `math`:
-    of the products, "f32" or "tf32"; sums are float32. `bias`: number of the argument, of w's type, or -1; `after`: "",
-    "relu" or "gelu" (by tanh).
+    of the products, "f32" or "tf32"; sums are float32. `bias`: argument or -1; `after`: "", "relu" or "gelu" (by tanh).
     """
 
     m: int
@@ -93,9 +88,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Image:
-    """An operand of a convolution: its number among the arguments, and sizes and steps in elements in the order N, C,
-    H, W.
-    """
+    """A convolution's operand: its argument number, sizes and steps (elements) in the order N, C, H, W."""
 
     arg: int
     sizes: tuple[int, int, int, int]
@@ -104,9 +97,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Convolution:
-    """y = after(conv(x, w) + bias), `w` in the order K, C, R, S. Pads are (before, after) for each of H and W; the rest
-    as of Product.
-    """
+    """y = after(conv(x, w) + bias), `w` as K, C, R, S. Pads (before, after) for H and W; the rest as of Product."""
 
     x: Image
     w: Image
@@ -122,9 +113,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """What is called. `plan`: number of the library's suggestion, in its own order, which is that of the times that it
-    expects.
-    """
+    """A library call. `plan`: number of its suggestion in the library's own order of expected times."""
 
     library: str
     plan: int
@@ -274,9 +263,7 @@ class CallFunction:
     workspace_bytes: int
 
     def start(self, launch: Launch, args: Any, stream: int) -> None:
-        """Put the call into a stream, also while that is captured. `args`: addresses of the operands, then of the
-        workspace.
-        """
+        """Put the call into a stream, also in capture. `args`: operand addresses, then the workspace."""
         raise InternalError(f"{type(self).__name__} cannot be started")
 
 

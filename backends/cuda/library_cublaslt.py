@@ -1,5 +1,4 @@
-"""Matrix products by cuBLASLt, through ctypes: a Product -> descriptors, one of the library's own suggestions, and a
-call.
+"""Matrix products by cuBLASLt through ctypes: a Product -> descriptors, a suggestion, and a call.
 
 cuBLASLt counts by columns. A matrix whose rows follow each other in memory is to it the transposed one, so y = x @ w is
 asked for as y' = w' @ x': the first operand is w, and a bias along the columns of y is one along the rows of y', which
@@ -42,9 +41,7 @@ class Suggestion(ctypes.Structure):
 
 
 def layouts(p: Product) -> list[tuple[int, int, int, int, int, int]]:
-    """Of w', x' and y' the type, rows, columns, elements between columns, and elements between matrices of a batch of
-    so many.
-    """
+    """Type, rows, columns, leading dimension and batch stride (elements) of w', x' and y' for such batches."""
 
     def one(of: Matrix, kind: str, rows: int, cols: int) -> tuple[int, int, int, int, int, int]:
         """A matrix [rows, cols] as it lies in memory, counted by columns."""
@@ -177,6 +174,3 @@ class LtFunction(CallFunction):
 def _end(ends: list[Callable[[], Any]]) -> None:
     for end in reversed(ends):
         end()
-
-
-__all__ = ["Lt", "LtFunction", "attributes", "layouts"]

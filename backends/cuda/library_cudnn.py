@@ -1,5 +1,4 @@
-"""Convolutions by cuDNN's graph API, through ctypes: a Convolution -> an operation graph, one of the library's own
-suggestions, and a call.
+"""cuDNN's graph API by ctypes: a Convolution -> an operation graph, a suggestion of cuDNN's, a call.
 
 The graph is the convolution, the addition of the bias and the activation; what is between them is virtual, float32, and
 never in memory. Suggestions are those of two heuristics, without what uses tensor cores where products are to be
@@ -48,11 +47,8 @@ class Descriptor:
     def __init__(self, library: Any, kind: int, settings: SETTINGS = ()) -> None:
         self.library, self.kind = library, kind
         self.pointer = ctypes.c_void_p()
-        check(
-            library,
-            library.cudnnBackendCreateDescriptor(ctypes.c_int(kind), ctypes.byref(self.pointer)),
-            f"a descriptor of kind {kind}",
-        )
+        status = library.cudnnBackendCreateDescriptor(ctypes.c_int(kind), ctypes.byref(self.pointer))
+        check(library, status, f"a descriptor of kind {kind}")
         self._end = weakref.finalize(self, library.cudnnBackendDestroyDescriptor, self.pointer)
         self._end.atexit = False
         self.kept: list[Any] = [settings]  # descriptors that it refers to
@@ -249,11 +245,5 @@ class DnnFunction(CallFunction):
         pack = Descriptor(library, PACK, operands)
         with self.dnn.lock:
             check(library, library.cudnnSetStream(self.dnn.handle, ctypes.c_void_p(stream)), "cudnnSetStream")
-            check(
-                library,
-                library.cudnnBackendExecute(self.dnn.handle, self.plan.pointer, pack.pointer),
-                "cudnnBackendExecute",
-            )
-
-
-__all__ = ["Dnn", "DnnFunction"]
+            status = library.cudnnBackendExecute(self.dnn.handle, self.plan.pointer, pack.pointer)
+            check(library, status, "cudnnBackendExecute")

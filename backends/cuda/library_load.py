@@ -13,9 +13,7 @@ Handles = dict[str, Any]  # of the libraries that a device has opened, by their 
 
 
 def function_of(code: bytes, handles: Handles) -> CallFunction:
-    """The function of a call. TargetError: the library is missing, or cannot make this call here. `handles`: is added
-    to.
-    """
+    """Return a call's function; adds to `handles`. TargetError: no library, or it cannot make this call here."""
     call = parse_call(code)
     name = call.library
     if name not in handles:

@@ -1,8 +1,7 @@
 """Which kernels a library can do whole: a problem -> the Product or the Convolution that it is, or None.
 
 A library takes one matrix product or convolution with what its epilogue offers: a bias along the last axis, then relu
-or GELU, then at most a cast. Whatever else a kernel does, or lies in memory as the library cannot read it, stays with
-our own schedules.
+or GELU, then at most a cast. All else stays with our schedules.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ OPTIONS = (
     "--disable-warnings",
     "--ptxas-options=-v",
 )
-# Where CuPy looks for NVRTC first. To load it for its version takes a fifth of a second, and code that is in the cache
-# needs no more of it.
+# Where CuPy looks for NVRTC first. Loading it takes a fifth of a second, which cached code does not need.
 WHEELS = (("cupy-cuda13x", "nvidia-cuda-nvrtc"), ("cupy-cuda12x", "nvidia-cuda-nvrtc-cu12"))
 PATIENCE = 120.0  # seconds that a kernel may take, where NVRTC can be told to end (12.8 and newer)
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -42,9 +41,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Compiled:
-    """A cubin. Of its kernels: most registers per thread, and bytes per thread of spills and of local memory, bytes of
-    declared shared memory.
-    """
+    """A cubin, and its kernels' maximum: registers, spill and local bytes per thread, shared bytes."""
 
     cubin: bytes
     registers: int
@@ -60,13 +57,9 @@ _BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
 def compile_cuda(text: str, arch: str) -> Compiled:
     """Compile a translation unit to a cubin for `sm_90a` and so on.
 
-    The assembler may rather spill than give up a block that could run beside; a kernel to which that happens is
-    compiled again with leave to take all registers.
-
-    Raises:
-        TargetError: NVRTC is not installed, or does not know the architecture.
-        InternalError: the text does not compile, and then the error shows the log and the lines that it names; or NVRTC
-            takes longer than PATIENCE.
+    The assembler may spill to keep a second block; then the kernel is compiled again with all registers. TargetError:
+    NVRTC is not installed, or does not know the architecture. InternalError: the text does not compile, and then the
+    error shows the log and the lines that it names; or NVRTC takes longer than PATIENCE.
     """
     made = _compiled(text, arch)
     if made.spills and _BOUNDS.search(text):
@@ -94,8 +87,7 @@ def _compiled(text: str, arch: str) -> Compiled:
                 ) from e
             raise InternalError(f"generated CUDA does not compile for {arch}: {e}\n{log}\n{_quoted(text, log)}") from e
         log = nvrtc.getProgramLog(program)
-        # CuPy cuts off the last byte, as if it ended a string; the last field of an ELF file's last header is zero
-        # there
+        # CuPy cuts the last byte, as if it ended a string; the last field of an ELF file's last header is zero there
         return Compiled(bytes(nvrtc.getCUBIN(program)) + b"\0", *_usage(log), log)
     finally:
         nvrtc.destroyProgram(program)
@@ -130,12 +122,7 @@ def _limit(program: int, seconds: float) -> Any:
 def compile_many(
     texts: Mapping[str, tuple[str, str]], threads: int = 2, progress: Callable[[str], None] = lambda name: None
 ) -> dict[str, Compiled]:
-    """Compile several (text, architecture) by name, `threads` at a time. `progress` is called with each name as it is
-    done.
-
-    Raises:
-        TargetError, InternalError: as compile_cuda; of the first failure, when the others under way are done.
-    """
+    """Compile (text, architecture) by name, `threads` at a time; `progress` gets done names. Errors as compile_cuda."""
     library()
     out: dict[str, Compiled] = {}
     with ThreadPoolExecutor(max(threads, 1)) as pool:
@@ -158,11 +145,7 @@ def nvrtc_version() -> str:
 
 @cache
 def nvrtc_identity() -> str:
-    """What tells one NVRTC from another: the version of its wheel where CuPy takes it from there, else what it says of
-    itself.
-
-    TargetError where it is missing.
-    """
+    """Identify an NVRTC: the version of CuPy's wheel, else its own answer. TargetError where it is missing."""
     for cupy, nvrtc in WHEELS:
         try:
             version(cupy)

@@ -2,8 +2,7 @@
 
 In: the names of the helpers that a kernel's text uses. Out: the text that goes before it, with these and what they
 need. A helper is written for scalars; "name/2" is its form for vectors of a function of two operands, lane by lane. No
-header is included: NVRTC knows the mathematical functions and the warp intrinsics, and half floats are converted by
-instructions of their own.
+header is included: NVRTC knows the mathematical functions and the warp intrinsics, and half floats have instructions.
 """
 
 from __future__ import annotations
@@ -353,8 +352,7 @@ template<int BYTES> FN void cp_async(void* to, const void* from, int bytes = BYT
     "cp_async_commit": 'FN void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }',
     "cp_async_wait": 'template<int N> FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : '
                      '"memory"); }',
-    # what this kernel reads may still be written by the one before it; the one after it may be launched (in order
-    # before sm_90)
+    # what this kernel reads may still be being written; the one after it may be launched (in order before sm_90)
     "pdl_wait": """\
 FN void pdl_wait() {
 #if __CUDA_ARCH__ >= 900

@@ -1,8 +1,7 @@
 """How CUDA C++ spells types, constants and names.
 
 The prelude gives every type the name it has in the IR, so a kernel's text reads like the IR's. A bool is `bool` in
-registers and a byte in memory. Half floats and smaller ones are structs of their bits: registers compute with f32, and
-a cast is a call.
+registers and a byte in memory. Half floats and smaller ones are structs of their bits: registers hold f32.
 """
 
 from __future__ import annotations
@@ -24,24 +23,7 @@ _LIBRARY = """
 abs acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 fabs floor fma fmax fmin fmod ldexp log log1p max
 memcpy memset min pow rint sin sinh sqrt tan tanh trunc j0 j1 jn y0 y1 yn gamma printf assert clock
 """
-RESERVED = frozenset(
-    (
-        *_KEYWORDS.split(),
-        *_LIBRARY.split(),
-        "FN",
-        "UNROLL",
-        "i8",
-        "i16",
-        "i32",
-        "i64",
-        "u8",
-        "u16",
-        "u32",
-        "u64",
-        "f32",
-        "f64",
-    )
-)
+RESERVED = frozenset(f"{_KEYWORDS} {_LIBRARY} FN UNROLL i8 i16 i32 i64 u8 u16 u32 u64 f32 f64".split())
 MATH = frozenset(
     (
         "exp log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p "

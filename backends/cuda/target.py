@@ -53,11 +53,6 @@ class GpuTarget:
         """Tensor memory accelerator, clusters, mbarrier transactions, programmatic dependent launch."""
         return self.number >= 90
 
-    @property
-    def has_fp8(self) -> bool:
-        """Conversions and matrix instructions of 8-bit floats."""
-        return self.number >= 89
-
 
 # One chip per architecture; whoever has another one gets its own figures from the device.
 FACTS = {
@@ -83,9 +78,7 @@ def parse_target(text: str | Target) -> tuple[int, GpuTarget]:
     """Read `cuda:1 -arch=sm_80`: the device's number and the facts.
 
     Without `-arch` the device is asked; with it, the table's facts hold unless the device is of that architecture.
-
-    Raises:
-        TargetError: the text is no CUDA target, the architecture is unknown, or neither it nor a device is there.
+    TargetError: the text is no CUDA target, the architecture is unknown, or neither it nor a device is there.
     """
     target = parse_words(text)
     if target.kind != "cuda":

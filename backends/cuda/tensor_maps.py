@@ -1,6 +1,4 @@
-"""Tensor maps (the descriptors of TMA copies) for addresses on a device, by the driver's own functions: CuPy has no
-binding of them.
-"""
+"""TMA tensor maps for addresses on a device, by the driver's own functions: CuPy has no binding."""
 
 from __future__ import annotations
 

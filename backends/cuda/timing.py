@@ -1,4 +1,4 @@
-"""Times the kernels of a program on a device: events around every kernel, in the recorded graph if there is one."""
+"""Times a program's kernels on a device, by events around each, in the recorded graph if there is one."""
 
 from __future__ import annotations
 

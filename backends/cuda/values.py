@@ -1,6 +1,4 @@
-"""CUDA C++ of the operations on values: arithmetic, conversions, vectors. What C++ leaves undefined is a call of a
-helper of the prelude.
-"""
+"""CUDA C++ of operations on values: arithmetic, conversions, vectors. Prelude helpers cover C++'s undefined cases."""
 
 from __future__ import annotations
 
@@ -101,12 +99,8 @@ def _lanes(em: FuncEmitter, e: Op) -> Text:
 
 def _ldexp(em: FuncEmitter, e: Op) -> Text:
     x, n = e.args
-    return call(
-        em,
-        "scale_by_power",
-        [em.operand(x, e.lanes), em.operand(n if n.dtype is i32 else cast(n, i32), e.lanes)],
-        e.lanes,
-    )
+    operands = [em.operand(x, e.lanes), em.operand(n if n.dtype is i32 else cast(n, i32), e.lanes)]
+    return call(em, "scale_by_power", operands, e.lanes)
 
 
 def _guard(em: FuncEmitter, e: Op) -> Text:

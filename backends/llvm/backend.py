@@ -153,7 +153,6 @@ class LlvmBackend(Backend):
             lanes=t.lanes,
             registers=t.registers,
             near=t.l1,
-            near_each=t.l1,
             l2=t.l2,
             l3=LAST_LEVEL,
             threads=1,
@@ -180,8 +179,6 @@ class LlvmBackend(Backend):
 
     def compile_kernel(self, kernel: Kernel, symbol: str) -> Built:
         return self._toolchain.compile_kernel(kernel, symbol, self.target)
-
-    # --- what the command line says -----------------------------------------------------------------------------------
 
     @classmethod
     def availability(cls) -> dict[str, Any]:

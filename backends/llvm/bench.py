@@ -1,12 +1,10 @@
-"""Times kernels on this machine's CPU, as a model runs them: called by the threads of the pool, a barrier after each,
-weights cold.
+"""Times kernels on this CPU as in a model: the pool's threads, a barrier after each, weights cold.
 
 In: tasks and their kernels' objects. Out: seconds of a call. It runs in a process of its own, for a kernel may end it.
 
 A run is one dispatch of the pool: an entry function, whose text is here, calls the kernel many times. Thread 0 reads
 the clock after each barrier, so that the times of single calls are known and neither Python nor the dispatch is in
-them. Denormals are zero meanwhile: a kernel that works in place on its own results would soon compute with nothing
-else.
+them. Denormals are zero meanwhile: a kernel that works in place on its own results would soon compute on nothing else.
 """
 
 from __future__ import annotations
@@ -133,11 +131,7 @@ class CpuKernel:
         return np.diff(self.stamps[: calls + 1]) * self.bench.tick
 
     def measure(self, limit: float | None = None) -> float:
-        """Seconds of a call: the lower quartile of a repeat. Past `limit` the first call is all.
-
-        Raises:
-            AccuracyError: the kernel writes outside of its operands.
-        """
+        """Seconds of a call: lower quartile, or the first past `limit`. AccuracyError: writes outside of operands."""
         self.data.refresh()
         if self.expected is None:
             self.expected = float(self.run(1)[0])
@@ -161,7 +155,7 @@ class CpuKernel:
         return float(self.run(calls).min())
 
     def check(self, text: str, choice: Choice) -> bool:
-        """Compare with float64, as the gate does. False if it is too long for that; AccuracyError if it differs."""
+        """Compare with float64 as the gate does. False if that takes too long; AccuracyError for a difference."""
         graph, operands = self.data.operands.task.rebuilt[0], self.data.operands
         step = operands.step(parse_kernel(text), choice)
         check_kernel(graph, step, self.loaded.address(self.symbol))
@@ -176,8 +170,7 @@ def _entry(symbol: str, args: int, parallel: bool, cpu: str, features: str) -> b
 
 def entry_text(symbol: str, args: int, parallel: bool) -> str:
     """An entry function that calls a kernel again and again: `buffers` are the addresses of the table of arguments and
-    of the stamps, `dims` the calls to make, the rows of the table, and the first row. A kernel that is not parallel is
-    called by thread 0; all meet after it.
+    of the stamps, `dims` the calls to make, the rows of the table, and the first row. Thread 0 calls serial kernels.
     """
     kinds = ", ".join(["ptr"] * args + ["ptr", "i64", "i64"])
     loads = [

@@ -1,6 +1,4 @@
-"""A scheduled graph -> a program for the CPU: kernels compiled (or taken from the cache), checked, and linked with the
-program's entry function.
-"""
+"""A scheduled graph -> a CPU program: kernels compiled or cached, checked, and linked with an entry function."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ from dnnc.passes.planning.program import Program as ScheduledGraph
 
 @cache
 def printer_version() -> str:
-    """A hash of the modules that turn kernel text into code, so that a change of theirs never meets objects of
-    before.
-    """
+    """A hash of modules that turn kernel text into code, so that stale objects are never used."""
     h = hashlib.sha256()
     for module in (emit, statements, values, gathers, streams, spelling, compile_):
         h.update(Path(str(module.__file__)).read_bytes())

@@ -1,8 +1,7 @@
 """What this machine can do at most: multiply-adds per second, and bytes per second from each level of the memory.
 
 In: a CPU and a number of threads. Out: `Ceilings`, which profiles and benchmarks hold a kernel's own rates against.
-They are measured, by kernels of the operator IR that go the way of all kernels, on the threads of the pool. A ceiling
-is a best case: the shortest of many runs.
+They are measured by kernels of the operator IR on the threads of the pool, as the best of many runs.
 """
 
 from __future__ import annotations
@@ -104,9 +103,7 @@ def fma_probe(target: CpuTarget, threads: int = 1) -> Probe:
 
 
 def read_probe(target: CpuTarget, data: Array, threads: int = 1, repeat: int = 1) -> Probe:
-    """The bytes of an aligned buffer read from its beginning to its end, a part by each thread, and added up in
-    independent sums.
-    """
+    """Read the bytes of an aligned buffer once, a part by each thread, in independent sums."""
     lanes = target.lanes
     step = READ_CHAINS * lanes
     count = max(data.nbytes // (4 * step * threads), 1)
@@ -140,12 +137,8 @@ def copy_probe(target: CpuTarget, data: Array, threads: int = 1, repeat: int = 1
         b.loop("j", COPY_VECTORS, "unroll") as j,
     ):
         b.store(y, (p, k * step + j * lanes), x.at(p, k * step + j * lanes, lanes=lanes), lanes)
-    call = bind(
-        Kernel((Func("copy", (x, y), b.block()),)),
-        target,
-        [data, data.view(np.uint8)[data.nbytes // 128 * 64 :]],
-        threads,
-    )
+    operands = [data, data.view(np.uint8)[data.nbytes // 128 * 64 :]]
+    call = bind(Kernel((Func("copy", (x, y), b.block()),)), target, operands, threads)
     return Probe("copy", call, 0, 8 * threads * count * step * repeat)
 
 
@@ -158,9 +151,7 @@ def empty_probe(target: CpuTarget) -> Probe:
 
 
 def bind(kernel: Kernel, target: CpuTarget, buffers: Sequence[Array], threads: int = 1) -> Callable[[], None]:
-    """A kernel with its buffers as a function without arguments; it keeps them alive. Its parallel loop is divided
-    among the threads.
-    """
+    """Bind a kernel to its buffers, which stay alive, as a function; its parallel loop uses the threads."""
     places = tuple(MemoryRef("buffer", k) for k in range(len(buffers)))
     texts = emit_kernel(kernel, "k_bound", target.feature_set), entry_text([Call("k_bound", places, places, (), True)])
     loaded = load_objects([compile_text(t, target.cpu, target.features) for t in texts])

@@ -16,18 +16,12 @@ FORMAT = "1"  # of kernels and their calling convention; part of every cache key
 
 @dataclass(frozen=True)
 class Code:
-    """What runs a program.
+    """What runs a program."""
 
-    Attributes:
-        entry: address of `i64 entry(frame, buffers, dims or table, tid, nthreads)`.
-        kernels: the owner of each kernel's code by symbol.
-        table: calls for the table runner; None if the entry function calls the kernels itself.
-        owner: of the entry function.
-    """
-
-    entry: int
-    kernels: Mapping[str, Loaded]
-    owner: Loaded
+    entry: int  # address of `i64 entry(frame, buffers, dims or table, tid, nthreads)`
+    kernels: Mapping[str, Loaded]  # the owner of each kernel's code by symbol
+    owner: Loaded  # of the entry function
+    # calls for the table runner; None if the entry function calls the kernels itself
     table: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     def address(self, symbol: str) -> int:

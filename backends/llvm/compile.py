@@ -21,24 +21,12 @@ from dnnc.backends.llvm.spelling import LIBRARY
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.ir.errors import InternalError
 
-# What an object may take from the process, libm's functions too. LLVM itself writes calls of memcpy, memmove and
-# memset.
+# What an object may take from the process, libm's functions too. LLVM adds memcpy, memmove and memset.
 ALLOWED_SYMBOLS = LIBRARY | frozenset(
-    {
-        "aligned_alloc",
-        "free",
-        "memcpy",
-        "memmove",
-        "memset",
-        "pthread_create",
-        "pthread_join",
-        "pthread_sigmask",
-        "sched_getcpu",
-        "sched_getaffinity",
-        "sched_setaffinity",
-        "sched_yield",
-        "syscall",
-    }
+    (
+        "aligned_alloc free memcpy memmove memset pthread_create pthread_join "
+        "pthread_sigmask sched_getcpu sched_getaffinity sched_setaffinity sched_yield syscall"
+    ).split()
 )
 KERNEL_PREFIX = "k_"  # kernels; an entry function calls those of other objects
 CODEGEN_LEVEL = 2
@@ -87,9 +75,7 @@ def asm_text(text: str, cpu: str, features: str, passes: bool = True) -> str:
 
 
 def object_key(text: str, cpu: str, features: str) -> str:
-    """The hex SHA-256 under which the cache keeps the object of `compile_text(text, cpu, features)`: all that decides
-    its bytes.
-    """
+    """Return the hex SHA-256 of all that decides the bytes of `compile_text(text, cpu, features)`."""
     parts = (llvm_version(), _triple(), *LLVM_OPTIONS, *PASSES, str(CODEGEN_LEVEL), cpu, _tuned(features), text)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -126,12 +112,7 @@ class Loaded:
 
 
 def load_objects(objs: Sequence[bytes]) -> Loaded:
-    """Link objects with each other and into this process.
-
-    Raises:
-        InternalError: a symbol is defined twice, or by none of them and not in ALLOWED_SYMBOLS; or the objects cannot
-            be linked.
-    """
+    """Link objects together and into this process. InternalError: a duplicate or unknown symbol, or no link."""
     defined: set[str] = set()
     wanted: set[str] = set()
     for obj in objs:
@@ -177,9 +158,7 @@ def binding() -> Any:
 
 
 def _triple() -> str:
-    """The process's triple, with ELF asked for where the system's own format is another: the engine links ELF
-    everywhere.
-    """
+    """The process's triple, but as ELF: the engine links ELF on every system."""
     triple: str = binding().get_process_triple()
     return triple if sys.platform == "linux" else f"{triple}-elf"
 
@@ -221,9 +200,7 @@ def _tuned(features: str) -> str:
 
 
 def _explain(message: str, text: str) -> str:
-    """LLVM's message with the numbered lines around the place: parse errors give the line, verifier errors quote the
-    instruction.
-    """
+    """LLVM's message with numbered lines around: parse errors give a line, verifier errors an instruction."""
     lines = text.splitlines()
     found = re.search(r"<string>:(\d+):\d+: error: (.*)", message)
     if found:
@@ -238,9 +215,7 @@ def _explain(message: str, text: str) -> str:
 
 
 def _callers(text: str, names: Sequence[str]) -> str:
-    """The first lines that name a foreign symbol. It need not be in the text: LLVM expands `frem` to a call of
-    fmodf.
-    """
+    """Return the first lines with a foreign symbol, if in the text: LLVM expands `frem` to fmodf."""
     hits = [f"{k:6} | {line}" for k, line in enumerate(text.splitlines(), 1) if any(n in line for n in names)]
     return (
         "\n".join(hits[:3])
@@ -258,9 +233,7 @@ _SYMTAB, _LOCAL = 2, 0
 
 
 def undefined_symbols(obj: bytes) -> set[str]:
-    """The symbols that an ELF object needs from outside. InternalError if it is not a whole 64-bit little-endian ELF
-    object.
-    """
+    """Return an ELF object's undefined symbols. InternalError unless whole 64-bit little-endian ELF."""
     return _symbols(obj)[1]
 
 

@@ -1,5 +1,4 @@
-"""Operator IR -> LLVM IR text. One walk; every pure instruction is placed at the loop depth where its operands are
-known, and shared there.
+"""Operator IR -> LLVM IR text. One walk; pure instructions go as far out as operands allow, shared.
 
 So loop-invariant motion and common subexpressions of addresses come for free, and LLVM needs little more than sroa.
 `unroll` loops are expanded while printing, their variables evaluated as ints. Register buffers become allocas; after
@@ -19,20 +18,7 @@ from dnnc.backends.llvm.statements import MANY_SUMS, Region, emit_block, vectors
 from dnnc.backends.runtime.frames import FRAME_STATUS
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, f16, f32, i64, u8
-from dnnc.ir.expr import (
-    Const,
-    Expr,
-    Linear,
-    Load,
-    Op,
-    Product,
-    Ref,
-    Var,
-    const,
-    free,
-    substitute,
-    value,
-)
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, value
 from dnnc.ir.linear import strided
 from dnnc.ir.loops.stmt import Alloc, Buffer, For, Func, Kernel, walk_stmts
 from dnnc.ir.loops.stmt import stored as stored_buffers
@@ -129,9 +115,7 @@ class FuncEmitter:
         return [*own, "ptr %frame.", "i64 %tid.", "i64 %nthreads."]
 
     def lacks(self, feature: str) -> bool:
-        """Is an x86 instruction set missing? Other architectures have their own names, and all that is asked for
-        here.
-        """
+        """True if an x86 instruction set is missing. Other architectures have other names, none needed here."""
         return self.features is not None and feature not in self.features and "neon" not in self.features
 
     def has(self, feature: str) -> bool:
@@ -153,9 +137,7 @@ class FuncEmitter:
         return self.count
 
     def pure(self, text: str, *operands: str, here: bool = False) -> str:
-        """Emit, or reuse, an instruction without effect, as far out as its operands allow (`here`: in the current
-        region).
-        """
+        """Emit or reuse a pure instruction as far out as its operands allow (`here`: in the current region)."""
         d = len(self.regions) - 1 if here else self.depth_of(operands)
         for r in self.regions[: d + 1]:
             v = r.memo.get(text)
@@ -190,9 +172,7 @@ class FuncEmitter:
     # --- addresses ----------------------------------------------------------------------------------------------------
 
     def address(self, buf: Buffer, idx: tuple[Expr, ...]) -> str:
-        """Base plus terms, outermost loop first and the constant last, where it folds into the instruction's
-        displacement.
-        """
+        """Base plus terms, outermost loop first, constant last, where it folds into the displacement."""
         terms, k = self.folded(buf.offset(idx))
         size, p = buf.dtype.bytes, self.values[buf]
         groups: dict[int, list[str]] = {}
@@ -246,8 +226,7 @@ class FuncEmitter:
 
     def scaled(self, v: str, c: int) -> str:
         """v * c. An innermost loop counts multiples of its variable: LLVM's scheduler sees a product at the head of the
-        body as a delay, loads everything else ahead of what waits for it, and keeps that in memory where registers do
-        not suffice.
+        body as a delay, loads everything else ahead of what waits for it, and keeps that in memory if need be.
         """
         region = self.regions[self.depth.get(v, 0)]
         if (
@@ -288,11 +267,7 @@ class FuncEmitter:
         return f"@constants.{self.func.name}"
 
     def pooled(self, c: float, lanes: int) -> str:
-        """A constant out of the table of epilogues.
-
-        LLVM moves what it takes for constant out of all loops, where it occupies registers that a tile needs. The
-        table's address is none that LLVM can know.
-        """
+        """An epilogue constant from a table of unknown address, so that LLVM keeps it out of registers."""
         assert self.pool is not None
         at = self.pool.setdefault(c, len(self.pool))
         p = self.pure(f"getelementptr i8, ptr {self.table}, i64 {at * 4}", self.table, here=True)

@@ -5,11 +5,9 @@ kernels read of parameters has a table of its own in the frame. Only this functi
 the arena are literals in a static program and loaded from Frame.offsets in a symbolic one. A barrier stands between two
 kernels only where data crosses threads: one reads or overwrites what the other wrote or reads.
 
-With `flush` denormal numbers are taken and given as zero while it runs: every thread sets its own control register, and
-sets it back.
+With `flush` denormal numbers are taken and given as zero while it runs: every thread sets and restores its register.
 
-A timed entry function does the same and notes on each thread the time between any two of its steps: what a profile is
-made of.
+A timed entry function does the same and notes on each thread the time between any two of its steps: a profile's data.
 """
 
 from __future__ import annotations
@@ -83,10 +81,7 @@ done:
 
 
 def entry_text(calls: Sequence[Call], name: str = "entry", functions: Sequence[str] = (), flush: bool = False) -> str:
-    """The LLVM module of an entry function; kernels are declared, to be linked by symbol.
-
-    `functions`: the texts of the loops and branches that `calls` call (`control.control_text`).
-    """
+    """LLVM module of an entry function that declares kernels. `functions`: loops and branches that `calls` call."""
     e = _called(calls, flush)
     lines = [line for text in functions for line in text.splitlines()]
     if any("@copy_bytes(" in line for line in lines):
@@ -100,15 +95,8 @@ def entry_text(calls: Sequence[Call], name: str = "entry", functions: Sequence[s
 
 def declarations(calls: Sequence[Call]) -> list[str]:
     """The kernels that are called, declared, each once."""
-    return sorted(
-        {
-            (
-                "declare void "
-                f"@{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})"
-            )
-            for c in calls
-        }
-    )
+    types = {c.symbol: ["i64"] * len(c.dims) + ["ptr"] * len(c.args) + ["ptr", "i64", "i64"] for c in calls}
+    return sorted(f"declare void @{symbol}({', '.join(t)})" for symbol, t in types.items())
 
 
 def body_lines(calls: Sequence[Call], name: str, linkage: str = "internal ") -> list[str]:
@@ -169,9 +157,7 @@ def timed_entry_text(
 
 
 def tick_counter() -> str:
-    """The intrinsic of a counter that all cores share and that user code may read: on x86 the time stamp counter, on
-    ARM the virtual timer.
-    """
+    """The intrinsic of a user-readable counter common to all cores: x86's time stamp, ARM's virtual timer."""
     return "readsteadycounter" if platform.machine().lower() in ("aarch64", "arm64") else "readcyclecounter"
 
 
@@ -183,9 +169,7 @@ FLUSH = 0x8040  # of MXCSR: results that are denormal are 0, and so are operands
 
 
 def can_flush() -> bool:
-    """Is there a register here that makes denormals zero? Only that of x86 is known; elsewhere `flush` changes
-    nothing.
-    """
+    """True if a register here makes denormals zero, as on x86; elsewhere `flush` changes nothing."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 

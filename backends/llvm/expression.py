@@ -1,6 +1,4 @@
-"""Programs of array expressions on the CPU: the table runner calls the kernels, so that a new program compiles nothing
-but its new kernels.
-"""
+"""Array expressions on the CPU: the table runner calls kernels, so a program compiles only new kernels."""
 
 from __future__ import annotations
 
@@ -77,10 +75,7 @@ class ExpressionJob(BuildJob):
 
 
 class CpuExpression(CpuInstance):
-    """A program of an expression: arrays in, arrays out. Calls may come from several threads at once.
-
-    A flat program serves arrays of any one shape, which are vectors to it.
-    """
+    """A thread-safe program of an expression. A flat one serves arrays of any one shape, as vectors."""
 
     __slots__ = ("dtypes", "empty_result", "most")
 

@@ -1,8 +1,7 @@
 """The CPU that code is made for, as data: LLVM's name and feature flags, vector width, registers, caches, threads.
 
 In: a target text such as `llvm -mcpu=skylake-avx512 -threads=2`. Out: a CpuTarget, which schedules and the emitter
-read. Only names of the table below and the host's own are accepted: LLVM ends the process on a name that it does not
-know.
+read. Only names of the table below and the host's own are accepted: LLVM ends the process on an unknown name.
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ _DATAPATHS = (
     ),
     (Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=57, memory=6), "znver5"),
 )
-# A CPU whose name the table lacks is like the first of these whose features it has: hypervisors show features of one
-# CPU under the name of another.
+# A CPU that the table lacks is like the first of these whose features it has: hypervisors rename CPUs.
 _MAKES = (
     ({"avx512fp16"}, "sapphirerapids"), ({"avx512bf16", "avxvnni", "sse4a"}, "znver5"),
     ({"avx512bf16", "sse4a"}, "znver4"), ({"avx512f"}, "x86-64-v4"),
@@ -107,26 +105,16 @@ _CPU_FOLDER = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class CpuTarget:
-    """A CPU to generate code for.
+    """A CPU to generate code for."""
 
-    Attributes:
-        cpu: LLVM's name.
-        features: `+avx2,-avx512f`, as LLVM takes them.
-        vector_bits: width of the vectors to use.
-        registers: vector registers of that width.
-        threads: threads of a call.
-        l1: bytes of a core's first-level data cache: of the CPU that is named; of this machine where that is its own or
-            no CPU in particular.
-        l2: bytes of its second-level cache.
-    """
-
-    cpu: str
-    features: str
-    vector_bits: int
-    registers: int
-    threads: int
+    cpu: str  # LLVM's name
+    features: str  # `+avx2,-avx512f`, as LLVM takes them
+    vector_bits: int  # width of the vectors to use
+    registers: int  # vector registers of that width
+    threads: int  # threads of a call
+    # bytes of a core's first-level data cache: of the named CPU, or of this machine if that is its own or none
     l1: int
-    l2: int
+    l2: int  # bytes of its second-level cache
 
     @property
     def lanes(self) -> int:
@@ -187,9 +175,7 @@ def host_cpu() -> tuple[str, str]:
 
 
 def enabled(features: str) -> frozenset[str]:
-    """The features that are on after all flags: a later flag wins, and switching one off takes with it those that build
-    on it.
-    """
+    """Return the features after all flags: later flags win, and removing one removes its dependents."""
     state = {flag[1:]: flag[0] == "+" for flag in features.split(",") if flag}
     gone = tuple(p for base, on_top in _BUILT_ON.items() if not state.get(base, True) for p in on_top)
     return frozenset(name for name, on in state.items() if on and not name.startswith(gone))
@@ -205,11 +191,7 @@ def vector_bits(features: str) -> int:
 
 @cache
 def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
-    """The rates of a core for vectors of `bits`.
-
-    Features come before the name where they contradict it: a core with AVX512-FP16 is no Rocket Lake, whatever a
-    hypervisor calls it.
-    """
+    """Rates of a core for vectors of `bits`. Features contradict names: AVX512-FP16 is no Rocket Lake."""
     on, names = enabled(features), " ".join(names for _, names in _DATAPATHS).split()
     told = cpu in names and ("avx512fp16" in on) <= ("avx512fp16" in X86_CPUS[cpu])
     wanted = cpu if told else next(name for needed, name in _MAKES if needed <= on)
@@ -225,9 +207,7 @@ def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
 
 
 def cache_sizes(folder: Path = _CPU_FOLDER) -> tuple[int, int]:
-    """(L1 data, L2) of the first CPU on which the process may run, bytes; the fallbacks where the system does not
-    tell.
-    """
+    """Return the first CPU's (L1 data, L2) in bytes; fallbacks where the system does not tell."""
     sizes = _caches(folder)
     return sizes.get("1") or L1_FALLBACK, sizes.get("2") or L2_FALLBACK
 
@@ -239,9 +219,7 @@ def _caches_of(cpu: str) -> tuple[int, int]:
 
 
 def last_level_cache(folder: Path = _CPU_FOLDER) -> int:
-    """Bytes of the largest cache that the first CPU reaches; that of its second level where the system does not
-    tell.
-    """
+    """Return the bytes of the first CPU's last-level cache, or of its L2 where the system does not tell."""
     return max(_caches(folder).values(), default=L2_FALLBACK)
 
 
@@ -301,9 +279,7 @@ def canonical_text(t: CpuTarget) -> str:
 
 @cache
 def _unusual(t: CpuTarget) -> tuple[str, ...]:
-    """`-mattr=` with the features that count and that differ from those that CPUs of this name have; nothing where none
-    does.
-    """
+    """Return `-mattr=` with features that count and differ from the CPU name's defaults; empty if none."""
     usual = frozenset(X86_CPUS.get(t.cpu, ()))
     counted = frozenset(f for names in X86_CPUS.values() for f in names)
     on = t.feature_set & counted

@@ -1,5 +1,4 @@
-"""Gathers whose lanes all lie in one vector of memory: a load and a shuffle, where a gather takes the elements one by
-one.
+"""Gathers whose lanes all lie in one vector of memory become a load and a shuffle.
 
 x[i, 4 * (lanes(16) // 4) + 2]   ->   shufflevector(load x[i, 0:+16], <2, 2, 2, 2, 6, 6, 6, 6, ..>)
 """
@@ -40,9 +39,7 @@ def picked(em: FuncEmitter, e: Load) -> str:
 
 
 def _span(offsets: tuple[int, ...], start: Expr, row: int, lanes: int) -> tuple[Expr, int]:
-    """Where the vector begins and its lanes, 0 of them where there is none: the whole row where that is one, which all
-    offsets share.
-    """
+    """Return a vector's start and lanes, 0 if none: the whole row if it is a vector, for all offsets."""
     low, high = min(offsets), max(offsets)
     if row == lanes and nonneg(start + low) and nonneg(row - 1 - start - high) and value(start) is not None:
         return const(0), lanes

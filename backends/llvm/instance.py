@@ -78,22 +78,8 @@ class CpuInstance:
     """
 
     __slots__ = (
-        "arena_bytes",
-        "code",
-        "dims",
-        "empty",
-        "free",
-        "in_place",
-        "new",
-        "nthreads",
-        "offsets",
-        "outputs",
-        "parameters",
-        "program",
-        "run",
-        "used",
-        "words",
-    )
+        "arena_bytes code dims empty free in_place new nthreads offsets outputs parameters program run used words"
+    ).split()
 
     def __init__(
         self,

@@ -18,8 +18,7 @@ consistent: one of them sees the other, so no wake-up is lost.
 
 A scheduler likes to wake a thread on the CPU of who wakes it, and may leave both there, where two threads are no faster
 than one. So a thread sleeps with its affinity limited to the CPU that it is on, and at the start of a run a worker
-whose CPU another thread of the run has claimed moves to a free one. Either gets its whole mask back at once: nothing
-stays pinned.
+whose CPU another thread of the run has claimed moves to a free one. Masks are restored at once: nothing stays pinned.
 """
 
 from __future__ import annotations
@@ -27,12 +26,10 @@ from __future__ import annotations
 from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_DIMS, FRAME_NTHREADS, FRAME_POOL, FRAME_STATUS
 
 MAX_THREADS = 256  # the caller among them
-# pauses before sleeping, 0.1 to 0.2 ms: what a caller does in Python between two runs. Sleeping and waking costs 10 to
-# 50 us
+# pauses before sleeping, 0.1 to 0.2 ms: what a caller does in Python between two runs. Sleeping costs 10 to 50 us
 SPINS = 4096
 
-# Offsets into the pool in bytes. Words that different threads write lie 128 bytes apart: the prefetcher fetches lines
-# in pairs.
+# Offsets into the pool in bytes. Words that different threads write lie 128 bytes apart: lines are fetched in pairs.
 LOCK, PENDING, CALLER_ASLEEP = 0, 128, 132
 ARRIVED, GENERATION, BARRIER_ASLEEP = 256, 384, 512
 JOB_ENTRY, JOB_FRAME, JOB_BUFFERS, JOB_DIMS, JOB_NTHREADS = 640, 648, 656, 664, 672
@@ -44,8 +41,7 @@ POOL_BYTES = SLOTS + SLOT_BYTES * (MAX_THREADS - 1)
 
 FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129  # Linux on x86-64
 SIG_SETMASK = 2
-# A worker takes no signal that could go to Python's threads, and keeps those that its own faults raise: ILL TRAP ABRT
-# BUS FPE SEGV.
+# A worker takes no signal that could go to Python's threads, but those of its own faults: ILL TRAP ABRT BUS FPE SEGV.
 BLOCKED_SIGNALS = ~sum(1 << (n - 1) for n in (4, 5, 6, 7, 8, 11))
 
 ENTRY_TYPE = "i64 (ptr, ptr, ptr, i64, i64)"
@@ -591,9 +587,7 @@ error:
 
 
 def pool_text(threads: bool = True) -> str:
-    """The LLVM text of the pool. `threads=False`: the same functions without any thread, for systems other than Linux
-    on x86-64.
-    """
+    """The pool's LLVM text. `threads=False`: the same functions on one thread, for other systems than Linux x86-64."""
     if not threads:
         return _STATE + _ALONE + _SINGLE + _CALL
     return _DECLARATIONS + _STATE + _ALONE + _WAIT + _BARRIER + _PLACEMENT + _WORKER + _START + _RUN + _STOP + _CALL

@@ -29,9 +29,7 @@ class Runtime:
         self._pool: NativePool | None = None
 
     def start(self, cache: KernelCache | None = None) -> NativePool:
-        """The pool, built at the first call, with its object taken from `cache` or put there. Its threads start with
-        the first run of more than one.
-        """
+        """The pool, built at the first call with `cache` for its object. Threads start with the first parallel run."""
         if self._pool is None:
             with self._lock:
                 if self._pool is None:
@@ -53,8 +51,7 @@ class Runtime:
         return (self._pool or self.start()).call
 
     def run(self, entry: int, frame: int, buffers: int, dims: int, nthreads: int) -> int:
-        """Run `i64 entry(frame, buffers, dims, tid, nthreads)` on `nthreads` threads, the caller's among them; the
-        others are addresses.
+        """Run `i64 entry(frame, buffers, dims, tid, nthreads)` on `nthreads` threads, the caller's included.
 
         Releases the GIL. While another call has the pool, this one runs on the caller's thread alone.
 
@@ -91,9 +88,7 @@ class NativePool:
 
 
 def load_pool(cache: KernelCache | None = None) -> NativePool:
-    """A pool of its own, compiled or from the cache, and loaded. Stop it before the last reference to it goes: its
-    threads run its code.
-    """
+    """A loaded pool, compiled or cached. Stop it before its last reference goes: its threads run its code."""
     text, cpu = pool_text(threads=has_threads()), "x86-64" if has_threads() else "generic"
     loaded = load_objects([cached_object(text, cpu, cache)])
 

@@ -1,5 +1,4 @@
-"""How LLVM spells the operations of the operator IR: one table per kind of value, and the guarded forms of what LLVM
-leaves undefined.
+"""LLVM's spelling of the operator IR: a table per kind of value, guarded where LLVM is undefined.
 
 | operation | undefined in LLVM | form used here |
 |---|---|---|
@@ -35,17 +34,14 @@ INTRINSIC = {
 }  # fmt: skip
 # functions of the C library that values.py calls lane by lane, where no expansion exists
 LIBM = ("erf", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "log1p", "expm1")
-# what an object may therefore need from libm; LLVM spells its own exp, log, sin, cos and pow so too, and joins sin and
-# cos
+# what an object may need from libm; LLVM spells its own exp, log, sin, cos and pow so too, and joins sin and cos
 LIBRARY = frozenset(
     n + suffix for n in (*LIBM, "exp", "log", "sin", "cos", "sincos", "pow", "fmod") for suffix in ("", "f")
 )
 
 
 def spelled(numerics: str, features: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Intrinsics for which kernels get cheaper forms, by the rules for rounding, "strict", "standard" or "fast", and
-    what the CPU has.
-    """
+    """Intrinsics with cheaper forms, by rounding rules ("strict", "standard", "fast") and CPU features."""
     if numerics == "strict":
         return frozenset()
     own = {"recip", "estimate"}

@@ -161,12 +161,7 @@ def _for(em: FuncEmitter, s: For) -> None:
 
 
 def _set_aside(em: FuncEmitter, epilogue: Block) -> dict[Var | Buffer, str]:
-    """Move tiles to memory behind the loop that sums them, for an epilogue that needs many registers; where they
-    were before.
-
-    LLVM would rather keep the sums in memory all the time. The address of the copy is none that it can know, like
-    that of the constants.
-    """
+    """Move tiles to memory behind their loop, at addresses unknown to LLVM, to free registers; return old places."""
     em.pool = em.pool or {}
     em.table = em.effect(f'call ptr asm sideeffect "", "=r,0"(ptr {em.pool_name})')
     read = {

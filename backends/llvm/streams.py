@@ -3,8 +3,7 @@
 In: a kernel. Out: the buffers to stream. An ordinary store first reads the line that it writes, a third of what a copy
 moves; a non-temporal one of whole vectors does not (Intel, Optimization Reference Manual, 9.4.1.2; 1.4 times the speed
 of x + 1 for 10^7 floats). Such lines are not in the caches afterwards, where results of this size would not have
-stayed. The instructions need addresses that are multiples of their size: a kernel that streams exists twice, and looks
-at its arguments first.
+stayed. The instructions need addresses that are multiples of their size: so such a kernel exists twice.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ FENCE = "llvm.x86.sse.sfence"  # other threads may read what a kernel wrote when
 
 
 def streamed(func: Func, features: frozenset[str] | None) -> frozenset[Buffer]:
-    """The large results that a kernel's entry writes in whole vectors and never reads; none where the CPU is no x86
-    with AVX.
-    """
+    """Return large results that a kernel writes in whole vectors and never reads; none without x86 AVX."""
     if features is None or "avx" not in features:
         return frozenset()
     large = {b for b in func.buffers if b.space == "global" and _bytes(b) >= LEAST}
@@ -43,9 +40,7 @@ def whole(s: Store | Load) -> bool:
 
 
 def walks(func: Func) -> bool:
-    """Does a kernel sum nothing up, so that its loads walk through memory once? They are asked for ahead: hardware does
-    so too, but stops at each page.
-    """
+    """True if a kernel sums nothing, so that loads stream memory: prefetched, as hardware stops at each page."""
     return not any(isinstance(s, Alloc) for s in walk_stmts(func.body))
 
 
@@ -55,9 +50,7 @@ def read_ahead(e: Load) -> bool:
 
 
 def dispatch(symbol: str, params: Sequence[str], buffers: Collection[str], past: str, through: str) -> str:
-    """The function that calls `past` where these buffers start at multiples of a line, else `through`; of the same
-    parameters.
-    """
+    """Return a function that calls `past` if the buffers are line-aligned, else `through`."""
     names = [p.rsplit(" ", 1)[1] for p in params]
     types = [p.rsplit(" ", 1)[0] for p in params]
     lines, bits = [], "0"
@@ -85,6 +78,3 @@ def _multiple(s: Store | Load, lanes: int) -> bool:
     if isinstance(at, Const):
         return int(at.value) % lanes == 0
     return isinstance(at, Linear) and at.const % lanes == 0 and all(c % lanes == 0 for _, c in at.terms)
-
-
-__all__ = ["AHEAD", "FENCE", "LEAST", "LINE", "dispatch", "read_ahead", "streamed", "walks", "whole"]

@@ -1,5 +1,4 @@
-"""One entry function for all programs without loops: it reads what to call from a table, so that a new program compiles
-nothing.
+"""One entry function for all loop-free programs: it reads its calls from a table, compiling nothing.
 
 In: calls with places, and the addresses of their kernels. Out: a table of int64, and the address of `i64 plan(frame,
 bases, table, tid, nthreads)`, which the pool runs like any entry function. `bases` are addresses: the arena, the
@@ -187,9 +186,7 @@ def runner(kernels: KernelCache | None = None) -> Runner:
 
 @dataclass(frozen=True)
 class Record:
-    """One call: which kernel, its flags, and base and bytes of each argument in turn. Plain data, which a cache
-    keeps.
-    """
+    """A call: its kernel, flags, and base and bytes of each argument. Plain data, which a cache keeps."""
 
     symbol: str
     flags: int

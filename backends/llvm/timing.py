@@ -72,9 +72,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Ticks:
-    """One run: ticks of the entry function; by call, of the kernel, of waiting behind it, and how evenly its threads
-    were busy.
-    """
+    """One run: ticks of the entry; per call the kernel's, the wait's, and how evenly its threads were busy."""
 
     threads: int
     inside: int
@@ -87,8 +85,7 @@ class Layout:
     """Where the stamps of a program lie, and what they mean.
 
     Barriers divide a program into segments. A kernel takes as long as its slowest thread; what remains of a segment is
-    waiting. Where threads run through several kernels without a barrier the slowest ones overlap, and are shortened so
-    that they fill their segment.
+    waiting. Where threads run through several kernels without a barrier the slowest overlap, and are scaled.
     """
 
     def __init__(self, calls: list[Call]) -> None:

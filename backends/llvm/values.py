@@ -1,6 +1,4 @@
-"""LLVM text of the operations on values (what is no index, address or statement); undefined cases are guarded as
-spelling.py's table says.
-"""
+"""LLVM text of operations on values; undefined cases are guarded as in spelling.py's table."""
 
 from __future__ import annotations
 
@@ -107,9 +105,7 @@ def compare(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int) ->
 
 
 def extremum(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int, number: bool) -> str:
-    """min/max propagate NaN; fmin/fmax give the second operand where one is NaN, which is one x86 instruction.
-    `number`: b is no NaN.
-    """
+    """min/max propagate NaN; fmin/fmax take the second for NaN, as one x86 instruction. `number`: b is no NaN."""
     ty = vector(t, lanes)
     if not t.is_float:
         kind = ("s" if t.kind == "i" else "u") + name.removeprefix("f")
@@ -158,9 +154,7 @@ def integral(em: FuncEmitter, e: Op, vs: list[str]) -> str:
 
 
 def _floor_index(em: FuncEmitter, e: Op, vs: list[str]) -> str:
-    """Floor division of an index that may be negative: by a power of two it is a shift, else round toward zero and
-    correct.
-    """
+    """Floor division of an index that may be negative: a shift for powers of two, else corrected."""
     d, lanes, here = value(e.args[1]), e.lanes, e.lanes > 1
     ty = vector(i64, lanes)
 
@@ -181,9 +175,7 @@ def _floor_index(em: FuncEmitter, e: Op, vs: list[str]) -> str:
 
 
 def _divide(em: FuncEmitter, name: str, t: DType, vs: list[str], lanes: int) -> str:
-    """x / 0 is 0 and INT_MIN / -1 wraps (as truncmod it is 0): the divisor is replaced where the instruction would
-    trap.
-    """
+    """x / 0 is 0, INT_MIN / -1 wraps (truncmod: 0): the divisor is replaced where the instruction traps."""
     ty, (a, b) = vector(t, lanes), vs
     b1 = vector(boolean, lanes)
     zero, one = literal(0, t, lanes), literal(1, t, lanes)
@@ -317,12 +309,8 @@ def by_parts(em: FuncEmitter, vs: list[str], lanes: int, most: int, f: Callable[
 
     def shuffled(a: str, b: str, n: int, order: range) -> str:
         ty = vector(f32, n)
-        return em.pure(
-            f"shufflevector {ty} {a}, {ty} {b}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>",
-            a,
-            b,
-            here=True,
-        )
+        text = f"shufflevector {ty} {a}, {ty} {b}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>"
+        return em.pure(text, a, b, here=True)
 
     if lanes <= most:
         return f(vs, lanes)
@@ -340,14 +328,8 @@ def _scale(em: FuncEmitter, e: Op) -> str:
         ty, wide = vector(f32, n), n == 16
         rounding = (("i32", "4"),) if wide else ()  # as it is set
         mask = ("i16" if wide else "i8", "-1")
-        return em.call(
-            f"llvm.x86.avx512.mask.scalef.ps.{32 * n}",
-            ty,
-            *((ty, v) for v in parts),
-            (ty, "zeroinitializer"),
-            mask,
-            *rounding,
-        )
+        name = f"llvm.x86.avx512.mask.scalef.ps.{32 * n}"
+        return em.call(name, ty, *((ty, v) for v in parts), (ty, "zeroinitializer"), mask, *rounding)
 
     return _avx512(em, e, e.args, 4, one)
 
@@ -402,15 +384,13 @@ def _avx512(em: FuncEmitter, e: Op, args: tuple[Expr, ...], least: int, one: Cal
 
 
 def _reciprocal(em: FuncEmitter, x: str, t: DType, lanes: int, name: str) -> str:
-    """1 / x by the CPU's estimate y: y + y * h with h = 1 - x * y, and h + h^2 in place of h for the older estimate; a
-    quotient elsewhere.
+    """1 / x by the estimate y: y + y * h, h = 1 - x * y (older CPUs: h + h^2); a quotient elsewhere.
 
     h is NaN where x is 0, infinite or NaN: the estimate is right there. One of 14 bits is all that `estimate` asks for.
     """
     ty = vector(t, lanes)
     one = literal(1.0, t, lanes)
-    # sse4a tells AMD's CPUs, whose quotients take little more than an estimate alone: 2.6 cycles of a core for 16 of
-    # them
+    # sse4a tells AMD's CPUs, whose quotients take little more than an estimate alone: 2.6 cycles for 16 of them
     found = None if em.has("sse4a") else next((v for (n, f), v in _ESTIMATES.items() if n == lanes and em.has(f)), None)
     if found is None or t is not f32:
         return em.pure(f"fdiv {ty} {one}, {x}", x, here=True)

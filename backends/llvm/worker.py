@@ -1,5 +1,4 @@
-"""A compiler process: `python -m dnnc.backends.llvm.worker`. LLVM text comes in on stdin, objects go out on stdout,
-until stdin ends.
+"""A compiler process, `python -m dnnc.backends.llvm.worker`: LLVM text on stdin, objects on stdout.
 
 Hello:   {"ready": LLVM version}, no body; sent once, when llvmlite is loaded.
 Request: {"key", "cpu", "features"}, body: the text.

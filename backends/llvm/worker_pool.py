@@ -1,10 +1,8 @@
-"""Many LLVM texts to objects, in parallel: llvmlite holds one lock for the whole process, so parallel means more
-processes.
+"""Many LLVM texts to objects in parallel processes, since llvmlite holds one lock per process.
 
 In: (key, text) pairs. Out: {key: object}. Few or small texts compile in this process; more go to
 `dnnc.backends.llvm.worker` processes over pipes, the largest first. They are started by the interpreter's path, never
-by fork or multiprocessing: a fork of a process with threads can hang, and multiprocessing runs a script without a main
-guard a second time.
+by fork or multiprocessing: a fork of a process with threads can hang, and multiprocessing reruns unguarded scripts.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ _BOOTSTRAP = (
 
 
 class CompileService:
-    """Compiles on up to `threads` cores. Its workers start when first worth it and live until `close`, or the end of a
-    `with`.
+    """Compiles on up to `threads` cores. Workers start on demand and live until `close` or the `with` ends.
 
     Attributes:
         reason: why no workers are used, where that is not by choice; empty otherwise.
@@ -204,9 +201,7 @@ def _keep(item: Item) -> str:
 
 
 class _Worker:
-    """One compiler process, started when it is first asked for, and again after its end. Used by one thread at a time;
-    `kill` by any.
-    """
+    """A compiler process, started on demand, restarted after its end; one thread uses, any may `kill`."""
 
     def __init__(self) -> None:
         self.reason = ""  # why it cannot be started

@@ -95,9 +95,7 @@ def device_number(a: Any) -> int:
 
 
 def interface_array(a: Any) -> DeviceArray:
-    """Where the elements of an array of any library lie, which is asked by the interfaces of exchange; torch's come in
-    the order of CuPy's current stream.
-    """
+    """Return where a foreign array's elements lie, by exchange interfaces; torch's follow CuPy's stream."""
     a = a.detach() if _is_torch(a) else a
     return _from_interface(_from_dlpack(a) if _is_torch(a) or not hasattr(a, "__cuda_array_interface__") else a)
 
@@ -171,8 +169,7 @@ Defer = Callable[[Any, Callable[[], None], int], None]
 
 @dataclass(frozen=True)
 class Kind:
-    """The library whose arrays a call gives and takes: `empty` makes what a program writes, `finish` makes of it what
-    the caller gets.
+    """The array library of a call: `empty` makes outputs, `finish` turns them into the caller's kind.
 
     `defer(key, check, stream)` puts off the check of indices that were read at run time until somebody waits for the
     stream; without it the call waits.

@@ -1,7 +1,6 @@
 """Records to JSON data and back: the one codec of saved models, cached programs and messages between processes.
 
-A record is a frozen dataclass of numbers, texts, bytes, dtypes, records, tuples and dicts of these. Every piece that is
-read is checked.
+A record is a frozen dataclass of numbers, texts, bytes, dtypes, records, tuples and dicts. Every piece read is checked.
 """
 
 from __future__ import annotations

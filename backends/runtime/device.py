@@ -24,8 +24,7 @@ DEFAULT_STREAM = 0
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What a TMA descriptor says of a parameter: elements per axis and bytes between them, innermost last, and the box
-    of one copy.
+    """Layout of a TMA descriptor: elements per axis, bytes between them, innermost last, the copy's box.
 
     swizzle: bytes (0, 32, 64, 128). `steps` and `corners` are of im2col: elements from one position of the filter to
         the next, and (lower,
@@ -44,9 +43,7 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Launch:
-    """grid and block as CUDA takes them (a grid with a 0 is not launched), and bytes of shared memory to ask for at the
-    launch.
-    """
+    """grid and block as CUDA takes them (an empty grid is not launched), and bytes of dynamic shared memory."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -77,8 +74,7 @@ class Recorded(Protocol):
 class Device(Protocol):
     """One device. Everything but `alloc`, `load` and `capture` goes into a stream, and happens in its order.
 
-    Host arrays of `upload` and `download` must stay until the stream has passed them; while work is recorded they come
-    from `pinned`.
+    Host arrays of `upload` and `download` stay until the stream has passed them; in a recording they are `pinned`.
     """
 
     name: str
@@ -107,9 +103,7 @@ class Device(Protocol):
         ...
 
     def launch(self, function: Any, launch: Launch, args: Sequence[int], stream: int) -> None:
-        """`args`: the addresses of its parameters in order, then that of the status; of a library's call, of its
-        workspace.
-        """
+        """`args`: parameter addresses in order, then the status; of a library call, then the workspace."""
         ...
 
     def new_stream(self) -> Stream: ...
@@ -147,14 +141,10 @@ class Device(Protocol):
 
 @dataclass(eq=False)
 class Weights:
-    """What is bound to the parameters of a model.
+    """What is bound to the parameters of a model."""
 
-    Attributes:
-        arrays: by the names of the prologue's inputs.
-        packed: what was packed of them on the device, by the text of the graph that computes it; programs share it.
-    """
-
-    arrays: Mapping[str, Array | DeviceArray]
+    arrays: Mapping[str, Array | DeviceArray]  # by the names of the prologue's inputs
+    # what was packed of them on the device, by the text of the graph that computes it; programs share it
     packed: dict[str, Sequence[DeviceArray]] = field(default_factory=dict)
 
 

@@ -20,21 +20,13 @@ from dnnc.ir.types import TensorType
 
 @dataclass(frozen=True)
 class SavedExpression:
-    """A program of fixed sizes, or of one size that all its arrays have (`flat`).
-
-    Attributes:
-        inputs: how many there are.
-        outputs: shape (empty in a flat program) and NumPy's name of the dtype.
-        arena: bytes.
-        constants: one block.
-        kernels, calls, launches, params: see Program.
-    """
+    """A program of fixed sizes, or of one size that all its arrays have (`flat`)."""
 
     flat: bool
-    inputs: int
-    outputs: tuple[tuple[tuple[int, ...], str], ...]
-    arena: int
-    constants: bytes
+    inputs: int  # how many there are
+    outputs: tuple[tuple[tuple[int, ...], str], ...]  # shape (empty in a flat program) and NumPy's name of the dtype
+    arena: int  # bytes
+    constants: bytes  # one block
     kernels: tuple[CompiledKernel, ...]
     calls: tuple[Call, ...]
     launches: dict[str, Launch]

@@ -55,15 +55,12 @@ def cpu_count() -> int:
 
 
 def has_threads() -> bool:
-    """Is there a pool on this system? It is written for futexes and the pause instruction; elsewhere every run has one
-    thread.
-    """
+    """True if a pool exists here: it needs futexes and the pause instruction; elsewhere runs have one thread."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and sys.maxsize > 2**32
 
 
 class Frame:
-    """The memory of one call in flight: slots, arena and offsets. One call at a time; an executable keeps a free list
-    of them.
+    """Memory of a call in flight: slots, arena, offsets. An executable keeps a free list of frames.
 
     Args:
         arena_bytes: size of the arena.

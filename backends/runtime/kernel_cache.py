@@ -95,9 +95,7 @@ class KernelCache:
         return payload
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep `payload` under `key`. Does nothing when the cache is disabled, or disables it when the folder cannot be
-        written.
-        """
+        """Keep `payload` under `key`, unless the cache is disabled or its folder is not writable (disables it)."""
         file = self._file(key)
         if file is None or self.reason:
             return
@@ -111,8 +109,7 @@ class KernelCache:
             _remove(temporary)
             self.reason = f"cannot write {file.parent}: {e.strerror or e}"
             return
-        # A share of all writes looks, whichever process or compilation makes them: a scan of 150,000 entries takes a
-        # second. Keys are uniform.
+        # A share of all writes looks, since a scan of 150,000 entries takes a second. Keys are uniform.
         if int(key[:8], 16) * self.limit_bytes < (_HEAD + len(payload)) * _SCANS << 32:
             self._evict()
 

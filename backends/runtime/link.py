@@ -1,8 +1,7 @@
 """Links a scheduled program: its constants in one block, its values at their places, its steps as calls, its loops and
 branches as records.
 
-What comes out knows no backend: `dnnc.backends.llvm` makes an entry function of it, `dnnc.backends.cuda` a recorded
-graph.
+It knows no backend: `dnnc.backends.llvm` makes an entry function of it, `dnnc.backends.cuda` a recorded graph.
 """
 
 from __future__ import annotations
@@ -116,9 +115,7 @@ def _short(loc: Loc) -> str:
 
 @dataclass(frozen=True)
 class ConstantBlock:
-    """Where the constants that kernels read lie in one block of `nbytes`, each 64-byte aligned: the byte of each value,
-    and of each array.
-    """
+    """Return the 64-byte aligned places of kernels' constants in a block of `nbytes`: of each value and array."""
 
     nbytes: int
     offsets: Mapping[Value, int]
@@ -271,15 +268,8 @@ class Linker:
     def branch(self, s: ControlStep) -> Branch:
         reads = len(s.params) - len(s.node.outputs)
         then, other = (tuple(self.calls(b.graph, b.steps)) for b in s.bodies)
-        return Branch(
-            self.names[s.group],
-            len(s.params),
-            0,
-            tuple(range(1, reads)),
-            tuple(range(reads, len(s.params))),
-            then,
-            other,
-        )
+        captured = tuple(range(reads, len(s.params)))
+        return Branch(self.names[s.group], len(s.params), 0, tuple(range(1, reads)), captured, then, other)
 
 
 def _bytes(v: Value) -> int:

@@ -1,5 +1,4 @@
-"""What a kernel is measured on: its operands as a model's call finds them, activations just written, weights not seen
-since the last call.
+"""Operands of a measured kernel as in a model's call: fresh activations, cold weights.
 
 In: a workload. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn
 from [-1, 1): zeros would let a GPU run faster than it does on numbers. Indices lie within their axes.
@@ -127,20 +126,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Where the cold operands of a call lie: in a pool for each type, call k's in place k modulo `sets` of the
-    operand's own stretch of it.
+    """Places of a call's cold operands: in a pool for each type, call k's in place k modulo `sets`."""
 
-    Args:
-        sets: places of each stretch.
-        strides: bytes from a place to the next, by the operand's number.
-        starts: byte of its pool at which an operand's stretch begins, by its number.
-        pools: bytes of each pool.
-    """
-
-    sets: int
-    strides: Mapping[int, int]
-    starts: Mapping[int, int]
-    pools: Mapping[DType, int]
+    sets: int  # places of each stretch
+    strides: Mapping[int, int]  # bytes from a place to the next, by the operand's number
+    starts: Mapping[int, int]  # byte of its pool at which an operand's stretch begins, by its number
+    pools: Mapping[DType, int]  # bytes of each pool
 
     @staticmethod
     def over(operands: Operands, cold_bytes: int, most: int, align: int) -> Rotation:

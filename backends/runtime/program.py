@@ -28,22 +28,14 @@ CONTROL = "control"  # the choice of what is no kernel but a loop or a branch
 
 @dataclass(frozen=True)
 class MemoryRef:
-    """Where a kernel argument lies.
+    """Where a kernel argument lies."""
 
-    Attributes:
-        space: "buffer" (input or output of the call), "constant", "parameter" or "arena".
-        number: of the buffer; of a constant its byte offset; index into the table of parameters; of the arena's slot.
-        offset, nbytes: bytes within a static arena; -1 where sizes are symbolic.
-        inside: byte at which the argument begins within its slot; a static offset counts it already.
-        life: (first, last) step during which a symbolic slot is exclusive, or None.
-    """
-
-    space: str
-    number: int
-    offset: int = -1
-    nbytes: int = -1
-    inside: int = 0
-    life: tuple[int, int] | None = None
+    space: str  # "buffer" (input or output of the call), "constant", "parameter" or "arena"
+    number: int  # of the buffer; of a constant its byte offset; index into the table of parameters; of the arena's slot
+    offset: int = -1  # byte in a static arena; -1 where sizes are symbolic
+    nbytes: int = -1  # bytes in a static arena; -1 where sizes are symbolic
+    inside: int = 0  # byte at which the argument begins within its slot; a static offset counts it already
+    life: tuple[int, int] | None = None  # (first, last) step during which a symbolic slot is exclusive, or None
 
     def meets(self, other: MemoryRef) -> bool:
         """May the two overlap?"""
@@ -64,9 +56,7 @@ class MemoryRef:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel: `writes` are among `args`, those of a loop also the memory that its body uses; `dims` are positions
-    in the dims array.
-    """
+    """A kernel: `writes` are among `args` (of a loop also its body's memory); `dims` index the dims array."""
 
     symbol: str
     args: tuple[MemoryRef, ...]
@@ -115,9 +105,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch as a function of `args` pointers: the body that the condition chooses reads `captured` and writes
-    `made`.
-    """
+    """A branch as a function of `args` pointers: the chosen body reads `captured` and writes `made`."""
 
     symbol: str
     args: int
@@ -132,36 +120,23 @@ Control = Union[Loop, Branch]
 
 
 def written_in_place(donated: Mapping[int, int], calls: Sequence[Call], inputs: int) -> frozenset[int]:
-    """The outputs that a program of so many inputs writes into the memory of the input that was donated for them: it
-    knows no other place.
-    """
+    """Return the outputs that a program of so many inputs writes only into their donated inputs' memory."""
     used = {p.number for c in calls for p in c.args if p.space == "buffer"}
     return frozenset(k for k in donated if inputs + k not in used)
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A unique kernel, as data; or a loop or branch, whose function stands in the object of the entry.
+    """A unique kernel, as data; or a loop or branch, whose function stands in the object of the entry."""
 
-    Attributes:
-        name: for people; kernels of one program may share it.
-        symbol: the name of its function, a hash of all that its code depends on.
-        text: operator IR; of a loop or branch its LLVM text.
-        choice: its schedule; CONTROL for a loop or branch.
-        parallel: do all threads take part?
-        where: `at conv1 (Conv, opset 13)`, where its values come from; empty when nothing is known.
-        calls: for each call of it, the nodes of the model that this call computes.
-        nodes: the names of all these nodes.
-    """
-
-    name: str
-    symbol: str
-    text: str
-    choice: str
-    parallel: bool
-    where: str
-    calls: tuple[str, ...]
-    nodes: tuple[str, ...]
+    name: str  # for people; kernels of one program may share it
+    symbol: str  # the name of its function, a hash of all that its code depends on
+    text: str  # operator IR; of a loop or branch its LLVM text
+    choice: str  # its schedule; CONTROL for a loop or branch
+    parallel: bool  # do all threads take part?
+    where: str  # `at conv1 (Conv, opset 13)`, where its values come from; empty when nothing is known
+    calls: tuple[str, ...]  # for each call of it, the nodes of the model that this call computes
+    nodes: tuple[str, ...]  # the names of all these nodes
 
     @property
     def control(self) -> bool:
@@ -176,52 +151,33 @@ class CompiledKernel:
 
 @dataclass(eq=False)
 class Program:
-    """A linked program: all that a call, a report and a saved model need of it, and nothing that made it.
+    """A linked program: all that a call, a report and a saved model need of it, and nothing that made it."""
 
-    Attributes:
-        kernels: unique kernels in order of their first call, then loops and branches.
-        code: machine code by symbol.
-        calls: kernels, loops and branches in order.
-        controls: loops and branches by symbol.
-        dims: symbolic dims in the order in which a call passes them.
-        inputs, outputs: their types.
-        arena: plan of the memory between calls.
-        constant_bytes: size of the block of constants.
-        make_constants: gives that block, 64-byte aligned.
-        graph_text: text of the graph after the passes; with True, comments name the nodes' origins.
-        launches: by symbol, how a device starts the kernel; empty for CPUs.
-        params: by symbol, names of the kernel's parameters; empty for CPUs.
-        compiled: number of kernels that were not in the cache.
-        texts: by symbol, source of what was compiled here.
-        checks: by symbol, kernel checks that wait for a device; those that passed are removed.
-        scheduled: what it was made of; None for a loaded program.
-        prologue: computes what kernels read of parameters; None if they read none.
-        donated: output number -> number of the input whose memory it takes.
-        flush: True if denormals are zero while it runs.
-        loaded: what its backend has loaded of it.
-    """
-
-    kernels: tuple[CompiledKernel, ...]
-    code: Mapping[str, bytes]
-    calls: tuple[Call, ...]
-    controls: Mapping[str, Control]
-    dims: tuple[Var, ...]
+    kernels: tuple[CompiledKernel, ...]  # unique kernels in order of their first call, then loops and branches
+    code: Mapping[str, bytes]  # machine code by symbol
+    calls: tuple[Call, ...]  # kernels, loops and branches in order
+    controls: Mapping[str, Control]  # loops and branches by symbol
+    dims: tuple[Var, ...]  # symbolic dims in the order in which a call passes them
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
-    arena: Arena
-    constant_bytes: int
-    make_constants: Callable[[], Array]
-    graph_text: Callable[[bool], str]
+    arena: Arena  # plan of the memory between calls
+    constant_bytes: int  # size of the block of constants
+    make_constants: Callable[[], Array]  # gives that block, 64-byte aligned
+    graph_text: Callable[[bool], str]  # text of the graph after the passes; with True, comments name the nodes' origins
+    # by symbol, how a device starts the kernel; empty for CPUs
     launches: Mapping[str, Launch] = field(default_factory=dict)
+    # by symbol, names of the kernel's parameters; empty for CPUs
     params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    compiled: int = 0
-    texts: Mapping[str, str] = field(default_factory=dict)
+    compiled: int = 0  # number of kernels that were not in the cache
+    texts: Mapping[str, str] = field(default_factory=dict)  # by symbol, source of what was compiled here
+    # by symbol, kernel checks that wait for a device; those that passed are removed
     checks: dict[str, Check] = field(default_factory=dict)
-    scheduled: ScheduledGraph | None = None
-    prologue: Prologue | None = None
+    scheduled: ScheduledGraph | None = None  # what it was made of; None for a loaded program
+    prologue: Prologue | None = None  # computes what kernels read of parameters; None if they read none
+    # output number -> number of the input whose memory it takes
     donated: Mapping[int, int] = field(default_factory=dict)
-    flush: bool = False
-    loaded: Any = None
+    flush: bool = False  # True if denormals are zero while it runs
+    loaded: Any = None  # what its backend has loaded of it
 
     @cached_property
     def constants(self) -> Array:

@@ -4,7 +4,7 @@
         -> the transposed weights in panels, in memory of their own
 
 What is read as it was given stays the user's memory: nothing is copied. Large arrays are computed by kernels, which the
-backend compiles of `kernel_graph`; small ones, and those for which there are no kernels, by NumPy.
+backend compiles (`Prologue.compiled`); small ones, and those for which there are no kernels, by NumPy.
 """
 
 from __future__ import annotations
@@ -40,26 +40,17 @@ Pack = Callable[[Sequence[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class PrologueKernels:
-    """A compiled part of a prologue.
+    """A compiled part of a prologue."""
 
-    Attributes:
-        text: of the graph that it computes.
-        inputs: names of the parameters that it reads, in order.
-        numbers: of the arrays of the table that it makes, in order.
-        pack: makes them.
-    """
-
-    text: str
-    inputs: tuple[str, ...]
-    numbers: tuple[int, ...]
-    pack: Pack
+    text: str  # of the graph that it computes
+    inputs: tuple[str, ...]  # names of the parameters that it reads, in order
+    numbers: tuple[int, ...]  # of the arrays of the table that it makes, in order
+    pack: Pack  # makes them
 
 
 @dataclass(frozen=True)
 class Prologue:
-    """`graph` takes the parameters and gives what kernels read, in the order of the table; `types` say how each lies in
-    memory; `kernels` compute some of it.
-    """
+    """`graph` maps parameters to kernels' reads, in table order; `types`: their layouts; `kernels` compute some."""
 
     graph: Graph
     types: tuple[TensorType, ...]

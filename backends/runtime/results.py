@@ -41,9 +41,7 @@ class Block:
 
 @lru_cache(64)
 def owner_type(nbytes: int) -> type[Any]:
-    """The type of owners of so many bytes at an address: buffers that give their block back when nobody refers to them
-    any more.
-    """
+    """Make a ctypes type of owners of an address: buffers that return their block when nobody refers to them."""
 
     class Owner(ctypes.c_char * nbytes):  # type: ignore[misc]
         home: Results
@@ -110,9 +108,7 @@ def results() -> Results:
 
 
 def maker(outputs: Sequence[tuple[Sequence[int], Any]]) -> Callable[[Sequence[int], Any], Array]:
-    """What makes arrays for these shapes and dtypes: NumPy alone where all are small, since asking each time costs a
-    quick model 3 %.
-    """
+    """Return an allocator for these arrays: plain NumPy where all are small, since asking costs quick models 3 %."""
     large = any(math.prod(s) * np.dtype(d).itemsize >= LEAST for s, d in outputs)
     return results().empty if large else np.empty
 

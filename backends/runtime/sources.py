@@ -19,23 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sources:
-    """What the texts of a program are made of.
+    """What the texts of a program are made of."""
 
-    Attributes:
-        program: kernels are numbered in order of their first call.
-        backend: prints them.
-        naive: symbol -> operator IR before the schedule, where that is to be shown.
-    """
-
-    program: Program
-    backend: Backend
-    naive: Mapping[str, str] | None = None
+    program: Program  # kernels are numbered in order of their first call
+    backend: Backend  # prints them
+    naive: Mapping[str, str] | None = None  # symbol -> operator IR before the schedule, where that is to be shown
 
     def find(self, wanted: str | None) -> list[tuple[int, CompiledKernel]]:
-        """The kernels that a number, a name, a node's name or the beginning of a symbol means; all for None.
-
-        InputError lists what there is.
-        """
+        """Return kernels by number, name, node name or symbol prefix; all for None. InputError lists what there is."""
         return find_kernels(self.program.kernels, wanted)
 
     def kernel_text(self, k: CompiledKernel, stage: str) -> str:
@@ -70,11 +61,7 @@ class Sources:
 
 
 def find_kernels(kernels: Sequence[CompiledKernel], wanted: str | None) -> list[tuple[int, CompiledKernel]]:
-    """The kernels, numbered, that a number, a kernel's name, a node's name or the beginning of a symbol means; all for
-    None.
-
-    InputError lists what there is.
-    """
+    """Return the numbered kernels that a number, name, node or symbol prefix means, or all. InputError lists them."""
     found = list(enumerate(kernels))
     if wanted is None:
         return found

@@ -5,7 +5,7 @@
     y = xp.mean(xp.square(x - xp.mean(x)))      # nothing has run
     float(y)                                     # one program, kept for expressions of the same structure
 
-What happens in between: `lazy.py` (values and programs), `light.py` (from a graph to a program in milliseconds).
+What happens in between: `lazy.py` (values and programs), `expressions.py` (from a graph to a program in milliseconds).
 """
 # ruff: noqa: F401, I001  (this file is the list of the public names, by the module that has them)
 

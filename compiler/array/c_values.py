@@ -1,5 +1,4 @@
-"""Values of user-defined kernels: what the operators and functions of C do to lazy values, and of which type the result
-is.
+"""Values of user-defined kernels: what C's operators and functions do to lazy values, and the result types.
 
 Types follow C: of two integers narrower than int both become int, of two types the wider one wins, unsigned ones win
 among integers of one width, and a floating-point type wins over integers. One rule is ours: a decimal literal without a
@@ -27,9 +26,7 @@ BOOL, INT, DOUBLE = np.dtype(np.bool_), np.dtype(np.int32), np.dtype(np.float64)
 
 
 class Value:
-    """A lazy value. `weak`: a float64 made of unsuffixed literals alone, which takes the type beside it. `number`: what
-    a literal says.
-    """
+    """A lazy value. `weak`: a float64 of unsuffixed literals, which takes its neighbour's type. `number`: a literal."""
 
     __slots__ = ("_lazy", "dtype", "number", "weak")
 
@@ -229,9 +226,6 @@ def function(name: str, *values: Value) -> Value:
     if name == "pow":
         return Value(_pow(values, *xs), weak)
     return Value(_but_nan(name[1:], *xs), weak)
-
-
-# --- trees ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

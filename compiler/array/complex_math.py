@@ -1,6 +1,4 @@
-"""Functions of complex numbers, as pairs of real values. A program sees real numbers only, which fuse like any
-others.
-"""
+"""Functions of complex numbers, as pairs of real values. A program sees real numbers only, which fuse."""
 
 from __future__ import annotations
 
@@ -132,8 +130,7 @@ def _where(c: Lazy, a: Lazy | float, b: Lazy) -> Lazy:
 
 # --- exponentials and logarithms --------------------------------------------------------------------------------------
 #
-# What C99 (annex G) asks of infinities and NaN beside a part that is 0, or in place of a direction that is none, stands
-# in the `_where`s.
+# What C99 (annex G) asks of infinities and NaN beside a zero part, or without a direction, stands in the `_where`s.
 
 
 def exp(a: Pair) -> Pair:
@@ -238,9 +235,7 @@ LARGE = 1e6  # from which on a^2 + 1 is a^2 but for rounding, in float64 to 1e-1
 
 
 def asinh(a: Pair) -> Pair:
-    """log(a + sqrt(a^2 + 1)) in the right half, log(2a) where a is large, mirrored to the left half, where the sum
-    would cancel.
-    """
+    """log(a + sqrt(a^2 + 1)) for a > 0, log(2a) for large a, mirrored for a < 0, where the sum would cancel."""
     x, y = a
     r = (apply("abs", x), y)
     near = log(add(r, sqrt(shifted(mul(r, r), 1))))

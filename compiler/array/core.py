@@ -1,8 +1,7 @@
 """The array that users hold: one lazy value, or two for the parts of complex numbers, and Python's protocols on them.
 
-Operators and methods find their functions in `dnnc.array`, the same namespace that `__array_namespace__` gives. An
-array is a handle: writing to it gives the handle a new value, and leaves arrays that were made of the old one as they
-are.
+Operators and methods find their functions in `dnnc.array`, as `__array_namespace__` gives. An array is a handle:
+writing to it gives the handle a new value, and leaves arrays that were made of the old one as they are.
 """
 
 from __future__ import annotations
@@ -72,9 +71,7 @@ def _unary(name: str) -> Any:
 
 
 class Array:
-    """An n-dimensional array of one dtype, computed when it is looked at. Make one by `dnnc.array.asarray` and its
-    like.
-    """
+    """An n-dimensional array of one dtype, computed when it is needed. Make one by `dnnc.array.asarray`."""
 
     __slots__ = ("__weakref__", "_dtype", "_pairs", "_parts", "_shown")
     __array_ufunc__ = None  # NumPy's operators leave the work to ours
@@ -249,9 +246,7 @@ class Array:
         return data.__cuda_array_interface__
 
     def __dnnc_own__(self) -> DeviceData:
-        """The contents on a CUDA device, which may be written to: nobody else sees that memory; else they are copied
-        first.
-        """
+        """Return writable contents on a CUDA device: memory that nobody else sees, else a copy."""
         data = self._buffer()
         assert isinstance(data, DeviceData), "only arrays on a device are asked"
         alone = len(self._parts) == 1 and not isinstance(data.keep, Foreign)
@@ -362,9 +357,7 @@ def indexing() -> Any:
 
 
 def from_buffer(a: Any, device: str | None = HOST) -> Array:
-    """An array of a NumPy array, which nobody may write to from now on; brought to a device where one is named. None:
-    it is neutral.
-    """
+    """An array of a NumPy array that nobody writes to any more, on the named device. None: device-neutral."""
     a = np.asarray(a)
     dtype = dtype_of(a.dtype)
     a = a.astype(dtype, copy=False)
@@ -374,9 +367,7 @@ def from_buffer(a: Any, device: str | None = HOST) -> Array:
 
 
 def _references(a: Array) -> tuple[int, int, int, int]:
-    """How often the value of an array on a device (and the tuple of it, which arrays share), its elements and their
-    memory are referred to.
-    """
+    """Count the references to a device value, the tuple of it that arrays share, its elements and memory."""
     x = a._parts[0]
     return sys.getrefcount(a._parts), sys.getrefcount(x), sys.getrefcount(x.data), sys.getrefcount(x.data.keep)  # type: ignore[union-attr]
 

@@ -112,9 +112,7 @@ def _without_arrays(obj: Any) -> Any:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
-    """An array of any library that speaks DLPack, without a copy unless `copy` asks for one or `device` is another one
-    than its own.
-    """
+    """Import an array by DLPack, without a copy unless `copy` asks for one or `device` is another device."""
     if isinstance(x, Array):
         return _again(x, None, device, copy)
     if _lies_on_device(x):
@@ -124,9 +122,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 
 
 def borrowed(x: Any) -> Array:
-    """What somebody else holds as an array for as long as nobody writes to it: elements on a device are shared, others
-    are taken as asarray does.
-    """
+    """Borrow a foreign array while nobody writes to it: device elements are shared, others go through asarray."""
     return from_dlpack(x) if _lies_on_device(x) else asarray(x)
 
 
@@ -200,9 +196,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
 
 
 def _open_range(start: Any, stop: Any, step: Any, dtype: DType) -> Array:
-    """A range whose ends are sizes that are not known: it is taken to hold an element for each step, however many these
-    are.
-    """
+    """Return a range whose ends are unknown sizes; it is assumed to hold one element for each step."""
     if not all(isinstance(v, int) or symbolic(v) for v in (start, stop)) or type(step) is not int or not step:
         raise ValueInputError(
             f"arange({start}, {stop}, {step}): expected sizes, and a step that is an integer, where one of them is not "

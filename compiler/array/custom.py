@@ -2,8 +2,7 @@
 
 In: a function of tensors, as the ops' own records have one. Out: a callable on arrays, whose results are lazy like all
 others. A call makes a record (`OpDef`) that its node carries: there is no list of ops to add to. The record is called
-by the op's name and a digest of what it computes, so that two definitions are never taken for one another, in this
-process or in the kernel cache.
+by the op's name and a digest of what it computes, so that two definitions never mix, here or in the kernel cache.
 """
 
 from __future__ import annotations
@@ -38,24 +37,15 @@ RECORDS = 256  # kept by one op, for different types and attributes
 
 @dataclass(frozen=True)
 class Record:
-    """What a call does for operands of some types.
+    """What a call does for operands of some types."""
 
-    Attributes:
-        products: what becomes products of matrices.
-        op: the record of what is left, which reads these operands (numbers of the call's, then of the products); None
-            where nothing is.
-        reads: these numbers.
-        sizes: those that are names in the operands' types, as attributes of the node.
-        results: for each result the number of a product, or -1 for the next result of the op.
-        several: are the results a tuple?
-    """
-
-    products: tuple[Product, ...]
+    products: tuple[Product, ...]  # what becomes products of matrices
+    # the record of the remainder, which reads these operands (the call's, then the products); None without one
     op: OpDef | None
-    reads: tuple[int, ...]
-    sizes: dict[str, Var]
-    results: tuple[int, ...]
-    several: bool
+    reads: tuple[int, ...]  # these numbers
+    sizes: dict[str, Var]  # those that are names in the operands' types, as attributes of the node
+    results: tuple[int, ...]  # for each result the number of a product, or -1 for the next result of the op
+    several: bool  # are the results a tuple?
 
 
 class CustomOp:

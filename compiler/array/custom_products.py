@@ -1,5 +1,4 @@
-"""Products of matrices within tensor expressions: sums of products of two operands become the op `matmul`, which has
-schedules of its own.
+"""Matrix products in tensor expressions: sums of products of two operands become the op `matmul`.
 
 t[i, j] = sum over r of x[i, r] * w[r, j]; y[i, j] = max(t[i, j] + b[j], 0)
     -> t = matmul(x, w), and y of t and b, at its end
@@ -21,8 +20,7 @@ from dnnc.ir.te import Scatter, Stage, Tensor
 @dataclass(frozen=True)
 class Product:
     """A stage that is a product: its operands by number, and for each axis of the stage its kind: "b" in both operands,
-    "m" in the first, "n" in the second. `first` and `second` say what each axis of the operands is: a number of an axis
-    of the stage, or -1 for the one summed over.
+    "m" in the first, "n" in the second. `first` and `second`: the stage's axis of each operand axis, or -1 (summed).
     """
 
     stage: Tensor
@@ -75,9 +73,7 @@ def _bare(e: Expr) -> Expr:
 
 
 def multiplied(p: Product, x: Lazy, y: Lazy) -> Lazy:
-    """The product by the op: [batch..., rows, terms] times [batch..., terms, columns], in the order of the stage's
-    axes.
-    """
+    """Return the op's product [batch..., rows, terms] @ [batch..., terms, columns] in the stage's axis order."""
     batch, rows, columns = ([k for k, c in enumerate(p.kinds) if c == kind] for kind in "bmn")
     a = _ordered(x, p.first, [*batch, *rows, -1])
     b = _ordered(y, p.second, [*batch, -1, *columns])

@@ -1,6 +1,4 @@
-"""Decompositions of matrices, by LAPACK through NumPy on the host: the graph IR has no ops for them. Their operands are
-computed first, and brought there; results go where these live.
-"""
+"""Matrix decompositions by LAPACK on the host, as the graph IR has none; results go where operands live."""
 
 from __future__ import annotations
 

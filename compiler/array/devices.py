@@ -1,8 +1,7 @@
 """Where arrays live: names of devices, elements on CUDA devices, and the ways there and back.
 
 `cpu` is the host, whose elements are NumPy arrays. `cuda:N` is a CUDA device, whose elements are DeviceData. A value
-without a device (None) is neutral: Python's numbers, and what is traced. It goes wherever the arrays are with which it
-is combined.
+without a device (None) is neutral: Python's numbers, and what is traced. It goes to the arrays it is combined with.
 
 Work on a device is queued on CuPy's current stream of the calling thread, as CuPy's own is, and nobody waits for it.
 DeviceData knows the stream of its elements: work on another one is made to wait for it on the device. Memory comes from
@@ -40,12 +39,7 @@ ALIGN = 16  # bytes: what addresses of kernels' operands are multiples of
 
 
 def device_name(device: Any) -> str:
-    """`cpu` or `cuda:N` for None (the host), for such a name (`cuda` is `cuda:0`), and for device objects of CuPy and
-    torch.
-
-    Raises:
-        ValueInputError: it is no device. Whether this machine has it is asked where it is used.
-    """
+    """Return `cpu` or `cuda:N` for None (host), a name (`cuda`: `cuda:0`) or a device; else ValueInputError."""
     if device is None:
         return HOST
     number = getattr(device, "id", None)
@@ -73,16 +67,12 @@ def neutral() -> Iterator[None]:
 
 
 def in_trace() -> bool:
-    """Is a function being traced? Then arrays from around it stay what they are, so that others can be put in their
-    place.
-    """
+    """True while a function is traced: arrays from outside stay as they are, so that others can replace them."""
     return _NEUTRAL.get()
 
 
 def home(device: Any) -> str | None:
-    """Where a new array lives: on the device asked for, by default on the host; while a function is traced nowhere in
-    particular.
-    """
+    """Return where a new array lives: the device asked for, else the host; nowhere in particular in a trace."""
     name = device_name(device)
     return None if in_trace() else name
 
@@ -104,9 +94,7 @@ def mixed(what: str, one: str, other: str) -> ValueInputError:
 
 
 class DeviceData:
-    """Elements in order on a CUDA device. `keep` owns their memory, `stream` is the one in whose order they are
-    made.
-    """
+    """Elements in order on a CUDA device. `keep` owns their memory, `stream` orders the work that makes them."""
 
     __slots__ = ("address", "dtype", "keep", "place", "shape", "stream")
 
@@ -193,9 +181,7 @@ class Place:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> DeviceData:
-        """Elements that nobody has written. TargetError says what to do where there is no room. `stream`: the current
-        one.
-        """
+        """Allocate elements without contents in the current stream. TargetError says what to do without room."""
         n = dtype.itemsize
         for d in shape:
             n *= d
@@ -203,9 +189,7 @@ class Place:
         return DeviceData(self, address, shape, dtype, keep, stream)
 
     def upload(self, a: Array) -> DeviceData:
-        """A NumPy array, brought here. It may be written to when this returns: CUDA takes pageable memory along at
-        once.
-        """
+        """Upload a NumPy array, which may be written to on return: CUDA copies pageable memory at once."""
         a = np.ascontiguousarray(a).reshape(a.shape)
         stream = self.device.current_stream()
         made = self.empty(a.shape, a.dtype, stream)
@@ -214,9 +198,7 @@ class Place:
         return made
 
     def fetch(self, data: DeviceData) -> Array:
-        """The elements as a NumPy array; waits for them. InputError where work of before has found an index outside of
-        its axis.
-        """
+        """Wait for the elements and return a NumPy array. InputError where earlier work found a bad index."""
         stream = self.device.current_stream()
         self.order(data, stream)
         made = np.empty(data.shape, data.dtype)
@@ -227,9 +209,7 @@ class Place:
         return made
 
     def copied(self, data: DeviceData, stream: int | None = None) -> DeviceData:
-        """A copy, here, of elements that lie here or on another device. `stream`: what it comes after, besides the
-        elements.
-        """
+        """Copy elements of this or another device to this one, after the work of `stream`."""
         current = self.device.current_stream()
         made = self.empty(data.shape, data.dtype, current)
         at = current if stream is None else stream
@@ -293,8 +273,6 @@ class Place:
             self.device.synchronize(stream)
             check()
 
-    # --- operands -----------------------------------------------------------------------------------------------------
-
     def operand(self, a: Array | DeviceData, stream: int) -> DeviceData:
         """An operand of a program that runs on a stream. Numbers are kept here for the next time."""
         if isinstance(a, DeviceData):
@@ -327,9 +305,7 @@ def place(name: str) -> Place:
 
 
 def imported(a: Any) -> DeviceData:
-    """The elements of a device array of another library, shared; copied where they are not in order, or do not begin
-    where kernels count on.
-    """
+    """Share the elements of another library's device array; copy them where strides or alignment do not fit."""
     if isinstance(a, DeviceData):
         return a
     where = place(f"cuda:{device_number(a)}")
@@ -368,20 +344,3 @@ def common(what: str, names: Sequence[str | None]) -> str | None:
                 raise mixed(what, found, n)
             found = n
     return found
-
-
-__all__ = [
-    "HOST",
-    "DeviceData",
-    "Foreign",
-    "InputError",
-    "Place",
-    "common",
-    "device_name",
-    "devices",
-    "imported",
-    "mixed",
-    "moved_to",
-    "on_host",
-    "place",
-]

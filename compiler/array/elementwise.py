@@ -1,6 +1,4 @@
-"""Element-wise functions of real numbers; those of complex ones stand in `complex_math.py`, which are chosen by the
-type of the operands.
-"""
+"""Element-wise functions of real numbers. Those of complex numbers stand in `complex_math.py`, chosen by dtype."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ def operands(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
 
 
 def _as_they_are(given: tuple[Operand, ...], kinds: str) -> list[Array] | None:
-    """Operands that need no promotion, which is usual: arrays of one type, or one and a number that takes its type;
-    None for others.
-    """
+    """Return operands that need no promotion: arrays of one type, or one and a number of its type; else None."""
     first, *rest = given
     if type(first) is not Array:
         return None
@@ -85,9 +81,7 @@ def floats(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
 
 
 def quick(op: str, x1: Operand, x2: Operand, kinds: str = "iuf") -> Array | None:
-    """An op of two real arrays of one type, or of one and a number that takes its type: most of what expressions are
-    made of. None for others.
-    """
+    """Apply an op to two real arrays of one type, or to one and a number that takes its type; else None."""
     array = x1 if type(x1) is Array else x2
     if type(array) is not Array or array._dtype.kind not in kinds:
         return None
@@ -172,9 +166,7 @@ def floor_divide(x1: Operand, x2: Operand, /) -> Array:
 
 
 def _floor_div(p: Lazy, q: Lazy) -> Lazy:
-    """(p - p mod q) / q is an integer but for rounding; infinite operands, and division by zero, are as the floor of
-    the quotient has them.
-    """
+    """Round (p - p mod q) / q to an integer; infinite operands and zero divisors give the floor of p / q."""
     ratio = apply("div", p, q)
     whole = apply("round", apply("div", apply("sub", p, apply("mod", p, q)), q))
     zero = const(p, 0)
@@ -541,9 +533,7 @@ def where(condition: Operand, x1: Operand, x2: Operand, /) -> Array:
 
 
 def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
-    """The elements as another type. Results never share memory that can be written, so `copy` changes nothing but
-    `is`.
-    """
+    """Convert to another type. Results never share writable memory, so `copy` only decides identity."""
     wanted = dtype_of(dtype)
     y = cast(x if device is None else moved(x, device_name(device)), wanted)
     return array_of(*x._parts) if y is x and copy else y

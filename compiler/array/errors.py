@@ -25,11 +25,9 @@ class TypeInputError(InputError, TypeError):
 
 
 def public(fn: F) -> F:
-    """A function of `dnnc.array` whose mistakes of callers are InputErrors: what Python raises inside says nothing of
-    the argument.
+    """Make a `dnnc.array` function raise InputError for callers' mistakes, not what Python raises inside.
 
-    Python's own errors about the number and the names of arguments stay, and so does the BufferError that the array API
-    standard asks for.
+    Python's own errors about the number and the names of arguments stay, and so does the array API's BufferError.
     """
 
     @functools.wraps(fn)

@@ -45,10 +45,7 @@ FEW = 8
 
 
 class ExpressionCompiler:
-    """Makes programs of graphs for one target. One per device and process serves all arrays.
-
-    `options` as for `dnnc.compile`; `place`: the device on which arrays lie, None for the host.
-    """
+    """Makes programs of graphs, one for each device and process. `place`: the arrays' device, None for the host."""
 
     def __init__(self, place: Place | None = None, **options: Any) -> None:
         self.place = place
@@ -78,8 +75,7 @@ class ExpressionCompiler:
             return self._kept(key) or self._new(make(), key)
 
     def compile_flat(self, make: Callable[[], Graph], structure: str) -> Any | None:
-        """A program of element-wise ops for arrays of any one shape, which are vectors to it; None where that is no
-        single kernel.
+        """A program of element-wise ops for arrays of any one shape, as vectors; None unless it is one kernel.
 
         Args:
             make: gives the graph, whose only symbolic size is that of all arrays in it.
@@ -199,9 +195,7 @@ class OnDevice:
 
 
 def started_directly(f: Any, place: Place) -> Callable[..., list[DeviceData]] | None:
-    """What a model of a few kernels computes, of DeviceData and without the care for arrays of all libraries; None for
-    other models.
-    """
+    """Return what a model of a few kernels computes, directly on DeviceData; None for other models."""
     program = f.programs[0] if isinstance(f, Executable) and f.programs and not f.graph.dims else None
     if not isinstance(program, Program) or len(program.calls) > FEW or program.constant_bytes > KEPT_CONSTANTS:
         return None

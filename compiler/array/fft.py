@@ -1,6 +1,4 @@
-"""The `fft` extension of the array API standard, on the graph op `dft`: mixed radices, real and imaginary parts beside
-each other.
-"""
+"""The `fft` extension of the array API on the graph op `dft`: mixed radices, complex numbers as pairs."""
 
 from __future__ import annotations
 

@@ -40,9 +40,7 @@ SMALL = 1 << 10  # elements that are moved at once
 
 @dataclass(frozen=True)
 class Basic:
-    """The part of a key without arrays: along each axis of the operand start, step and size; `shape` is what the user
-    sees of it.
-    """
+    """The part of a key without arrays: start, step, size along each operand axis; `shape` is the user's view."""
 
     starts: tuple[int, ...]
     steps: tuple[int, ...]
@@ -177,9 +175,7 @@ def read(x: Array, key: Any) -> Array:
 
 
 def _at_once(x: Array, key: Any, k: Key) -> bool:
-    """Is this a place that is likely to be another one the next time, so that a program of its own would not pay?
-    Integers are: those of loops.
-    """
+    """True if the place is likely to change from call to call, as an integer of a loop does."""
     if k.arrays or any(p.traced for p in x._parts):
         return False
     items = key if isinstance(key, tuple) else (key,)
@@ -209,9 +205,7 @@ def _gathered(x: Array, arrays: tuple[tuple[int, Array], ...]) -> Array:
 
 
 def _checked(shape: tuple[int, ...], arrays: tuple[tuple[int, Array], ...]) -> None:
-    """IndexInputError for indices that are there already and too large; those of lazy arrays are told when they are
-    computed.
-    """
+    """Raise IndexInputError for known indices that are too large; lazy indices are checked when computed."""
     for axis, k in arrays:
         data = k._parts[0].data
         if k.dtype.kind not in "iu":

@@ -78,9 +78,7 @@ def signature(what: str, in_params: str, out_params: str) -> tuple[tuple[Paramet
 
 
 def bound(what: str, params: Sequence[Parameter], given: Sequence[Any]) -> tuple[list[Array], dict[str, DType]]:
-    """Arguments as arrays of the parameters' types, and what the type variables are. InputError where they do not
-    fit.
-    """
+    """Convert arguments to the parameters' types and bind the type variables. InputError where they do not fit."""
     if len(given) != len(params):
         raise InputError(
             f"{what} expects {len(params)} arguments ({', '.join(p.name for p in params)}), got {len(given)}"

@@ -1,8 +1,7 @@
 """Kernels that users write in CuPy's notation: typed parameters and C-like expressions.
 
 In: texts such as `"T x, T y"` and `"z = (x - y) * (x - y)"`. Out: callables on arrays, whose results are lazy like all
-others: a kernel is the ops of the graph IR that its text says, so it fuses with what stands around it, and is
-scheduled, tuned and checked as they are.
+others: a kernel is the graph IR ops of its text, so it fuses, and is scheduled, tuned and checked as they are.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ Array = np.ndarray[Any, Any]
 FLAT_SIZE = 1 << 18  # elements up to which one program serves all sizes; beyond, knowing the size is worth a program
 FLAT_THERE = 1 << 22  # the same on a CUDA device, where a new program costs more
 PROGRAMS = 512  # programs kept in a process
-# calls on top of each other: chains that nobody looks at are computed piece by piece, and pieces of a loop are one
-# program
+# calls on top of each other: unread chains are computed piece by piece, and pieces of a loop are one program
 DEEPEST = 64
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
 RULES = 4096  # applications of ops of which the types are kept
@@ -49,15 +48,12 @@ RULES = 4096  # applications of ops of which the types are kept
 
 @cache
 def is_flat(op: OpDef) -> bool:
-    """Does it compute each element of the others, however many axes there are? An op of the user's may know how
-    many.
-    """
+    """True if it computes each element of the others, whatever their rank. Custom ops may know their rank."""
     return Trait.ELEMENTWISE in op.traits and Trait.CUSTOM not in op.traits
 
 
 class Call:
-    """One application of an op. `key` is what a program's structure says of it, `device` where its operands live (None
-    for a traced one).
+    """One application of an op. `key`: its part of a program's structure; `device`: of its operands, None traced.
 
     A traced one has a `number`, larger than those of the calls before, and the line of the user's code in `locs`.
     """
@@ -96,9 +92,7 @@ class Call:
 
 
 class Lazy:
-    """One value; see above. `owner` is a weak reference to the array that shows it to the user; `device` is where it
-    lives, None for a neutral one.
-    """
+    """One value; see above. `owner`: weak reference to the user's array. `device`: None for a neutral value."""
 
     __slots__ = ("call", "data", "depth", "device", "index", "owner", "seen", "traced", "type")
 
@@ -140,9 +134,7 @@ class Lazy:
 
 
 def leaf(data: Any, device: str | None = HOST) -> Lazy:
-    """A buffer as a value. It is kept, not copied, if it is contiguous. `device`: of a NumPy array; None for one that
-    is neutral.
-    """
+    """A buffer as a value, copied only if it is not contiguous. `device`: of a NumPy array; None if neutral."""
     if isinstance(data, DeviceData):
         return Lazy(TensorType(from_numpy(data.dtype), data.shape), data=data, device=data.place.name)
     a = np.ascontiguousarray(data) if np.ndim(data) else np.asarray(data)
@@ -301,9 +293,7 @@ class Reached:
 def _flat_shape(
     calls: Iterable[Call], leaves: Iterable[Lazy], outputs: Sequence[Lazy], most: int = FLAT_SIZE
 ) -> tuple[int, ...] | None:
-    """The shape of all arrays in an element-wise expression, where a program that sees vectors of any size serves: the
-    same for all shapes.
-    """
+    """Return one shape for all arrays of an element-wise expression where a program for vectors of any size serves."""
     shape = outputs[0].type.shape
     if not shape or not 0 < math.prod(shape) <= most:
         return None
@@ -424,11 +414,7 @@ PROGRAMS_MADE = Programs()
 
 
 def materialise(roots: Sequence[Lazy]) -> None:
-    """Compute values: afterwards each has its buffer.
-
-    Raises:
-        InputError: a value depends on an argument of a function that is being traced, and has no buffer yet.
-    """
+    """Compute values, so that each has its buffer. InputError: a value depends on an argument under tracing."""
     groups: dict[str | None, list[Lazy]] = {}
     known: set[int] = set()
     for x in roots:
@@ -451,9 +437,7 @@ def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
 
 
 def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...]) -> list[Lazy]:
-    """What else is worth keeping: values of these devices that the user still holds and that would be computed
-    again.
-    """
+    """Return other values of these devices to keep: the user holds them, and they would be computed again."""
     out = []
     for x in met:
         if x.owner is None or x.owner() is None or x.device not in devices or any(x is w for w in wanted):

@@ -1,6 +1,4 @@
-"""Linear algebra: the functions of the standard's main namespace, and its `linalg` extension; decompositions stand in
-`decompositions.py`.
-"""
+"""Linear algebra of the array API: main namespace and `linalg`; decompositions stand in `decompositions.py`."""
 
 from __future__ import annotations
 
@@ -225,9 +223,7 @@ def det(x: Array, /) -> Array:
 
 
 def inv(x: Array, /) -> Array:
-    """Rows are exchanged for pivots; of a singular matrix the result is not finite. Complex matrices are real ones of
-    twice the size.
-    """
+    """Solve with pivoting; singular matrices give non-finite results. Complex ones become real of twice the size."""
     n = _square("inv", x)
     if not x.size:
         return x

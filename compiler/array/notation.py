@@ -1,8 +1,7 @@
 """The notation of user-defined kernels: its words, its tree, and errors that show the place.
 
 A text such as `float t = x - y; z = t * t` is cut into tokens here, `notation_parser.py` makes assignments of them, and
-`c_values.py` says what the operators mean. Types of values are no matter to the text: they are known when a kernel is
-called.
+`c_values.py` says what the operators mean. Types of values are known when a kernel is called.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from dnnc.ir.errors import DnncError, ParseError, UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal. `type` is that of C, or empty: a decimal number without a suffix, which takes the floating-point type
-    beside it.
-    """
+    """A literal. `type` is C's, or empty for a decimal without a suffix, which takes the float type beside it."""
 
     at: int
     value: int | float | bool
@@ -35,9 +32,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operator or a function: `op` is `+`, `!`, `?:` or a name. Operators of one operand are told from those of two
-    by their operands.
-    """
+    """An operator or a function: `op` is `+`, `!`, `?:` or a name. The operands tell unary from binary."""
 
     at: int
     op: str

@@ -33,9 +33,7 @@ from dnnc.ir.errors import DnncError
 
 @dataclass(slots=True)
 class Parser:
-    """Reads one text. `readable` are the names that have a value at this place, `writable` those that may be assigned,
-    with their types.
-    """
+    """Parser of one text. `readable` are names with a value here, `writable` assignable ones and their types."""
 
     source: Source
     readable: set[str]
@@ -293,12 +291,7 @@ class Parser:
 def parse_statements(
     source: Source, inputs: Collection[str], outputs: Mapping[str, str], variables: Collection[str]
 ) -> list[Assignment]:
-    """Assignments to the outputs and to local variables.
-
-    Raises:
-        ParseError: the text is no list of assignments, or an output is not assigned.
-        UnsupportedError: it uses what the notation does not have.
-    """
+    """Parse assignments to outputs and locals. ParseError: no list of assignments. UnsupportedError: other notation."""
     parser = Parser(source, set(inputs), dict(outputs), variables)
     made = parser.statements()
     missing = [name for name in outputs if name not in parser.readable]

@@ -1,8 +1,7 @@
 """x[key] and x[key] = value for keys of integers and slices whose places are operands of programs, not parts of them.
 
 On a CUDA device the host would have to wait for the elements, and a program for each place would not pay. What lies in
-one piece of a computed array is shared and needs no program at all. Writing asks for each element of the array whether
-it is in the place, on all devices.
+one piece of a computed array is shared and needs no program at all. Writing asks each element if it is in the place.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ def _partial(shape: tuple[int, ...], b: Basic) -> list[int]:
 
 
 def shared(x: Array, b: Basic) -> Array | None:
-    """x[key] where its elements lie next to each other in the memory of an array that is computed; None where they do
-    not.
-    """
+    """Return x[key] as a view of computed memory where its elements are contiguous; else None."""
     if in_trace():
         return None
     parts = [_piece(p, b) for p in x._parts if p.data is not None]
@@ -49,9 +46,7 @@ def read(x: Array, b: Basic) -> Array:
 
 
 def _piece(p: Lazy, b: Basic) -> Lazy | None:
-    """Elements that lie next to each other, sharing their memory; None where they do not, or do not begin where kernels
-    count on.
-    """
+    """Return contiguous elements that share memory; None where they are not, or not aligned for kernels."""
     axes = _partial(p.shape, b)
     last = axes[-1] if axes else 0
     if any(b.sizes[k] != 1 for k in range(last)) or (axes and b.steps[last] != 1 and b.sizes[last] != 1):

@@ -22,29 +22,14 @@ DEFAULTS: dict[str, DType] = {
 }
 _ORDER = "biufc"  # of kinds, but for i and u, which are on one level
 _KINDS = {bool: "b", int: "i", float: "f", complex: "c", Size: "i"}
-NAMES = (
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
+NAMES = tuple(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
 )
 KNOWN = {d: d for d in map(np.dtype, NAMES)}  # one object each: arrays of one type are told by it
 
 
 def dtype_of(d: Any) -> DType:
-    """A dtype as dnnc.array keeps it: one of NAMES, given as a NumPy dtype, a scalar type, a name or a Python type.
-    InputError otherwise.
-    """
+    """Return one of NAMES for a NumPy dtype, scalar type, name or Python type. InputError for others."""
     try:
         found = np.dtype(d)
     except TypeError:

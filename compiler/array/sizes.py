@@ -1,8 +1,7 @@
 """Sizes that a trace does not know: what `x.shape` holds for the names in a Spec.
 
 A Size computes like an integer, and gives an integer where the result is one: `(n + 2) - n` is 2. What Python would
-decide by it, a comparison or a loop, has to hold for all sizes that the name allows (1 and more): `n > 0` does, and `n
-== 4` is an error that says so.
+decide by it, a comparison or a loop, has to hold for all sizes that the name allows (1 and more); `n == 4` is an error.
 """
 
 from __future__ import annotations
@@ -67,9 +66,7 @@ def differ(a: Any, b: Any) -> bool:
 
 
 def common(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...] | None:
-    """The shape to which shapes broadcast; None where that is not known: a size that is not known is stretched by no
-    other.
-    """
+    """Return the broadcast of shapes; None where that is not known: an unknown size is not stretched."""
     rank = max(map(len, shapes), default=0)
     out: list[Any] = [1] * rank
     for s in shapes:
@@ -97,9 +94,7 @@ def _arithmetic(name: str, turned: bool = False) -> Callable[[Size, Any], Any]:
 def _order(
     name: str, holds: Callable[[int], bool], fails: Callable[[int], bool], low: bool
 ) -> Callable[[Size, Any], Any]:
-    """`a name b` from the bounds of a - b: it holds if it does for the lower (upper) bound, and fails if it does for
-    the other one.
-    """
+    """Decide `a name b` by the bounds of a - b: true if the worse bound satisfies it, false if neither does."""
 
     def method(self: Size, other: Any) -> Any:
         if not is_size(other):

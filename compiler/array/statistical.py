@@ -184,13 +184,8 @@ def diff(
     for _ in range(n):
         size = y.shape[k]
         if not (symbolic(size) and size >= 1) and size < 2:
-            return moved(
-                y,
-                "slice",
-                starts=(0,) * y.ndim,
-                steps=(1,) * y.ndim,
-                shape=tuple(0 if j == k else d for j, d in enumerate(y.shape)),
-            )
+            shape = tuple(0 if j == k else d for j, d in enumerate(y.shape))
+            return moved(y, "slice", starts=(0,) * y.ndim, steps=(1,) * y.ndim, shape=shape)
         after, before = sliced(y, k, 1, size - 1), sliced(y, k, 0, size - 1)
         y = not_equal(after, before) if y.dtype.kind == "b" else subtract(after, before)
     return y

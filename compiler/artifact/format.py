@@ -1,5 +1,4 @@
-"""The file of a saved model: named sections of bytes with checksums, and a JSON manifest. What they mean is
-`dnnc.artifact.manifest`'s matter.
+"""The file of a saved model: named sections with checksums, and a JSON manifest (`dnnc.artifact.manifest`).
 
     page 0      magic, format, size of the file, place of the manifest and its checksum; checksum of the page at its end
     page 1...   sections, one behind the other, each filled with zeros to whole pages of 4 KB, so that it can be mapped
@@ -58,9 +57,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Artifact:
-    """An open file. What sections give stays valid as long as somebody holds it: it is the file, mapped read-only, not
-    a copy.
-    """
+    """An open file. Sections stay valid while referenced: they are the file, mapped read-only, not copies."""
 
     path: str
     manifest: Mapping[str, Any]
@@ -111,9 +108,7 @@ def write_artifact(
 
 
 def _check_replaceable(target: Path) -> None:
-    """ArtifactError where another kind of file would be lost: one that is not named .dnnc and does not hold a saved
-    model.
-    """
+    """Raise ArtifactError where saving would overwrite a file that is no saved model, or is not named .dnnc."""
     if target.is_dir():
         raise ArtifactError(f"cannot write {target}: it is a folder; give the path of a file, such as model.dnnc")
     if target.suffix != SUFFIX and target.exists() and target.stat().st_size and not is_artifact(target):
@@ -187,9 +182,8 @@ def is_artifact(path: str | os.PathLike[str]) -> bool:
 def open_artifact(path: str | os.PathLike[str] | BinaryIO) -> Artifact:
     """Map a file, or copy what an open one holds, and check every byte of it.
 
-    Raises:
-        ArtifactError: there is no such file, it is something else, of a newer format, or damaged; says where, and what
-            was expected.
+    ArtifactError: there is no such file, it is something else, of a newer format, or damaged; says where, and what was
+    expected.
     """
     if isinstance(path, (str, bytes, os.PathLike)):
         name = os.fsdecode(path)

@@ -29,7 +29,7 @@ class SavedKernel:
     bytes: Count
 
 
-SavedPlace = tuple[str, int, int, int, int]  # the fields of Place
+SavedPlace = tuple[str, int, int, int, int]  # the fields of MemoryRef but `life`
 
 
 @dataclass(frozen=True)
@@ -66,35 +66,21 @@ class SavedReport:
 
 @dataclass(frozen=True)
 class SavedProgram:
-    """One compiled program.
+    """One compiled program."""
 
-    Attributes:
-        sizes: the sizes that it serves, in the order of the dims' names; () serves all.
-        types: its dims, outputs and arena slots as the signature of a graph; see `dnnc.artifact.writer.types_text`.
-        outputs: how many outputs there are.
-        lives: first and last step of each slot.
-        pieces: of slots that several kernels fill: the byte, the bytes, and the step that writes them.
-        calls: what the entry function does.
-        kernels: the unique kernels.
-        code: machine code by symbol, in the section "objects".
-        constants: the section of the constants; empty in a small file, which has none.
-        graph: the graph after the passes, in the section "graphs".
-        graph_locs: the same with node names as comments.
-        report: what its compilation told.
-    """
-
-    sizes: tuple[int, ...]
-    types: str
-    outputs: int
-    lives: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]  # the sizes that it serves, in the order of the dims' names; () serves all
+    types: str  # its dims, outputs and arena slots as the signature of a graph; see `dnnc.artifact.writer.types_text`
+    outputs: int  # how many outputs there are
+    lives: tuple[tuple[int, int], ...]  # first and last step of each slot
+    # of slots that several kernels fill: the byte, the bytes, and the step that writes them
     pieces: tuple[tuple[tuple[int, int, int], ...], ...]
-    calls: tuple[SavedCall, ...]
-    kernels: tuple[SavedKernel, ...]
-    code: dict[str, Range]
-    constants: str
-    graph: Range
-    graph_locs: Range
-    report: SavedReport
+    calls: tuple[SavedCall, ...]  # what the entry function does
+    kernels: tuple[SavedKernel, ...]  # the unique kernels
+    code: dict[str, Range]  # machine code by symbol, in the section "objects"
+    constants: str  # the section of the constants; empty in a small file, which has none
+    graph: Range  # the graph after the passes, in the section "graphs"
+    graph_locs: Range  # the same with node names as comments
+    report: SavedReport  # what its compilation told
 
 
 @dataclass(frozen=True)
@@ -118,40 +104,25 @@ class SavedData:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A saved model.
+    """A saved model."""
 
-    Attributes:
-        kind: "programs" (linked programs, ready to run), "graph" (a graph to compile or interpret, perhaps with machine
-            code for its kernels), or "onnx" (a model that is read for the inputs of a call).
-        dnnc: version that wrote it.
-        code_version: of the backend; changes with everything that machine code depends on.
-        target: as the user gave it.
-        machine: facts of the machine that code is for; None if there is no code.
-        options: the compile options that are not the machine's.
-        inputs: what users call the inputs.
-        outputs: what users call the outputs.
-        input_types: the inputs as the signature of a graph.
-        output_types: the outputs so.
-        shared: see GraphCompiler.
-        constants: of the imported graph, whose text is the section "model".
-        onnx: the tensors of the ONNX model, which is the section "onnx"; None where there is none.
-        programs: oldest first.
-    """
-
+    # "programs" (linked programs, ready to run), "graph" (a graph to compile or interpret, perhaps with machine code
+    # for its kernels), or "onnx" (a model that is read for the inputs of a call)
     kind: str
-    dnnc: str
-    code_version: str
-    target: str
-    machine: dict[str, Any] | None
-    options: dict[str, Any]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    input_types: str
-    output_types: str
-    shared: dict[str, int] | None
-    constants: tuple[SavedConstant, ...]
+    dnnc: str  # version that wrote it
+    code_version: str  # of the backend; changes with everything that machine code depends on
+    target: str  # as the user gave it
+    machine: dict[str, Any] | None  # facts of the machine that code is for; None if there is no code
+    options: dict[str, Any]  # the compile options that are not the machine's
+    inputs: tuple[str, ...]  # what users call the inputs
+    outputs: tuple[str, ...]  # what users call the outputs
+    input_types: str  # the inputs as the signature of a graph
+    output_types: str  # the outputs so
+    shared: dict[str, int] | None  # see GraphCompiler
+    constants: tuple[SavedConstant, ...]  # of the imported graph, whose text is the section "model"
+    # the tensors of the ONNX model, which is the section "onnx"; None where there is none
     onnx: tuple[SavedData, ...] | None
-    programs: tuple[SavedProgram, ...]
+    programs: tuple[SavedProgram, ...]  # oldest first
 
 
 def ranges(model: SavedModel) -> Iterator[tuple[str, Range]]:

@@ -72,11 +72,8 @@ class Restored:
     @cached_property
     def graph(self) -> Graph:
         """The imported graph, with locations."""
-        g = self.parsed(
-            self.text("model"),
-            "the graph",
-            {c.key: self._constant(c.dtype, c.shape, c.section, c.place) for c in self.model.constants},
-        )
+        constants = {c.key: self._constant(c.dtype, c.shape, c.section, c.place) for c in self.model.constants}
+        g = self.parsed(self.text("model"), "the graph", constants)
         try:
             table, places = json.loads(self.text("locations"))
             locs = [Loc(str(n), str(op), int(v), str(file), int(line)) for n, op, v, file, line in table]

@@ -183,9 +183,7 @@ def _plain_options(options: CompileOptions) -> dict[str, Any]:
 
 
 def types_text(name: str, typed: Sequence[tuple[str, TensorType]]) -> str:
-    """Names and types as the text of a graph without nodes, which `dnnc.ir.graph.text.parse` reads with all that is
-    known of their dims.
-    """
+    """Names and types as text of a graph without nodes; `dnnc.ir.graph.text.parse` reads all dim facts."""
     g = Graph(name)
     for n, t in typed:
         g.add_input(n, t)
@@ -194,9 +192,6 @@ def types_text(name: str, typed: Sequence[tuple[str, TensorType]]) -> str:
 
 def _numbered(stem: str, types: Sequence[TensorType]) -> list[tuple[str, TensorType]]:
     return [(f"{stem}{k}", t) for k, t in enumerate(types)]
-
-
-# --- locations --------------------------------------------------------------------------------------------------------
 
 
 def _locations(graph: Graph) -> bytes:

@@ -1,6 +1,4 @@
-"""The commands and their options. Each loads its own implementation when it runs, so that `--help` loads neither NumPy
-nor LLVM.
-"""
+"""Commands and options. Each loads its implementation when run, so `--help` loads no NumPy or LLVM."""
 
 from __future__ import annotations
 
@@ -105,13 +103,8 @@ def compile_(
     """
     from dnnc.cli.compile import Saving, compile_command
 
-    compile_command(
-        job,
-        as_json,
-        Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip())),
-        passes,
-        detail,
-    )
+    saving = Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip()))
+    compile_command(job, as_json, saving, passes, detail)
 
 
 @app.command("run", epilog="Example:  dnnc run digits.onnx --input image=x.npy --output y.npz")
@@ -366,13 +359,8 @@ def opt(
     from dnnc.passes.base import pass_context
 
     settings = Settings(passes, print_after_all, check, explain, output)
-    opt_command(
-        graph,
-        tuple(dims or ()),
-        settings,
-        pass_context(TargetFacts(lanes), numerics=numerics.value, precision=precision.option),
-        as_json,
-    )
+    context = pass_context(TargetFacts(lanes), numerics=numerics.value, precision=precision.option)
+    opt_command(graph, tuple(dims or ()), settings, context, as_json)
 
 
 @app.command("export", epilog="Example:  dnnc export g.py -o model.onnx --opset 21")
@@ -395,9 +383,7 @@ def export(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write graph text or a model as an ONNX model, as for other runtimes: what `dnnc opt -o g.py` gives, with fixed
-    sizes, or in another opset.
-    """
+    """Write graph text or a model as an ONNX model, with fixed sizes or in another opset where asked."""
     from dnnc.cli.export import export_command
 
     export_command(graph, output, tuple(dims or ()), opset, as_json)

@@ -44,9 +44,7 @@ def parse_cache(text: str) -> Any:
 
 
 def load_model(path: str) -> Any:
-    """What `dnnc.compile` takes: graph text in a .py file is parsed, with constants from the .npz beside it; anything
-    else stays a path.
-    """
+    """Return what `dnnc.compile` takes: graph text is parsed with its .npz constants; others stay a path."""
     return load_graph(path) if path.endswith(".py") else path
 
 
@@ -122,12 +120,7 @@ def _single(loaded: Array | dict[str, Array], path: str) -> Array:
 
 
 def make_arrays(f: Executable, texts: Sequence[str], dims: Mapping[str, Any], seed: int) -> list[Array]:
-    """An array for every input. Sizes of filled ones come from the model, from the files of other inputs, and from
-    `dims`.
-
-    Raises:
-        InputError: an input without an array, or dims that nothing tells.
-    """
+    """Make an array for every input, sizes from model, files and `dims`. InputError: a missing array or dim."""
     names = [s.name for s in f.inputs]
     given = parse_inputs(texts, names)
     missing = [n for n in names if n not in given]

@@ -26,9 +26,7 @@ FIRST = 4  # values of an output that are shown
 
 @dataclass(frozen=True)
 class Saving:
-    """Where to save a compiled model, whether each weight once, and for which other GPUs. No output: nothing is
-    saved.
-    """
+    """Where to save a compiled model, each weight once or not, and other GPUs. No output: do not save."""
 
     output: str = ""
     small: bool = False
@@ -36,9 +34,7 @@ class Saving:
 
 
 def compile_command(job: Job, as_json: bool, saving: Saving, passes: bool = False, detail: bool = False) -> None:
-    """Compile a model, save it where that is asked for, and print the report: with a row for each pass, and with whole
-    schedules.
-    """
+    """Compile a model, save it if asked to, and print the report, with passes and schedules if asked to."""
     output, small, also = saving.output, saving.small, saving.also
     if small and not output:
         raise typer.BadParameter(

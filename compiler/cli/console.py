@@ -1,6 +1,4 @@
-"""What commands print: tables and code, with colours on a terminal and plain elsewhere; JSON; a progress bar on
-stderr.
-"""
+"""What commands print: tables and code, colour on terminals, plain elsewhere; JSON; progress on stderr."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ def show_json(data: Any) -> None:
 
 
 class Bar:
-    """A progress function for `dnnc.compile`. The bar comes after a second, if stderr is a terminal; use it as a
-    context manager.
-    """
+    """A progress callback for `dnnc.compile`. Its bar shows after a second on a terminal; a context manager."""
 
     def __init__(self, console: Console | None = None, after: float = BAR_AFTER) -> None:
         self._console = console or Console(file=sys.stderr)

@@ -1,8 +1,6 @@
-"""Which ONNX operators are read, from which opsets, on which types, and where they run: the table of `dnnc ops --onnx`,
-and its page in the docs.
+"""Table of the ONNX operators that are read: opsets, types, where they run; for `dnnc ops --onnx` and the docs.
 
-All of it comes from the tables of the front end and from ONNX's schemas. Apart from the other commands because it loads
-onnx.
+All comes from the front end's tables and ONNX's schemas. Apart from the other commands because it loads onnx.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from dnnc.frontends.onnx.tables import CONVERTERS, WITHOUT_SCHEMA
 ON_HOST = frozenset(
     (*STRINGS, *IMAGE_DECODE)
 )  # all others are native, but for strings and for cutting a result to its size
-# What a schema allows and the converter refuses, by domain and operator; a slow test reads a model for every type of
-# every operator.
+# What a schema allows and the converter refuses, by domain and operator; a slow test reads every type of each.
 REFUSED: dict[tuple[str, str], str] = {
     ("", "BitCast"): "c64 c128 f4e2m1 i2 i4 u2 u4",
     ("", "GridSample"): "i8 i16 i32 i64 u8 u16 u32 u64 bool str c64 c128",
@@ -52,9 +49,8 @@ class Operator:
     """An ONNX operator as dnnc reads it.
 
     `opsets` are those at which its meaning changed, the first one that it came with. `types` are element types of its
-    first input, as dnnc writes them; empty where ONNX has no schema. `how` is empty where the operator is not read.
-    `runs` tells where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that
-    compile.
+    first input, as dnnc writes them; empty where ONNX has no schema. `how` is empty if it is not read. `runs` tells
+    where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that compile.
     """
 
     domain: str
@@ -66,9 +62,7 @@ class Operator:
 
 
 def coverage() -> list[Operator]:
-    """All operators of ONNX's domains, old ones included, and those of ONNX Runtime's domain that are read; by domain
-    and name.
-    """
+    """All operators of ONNX's domains, old ones included, and the ONNX Runtime ones read; by domain and name."""
     known: dict[tuple[str, str], list[Any]] = {key: [] for key in WITHOUT_SCHEMA}
     for s in schemas.history():
         if s.since_version <= LATEST.get(s.domain, s.since_version) and "test" not in s.domain:

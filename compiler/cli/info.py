@@ -16,8 +16,6 @@ from dnnc.ir.ops import FAMILIES
 from dnnc.options import cache_folder
 from dnnc.report.tables import Table, show_bytes
 
-# --- targets ----------------------------------------------------------------------------------------------------------
-
 
 def targets_command(as_json: bool) -> None:
     """What this machine can compile for, and why not for the others."""
@@ -37,9 +35,6 @@ def _detail(name: str, v: Any) -> str:
     if isinstance(v, list):
         return " ".join(map(str, v))
     return show_bytes(v) if name in ("l1", "l2") else str(v)
-
-
-# --- cache ------------------------------------------------------------------------------------------------------------
 
 
 def cache_info_command(cache: str, as_json: bool) -> None:
@@ -73,9 +68,6 @@ def cache_clear_command(cache: str, as_json: bool) -> None:
         show_json({"path": str(folder) if folder else None, "removed": removed})
     else:
         typer.echo(f"removed {count(removed, 'entry', 'entries')} from {folder}")
-
-
-# --- operators --------------------------------------------------------------------------------------------------------
 
 
 def ops_command(onnx: bool, as_json: bool, as_markdown: bool = False) -> None:

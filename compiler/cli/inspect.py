@@ -28,9 +28,7 @@ from dnnc.passes.planning.program import Program
 
 @dataclass(frozen=True)
 class View:
-    """What to show: a stage; of one kernel or all; before the passes or schedules (`naive`); with node names in the
-    graph (`locs`).
-    """
+    """What to show: stage, one kernel or all, before passes or schedules (`naive`), node names (`locs`)."""
 
     stage: str
     kernel: str | None
@@ -123,9 +121,7 @@ def _show_text(text: str, stage: str, as_json: bool) -> None:
 
 
 def read_graph(model: str, dims: dict[str, Any]) -> Graph:
-    """The graph of an .onnx model or of graph text in a .py file, with the given dims fixed. InputError for a model
-    that is compiled already.
-    """
+    """Return the graph of a model or graph text with these dims fixed. InputError for a compiled model."""
     need_source(model)
     graph = load_graph(model) if model.endswith(".py") else read_model(model, dims=dims).graph
     fixed = {n: d for n, d in dims.items() if isinstance(d, int) and (model.endswith(".py") or n in graph.dims)}

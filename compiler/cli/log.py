@@ -73,9 +73,7 @@ def prune_command(path: str, out: str, trials: int, target: str, pattern: str, a
 
 
 def matcher(pattern: str) -> Callable[[Task], bool]:
-    """Which tasks a pattern means: those whose key begins with it, or whose name it is, with * and ? for any
-    characters. Empty: all.
-    """
+    """Return the tasks whose key begins with the pattern or whose name matches its * and ?. Empty: all."""
     return lambda t: (
         not pattern or fnmatchcase(t.name, pattern) or (len(pattern) >= 4 and t.key.startswith(pattern.lower()))
     )

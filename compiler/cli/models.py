@@ -1,6 +1,4 @@
-"""What a command line says about a model, and the one function that opens it: `open_model` serves every command that
-calls one.
-"""
+"""What a command line says about a model; `open_model` serves every command that calls one."""
 
 from __future__ import annotations
 
@@ -90,9 +88,7 @@ def load_saved(path: str, threads: int | None, cache: Any) -> Executable:
 
 
 def open_with_arrays(job: Job, progress: Progress | None, seed: int = 0) -> tuple[Executable, list[Array]]:
-    """The model, compiled for the sizes of the arrays that `--input` and `--dims` tell, and these arrays in the order
-    of its inputs.
-    """
+    """Compile for the sizes that `--input` and `--dims` give; return model and arrays in input order."""
     f = open_model(job, progress)
     arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
     if not f.deferred:

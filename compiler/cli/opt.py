@@ -34,9 +34,7 @@ TABLE = (*PASSES, FUSE, MEMORY_PLAN)
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run: names of passes, whether to print and to verify after each, why rules do not fire, and where to write
-    the result.
-    """
+    """How to run: pass names, print and verify after each, why rules do not fire, the file to write."""
 
     passes: str | None
     print_after_all: bool
@@ -100,9 +98,7 @@ def _show_step(result: dict[str, Any], r: PassRecord) -> None:
 
 
 def plan_text(p: Pass, graph: Graph) -> str:
-    """The plan that a planning step prints. Plans need outputs with memory of their own, so they are made on a copy
-    that has them.
-    """
+    """Return the plan of a planning step, made on a copy with outputs that own their memory."""
     if p not in (FUSE, MEMORY_PLAN):
         return ""
     copy = graph.copy()
@@ -147,12 +143,5 @@ def passes_command(as_json: bool) -> None:
     if as_json:
         show_json([{"name": p.name, "why": p.why} for p in TABLE])
     else:
-        show_tables(
-            [
-                Table(
-                    "passes in the order of the pipeline",
-                    ("pass", "what it does and why there"),
-                    tuple((p.name, p.why) for p in TABLE),
-                )
-            ]
-        )
+        rows = tuple((p.name, p.why) for p in TABLE)
+        show_tables([Table("passes in the order of the pipeline", ("pass", "what it does and why there"), rows)])

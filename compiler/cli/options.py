@@ -197,9 +197,7 @@ def _job(
 
 
 def compiles(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that say how a model is compiled, but for those named; it gets them as its first
-    argument, a Job. `--json` and `--verbose` come last.
-    """
+    """Give a command the compile options but those named, as a Job in front; `--json`, `--verbose` come last."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         del command.__annotations__["job"]

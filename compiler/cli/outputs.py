@@ -1,6 +1,4 @@
-"""Checks of every file that a command is to write, before any work starts: its suffix, its folder, and that nothing the
-command reads is lost.
-"""
+"""Checks files before any work: suffix, folder, and that nothing which the command reads is overwritten."""
 
 from __future__ import annotations
 
@@ -68,9 +66,7 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def read_by(model: str) -> Iterator[str | Path]:
-    """The files of a model: itself, the constants of graph text, the external data of an ONNX model, which is parsed
-    for them.
-    """
+    """Return a model's files: itself, graph text constants, and external data, for which ONNX is parsed."""
     yield model
     if model.endswith(".py"):
         yield side_file(model)

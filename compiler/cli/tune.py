@@ -1,6 +1,4 @@
-"""`dnnc tune`: a search with its progress on the terminal, a table of what won, and the report of the search as a
-page.
-"""
+"""`dnnc tune`: a search with its progress on the terminal, a table of the winners, and an HTML report."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ def tune_command(job: Job, effort: Effort, as_json: bool) -> None:
         "precision": job.precision,
         "cache": parse_cache(job.cache),
     }
-    with Interrupt() as stop, Display(budget) as display:
+    with Interrupt() as stop, Display() as display:
         tuned = tune(
             load_model(job.model), job.target, budget, log, [display],
             trials=effort.trials, resume=effort.resume, only=effort.only or None, runner=effort.runner, devices=devices,
@@ -128,10 +126,9 @@ class Interrupt:
 class Display:
     """The state of a search on a terminal; elsewhere nothing. A callback of `dnnc.tune`."""
 
-    def __init__(self, budget: float, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(file=sys.stderr)
         self._live: Live | None = None
-        self._budget = budget
         self._tasks: dict[str, tuple[str, int, float, float, str]] = {}  # name, trials, default, best, schedule
         self._order: list[str] = []
 
@@ -286,6 +283,3 @@ def outcome_data(o: Outcome) -> dict[str, Any]:
         "reason": o.reason,
         "verdict": o.verdict,
     }
-
-
-__all__ = ["Effort", "tune_command"]

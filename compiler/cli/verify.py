@@ -23,9 +23,7 @@ from dnnc.tools.bisect import OWN_FAULT, Finding, bisect
 
 
 def verify_command(job: Job, find: bool, seed: int, as_json: bool) -> None:
-    """Compare a model with the reference and print what differs. With `find` look for what breaks it. Exit code 1 where
-    something is off.
-    """
+    """Compare a model with the reference and print differences; `find` bisects. Exit code 1 for a failure."""
     if find:
         job = replace(job, verify="none")  # a wrong kernel shall show in the results, not end the compilation
     graph: Graph | None = None
@@ -95,9 +93,7 @@ def imported(job: Job, seed: int) -> tuple[Graph, list[Array]]:
 def judged(
     graph: Graph, arrays: list[Array], got: list[Array], names: list[str], asked: str | None
 ) -> list[dict[str, Any]]:
-    """For each output its name, type, largest error in absolute terms and of its largest number, and whether that is
-    within the bound.
-    """
+    """Return each output's name, type, largest absolute and relative error, and whether it is in bounds."""
     want = run(graph, arrays, precision="float64")
     found = first_difference(graph, arrays, got, asked)
     out = []
@@ -126,9 +122,7 @@ def _single(graph: Graph, k: int, arrays: list[Array], got: Array, asked: str | 
 
 
 def errors(a: Array, b: Array) -> tuple[float | None, float | None]:
-    """The largest finite difference, and the largest finite number of the reference; None where there are no numbers to
-    compare.
-    """
+    """Return the largest finite difference and the reference's largest finite number; None without numbers."""
     if a.shape != b.shape or a.dtype.kind in "OUSTV" or not a.size:
         return None, None
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
@@ -141,27 +135,14 @@ def errors(a: Array, b: Array) -> tuple[float | None, float | None]:
 
 def show_verdict(outputs: list[dict[str, Any]], right: bool, finding: Finding | None, find: bool) -> None:
     """The table of outputs, and what breaks them."""
+    verdict = {True: "right", False: "WRONG"}
     rows = tuple(
-        (
-            o["name"],
-            f"{o['dtype']}{o['shape']}",
-            _number(o["error"]),
-            _number(o["scale"]),
-            "right" if o["right"] else "WRONG",
-        )
+        (o["name"], f"{o['dtype']}{o['shape']}", _number(o["error"]), _number(o["scale"]), verdict[bool(o["right"])])
         for o in outputs
     )
     title = "compared with the float64 interpreter: " + ("all outputs are right" if right else "something is off")
-    show_tables(
-        [
-            Table(
-                title,
-                ("output", "type", "largest error", "largest number", ""),
-                rows,
-                frozenset(("largest error", "largest number")),
-            )
-        ]
-    )
+    columns = ("output", "type", "largest error", "largest number", "")
+    show_tables([Table(title, columns, rows, frozenset(("largest error", "largest number")))])
     for o in outputs:
         if not o["right"]:
             typer.echo(f"{o['name']}: {o['reason']}")

@@ -29,9 +29,7 @@ def cond(c: Call, walk: Walk) -> list[str]:
 
 
 def loop(c: Call, walk: Walk) -> list[str]:
-    """Rows of operands are gathered by the iteration's number; rows of results that are made from the last to the first
-    are turned round.
-    """
+    """Operand rows are gathered by iteration number; result rows made last to first are reversed."""
     a, w, body = c.attrs, c.w, c.attrs["body"]
     n, m, length = a["carried"], a["scanned"], a["length"]
     tested = c.maybe(1) is not None

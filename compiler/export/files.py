@@ -23,11 +23,7 @@ def nbytes(model: onnx.ModelProto) -> int:
 
 
 def write(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
-    """Write a model; of one that is too large for a protobuf the weights, to `path` + ".data", which it then refers to.
-
-    Raises:
-        ModelError: a file cannot be written.
-    """
+    """Write a model, weights beyond a protobuf's limit to `path` + ".data". ModelError: a file cannot be written."""
     target = Path(path)
     try:
         with replacing(target) as file:

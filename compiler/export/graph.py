@@ -128,7 +128,7 @@ def _version() -> str:
 
 
 def walk(graph: Graph, w: Writer, env: dict[Value, str], wanted: Mapping[Value, str]) -> None:
-    """Write the nodes of a graph. `env`: names of its inputs, and then of its values; `wanted`: of outputs."""
+    """Write a graph's nodes. `env`: names of inputs, extended by all values; `wanted`: names of outputs."""
     for v, a in graph.constants.items():
         env[v] = w.model.constant(a, v.type.dtype, v.name)
     regions = chains(graph)
@@ -160,9 +160,7 @@ class Refused(UnsupportedError):
 
 
 def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[str]:
-    """The names of a node's results: by the function of its op, or where there is none or it refuses, by what the op is
-    defined by.
-    """
+    """Return a node's result names: by its op's function, or by its definition where there is none or it refuses."""
     c = Call(n, operands, w)
     before = len(w.nodes), dict(w.sizes)
     try:

@@ -76,9 +76,7 @@ def gemm(c: Call) -> str:
 
 
 def attention(c: Call) -> str:
-    """softmax(q k^T * scale + mask) v; in the type of registers, as here. With masked_rows="zero" a row that nothing is
-    left of is 0.
-    """
+    """softmax(q k^T * scale + mask) v in the register type. masked_rows="zero": fully masked rows are 0."""
     w, t, rank = c.w, c.dtype, c.type(0).rank
     wide = t.computed
     q, k, v = (w.cast(c.x(n), t, wide) for n in range(3))
@@ -105,9 +103,7 @@ def _numbers(values: Any, what: str) -> list[int] | None:
 
 
 def _padded(c: Call, x: str, fill: Any, always: bool = False) -> tuple[str, list[int] | None]:
-    """An operand and the pads that are left to the operator: negative ones, and those that it would not take, are a Pad
-    of their own.
-    """
+    """Return an operand and the pads left to the operator: negative and unsupported ones become a Pad."""
     pads = c.attrs["pads"]
     rank = c.type(0).rank - 2
     plain = pads is None or (all(isinstance(p, int) and p >= 0 for p in pads) and not always)
@@ -217,14 +213,8 @@ def avg_pool(c: Call) -> str:
     include = bool(c.attrs["count_include_pad"])
     plain = all(isinstance(p, int) and p >= 0 for p in pads) and not _wide_pads(c)
     if plain and not (include and any(uncounted)):
-        return c.w.typed(
-            "AveragePool",
-            c.dtype,
-            c.x(),
-            pads=_numbers(pads or None, "pads"),
-            count_include_pad=int(include),
-            **_window(c),
-        )
+        sides = _numbers(pads or None, "pads")
+        return c.w.typed("AveragePool", c.dtype, c.x(), pads=sides, count_include_pad=int(include), **_window(c))
     shape = c.type(0).shape[2:]
     if not all(isinstance(d, int) for d in (*shape, *pads)):
         return _refuse("an average over windows that reach out of images of symbolic size")

@@ -53,14 +53,8 @@ def slices(c: Call) -> str:
     if not axes:
         return c.w.op("Identity", c.x())  # type: ignore[no-any-return]
     ends = [_end(starts[k], steps[k], shape[k]) for k in axes]
-    return moved(
-        c,
-        "Slice",
-        c.w.dims([starts[k] for k in axes]),
-        c.w.dims(ends),
-        c.w.ints(axes),
-        c.w.ints([steps[k] for k in axes]),
-    )
+    begins = c.w.dims([starts[k] for k in axes])
+    return moved(c, "Slice", begins, c.w.dims(ends), c.w.ints(axes), c.w.ints([steps[k] for k in axes]))
 
 
 def _end(start: Dim, step: int, size: Dim) -> Dim:
@@ -208,9 +202,7 @@ def eye(c: Call) -> str:
 
 
 def resize(c: Call) -> str:
-    """Along each axis: for nearest a gather, else a product with the matrix of weights. Sizes must be numbers, as the
-    matrices are constants.
-    """
+    """Resize each axis: nearest by a gather, else by a product with constant weights, so sizes are numbers."""
     sizes = [
         (k, n, m)
         for k, (n, m, at) in enumerate(zip(c.type().shape, c.out.shape, c.attrs["coords"]))

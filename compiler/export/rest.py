@@ -1,4 +1,4 @@
-"""Sorting, transforms, linear algebra, trees, random bits, strings, and data-dependent sizes."""
+"""Sorting, transforms, linear algebra, trees, random bits, strings and ops with data-dependent shapes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _to_real(c: Call, axis: int) -> str:
 
 
 def clear_column(c: Call) -> str:
-    """A step of Gauss-Jordan elimination: a mask picks the pivot's row and the row it changes places with."""
+    """One Gauss-Jordan step: masks pick the pivot's row and the row that changes places with it."""
     w, t, column = c.w, c.dtype, c.attrs["column"]
     n, ends = int(str(c.type().shape[1])), [column + 1]
     below = w.op("Slice", c.x(), w.ints([column, column]), w.ints([n, column + 1]), w.ints([1, 2]))

@@ -1,6 +1,4 @@
-"""Makes the nodes of an ONNX graph: names, initializers, types that an operator does not take, and sizes that are known
-at run time only.
-"""
+"""Makes nodes of an ONNX graph: names, initializers, casts of unsupported types, run-time sizes."""
 
 from __future__ import annotations
 
@@ -126,9 +124,7 @@ def tensor(a: np.ndarray[Any, Any], dtype: DType, name: str) -> onnx.TensorProto
 
 
 class Writer:
-    """One graph under construction. `doc` and `stem` are given to nodes that are made now: where they come from, and
-    what to call them.
-    """
+    """A graph under construction. New nodes get `doc` (their origin) and `stem` (their name)."""
 
     def __init__(self, model: Model, parent: Writer | None = None) -> None:
         self.model, self.parent = model, parent
@@ -142,11 +138,7 @@ class Writer:
         return self.model.opset
 
     def op(self, op: str, *inputs: str | None, outputs: int = 1, **attrs: Any) -> Any:
-        """Add a node. Returns its output's name, or a list of them; attributes that are None are left out.
-
-        Raises:
-            UnsupportedError: the opset has no such operator.
-        """
+        """Add a node without None attributes; return its output name or names. UnsupportedError: not in the opset."""
         attrs = {k: v for k, v in attrs.items() if v is not None}
         self.check(op, len(inputs), attrs)
         made = [self.model.names.fresh(self.stem if k == 0 else f"{self.stem}_{k}") for k in range(outputs)]
@@ -168,9 +160,7 @@ class Writer:
             raise UnsupportedError(f"in opset {self.opset} of ONNX {op} does not have {what}; give a later one")
 
     def typed(self, op: str, dtype: DType, *inputs: str | None, keeps: bool = True, **attrs: Any) -> str:
-        """A node whose operands are of one type: in a wider one where the operator does not take theirs. `keeps`: the
-        result has that type too.
-        """
+        """A node with operands of one type, wider where unsupported. `keeps`: the result has that type too."""
         run = self.type_for(op, dtype)
         made: str = self.op(op, *(self.cast(i, dtype, run) if i else i for i in inputs), **attrs)
         return self.cast(made, run, dtype) if keeps else made

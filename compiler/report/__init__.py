@@ -1,7 +1,6 @@
-"""What a compilation did, as data: `f.report`. It prints as plain text, gives JSON, and the command line renders its
-tables in colour.
+"""The report of a compilation, as data: `f.report`. It prints as text and gives JSON; the CLI adds colour.
 
-The driver fills it (`collect.py`), `tables.py` lays it out. Nothing here touches a call: everything is noted while
+`dnnc.compile_program` fills it (`collect.py`), `tables.py` lays it out. Calls are not touched: all is noted while
 compiling.
 """
 
@@ -26,10 +25,7 @@ Count = Union[int, str]  # a number, or its expression in symbolic dims
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One unique kernel: `count` calls of a run share its code. `flops` and `bytes` (read and written) are of one call.
-
-    `nodes` says for every call which nodes of the model it computes.
-    """
+    """A unique kernel, called `count` times. `flops`, `bytes` (both ways) are of one call; `nodes` of each call."""
 
     name: str
     symbol: str
@@ -43,7 +39,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes: the arena of intermediate values, its lower bound (the most alive at once), the constants."""
+    """Bytes: the arena of intermediates, the least that any plan needs (the peak alive), and the constants."""
 
     arena: int
     lower_bound: int
@@ -52,8 +48,7 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """One program: the model at `dims`, or with `symbolic` for all sizes within bounds (memory is then told for
-    `dims`).
+    """A program: the model at `dims`, or if `symbolic` for all sizes in bounds (memory is told for `dims`).
 
     `seconds` by stage: passes (graph passes, plans, schedules), compile (code generation of new kernels), check (their
         gate), link (the rest).
@@ -82,8 +77,7 @@ class ProgramReport:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What is known of a compiled model. `programs` holds the last specialisations, oldest first; empty until a
-    symbolic model is called.
+    """Facts of a compiled model. `programs`: the last specialisations, oldest first; empty before a call.
 
     `notes` tell where it comes from when that is not a plain compilation: a file, or why a file was compiled again.
     `host` are nodes that run on the host between programs, which are then segments of the model.

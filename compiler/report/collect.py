@@ -25,10 +25,7 @@ def program_report(
     passes: Sequence[PassRecord],
     seconds: Mapping[str, float],
 ) -> ProgramReport:
-    """What is known of a program that was compiled here.
-
-    `dims`: the sizes that it was made for or, if it serves all, was first asked for.
-    """
+    """Facts of a program that was compiled here. `dims`: its sizes or, if it serves all, the first ones asked for."""
     scheduled = program.scheduled
     assert scheduled is not None, "a loaded program brings its report"
     sizes = {v.name: n for v, n in dims.items()}  # by name: a program for all sizes may have closer bounds

@@ -1,4 +1,4 @@
-"""Tables and lines within a terminal's width: numbers never wrap, texts are cut with an ellipsis."""
+"""Tables and lines within the terminal's width: numbers never wrap, texts are cut with an ellipsis."""
 
 from __future__ import annotations
 
@@ -18,21 +18,14 @@ _JOINT = "\u00a0"
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the names of the columns, and rows of text. No columns: the rows are lines. Columns without a name are
-    not headed.
-
-    Args:
-        right: columns of numbers, which are never cut.
-        drop: columns that are left out, in this order, where a terminal is too narrow.
-        more: how to see what was left out, such as `--detail`.
-    """
+    """A title, column names, and rows of text. No columns: rows are lines. Nameless columns have no head."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    right: frozenset[str] = frozenset()
-    drop: tuple[str, ...] = ()
-    more: str = ""
+    right: frozenset[str] = frozenset()  # columns of numbers, which are never cut
+    drop: tuple[str, ...] = ()  # columns that are left out, in this order, where a terminal is too narrow
+    more: str = ""  # how to see what was left out, such as `--detail`
 
     @property
     def headed(self) -> bool:
@@ -71,9 +64,7 @@ def cut(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
-    """Lines of at most `width` characters, broken between words, but not between a number and its unit. A longer word
-    has a line of its own.
-    """
+    """Wrap to `width`, not between a number and its unit. A longer word gets a line of its own."""
     pad = " " * indent
     lines = []
     for line in text.split("\n"):

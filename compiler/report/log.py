@@ -1,4 +1,4 @@
-"""Notes of compiling and loading: laps of a clock, and the programs of a model, which become its report."""
+"""Records of compiling and loading: clock laps, and the programs of a model, which become its report."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ class Laps:
 
 
 class Log:
-    """What one compiled model has noted so far; specialisations come while it is called.
-
-    `notes` say how it came about where that is not a plain compilation: loaded from a file, or why it was compiled
-    again.
-    """
+    """Facts of a compiled model so far. `notes`: how it came about, from a file, or why it was compiled again."""
 
     def __init__(
         self, name: str, target: str, threads: int, import_seconds: float = 0.0, notes: tuple[str, ...] = ()

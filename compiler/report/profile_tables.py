@@ -36,12 +36,8 @@ def _ceilings(p: Profile) -> Table:
     rows += [
         (v.name, f"up to {show_bytes(v.capacity)}" if v.capacity else "", show_rate(v.rate, "GB/s")) for v in c.levels
     ]
-    return Table(
-        f"what {count(p.threads, 'thread')} of this machine can do at most, measured",
-        ("", "data", "rate"),
-        tuple(rows),
-        frozenset(("data", "rate")),
-    )
+    title = f"what {count(p.threads, 'thread')} of this machine can do at most, measured"
+    return Table(title, ("", "data", "rate"), tuple(rows), frozenset(("data", "rate")))
 
 
 def _parts(p: Profile) -> Table:
@@ -54,12 +50,8 @@ def _parts(p: Profile) -> Table:
     parts["rest, which varies from call to call"] = max(p.total - sum(parts.values()), 0.0)
     rows = [(name, show_seconds(s), _percent(s / p.total)) for name, s in (*parts.items(), ("a call", p.total))]
     at = f" at {show_dims(p.dims.items())}" if p.dims else ""
-    return Table(
-        f"{p.name}{at}: {p.target}, medians of {p.repeats} calls",
-        ("part", "time", "share"),
-        tuple(rows),
-        frozenset(("time", "share")),
-    )
+    title = f"{p.name}{at}: {p.target}, medians of {p.repeats} calls"
+    return Table(title, ("part", "time", "share"), tuple(rows), frozenset(("time", "share")))
 
 
 def _kernels(p: Profile, detail: bool) -> list[Table]:
@@ -68,15 +60,8 @@ def _kernels(p: Profile, detail: bool) -> list[Table]:
     rest = p.kernels[most:]
     if rest:
         seconds = sum(k.seconds for k in rest)
-        rows.append(
-            (
-                f"and {len(rest)} more",
-                str(sum(k.calls for k in rest)),
-                show_seconds(seconds),
-                _percent(seconds / p.total),
-                *[""] * 6,
-            )
-        )
+        calls = str(sum(k.calls for k in rest))
+        rows.append((f"and {len(rest)} more", calls, show_seconds(seconds), _percent(seconds / p.total), *[""] * 6))
     columns = ("kernel", "calls", "time", "share", "GFLOP/s", "GB/s", "of limit", "limit", "even", "schedule", "nodes")
     numbers = frozenset(columns[1:7]) | {"even"}
     filled = tuple((*r, *[""] * (len(columns) - len(r))) for r in rows)

@@ -115,12 +115,8 @@ def _programs(r: Report) -> Table:
         )
         for p in r.programs
     )
-    return Table(
-        "programs; the last one follows",
-        ("dims", "serves", "compiled", "arena", "time"),
-        rows,
-        frozenset(("compiled", "arena", "time")),
-    )
+    columns = ("dims", "serves", "compiled", "arena", "time")
+    return Table("programs; the last one follows", columns, rows, frozenset(("compiled", "arena", "time")))
 
 
 def program_tables(

@@ -1,8 +1,6 @@
-"""The report of a search as one HTML file: how time fell, how good predictions were, what was chosen for each task and
-why.
+"""A search's report as one HTML file: time over trials, quality of predictions, choices and reasons.
 
-In: a Result. Out: a page with its figures, which holds all that it needs. Plotly draws, Jinja fills the page (the extra
-`tune`).
+In: a Result. Out: a self-contained page with figures. Plotly draws, Jinja fills the page (the extra `tune`).
 """
 
 from __future__ import annotations
@@ -85,12 +83,8 @@ def html(result: Result, model: str) -> str:
 
 
 def _draw(figure: Any, name: str) -> str:
-    text: str = figure.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        div_id=f"plot-{name}",
-        config={"displaylogo": False, "responsive": True},
-    )
+    config = {"displaylogo": False, "responsive": True}
+    text: str = figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", config=config)
     return text
 
 

@@ -1,5 +1,4 @@
-"""Is a result of a whole model right? Arrays against the graph interpreter in float64, by the bounds that tolerances.py
-states.
+"""Compare a whole model's results with the float64 graph interpreter, by the bounds of tolerances.py.
 
 A bound on rounding holds for a well-conditioned model only. Where it is exceeded, the interpreter runs once more in the
 dtypes in which values are stored: what rounding alone does to that run, a right backend may do too. A model that stores
@@ -85,8 +84,7 @@ def first_difference(
 ) -> tuple[int, str] | None:
     """The number of the first output that rounding does not explain, and how it differs; None when all are right.
 
-    Integers and bools that differ are not judged where rounding alone changes them, or where values are stored in f16
-    or bf16.
+    Integers and bools that differ are not judged where rounding alone changes them, or for storage in f16 or bf16.
     """
     want = run(graph, inputs, precision="float64")
     k = longest_reduction(graph, bind_dims(graph, [a.shape for a in inputs]))
@@ -188,11 +186,8 @@ def _terms(n: Node, env: Mapping[Expr, Expr]) -> int:
         return max(_elements(TensorType(n.outputs[0].type.dtype, (terms,)), env), 1)
     if Trait.CONTRACTION in n.op.traits:
         return max(read[1], 1)
-    return max(
-        read[0] // made,
-        *(_elements(TensorType(n.outputs[0].type.dtype, (d,)), env) for d in n.outputs[0].type.shape),
-        1,
-    )
+    sizes = (_elements(TensorType(n.outputs[0].type.dtype, (d,)), env) for d in n.outputs[0].type.shape)
+    return max(read[0] // made, *sizes, 1)
 
 
 def _elements(t: TensorType, env: Mapping[Expr, Expr]) -> int:

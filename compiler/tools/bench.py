@@ -32,19 +32,12 @@ OVERHEAD_SECONDS, OVERHEAD_CALLS = 0.5, 200  # of measuring what a call costs ou
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """One engine. Seconds, bytes, calls per second.
-
-    Attributes:
-        load: until the first result: import of the engine, reading the model, compiling, one call.
-        memory: by how much the process has grown then; `peak`: by how much it had at most. None where the system does
-            not tell.
-        error: largest difference between its outputs and dnnc's, over its largest output; None for dnnc.
-        ratio: its median time over dnnc's, above 1 where dnnc is faster: median, lowest and highest of the rounds.
-    """
+    """One engine. Seconds, bytes, calls per second."""
 
     name: str
     version: str
-    load: float
+    load: float  # until the first result: import of the engine, reading the model, compiling, one call
+    # by how much the process has grown then; `peak`: by how much it had at most. None where the system does not tell.
     memory: int | None
     peak: int | None
     calls: int
@@ -53,22 +46,20 @@ class EngineTimes:
     p99: float
     least: float
     throughput: float
+    # largest difference between its outputs and dnnc's, over its largest output; None for dnnc
     error: float | None = None
+    # its median time over dnnc's, above 1 where dnnc is faster: median, lowest and highest of the rounds
     ratio: tuple[float, float, float] | None = None
 
     @property
     def agrees(self) -> bool | None:
-        """Are its outputs those of dnnc, but for rounding? A NaN or another shape on one side makes the error
-        infinite.
-        """
+        """True if its outputs are dnnc's but for rounding. NaN or a shape on one side: infinite error."""
         return None if self.error is None else self.error <= WRONG
 
 
 @dataclass(frozen=True, repr=False)
 class Bench:
-    """What was measured. `overhead`: seconds of a call of dnnc outside of its kernels; `failures`: peers that do not
-    run the model, and why.
-    """
+    """What was measured. `overhead`: seconds of a call outside kernels; `failures`: peers that failed, and why."""
 
     model: str
     threads: int

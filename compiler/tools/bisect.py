@@ -1,5 +1,4 @@
-"""What breaks a model: the first graph pass after which the interpreter sees other results, or the first kernel whose
-result is off.
+"""Bisection: the first graph pass that changes results in the interpreter, or the first wrong kernel.
 
 In come a graph of fixed sizes, inputs, and the options; out comes a `Finding` with a graph as small as it could be made
 that shows it. Passes are judged by the float64 interpreter before and after each; kernels one by one, each alone on the
@@ -48,21 +47,13 @@ OWN_FAULT = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What breaks a model.
+    """What breaks a model."""
 
-    Attributes:
-        stage: "pass", "kernel", "memory" (kernels are right, but not together), or "compile" (dnnc gives up).
-        culprit: the pass, the kernel with its schedule, the call, or the kind of error.
-        nodes: the nodes of the model that are concerned, as far as known.
-        message: what is wrong, with the first number that is off.
-        graph: the text of a small graph that shows it.
-    """
-
-    stage: str
-    culprit: str
-    nodes: str
-    message: str
-    graph: str
+    stage: str  # "pass", "kernel", "memory" (kernels are right, but not together), or "compile" (dnnc gives up)
+    culprit: str  # the pass, the kernel with its schedule, the call, or the kind of error
+    nodes: str  # the nodes of the model that are concerned, as far as known
+    message: str  # what is wrong, with the first number that is off
+    graph: str  # the text of a small graph that shows it
 
     def as_dict(self) -> dict[str, str]:
         """For JSON."""
@@ -101,9 +92,7 @@ def bisect(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> Fi
 
 
 def in_segments(f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
-    """The first finding in the native segments of a model that runs on the host in part; those whose sizes only a call
-    tells are passed over.
-    """
+    """Return the first finding in native segments of a partly hosted model; skips data-dependent shapes."""
     call(f, inputs, f.graph)
     plan: HybridProgram = f.programs[-1]
     segments = [
@@ -150,9 +139,6 @@ def _shrunk(
 
     failure = Failure(graph, list(inputs), {}, message)
     return shrink(failure, guarded) if guarded(graph, inputs) else failure
-
-
-# --- dnnc gives up ----------------------------------------------------------------------------------------------------
 
 
 def gave_up(graph: Graph, inputs: Sequence[Array], options: CompileOptions, error: DnncError) -> Finding:
@@ -240,9 +226,7 @@ Runner = Callable[
 
 
 def find_kernel(f: Executable, inputs: Sequence[Array], options: CompileOptions, backend: Backend) -> Finding | None:
-    """The first kernel whose result is off when it runs alone on the numbers that it gets in the model, in a loop those
-    of the first iteration.
-    """
+    """Return the first kernel that is wrong alone on the model's numbers; in loops, the first iteration's."""
     program, scheduled = program_of(f)
     runner: Runner = lambda step: backend.kernel_runner(program, step)  # noqa: E731
     return _first_wrong(runner, scheduled.graph, scheduled.steps, inputs, options)
@@ -333,9 +317,7 @@ def _inputs_text(failure: Failure) -> str:
 def find_call(
     graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions, backend: Backend
 ) -> Finding:
-    """The first call after which the memory of a program does not hold what it should, though each kernel is right
-    alone.
-    """
+    """Return the first call after which program memory is wrong though each kernel is right alone."""
     program, scheduled = program_of(f)
     known = values_of(scheduled.graph, inputs, [v for s in scheduled.steps for v in s.group.outputs])
     for k, step in enumerate(scheduled.steps):

@@ -1,6 +1,4 @@
-"""Where the time of a call goes in a model with host steps: the profiles of its segments, and the host nodes beside
-them.
-"""
+"""Profile of a model with host steps: those of its segments, and the host nodes beside them."""
 
 from __future__ import annotations
 
@@ -30,11 +28,7 @@ Array = np.ndarray[Any, Any]
 def profile(
     f: Executable, program: HybridProgram, arrays: Sequence[Array], backend: Backend, repeats: int | None = None
 ) -> Profile:
-    """Measure a call of `program` on these arrays. Each step is measured by itself, on what the steps before it made.
-
-    Raises:
-        InputError: as a call, or `repeats` is below 1.
-    """
+    """Measure each step of `program` by itself on earlier steps' results. InputError: as a call; `repeats` < 1."""
     if repeats is not None:
         repeats = integer(repeats, "repeats", 1)
     env, bound = program.start(arrays)
@@ -97,16 +91,5 @@ def _together(
     threads = max((p.threads for p in parts), default=1)
     waiting = sum(p.waiting for p in parts)
     overhead = max(total - waiting - sum(r.seconds for r in rows), 0.0)
-    return Profile(
-        f.report.name,
-        f.report.target,
-        threads,
-        dims,
-        count,
-        total,
-        waiting,
-        overhead,
-        tuple(rows),
-        tuple(calls),
-        limits,
-    )
+    times = total, waiting, overhead
+    return Profile(f.report.name, f.report.target, threads, dims, count, *times, tuple(rows), tuple(calls), limits)

@@ -22,9 +22,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Engine:
-    """`call()` runs the model once, `outputs(result)` gives its arrays in the model's order. `facts` are for tables and
-    JSON.
-    """
+    """`call()` runs the model once, `outputs(result)` orders its arrays. `facts` are for tables and JSON."""
 
     name: str
     call: Callable[[], Any]
@@ -51,9 +49,7 @@ def onnxruntime_engine(model: str | bytes, inputs: Mapping[str, Array], threads:
 
 
 def openvino_engine(model: str | bytes, inputs: Mapping[str, Array], threads: int) -> Engine:
-    """OpenVINO on the CPU in float32, tuned for latency, symbolic sizes fixed. `model`: a path or the bytes of an .onnx
-    file.
-    """
+    """OpenVINO on the CPU: float32, latency hint, symbolic sizes fixed. `model`: path or .onnx bytes."""
     import openvino as ov
 
     start = time.perf_counter()
@@ -78,9 +74,7 @@ def openvino_engine(model: str | bytes, inputs: Mapping[str, Array], threads: in
 
 
 def torch_engine(model: str, inputs: Mapping[str, Array], threads: int) -> Engine:
-    """torch.compile of a model as onnx2torch reads it; compiled by the first call. `model`: the path of an .onnx
-    file.
-    """
+    """torch.compile of a model read by onnx2torch; compiled by the first call. `model`: an .onnx path."""
     import onnx2torch
     import torch
 
@@ -120,9 +114,7 @@ def version(name: str) -> str:
 
 
 def error(got: Array, want: Array) -> float:
-    """Largest difference over the largest expected number; inf for another shape, or a NaN or infinity that is not in
-    both.
-    """
+    """Largest difference over the largest expected number; inf for another shape, NaN or infinity."""
     if got.shape != want.shape:
         return float("inf")
     x, y = got.astype(np.float64), want.astype(np.float64)

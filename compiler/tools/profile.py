@@ -2,8 +2,7 @@
 
 The program runs as it always does, its threads, barriers and caches included, but through a timed entry function, in
 which each thread notes the time before and after every kernel call. Out comes a `Profile`: for each kernel its time,
-its rates, and how near they are to what the machine can do at most; for the rest, what is lost waiting at barriers and
-outside of the native call.
+its rates, and how near they are to the machine's limits; the rest is lost at barriers and outside.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class CallTime:
-    """One call of a kernel: medians, in seconds. `waiting`: what all threads then lose at the barrier behind it, or at
-    the end.
+    """A kernel's call: median seconds. `waiting`: time lost by all threads at the barrier behind, or at the end.
 
     `balance`: time of the average thread over that of the slowest; 1 where the work is evenly divided, and for a kernel
         of one thread.
@@ -49,27 +47,19 @@ class CallTime:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A unique kernel, all of its calls in one run added up.
-
-    Attributes:
-        seconds: median time.
-        share: of the time of a whole call.
-        flops, bytes: of all calls; None where they are not known for these sizes.
-        bound: what limits it first: "compute", or the level of the memory that holds its data.
-        reached: the least time that this limit allows over the time it took.
-    """
+    """A unique kernel, all of its calls in one run added up."""
 
     name: str
     symbol: str
     calls: int
-    seconds: float
-    share: float
+    seconds: float  # median time
+    share: float  # of the time of a whole call
     balance: float
     parallel: bool
-    flops: int | None
-    bytes: int | None
-    bound: str
-    reached: float | None
+    flops: int | None  # of all calls; None where they are not known for these sizes
+    bytes: int | None  # of all calls; None where they are not known for these sizes
+    bound: str  # what limits it first: "compute", or the level of the memory that holds its data
+    reached: float | None  # the least time that this limit allows over the time it took
     choice: str
     nodes: tuple[str, ...]
 
@@ -170,9 +160,7 @@ def find_report(programs: Sequence[ProgramReport], program: Program) -> ProgramR
 
 
 def resized(report: ProgramReport, program: Program, sizes: Mapping[Var, int]) -> ProgramReport:
-    """The report of a program for all sizes, with the work of its kernels at these. A loaded program does not know it:
-    that is left empty.
-    """
+    """Report of a dynamic program with its kernels' work at these sizes, unknown for a loaded program."""
     if program.scheduled is None:
         unknown = tuple(dataclasses.replace(k, flops="", bytes="") for k in report.kernels)
         return dataclasses.replace(report, kernels=unknown)

@@ -12,9 +12,7 @@ from dnnc.ir.graph.text import parse
 
 
 def graph_of(text: str, seed: int = 0) -> Graph:
-    """The graph of a text whose constants, given as `w: f32[8, 4]` after the star, get random numbers scaled by their
-    fan-in.
-    """
+    """Return the graph of a text whose constants, `w: f32[8, 4]` after the star, are random, scaled by fan-in."""
     rng = np.random.default_rng(seed)
     constants: dict[str, Any] = {}
     head = text.split("*,")[1].split("):")[0] if "*," in text else ""

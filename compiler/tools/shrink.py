@@ -1,6 +1,4 @@
-"""Makes a graph that fails smaller: drops outputs, then replaces nodes by inputs, while it still fails in the same
-way.
-"""
+"""Shrinks a failing graph: drops outputs, replaces nodes by inputs, while it fails in the same way."""
 
 from __future__ import annotations
 
@@ -99,18 +97,8 @@ def _rebuilt(
             env[v] = new.constant(a, v.name, v.locs, v.type)
     for n in g.nodes():
         if any(v in needed and v not in env for v in n.outputs):
-            made = new.append(
-                Node(
-                    n.op,
-                    [None if v is None else env[v] for v in n.inputs],
-                    n.attrs,
-                    [o.type for o in n.outputs],
-                    n.locs,
-                )
-            )
+            inputs = [None if v is None else env[v] for v in n.inputs]
+            made = new.append(Node(n.op, inputs, n.attrs, [o.type for o in n.outputs], n.locs))
             env.update((v, m) for v, m in zip(n.outputs, made.outputs) if v not in env)
     new.outputs = [env[v] for v in outputs]
     return new, arrays
-
-
-# --- command line -----------------------------------------------------------------------------------------------------

@@ -22,9 +22,7 @@ Times = list[list[list[float]]]  # [repeat][engine][call] in seconds
 
 
 def alternate(calls: Sequence[Call], repeats: int, budget: float, tell: Callable[[str], None]) -> Times:
-    """Time engines in turns; `budget` is seconds for all of it. The order within a round changes from round to
-    round.
-    """
+    """Time engines in turns within `budget` seconds. The order within a round changes from round to round."""
     guesses = [_guess(c) for c in calls]
     counts = [_count(g, budget / repeats / len(calls)) for g in guesses]
     blocks = [min(n, max(BLOCK_CALLS, round(BLOCK_SECONDS / g))) for g, n in zip(guesses, counts)]
@@ -86,9 +84,6 @@ def _block(call: Call, count: int, times: list[float]) -> None:
         start = clock()
         call()
         times.append(clock() - start)
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def percentiles(times: Times, engine: int) -> dict[str, float]:

@@ -1,5 +1,4 @@
-"""`torch.compile(model, backend="dnnc")`: torch takes Python apart into graphs of ATen operators, and calls
-`dnnc_backend` for each.
+"""`torch.compile(model, backend="dnnc")`: torch extracts graphs of ATen operators for `dnnc_backend`.
 
 torch's own layer above (AOTAutograd) turns writing to tensors into results, which it writes back, and views of inputs
 into views again. What comes here is a pure program, whose *static* inputs are the parameters and buffers of modules.
@@ -36,14 +35,10 @@ PROGRAMS = 16  # kept of one graph: for other weights, and for sizes that no pro
 
 
 def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
-    """What torch.compile calls. `torch.compile(model, backend="dnnc", options={...})` takes the options of
-    `dnnc.compile`.
+    """The torch.compile backend. `options={...}` of `torch.compile` are the options of `dnnc.compile`.
 
-    Inference is compiled. A graph of which gradients are wanted runs in eager PyTorch, with a warning: call the model
-    under torch.no_grad().
-
-    Raises:
-        UnsupportedError: an operator without a form in graphs; says which, and where in the user's code.
+    Inference is compiled. A graph of which gradients are wanted runs in eager PyTorch, with a warning: use no_grad().
+    UnsupportedError: an operator without a form in graphs; says which, and where in the user's code.
     """
     options = make_options({"threads": min(thread_count(None), torch.get_num_threads()), **_named(settings)})
 
@@ -92,9 +87,7 @@ def eager(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Taken:
-    """One argument that a program takes: its position, and the order of its axes in memory where that is not
-    row-major.
-    """
+    """An argument of a program: its position, and the order of its axes in memory if not row-major."""
 
     position: int
     perm: tuple[int, ...] | None
@@ -127,9 +120,7 @@ class Ready:
 
 
 class Piece:
-    """One graph of torch's. Programs are made at the first call, which brings the weights; what has no form in graphs
-    is said at once.
-    """
+    """A torch graph, compiled at the first call, which has the weights; unsupported parts fail at once."""
 
     def __init__(self, module: fx.GraphModule, options: CompileOptions) -> None:
         self.module = module

@@ -1,6 +1,4 @@
-"""Operators of dnnc's own within torch: calls that torch would take apart before a backend sees them are put into one
-of these first.
-"""
+"""dnnc's operators within torch, for calls that torch would decompose before a backend sees them."""
 
 from __future__ import annotations
 

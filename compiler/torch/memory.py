@@ -1,9 +1,7 @@
-"""How tensors lie in memory where torch hands a program its arguments and takes its results: orders of axes, and
-results that are views.
+"""Layouts of torch's arguments and results: orders of axes in memory, and results that are views.
 
-torch makes views of results itself, by the strides and the place in memory that a result has (`as_strided` on the
-argument or result that it is a view of). So results must not only have the right elements: those that share memory in
-eager torch share it here.
+torch makes views of results itself, by a result's strides and place (`as_strided` on the argument or result that it is
+a view of). So results must not only have the right elements: those that share memory in eager torch share it here.
 """
 
 from __future__ import annotations

@@ -59,10 +59,7 @@ def bind(
     opts: CompileOptions,
     progress: Progress | None = None,
 ) -> Any:
-    """Compile a graph whose inputs of these names are weights.
-
-    They are shared, and packed again by `refit`, where the target's programs can do so; elsewhere they are constants.
-    """
+    """Compile a graph with these inputs as weights, repacked by `refit` where the target can; else constants."""
     outputs = [v.name for v in graph.outputs]
     arrays = {n: array_of(t) for n, t in weights.items()}
     if not arrays:
@@ -145,8 +142,7 @@ class TorchProgram:
     def __reduce__(self) -> Any:
         raise InputError(
             "a compiled module cannot be pickled or copied, for its weights are the module's: f.save(path) writes it "
-            "with their values as "
-            "constants, and dnnc.load(path) reads that; or pickle the module and compile it again"
+            "with their values as constants, and dnnc.load(path) reads that; or pickle the module and compile it again"
         )
 
     def __getattr__(self, name: str) -> Any:

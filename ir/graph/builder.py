@@ -1,6 +1,4 @@
-"""Makes nodes: runs the type rule, inserts, and carries the source locations. What goes in are values, what comes out
-are values.
-"""
+"""Makes nodes from values: runs the type rule, inserts the node with its location, returns values."""
 
 from __future__ import annotations
 
@@ -22,12 +20,10 @@ from dnnc.ir.types import TensorType
 
 
 class Builder:
-    """Appends nodes to a graph, or inserts them in front of `before`. `locs` is what new nodes carry; both may be
-    changed any time.
+    """Appends nodes, or inserts them in front of `before`. New nodes carry `locs`; both may be changed.
 
     `b.op("add", x, y)` and `b.add(x, y)` are the same. Operands are values, None for an absent optional input, or
-    numbers and arrays, which become constants (a Python number takes the dtype of the first value among the operands).
-    Attributes are keywords.
+    numbers and arrays, which become constants (Python numbers of the first operand's dtype). Attributes are keywords.
     """
 
     def __init__(
@@ -50,12 +46,9 @@ class Builder:
     def op(self, op: str | OpDef, /, *operands: Any, **attrs: Any) -> Any:
         """Add a node.
 
-        Returns its output, or a tuple of them when the op has several. Attributes that are not given take the type
-        rule's defaults.
-
-        Raises:
-            UnsupportedError: there is no op of that name.
-            ShapeError: the operands' types do not fit; says the op, the types, the attributes and the source.
+        Returns its output, or a tuple of them when the op has several. Missing attributes take their defaults.
+        UnsupportedError: there is no op of that name. ShapeError: the operands' types do not fit; says the op, the
+        types, the attributes and the source.
         """
         record = op if isinstance(op, OpDef) else find_op(self.ops, op)
         node = self.node(record, self.operands(operands), attrs)
@@ -108,9 +101,7 @@ def find_op(ops: Mapping[str, OpDef], name: str) -> OpDef:
 
 
 def infer(op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, locs: tuple[Loc, ...] = ()) -> list[TensorType]:
-    """The output types by the type rule, which sees logical shapes only. ShapeError says op, operand types, attributes
-    and source.
-    """
+    """Run the type rule on logical shapes. ShapeError says op, operand types, attributes and source."""
     types = [
         None if v is None else v.type if v.type.row_major else TensorType(v.type.dtype, v.type.shape) for v in inputs
     ]

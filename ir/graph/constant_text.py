@@ -21,9 +21,7 @@ INLINE = 8  # elements that are written into the text
 
 
 def inline(a: Array, dtype: DType) -> str:
-    """The array as a literal that `read_inline` turns into the same bits; empty where there is none or it is larger
-    than 8 elements.
-    """
+    """Return a literal that `read_inline` turns into the same bits; empty if none, or above 8 elements."""
     if a.size > INLINE:
         return ""
     try:
@@ -78,9 +76,7 @@ def read_inline(node: ast.expr, t: TensorType) -> Array:
 
 
 def read_literal(node: ast.expr, dtype: DType) -> Array:
-    """The array of a number or of nested lists of them, whatever its shape. ValueError where an element does not have
-    the dtype.
-    """
+    """Return an array of a number or nested lists, whatever its shape. ValueError for a wrong element type."""
     items: list[Any] = []
     shape = _read(node, items, dtype)
     out = np.empty(len(items), dtype.numpy)
@@ -145,9 +141,7 @@ def to_bytes(a: Array, dtype: DType) -> Array:
 
 
 def from_bytes(data: Any, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """The array that `to_bytes` wrote, without a copy where it is numbers. ValueError where the bytes are not those of
-    that type.
-    """
+    """Return the array that `to_bytes` wrote, without a copy for numbers. ValueError for foreign bytes."""
     if dtype.kind == "s":
         a = _typed(np.frombuffer(data, np.uint8), dtype)
         if a.shape != shape:
@@ -170,8 +164,7 @@ def _plain(a: Array, dtype: DType) -> Array:
 
 def load_constants(path: str | Path) -> dict[str, Array]:
     """The arrays of a file that `save_constants` wrote, by content hash: what `parse(text, constants=...)` takes. Any
-    other .npz gives its arrays by their names, which `parse` takes as well. ModelError where the file is no .npz, or
-    damaged.
+    other .npz gives its arrays by their names, which `parse` takes as well. ModelError for a damaged file.
     """
     out: dict[str, Array] = {}
     try:

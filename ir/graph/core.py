@@ -4,9 +4,8 @@ A Graph is closed: a node reads only values of its own graph, so a subgraph (att
 all it needs as inputs. Nodes form a linked list, so passes insert and erase while they walk. Every value has a name
 that is unique in its graph and a Python identifier. Constants are read-only views and are hashed once.
 
-Parameters are values whose contents stay the same from call to call but are not known here: weights that belong to
-somebody else. What they hold is a value of the `prologue`, a graph of its own from what users gave to what kernels
-read, which runs when the parameters change.
+Parameters are values whose contents stay the same from call to call but are not known here: foreign weights. They are
+values of the `prologue`, a graph from users' arrays to what kernels read, which runs when the parameters change.
 """
 
 from __future__ import annotations
@@ -165,9 +164,7 @@ class Graph:
     # --- names and dims ---
 
     def fresh_name(self, stem: str = "") -> str:
-        """A name that no value has: the stem made an identifier, with `_0`, `_1`, ... if taken; v0, v1, ... without a
-        stem.
-        """
+        """Return a free name: the stem as an identifier, with `_0`, `_1`, ... if taken; v0, v1, ... without a stem."""
         if stem:
             stem = identifier(stem)
             if stem not in self._names:
@@ -198,9 +195,7 @@ class Graph:
         return name
 
     def declare(self, *dims: Any) -> None:
-        """Enter the variables of dims (also of tuples, types and subgraphs) into `self.dims`. ShapeError if a name
-        stands for two different dims.
-        """
+        """Enter the variables of dims, tuples, types, subgraphs into `self.dims`. ShapeError for a clash of names."""
         for d in dims:
             if isinstance(d, Expr):
                 for v in sorted(free(d), key=lambda v: v.name):
@@ -246,11 +241,7 @@ class Graph:
     def constant(
         self, array: Any, name: str | None = None, locs: tuple[Loc, ...] = (), type: TensorType | None = None
     ) -> Value:
-        """A constant that holds the array (not copied; nobody may write to it afterwards).
-
-        `type` is only needed where the array's dtype does not tell it (none of dnnc's types today) or a layout is to be
-        attached.
-        """
+        """A constant of the array, not copied, and read-only from now. `type`: needed to attach a layout only."""
         a = np.asarray(array)
         a = a.astype(object) if a.dtype.kind in "UST" else a.view()
         a.flags.writeable = False
@@ -259,9 +250,7 @@ class Graph:
         return v
 
     def variance(self, value: Value | None) -> Variance:
-        """How often a value changes. A node's result counts as `CALL`: what depends on constants alone is folded, what
-        depends on parameters alone is hoisted, both where that pays.
-        """
+        """How often a value changes. Node results are `CALL`: constants' dependents fold, parameters' are hoisted."""
         if value in self.constants:
             return Variance.NEVER
         if value in self.parameters:
@@ -369,41 +358,12 @@ class Graph:
         if new.node is not None:
             new.node.locs = union(new.node.locs, old.locs)
 
-    def topological_sort(self) -> None:
-        """Put every node behind those it reads; a graph that is in order stays as it is. InternalError on a cycle."""
-        order: list[Node] = []
-        state: dict[Node, int] = {}  # 1 being visited, 2 done
-        for root in self.nodes():
-            stack = [root]
-            while stack:
-                n = stack[-1]
-                if n in state:
-                    stack.pop()
-                    if state[n] == 1:
-                        state[n] = 2
-                        order.append(n)
-                    continue
-                state[n] = 1
-                for v in reversed(n.inputs):
-                    if v is None or v.node is None or state.get(v.node) == 2:
-                        continue
-                    if v.node in state:
-                        raise InternalError(f"graph {self.name} has a cycle through {v.name} and {n!r}")
-                    stack.append(v.node)
-        previous: Node | None = None
-        for n in order:
-            self._link(previous, n)
-            previous = n
-        self._link(previous, None)
-
     def copy(self) -> Graph:
         """A copy with its own values, nodes and subgraphs; arrays are shared."""
         return self._copied({})[0]
 
     def copy_parameters(self, new: Graph, env: dict[Value | None, Value], known: Copies) -> None:
-        """Give another graph this one's parameters, with a copy of the prologue, `known` if there is one already;
-        enters them into `env`.
-        """
+        """Copy parameters and prologue to another graph (`known`: an existing copy) and enter them into `env`."""
         if self.prologue is None:
             return
         if self.prologue not in known:
@@ -414,9 +374,7 @@ class Graph:
             new.parameters[p] = held[source]
 
     def _copied(self, known: Copies) -> tuple[Graph, dict[Value | None, Value]]:
-        """A copy, and the values in it by those here. `known`: prologues that are copied, which a graph and the bodies
-        in it share.
-        """
+        """Return a copy and its values by this graph's. `known`: prologue copies, shared by graph and bodies."""
         new = Graph(self.name)
         new.dims = dict(self.dims)
         env: dict[Value | None, Value] = {}
@@ -454,18 +412,14 @@ class Graph:
             other._digests[same] = (other.constants[same], known[1])
 
     def structural_hash(self) -> str:
-        """sha256 of everything but names and locations: equal for graphs that compute the same by the same nodes in the
-        same order.
-        """
+        """sha256 of all but names and locations: equal for graphs with the same nodes in the same order."""
         h = hashlib.sha256()
         for line in Printer.structure(self):
             h.update(line.encode())
         return h.hexdigest()
 
     def text(self, locs: bool = False) -> str:
-        """The graph as text, which `dnnc.ir.graph.text.parse` reads back; `locs` adds comments that say where nodes
-        come from.
-        """
+        """Return the text that `dnnc.ir.graph.text.parse` reads back; `locs` adds comments with origins."""
         return Printer.graph(self, locs)
 
     def __repr__(self) -> str:

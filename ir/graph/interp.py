@@ -2,8 +2,7 @@
 
 Per node it calls the op's `reference` or `host`, or builds the op's decomposition and interprets that. Types that
 registers do not hold (f16, bf16, 4-bit) reach the reference in their compute type and its result is rounded to the
-declared one, as kernels do; an op with Trait.BITS gets the stored form. A subgraph reaches a reference as a
-function from arrays to a list of arrays.
+declared one, as kernels do; an op with Trait.BITS gets the stored form. A reference gets subgraphs as functions.
 """
 
 from __future__ import annotations
@@ -87,9 +86,7 @@ def _given(v: Value, x: Any, precision: Precision) -> Array:
 
 
 def _told(n: Node, attrs: Mapping[str, Any]) -> None:
-    """Raises InputError where an attribute holds a dim that no input's shape has told (a size of the data is named by
-    one, but not read).
-    """
+    """Raise InputError for an attribute dim that no input shape has bound, unless it is data-dependent."""
     for k, a in attrs.items():
         for d in a if isinstance(a, tuple) else (a,):
             if isinstance(d, Expr):

@@ -2,7 +2,7 @@
 
     text     ::= {NAME: dim[low, high, divisor]} {definition} function       a dim that nothing is known of (>= 1) needs
                                                                              no declaration; a definition, of an op that
-                                                                             is not dnnc's own: see `te_text`
+                                                                             is not dnnc's own: see `dnnc.ir.te.syntax`
     function ::= def NAME(input: type, ..., *, constant: type = data, ...): {function} {statement} return NAME, ...
     type     ::= f32[N, 2*N + 1] | f32 | f32[N, 64] @ "0 1/16 1%16"
     data     ::= 1.5 | [[1.0, inf], [nan, 2.0]] | const("sha256:0123456789abcdef")   left out: looked up by the name

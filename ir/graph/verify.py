@@ -1,6 +1,4 @@
-"""The invariants of the graph IR, one function each. A graph goes in; nothing comes out, or a VerifyError that quotes
-the node.
-"""
+"""Invariants of the graph IR, one function each: they return nothing, or raise VerifyError with the node."""
 
 from __future__ import annotations
 
@@ -17,11 +15,7 @@ from dnnc.ir.types import Layout, TensorType
 
 
 def verify(g: Graph) -> None:
-    """Check a graph and its subgraphs.
-
-    Raises:
-        VerifyError: says which rule is broken, where, and shows the node as text.
-    """
+    """Check a graph and its subgraphs. VerifyError says which rule is broken, where, and shows the node."""
     _check_names(g)
     _check_constants(g)
     defined = set(g.inputs)
@@ -76,9 +70,7 @@ def _is_name(name: str) -> bool:
 
 
 def _check_constants(g: Graph) -> None:
-    """A constant's array has the dtype and shape that its type says, and so has what a parameter holds; inputs,
-    constants, parameters have no node.
-    """
+    """Constants and parameters have arrays of their type; inputs, constants and parameters have no node."""
     for v, a in g.constants.items():
         if a.shape != v.type.shape or a.dtype != v.type.dtype.numpy:
             raise VerifyError(f"graph {g.name}: the constant {v!r} holds {a.dtype} {list(a.shape)}")

@@ -10,9 +10,7 @@ from dnnc.ir.loops.stmt import Block, For, If
 
 
 def statements(body: Block, env: Mapping[Expr, Expr]) -> int:
-    """The statements in a run of a block, of a branch those of the longer side. `env`: values of sizes; of others the
-    largest counts.
-    """
+    """Count the statements in a run of a block, the longer branch's for each branch. `env`: sizes; else the maximum."""
     total = 0
     for s in body:
         if isinstance(s, For):

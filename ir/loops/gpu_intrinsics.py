@@ -1,7 +1,6 @@
 """NumPy meanings of the warp instructions on matrix fragments, for the records in `intrinsics.py`.
 
-Layouts are those of PTX `mma.sync.m16n8k16` and `ldmatrix`. Arrays are [threads, lanes]; 32 consecutive threads are a
-warp.
+Layouts are those of PTX `mma.sync.m16n8k16` and `ldmatrix`. Arrays are [threads, lanes]; 32 threads are a warp.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ def mma_m16n8k16(d: Array, a: Array, b: Array) -> Array:
 
 
 def ldmatrix_x4(rows: Array) -> Array:
-    """Four 8 x 8 matrices: lane 8*m + r gives the address of row r of matrix m (here: its 8 elements); every lane gets
-    2 elements of each.
-    """
+    """Load four 8 x 8 matrices: lane 8*m + r addresses row r of matrix m; each lane gets 2 elements of each."""
     m = _warps(rows).reshape(-1, 4, 8, 8)  # warp, matrix, row, column
     return np.stack([m[:, k // 2, _LANE // 4, 2 * (_LANE % 4) + k % 2] for k in range(8)], -1).reshape(rows.shape)
 
@@ -70,9 +67,7 @@ def shfl(x: Array, lane: Array) -> Array:
 
 
 def mma_m16n8k8(d: Array, a: Array, b: Array) -> Array:
-    """d + a @ b of float32 rounded to TF32 (10 bits of mantissa, ties away): d is 16 x 8 in 4 registers a lane, a 16 x
-    8 in 4, b 8 x 8 in 2.
-    """
+    """d + a @ b in TF32 (10 mantissa bits, ties away). Lane registers: 4 of d and of a (16 x 8), 2 of b (8 x 8)."""
     warps = len(d) // 32
     left, right = np.zeros((warps, 16, 8), np.float32), np.zeros((warps, 8, 8), np.float32)
     left[:, _GROUP + np.array([0, 8, 0, 8]), _IN_GROUP + np.array([0, 0, 4, 4])] = _warps(_tf32(a))

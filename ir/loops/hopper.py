@@ -1,10 +1,8 @@
-"""Effects of the Hopper generation (sm_90a): names and operands for the table in `intrinsics.py`, shapes and layouts of
-wgmma.
+"""Effects of Hopper (sm_90a): names and operands for `intrinsics.py`'s table, wgmma shapes and layouts.
 
 Data moves and products run beside the threads: the copy engine (TMA) and the tensor cores read and write on their own,
 through the *async proxy*. Threads learn of it by mbarriers (copies into shared memory), by `bulk_wait` (copies out of
-it) and by `wgmma_wait`. What threads write to shared memory becomes visible to those engines by `fence_async()`,
-executed by the writers before the barrier.
+it) and by `wgmma_wait`. Threads' writes become visible to the engines by `fence_async()` before the barrier.
 
     mbar_init(b, arrivals)           one thread; then mbar_fence() and a barrier before anybody uses b
     mbar_arrive(b)                   each active thread arrives once
@@ -66,13 +64,8 @@ SWIZZLE_ROWS = 8  # the pattern of a swizzle repeats after so many rows of 128 b
 def wgmma_positions(
     n: int,
 ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
-    """(row, column) of every accumulator of every thread of a warp group, each [128, n / 2]: register 4*j + 2*h + e of
-    a 64 x n tile.
-    """
+    """(row, column) of a warp group's accumulators, each [128, n / 2]: register 4*j + 2*h + e of a 64 x n tile."""
     t, r = np.arange(GROUP)[:, None], np.arange(n // 2)[None, :]
     row = 16 * (t // 32) + t % 32 // 4 + 8 * (r // 2 % 2)
     column = 8 * (r // 4) + 2 * (t % 4) + r % 2
     return row, column
-
-
-__all__ = ["EFFECTS", "GROUP", "SWIZZLE_ROWS", "WGMMA_ROWS", "wgmma_positions"]

@@ -2,8 +2,7 @@
 
 All threads step together, each a row of the arrays; where they diverge, a mask says who is active. Iterations of
 `parallel` loops are threads too. Lock step would hide races, so these are detected (interp_races). An `if` one of whose
-arms can wait (mbar_wait) runs its arms as coroutines. Independent sequential loops are widened: run side by side for
-speed alone.
+arms can wait (mbar_wait) runs its arms as coroutines. Independent loops are widened for speed.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ def run_kernel(kernel: Kernel, args: Mapping[str, Array], threads: int = 2) -> N
 
     Arrays are C-contiguous, of the buffer's NumPy dtype and at least its size, of any shape, and are written in place;
     scalars are integers or floats. InputError if they are not so; VerifyError with the statement for an access out of
-    bounds, a race, a read of shared memory that nobody wrote or that a copy still writes, a barrier that not all
-    threads reach, and a deadlock.
+    bounds, a race, a read of unwritten shared memory, a barrier that some threads miss, and a deadlock.
     """
     with np.errstate(all="ignore"):
         Interpreter(kernel, threads).run(args)
@@ -275,9 +273,7 @@ class Interpreter(Evaluator):
         self.forget(leave)
 
     def members(self, s: For, lo: int, hi: int) -> Iterator[None]:
-        """cluster, thread.x, warp and lane loops: rows of a team, whose clocks go on from the last such loop of the
-        block.
-        """
+        """Run cluster, thread.x, warp and lane loops: rows of a team, clocks going on from the block's last one."""
         outer, n, inner = self.state, hi - lo, self.team_size(s.body)
         if outer.parallel or n < 1:
             raise KernelError(
@@ -317,9 +313,7 @@ class Interpreter(Evaluator):
         return max(sizes)
 
     def private_outside(self, b: Block) -> list[Buffer]:
-        """Private buffers from outside of a thread loop that it writes: each thread has its own, undefined before and
-        after the loop.
-        """
+        """Give each thread its own copy of outer private buffers that it writes, undefined before and after."""
         return [x for x in writes(b, self.funcs) if x in self.state.views and self.state.views[x].memory.private]
 
     def own_copies(self, st: State, bufs: list[Buffer]) -> None:

@@ -1,6 +1,4 @@
-"""Expressions and memory accesses as the interpreter evaluates them, for all rows (threads) of a state at once, with
-every check.
-"""
+"""Evaluates expressions and memory accesses for all rows (threads) of a state at once, fully checked."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ Array = Any
 
 @dataclass(slots=True)
 class State:
-    """Where a group of rows stands. Copied where it changes, so that leaving a loop or an arm is putting the old one
-    back.
-    """
+    """The place of a group of rows. Copied on change, so leaving a loop or an arm restores the old one."""
 
     env: dict[Var, Array]
     views: dict[Buffer, View]
@@ -37,9 +33,7 @@ class State:
 
 @dataclass(slots=True)
 class Place:
-    """Elements of a view: an offset, or [rows] of them, or [rows or 1, lanes]. `live` (same rank) says which exist;
-    None is all.
-    """
+    """Elements of a view: an offset, [rows], or [rows or 1, lanes]. `live` (same rank): which exist; None: all."""
 
     view: View
     off: Array
@@ -47,10 +41,7 @@ class Place:
 
 
 class Evaluator:
-    """Holds the current state; the interpreter of statements derives from it.
-
-    `spmd`: outside of parallel loops every one of several CPU threads executes the code.
-    """
+    """State of the interpreter of statements. `spmd`: several CPU threads run the code outside of parallel loops."""
 
     def __init__(self, spmd: bool) -> None:
         self.spmd = spmd

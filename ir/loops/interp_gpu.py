@@ -1,8 +1,4 @@
-"""Effects of the operator IR as the interpreter performs them: barriers and asynchronous copies. Exact as to who may
-see what when.
-
-What Hopper adds stands in interp_hopper.
-"""
+"""Effects in the interpreter: barriers and asynchronous copies, exactly ordered. Hopper's: interp_hopper."""
 
 from __future__ import annotations
 
@@ -47,9 +43,7 @@ class Reading:
 
 @dataclass(slots=True, eq=False)
 class Product:
-    """Accumulators under way: registers off[k] of the copies[k] of a private memory, in a group of products of the warp
-    group of who[0].
-    """
+    """Accumulators in flight: registers off[k] of copies[k] of a private memory, in a group of who[0]'s products."""
 
     memory: Memory
     off: Array

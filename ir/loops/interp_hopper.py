@@ -1,5 +1,4 @@
-"""Hopper's effects as the interpreter performs them: mbarriers, the copy engine, tensor cores of warp groups
-(`hopper.py` says what they are).
+"""Hopper's effects in the interpreter: mbarriers, TMA copies, warp group tensor cores (see `hopper.py`).
 
 Copies and products are carried out at once, but what they touch is kept out of bounds until somebody has waited for
 them: elements that a copy writes are `in_flight`, elements that an engine reads are `pinned`, accumulators are
@@ -124,9 +123,7 @@ def _window(it: Evaluator, buf: Buffer, row: int) -> View:
 
 
 def _box(it: Evaluator, r: Ref, row: int, rows: int, lanes: int) -> tuple[View, Array, Array]:
-    """The view, the offsets of rows x lanes from the element on that the thread in this row of the state means, and
-    which of them exist.
-    """
+    """Return the view, offsets of rows x lanes from the element that the thread's row means, and which exist."""
     view, index = _window(it, r.buf, row), _index(it, r, row)
     at: list[Array] = [np.full((rows, lanes), i) for i in index]
     at[-1] = at[-1] + np.arange(lanes)

@@ -1,8 +1,6 @@
-"""Which loops the interpreter may run side by side: iterations that provably touch different elements of all that they
-write.
+"""Loops that the interpreter may run side by side: iterations provably write different elements.
 
-Widening changes only the speed: an iteration becomes one more row of the arrays. What is not shown independent runs in
-sequence.
+Widening changes only the speed: an iteration becomes one more row of the arrays. All others run in sequence.
 """
 
 from __future__ import annotations
@@ -10,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dnnc.ir.bounds import bounds
-from dnnc.ir.expr import Expr, Load, Op, Ref, Var, free, substitute, terms, walk
+from dnnc.ir.bounds import index_form
+from dnnc.ir.expr import Expr, Load, Op, Ref, Var, substitute, walk
 from dnnc.ir.loops.interp_memory import PRIVATE
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Let, Store, exprs, walk_stmts
@@ -73,9 +71,7 @@ class _Body:
 
 
 def independent(loop: For) -> tuple[frozenset[Buffer], frozenset[Buffer]] | None:
-    """If iterations cannot meet as long as no two buffers share memory: the buffers (touched, written) by them. Else
-    None.
-    """
+    """Return buffers (touched, written) by independent iterations, if no two buffers alias; else None."""
     body = _Body()
     if not body.scan(loop.body, {}) or loop.var in body.inner:
         return None
@@ -86,43 +82,16 @@ def independent(loop: For) -> tuple[frozenset[Buffer], frozenset[Buffer]] | None
 
 
 def _apart(places: Sequence[tuple[tuple[Expr, ...], int]], v: Var, inner: set[Var]) -> bool:
-    """Is there an axis along which every iteration of v has a range of its own?
-
-    On that axis every index is c*v + r + (what all share), with max r - min r < |c|.
-    """
+    """True if each iteration of v has its own range c*v + r + (shared part), max r - min r < |c|, along an axis."""
     for axis in range(len(places[0][0])):
-        forms = [_form(idx[axis], v, inner, lanes if axis == len(idx) - 1 else 1) for idx, lanes in places]
-        known = [f for f in forms if f is not None]
-        if len(known) < len(forms) or len({(c, outer) for c, outer, _, _ in known}) > 1:
+        forms = [index_form(idx[axis], v, inner, lanes if axis == len(idx) - 1 else 1) for idx, lanes in places]
+        known = [f for f in forms if f is not None and all(t is v for t, _ in f[0])]
+        if len(known) < len(forms) or len({(mine, outer) for mine, outer, _, _ in known}) > 1:
             continue
-        c = known[0][0]
+        c = sum(k for _, k in known[0][0])
         if max(hi for _, _, _, hi in known) - min(lo for _, _, lo, _ in known) < abs(c):
             return True
     return False
-
-
-_Form = tuple[int, frozenset[tuple[Expr, int]], int, int]
-
-
-def _form(e: Expr, v: Var, inner: set[Var], lanes: int) -> _Form | None:
-    """c*v + outer + [lo, hi] -> (c, outer, lo, hi)."""
-    if e.lanes > 1:
-        return None
-    ts, lo = terms(e)
-    hi, c, outer = lo + lanes - 1, 0, []
-    for t, k in ts:
-        if t is v:
-            c = k
-        elif any(isinstance(x, Load) for x in walk(t)) or v in free(t):
-            return None
-        elif free(t).isdisjoint(inner):
-            outer.append((t, k))
-        else:
-            a, b = bounds(t * k)
-            if a is None or b is None:
-                return None
-            lo, hi = lo + a, hi + b
-    return c, frozenset(outer), lo, hi
 
 
 def writes(block: Block, funcs: dict[str, Func]) -> set[Buffer]:

@@ -1,6 +1,4 @@
-"""Races are detected, not provoked: the interpreter steps threads in one order, these tables know what other orders
-could do.
-"""
+"""Race detection: the interpreter steps threads in one order; these tables tell what others could do."""
 
 from __future__ import annotations
 
@@ -17,11 +15,9 @@ _NOBODY, _SEVERAL = 0, -1  # identities start at 1, so that fresh tables are zer
 
 
 class Iterations:
-    """Iterations of `parallel` loops, and blocks of a grid: in no order, except that `reset` (a barrier of all)
-    separates them.
+    """Iterations of `parallel` loops and grid blocks: unordered, but for `reset`, a barrier of all.
 
-    An element may be touched by two iterations only if both read it, or if both write the same bits (tiles that overlap
-    at an end).
+    An element may be touched by two iterations if both read it, or write the same bits (overlapping tiles).
     """
 
     def __init__(self, noun: str) -> None:
@@ -38,9 +34,7 @@ class Iterations:
         self._cells.clear()
 
     def access(self, view: View, who: Array, off: Array, write: bool, value: Array | None = None) -> str | None:
-        """`who` and `off` have one entry per touched element, so has `value` where it may be written twice. -> what is
-        wrong, or None.
-        """
+        """Report a race or None. `who`, `off` (and `value`, where writes repeat) have an entry per touched element."""
         mem = view.memory
         if mem not in self._cells:
             self._cells[mem] = (np.zeros(mem.size, np.int64), np.zeros(mem.size, np.int64))

@@ -1,6 +1,4 @@
-"""Values of the interpreter: `()` for all threads alike, `[threads]`, or `[threads or 1, lanes]`; with one thread,
-scalars are `()`.
-"""
+"""Interpreter values: `()` for all threads, `[threads]`, `[threads or 1, lanes]`; scalars `()` if single."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Intrinsics: one record each, with the result type and the NumPy meaning. How a target spells them is the backend's
-table.
+"""Intrinsics: a record each, with result type and NumPy meaning. Backends have the spelling tables.
 
 In `meaning` arrays are [threads] or [threads, lanes]; a warp collective sees 32 consecutive rows as a warp. Effects (no
 meaning) are methods of the interpreter. What a target cannot spell, `passes/lower/expand.py` expands.
@@ -113,9 +112,7 @@ def _scale(x: Array, n: Array) -> Array:
 
 
 def cast_numpy(x: Array, to: DType) -> Array:
-    """Value conversion as the IR defines it: float to integer truncates, saturates, NaN -> 0; integers wrap; != 0 for
-    bool.
-    """
+    """Convert as the IR defines: float to integer truncates, saturates, NaN -> 0; integers wrap; != 0 for bool."""
     x = np.asarray(x)
     if to.kind == "b":
         return x != 0
@@ -123,11 +120,8 @@ def cast_numpy(x: Array, to: DType) -> Array:
         lo, hi = to.range
         y = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=float("inf"), neginf=float("-inf")))
         inside = (y >= lo) & (y < float(hi) + 1)
-        return np.where(
-            inside,
-            np.where(inside, y, 0).astype(to.numpy),
-            np.where(y < 0, np.array(lo, to.numpy), np.array(hi, to.numpy)),
-        )
+        limit = np.where(y < 0, np.array(lo, to.numpy), np.array(hi, to.numpy))
+        return np.where(inside, np.where(inside, y, 0).astype(to.numpy), limit)
     with np.errstate(all="ignore"):
         return x.astype(to.numpy)
 
@@ -151,8 +145,7 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
     *(Intrinsic(n, _quiet(f), costly=True) for n, f in _COSTLY.items()),
     Intrinsic("fma", _quiet(_fma), _first),
-    # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity where n is, and 0 where
-    # n is -infinity
+    # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity for n = inf, 0 for -inf
     Intrinsic("scale", _scale, _first),
     # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say
     Intrinsic("piece", lambda t, k: pieces(t, int(np.ravel(k)[0])), _first),

@@ -1,8 +1,6 @@
-"""What a statement computes several times, as names in front of it: the text of an expression is a tree, the expression
-a graph.
+"""Names values that a statement computes several times: its text is a tree, the expression a graph.
 
-In: a function of a kernel. Out: the same with names, which scheduled kernels get once they are decomposed, and every
-kernel as it is printed.
+In: a function of a kernel. Out: the same with names, for decomposed and printed kernels.
 
 `((a + b) * (a + b))` is printed as it stands while the text stays small. A chain of operations that read an operand
 twice doubles its text at each of them, so from LIMIT nodes on the shared operands are bound first:

@@ -26,19 +26,7 @@ from dnnc.ir.errors import Loc
 from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, ref, substitute, unwrap, value, var, walk
 from dnnc.ir.loops.intrinsics import TABLE
 
-LOOP_KINDS = (
-    "range",
-    "unroll",
-    "vector",
-    "parallel",
-    "block.x",
-    "block.y",
-    "block.z",
-    "cluster",
-    "thread.x",
-    "warp",
-    "lane",
-)
+LOOP_KINDS = tuple("range unroll vector parallel block.x block.y block.z cluster thread.x warp lane".split())
 SPACES = ("global", "register", "local", "shared")
 
 
@@ -212,9 +200,7 @@ def map_stmt(s: Stmt, fe: Callable[[Expr], Expr], fb: Callable[[Block], Block]) 
 
 
 def substitute_block(b: Block, env: dict[Expr, Expr]) -> Block:
-    """Replace variables in a block. Loops and lets whose bounds change get variables with the new bounds; decided
-    branches vanish.
-    """
+    """Replace variables in a block. Changed bounds make new loop and let variables; decided branches vanish."""
 
     def go(block: Block, env: dict[Expr, Expr]) -> Block:
         out: list[Stmt] = []
@@ -315,9 +301,7 @@ def count_stmts(k: Kernel) -> int:
 
 
 class Builder:
-    """Writes a block in order; `with b.loop("i", n) as i:` nests. The one way in which templates and lowering make
-    code.
-    """
+    """Writes a block in order; `with b.loop("i", n) as i:` nests. Templates and lowering make code with it."""
 
     def __init__(self) -> None:
         self._stack: list[list[Stmt]] = [[]]

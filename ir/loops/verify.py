@@ -1,8 +1,6 @@
-"""The verifier of the operator IR: static, one function per invariant, each message quotes the statement that breaks
-it.
+"""Verifier of the operator IR: static, one function per invariant, each error quotes its statement.
 
-Bounds are proved by linear facts: the bounds that variables carry, conditions of enclosing `if`s, values of lets. No
-proof is an error.
+Bounds are proved by linear facts: bounds of variables, conditions of `if`s, values of lets. No proof is an error.
 """
 
 from __future__ import annotations
@@ -60,9 +58,7 @@ ARITHMETIC = ("+", "-", "*", "/", "min", "max", "fmin", "fmax", "fma", *COMPARE)
 
 
 def verify_kernel(kernel: Kernel, limited: bool = True) -> Kernel:
-    """Check every invariant, that of the number of statements only if it is `limited`. Returns the kernel; raises
-    VerifyError naming the function, the statement and the source nodes.
-    """
+    """Check all invariants, the limit of statements if `limited`. VerifyError names function, statement, nodes."""
     names = {f.name for f in kernel.funcs}
     n = count_stmts(kernel)
     if limited and n > MAX_STATEMENTS:

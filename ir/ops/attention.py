@@ -1,8 +1,6 @@
-"""`attention`: the softmax of a product, times a matrix, as one op, so that a kernel may keep the rows of scores to
-itself.
+"""`attention`: softmax of a product, times a matrix, as one op, so that a kernel can keep the scores.
 
-Vaswani et al., "Attention Is All You Need", section 3.2.1; computed tile by tile as in Dao, "FlashAttention-2", where a
-target can.
+Vaswani et al., "Attention Is All You Need", section 3.2.1; by tiles as in Dao, "FlashAttention-2", where a target can.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import ContractionForm, OpDef, require
-from dnnc.ir.ops.common import CHUNK, CONTRACTION, Array, dim, require_kind, same_dim, same_dtype, sample
+from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
+from dnnc.ir.ops.common import CHUNK, Array, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -33,27 +31,17 @@ def _type(
     same_dtype(q, k, v)
     require(masked_rows in ("nan", "zero"), "masked_rows is nan or zero; got {}", masked_rows)
     require_kind("attention's operands", q, "f")
-    require(
-        q.rank == k.rank == v.rank >= 2, "attention takes operands of one rank, at least 2; got {}, {} and {}", q, k, v
-    )
-    require(
-        all(same_dim(a, b) and same_dim(a, c) for a, b, c in zip(q.shape[:-2], k.shape[:-2], v.shape[:-2])),
-        "batches differ: {}, {}, {}",
-        q,
-        k,
-        v,
-    )
+    ok = q.rank == k.rank == v.rank >= 2
+    require(ok, "attention takes operands of one rank, at least 2; got {}, {} and {}", q, k, v)
+    ok = all(same_dim(a, b) and same_dim(a, c) for a, b, c in zip(q.shape[:-2], k.shape[:-2], v.shape[:-2]))
+    require(ok, "batches differ: {}, {}, {}", q, k, v)
     require(same_dim(q.shape[-1], k.shape[-1]), "queries have {} elements, keys {}", q.shape[-1], k.shape[-1])
     require(same_dim(k.shape[-2], v.shape[-2]), "there are {} keys and {} values", k.shape[-2], v.shape[-2])
     scores = (*q.shape[:-1], k.shape[-2])
     if mask is not None:
         require_kind("the mask", mask, "f")
-        require(
-            broadcast_shapes(scores, mask.shape) == scores,
-            "mask {} does not broadcast to the scores {}",
-            mask,
-            list(scores),
-        )
+        ok = broadcast_shapes(scores, mask.shape) == scores
+        require(ok, "mask {} does not broadcast to the scores {}", mask, list(scores))
     return TensorType(q.dtype, (*q.shape[:-1], v.shape[-1]))
 
 

@@ -1,6 +1,4 @@
-"""Ops on the bits of a number: its stored form read as a number of another type of as many bits, and its exponent
-alone.
-"""
+"""Ops on the bits of a number: its stored form as another type of the same width, and its exponent."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from dnnc.ir.dtype import DType, bf16, boolean, f16, f32, f64, i8, i32, i64, u8,
 from dnnc.ir.dtype import dtype as named
 from dnnc.ir.expr import Expr, cast, const, load, op, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import ELEMENTWISE, Array, sample, size_flops
+from dnnc.ir.op import ELEMENTWISE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, sample, size_flops
 from dnnc.ir.types import TensorType
 
 E8M0 = named("f8e8m0")
@@ -20,17 +18,10 @@ WORDS = {8: u8, 16: u16, 32: u32, 64: named("u64")}
 
 
 def _type(x: TensorType, *, to: DType) -> TensorType:
-    require(
-        x.dtype.kind in "fiub" and to.kind in "fiub", "bit_cast is between numbers and bools; got {} to {}", x.dtype, to
-    )
-    require(
-        x.dtype.bits == to.bits,
-        "bit_cast keeps the number of bits; got {} ({} bits) to {} ({} bits)",
-        x.dtype,
-        x.dtype.bits,
-        to,
-        to.bits,
-    )
+    ok = x.dtype.kind in "fiub" and to.kind in "fiub"
+    require(ok, "bit_cast is between numbers and bools; got {} to {}", x.dtype, to)
+    message = "bit_cast keeps the number of bits; got {} ({} bits) to {} ({} bits)"
+    require(x.dtype.bits == to.bits, message, x.dtype, x.dtype.bits, to, to.bits)
     return TensorType(to, x.shape)
 
 

@@ -10,13 +10,8 @@ import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, const
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import (
-    MOVEMENT,
-    Array,
-    dim,
-    sample,
-)
+from dnnc.ir.op import MOVEMENT, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, dim, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dense, Dim, Layout, TensorType, parse_layout
 
@@ -24,20 +19,11 @@ Dims = tuple[Dim, ...]
 
 
 def _depth_type(x: TensorType, *, block: int, mode: str = "DCR") -> TensorType:
-    require(
-        x.rank == 4 and mode in ("DCR", "CRD"),
-        "depth_to_space needs [N, C, H, W] and mode DCR or CRD; got {} and {}",
-        x,
-        mode,
-    )
+    ok = x.rank == 4 and mode in ("DCR", "CRD")
+    require(ok, "depth_to_space needs [N, C, H, W] and mode DCR or CRD; got {} and {}", x, mode)
     n, c, h, w = x.shape
-    require(
-        isinstance(c, int) and block > 0 and c % (block * block) == 0,
-        "{} channels do not divide into {}x{} blocks",
-        c,
-        block,
-        block,
-    )
+    ok = isinstance(c, int) and block > 0 and c % (block * block) == 0
+    require(ok, "{} channels do not divide into {}x{} blocks", c, block, block)
     return TensorType(x.dtype, (n, dim(const(c) // (block * block)), dim(const(h) * block), dim(const(w) * block)))
 
 
@@ -54,12 +40,8 @@ def _depth_to_space(b: Any, x: Any, *, block: int, mode: str) -> Any:
 def _space_type(x: TensorType, *, block: int) -> TensorType:
     require(x.rank == 4 and block > 0, "space_to_depth needs [N, C, H, W]; got {}", x)
     n, c, h, w = x.shape
-    require(
-        all(dim(const(d) % block) == 0 for d in (h, w)),
-        "the spatial dims of {} do not divide into blocks of {}",
-        x,
-        block,
-    )
+    ok = all(dim(const(d) % block) == 0 for d in (h, w))
+    require(ok, "the spatial dims of {} do not divide into blocks of {}", x, block)
     return TensorType(x.dtype, (n, dim(const(c) * block * block), dim(const(h) // block), dim(const(w) // block)))
 
 
@@ -72,19 +54,11 @@ def _space_to_depth(b: Any, x: Any, *, block: int) -> Any:
 
 def _interleave_type(x: TensorType, *, strides: tuple[int, ...], channels: int) -> TensorType:
     phases = math.prod(strides)
-    require(
-        x.rank == len(strides) + 2 and all(s > 0 for s in strides),
-        "interleave needs a stride > 0 for each of the spatial axes of {}",
-        x,
-    )
+    ok = x.rank == len(strides) + 2 and all(s > 0 for s in strides)
+    require(ok, "interleave needs a stride > 0 for each of the spatial axes of {}", x)
     n, c, *sizes = x.shape
-    require(
-        isinstance(c, int) and c % phases == 0 and 0 < channels <= c // phases,
-        "{} channels are not {} x {} and more",
-        c,
-        phases,
-        channels,
-    )
+    ok = isinstance(c, int) and c % phases == 0 and 0 < channels <= c // phases
+    require(ok, "{} channels are not {} x {} and more", c, phases, channels)
     return TensorType(x.dtype, (n, channels, *(dim(const(q) * s) for q, s in zip(sizes, strides))))
 
 
@@ -110,12 +84,8 @@ def _interleave_numpy(x: Array, *, strides: Sequence[int], channels: int) -> Arr
 
 
 def _pack_type(x: TensorType, *, layout: Layout | None) -> TensorType:
-    require(
-        layout is None or {p.axis for p in layout.parts} == set(range(x.rank)),
-        "layout {} does not fit to {}",
-        layout,
-        x,
-    )
+    ok = layout is None or {p.axis for p in layout.parts} == set(range(x.rank))
+    require(ok, "layout {} does not fit to {}", layout, x)
     return TensorType(x.dtype, x.shape, Dense(layout))
 
 

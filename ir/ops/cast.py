@@ -11,15 +11,14 @@ from dnnc.ir.dtype import DType, bf16, boolean, dtype, f16, f32, i8, i32, i64, u
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.intrinsics import cast_numpy
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import ELEMENTWISE, Array, elementwise, sample, size_flops
+from dnnc.ir.op import ELEMENTWISE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, elementwise, sample, size_flops
 from dnnc.ir.types import TensorType
 
 
 def _type(x: TensorType, *, to: DType, saturate: bool = True) -> TensorType:
-    require(
-        x.dtype.kind in "fiub" and to.kind in "fiub", "cast is between numbers and bools; got {} to {}", x.dtype, to
-    )
+    ok = x.dtype.kind in "fiub" and to.kind in "fiub"
+    require(ok, "cast is between numbers and bools; got {} to {}", x.dtype, to)
     return TensorType(to, x.shape)
 
 
@@ -46,11 +45,8 @@ def _value(x: Expr, to: DType, saturate: bool) -> Expr:
     if to.is_int and to.bits < 8 and x.dtype.is_float:  # the byte that holds it saturates later than it does
         low, high = to.range
         nan = call("isnan", x)
-        x = call(
-            "fmin",
-            const(float(high), x.dtype),
-            call("fmax", const(float(low), x.dtype), select(nan, const(0.0, x.dtype), x)),
-        )
+        number = call("fmax", const(float(low), x.dtype), select(nan, const(0.0, x.dtype), x))
+        x = call("fmin", const(float(high), x.dtype), number)
     if to.is_float:
         x = cast(x, to)  # rounds, even where the value stays in a register
     return cast(x, to.computed)
@@ -65,9 +61,6 @@ def _reference(x: Array, *, to: DType, saturate: bool = True) -> Array:
         top = largest(to)
         return cast_numpy(np.clip(np.asarray(x, np.float64), -top, top), to)
     return cast_numpy(x, to)
-
-
-# --- rounding ---------------------------------------------------------------------------------------------------------
 
 
 def _rounded_type(x: TensorType, *, dtype: DType) -> TensorType:

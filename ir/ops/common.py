@@ -1,6 +1,4 @@
-"""Helpers of the op records: type rules that many share, broadcasting inside `compute`, samples and the drawing of
-their inputs.
-"""
+"""Helpers of op records: common type rules, broadcasting in `compute`, samples and their random inputs."""
 
 from __future__ import annotations
 
@@ -14,21 +12,12 @@ from dnnc.ir import te
 from dnnc.ir.dtype import BY_NAME, DType, i64
 from dnnc.ir.expr import E, Expr, cast, const, maximum, minimum, select, unwrap
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Sample, Trait, require
+from dnnc.ir.op import Sample, require
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
 Array = Any  # np.ndarray of any dtype, ml_dtypes' included
-PURE = frozenset((Trait.PURE,))
-ELEMENTWISE = frozenset((Trait.PURE, Trait.ELEMENTWISE))
-MOVEMENT = frozenset((Trait.PURE, Trait.MOVEMENT))
-VIEW = frozenset((Trait.PURE, Trait.MOVEMENT, Trait.VIEW))
-REDUCTION = frozenset((Trait.PURE, Trait.REDUCTION))
-CONTRACTION = frozenset((Trait.PURE, Trait.CONTRACTION))
-LOOPS = frozenset((Trait.PURE, Trait.LOOPS))
-ROWWISE = REDUCTION | {Trait.ROWWISE}
-
 CHUNK = 1 << 21  # elements that a sampled reference gathers at once
 WORDS = ("", "7", "-1.5", "Ab", "b c", "\u00e9t\u00e9 1")  # of which drawn strings are
 _TYPE = re.compile(r"(\w+)\[([\d, ]*)\]$")
@@ -46,9 +35,7 @@ def sample(*inputs: str, domain: tuple[float, float] = (-2.0, 2.0), **attrs: Any
 
 
 def draw(s: Sample, seed: int) -> list[Array]:
-    """Inputs for a sample: floats uniform in its domain, integers uniform in the integers of the domain, both ends
-    included, strings of WORDS.
-    """
+    """Draw a sample's inputs: floats and integers uniform in its domain, ends included; strings from WORDS."""
     rng = np.random.default_rng(seed)
     lo, hi = s.domain
     out = []
@@ -80,11 +67,8 @@ def require_kind(what: str, t: TensorType, kinds: str) -> None:
 def same_dtype(*types: TensorType) -> DType:
     """The one dtype of all. ShapeError names those that differ."""
     first = types[0].dtype
-    require(
-        all(t.dtype is first for t in types),
-        "operands must have one dtype; got {}: cast them",
-        ", ".join(str(t.dtype) for t in types),
-    )
+    ok = all(t.dtype is first for t in types)
+    require(ok, "operands must have one dtype; got {}: cast them", ", ".join(str(t.dtype) for t in types))
     return first
 
 

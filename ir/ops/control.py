@@ -34,35 +34,22 @@ def _loop_type(
     backward: tuple[bool, ...] = (),
 ) -> tuple[TensorType, ...]:
     for t, what, dtype in ((trips, "trips", i64), (condition, "condition", boolean)):
-        require(
-            t is None or (t.dtype is dtype and t.rank == 0), "the {} of a loop must be {}[], got {}", what, dtype, t
-        )
+        ok = t is None or (t.dtype is dtype and t.rank == 0)
+        require(ok, "the {} of a loop must be {}[], got {}", what, dtype, t)
     stacked = len(body.outputs) - carried - (condition is not None)
     require(stacked >= 0, "the body of a loop with {} carried values makes {} results", carried, len(body.outputs))
-    require(
-        length is not None or not (scanned or stacked or trips is condition is None),
-        "a loop with rows, or without an end, needs a length",
-    )
-    require(
-        len(backward) in (0, scanned + stacked),
-        "backward says {} of {} scanned and stacked values",
-        len(backward),
-        scanned + stacked,
-    )
+    ok = length is not None or not (scanned or stacked or trips is condition is None)
+    require(ok, "a loop with rows, or without an end, needs a length")
+    ok = len(backward) in (0, scanned + stacked)
+    require(ok, "backward says {} of {} scanned and stacked values", len(backward), scanned + stacked)
     given = [v.type for v in body.inputs]
-    require(
-        len(given) == 1 + len(rest), "the body of the loop takes {} values, {} are there", len(given), 1 + len(rest)
-    )
+    ok = len(given) == 1 + len(rest)
+    require(ok, "the body of the loop takes {} values, {} are there", len(given), 1 + len(rest))
     require(given[0] == TensorType(i64, ()), "the body's first input is the iteration, i64[], not {}", given[0])
     for k, (t, want) in enumerate(zip(rest, given[1:])):
         row = carried <= k < carried + scanned
-        require(
-            not row or (t.rank > 0 and t.shape[0] == length),
-            "scanned operand {} must have {} rows, got {}",
-            k,
-            length,
-            t,
-        )
+        ok = not row or (t.rank > 0 and t.shape[0] == length)
+        require(ok, "scanned operand {} must have {} rows, got {}", k, length, t)
         got = TensorType(t.dtype, t.shape[1:]) if row else t
         require(got == want, "operand {} of the loop gives {}, the body takes {}", k, got, want)
     made = [v.type for v in body.outputs][condition is not None :]

@@ -1,10 +1,8 @@
-"""Convolution and transposed convolution over 1 to 3 spatial dims; x is [N, C, ...], w is [O, C/group, ...] ([C,
-O/group, ...]).
+"""Convolution and its transpose, 1 to 3 spatial dims; x [N, C, ...], w [O, C/group, ...] ([C, O/group, ...]).
 
 A grouped convolution may be written by panels of outputs (`panel=16`): all outputs of a panel read the same inputs,
 those of all groups that the panel has outputs of, and w is [O, most inputs of a panel, ...] with zeros where an input
-is of another group. So a register of outputs of several groups is computed as one of a single group. `panels_of` says
-which inputs a panel reads.
+is of another group. So several groups share a register of outputs. `panels_of` says which inputs a panel reads.
 """
 
 from __future__ import annotations
@@ -18,20 +16,8 @@ import numpy as np
 from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const, minimum, unwrap
-from dnnc.ir.op import ContractionForm, OpDef, require
-from dnnc.ir.ops.common import (
-    CHUNK,
-    CONTRACTION,
-    Array,
-    both,
-    channel_dims,
-    dim,
-    require_kind,
-    same_dim,
-    same_dtype,
-    sample,
-    within,
-)
+from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
+from dnnc.ir.ops.common import CHUNK, Array, both, channel_dims, dim, require_kind, same_dim, same_dtype, sample, within
 from dnnc.ir.ops.matmul import float64, widened
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
 from dnnc.ir.te import Tensor
@@ -42,19 +28,12 @@ Pads = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class Panels:
-    """The inputs that the outputs of a grouped convolution read, `width` outputs at a time.
+    """The inputs that the outputs of a grouped convolution read, `width` outputs at a time."""
 
-    Attributes:
-        inputs: of a group.
-        outputs: of a group.
-        made: all outputs.
-        width: outputs of a panel.
-    """
-
-    inputs: int
-    outputs: int
-    made: int
-    width: int
+    inputs: int  # of a group
+    outputs: int  # of a group
+    made: int  # all outputs
+    width: int  # outputs of a panel
 
     def first(self, o: E) -> Expr:
         """The first input that output `o` and the rest of its panel read."""
@@ -74,9 +53,7 @@ class Panels:
 
     @property
     def of_a_block(self) -> int:
-        """Panels side by side that read one block of `width` inputs, each of their lanes an element of its own group; 0
-        where a panel reads more.
-        """
+        """Panels that share a block of `width` inputs, each lane one group's element; 0 if a panel reads more."""
         if self.outputs % self.inputs or self.width % self.inputs or self.inputs == self.width:
             return 0  # groups of a block have as many outputs as whole panels hold
         panels = self.outputs // self.inputs
@@ -93,9 +70,8 @@ def panels_of(channels: int, made: int, group: int, width: int) -> Panels:
 
 
 def _channels(x: TensorType, w: TensorType, b: TensorType | None, group: int, out_dtype: DType | None) -> None:
-    require(
-        3 <= x.rank <= 5 and w.rank == x.rank, "conv needs 1 to 3 spatial dims and equal ranks; got x {} and w {}", x, w
-    )
+    ok = 3 <= x.rank <= 5 and w.rank == x.rank
+    require(ok, "conv needs 1 to 3 spatial dims and equal ranks; got x {} and w {}", x, w)
     if out_dtype is None:
         same_dtype(x, w, *(() if b is None else (b,)))
     require_kind("conv's operands", x, "fiu")
@@ -117,30 +93,17 @@ def _type(
     _channels(x, w, b, group, out_dtype)
     if panel:
         sizes = x.shape[1], w.shape[0]
-        require(
-            all(isinstance(n, int) and n % group == 0 for n in sizes),
-            "panels need channels in {} groups; got {} and {}",
-            group,
-            *sizes,
-        )
+        ok = all(isinstance(n, int) and n % group == 0 for n in sizes)
+        require(ok, "panels need channels in {} groups; got {} and {}", group, *sizes)
         most = panels_of(*sizes, group, panel).most  # type: ignore[arg-type]
-        require(
-            w.shape[1] == most, "a panel of {} outputs of {} groups reads {} inputs; w is {}", panel, group, most, w
-        )
+        ok = w.shape[1] == most
+        require(ok, "a panel of {} outputs of {} groups reads {} inputs; w is {}", panel, group, most, w)
     else:
         want = dim(const(w.shape[1]) * group)
-        require(
-            same_dim(x.shape[1], want),
-            "x {} has {} channels, w {} in {} groups needs {}",
-            x,
-            x.shape[1],
-            w,
-            group,
-            want,
-        )
-    require(
-        b is None or (b.rank == 1 and same_dim(b.shape[0], w.shape[0])), "the bias must be [{}]; got {}", w.shape[0], b
-    )
+        ok = same_dim(x.shape[1], want)
+        require(ok, "x {} has {} channels, w {} in {} groups needs {}", x, x.shape[1], w, group, want)
+    ok = b is None or (b.rank == 1 and same_dim(b.shape[0], w.shape[0]))
+    require(ok, "the bias must be [{}]; got {}", w.shape[0], b)
     win = window(x.rank - 2, w.shape[2:], strides, pads, dilations)
     return TensorType(out_dtype or x.dtype, (x.shape[0], w.shape[0], *win.sizes(x.shape[2:])))
 
@@ -181,14 +144,8 @@ def _compute(
         return both(*([v[2 + rank] < panels.count(v[1])] if uneven and panels is not None else []), *tests)
 
     shape = (x.dims[0], w.dims[0], *win.sizes(spatial))
-    acc = te.reduce(
-        shape,
-        w.dims[1:],
-        dtype if b is None else dtype.computed,
-        "sum",
-        value,
-        inside if win.padded or uneven else None,
-    )
+    where = inside if win.padded or uneven else None
+    acc = te.reduce(shape, w.dims[1:], dtype if b is None else dtype.computed, "sum", value, where)
     return _with_bias(acc, b, dtype)
 
 
@@ -235,9 +192,7 @@ def _reference_at(
     out_dtype: DType | None = None,
     **attrs: Any,
 ) -> Array:
-    """Pixels times channels as one matrix product where the points are (nearly) such a grid, else a window for each
-    point.
-    """
+    """Compute pixels times channels as a matrix product where the points form a (near) grid, else by windows."""
     x, w, b = (widened(a, out_dtype) if a is not None else None for a in (*inputs, None)[:3])
     assert x is not None and w is not None
     win = window(x.ndim - 2, w.shape[2:], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
@@ -276,9 +231,7 @@ def _reference_at(
 
 
 def _windows(x: Array, win: Window, kernel: Sequence[int], images: Array, first: Array, at: Array) -> Array:
-    """What windows read, [windows, elements of a window]: of one image and `kernel[1]` channels from `first` on
-    each.
-    """
+    """Return windows [windows, elements of a window] of one image and `kernel[1]` channels from `first` on."""
     grids = np.meshgrid(*(np.arange(k) for k in kernel[1:]), indexing="ij")
     col = (slice(None),) + (None,) * len(grids)
     channels = first[col] + grids[0]

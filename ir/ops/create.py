@@ -1,6 +1,4 @@
-"""Tensors from nothing: a fill value, an index, the identity matrix. Where their shape is known, folding makes
-constants of them.
-"""
+"""Tensors from nothing: fill, index, identity matrix. Folding makes constants where the shape is known."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, boolean, f16, f32, i32, i64
 from dnnc.ir.expr import Expr, cast, const, select
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, sample
+from dnnc.ir.op import PURE, OpDef, require
+from dnnc.ir.ops.common import Array, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType

@@ -1,6 +1,4 @@
-"""What a deformable convolution multiplies with its weights: the operand read, by linear interpolation, at places that
-are data.
-"""
+"""Columns of a deformable convolution: the operand at computed places, by linear interpolation."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, minimum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, same_dtype, same_shape, sample
+from dnnc.ir.op import PURE, OpDef, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, same_dtype, same_shape, sample
 from dnnc.ir.ops.window import Ints, Window, window
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
@@ -40,12 +38,8 @@ def _type(
     require(x.rank >= 3 and len(kernel) == x.rank - 2, "a kernel of {} does not fit to {}", kernel, x)
     sizes = _window(x, kernel, strides, pads, dilations).sizes(x.shape[2:])
     c, taps = x.shape[1], int(np.prod(kernel))
-    require(
-        isinstance(c, int) and groups > 0 and c % groups == 0,
-        "{} channels do not divide into {} offset groups",
-        c,
-        groups,
-    )
+    ok = isinstance(c, int) and groups > 0 and c % groups == 0
+    require(ok, "{} channels do not divide into {} offset groups", c, groups)
     for what, t, per_tap in (("offset", offset, len(kernel)), ("mask", mask, 1)):
         if t is not None:
             want = (x.shape[0], groups * taps * per_tap, *sizes)

@@ -3,8 +3,7 @@
 The keys are those of `sort`. `sort_digits` moves them once for each digit, n * 4 moves for 32 bits. Of a long row of
 which few elements are asked for, those lie in the `keep` groups of neighbours whose first elements are the first ones:
 vectors find the first of each group, and what is sorted is one element of each group, and then the members of `keep`
-groups. Groups are in the order of their elements, so that ties are decided as in a sort of all, and the work does not
-depend on the data.
+groups. Groups are in the order of their elements, so that ties are those of a full sort, and work is fixed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, op, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import PURE, Array, clamp, dim, require_kind, rows_flops, same_dim, sample
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, clamp, dim, require_kind, rows_flops, same_dim, sample
 from dnnc.ir.ops.sort_keys import indices_of, key_numpy, ordered, sort_along
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
@@ -35,21 +34,13 @@ VALUE = 32, 64  # bits of a key that hold an element's order
 def _digits_type(x: TensorType, *, keep: int, low: int = 32, high: int = 64) -> TensorType:
     n = x.shape[-1] if x.rank else None
     require(x.dtype is u64 and isinstance(n, int), "rows of u64 keys of a constant length; got {}", x)
-    require(
-        0 <= keep <= (n if isinstance(n, int) else 0) and 0 <= low < high <= 64,
-        "{} keys by bits {} to {} of {}",
-        keep,
-        low,
-        high,
-        x,
-    )
+    ok = 0 <= keep <= (n if isinstance(n, int) else 0) and 0 <= low < high <= 64
+    require(ok, "{} keys by bits {} to {} of {}", keep, low, high, x)
     return TensorType(u64, (*x.shape[:-1], keep))
 
 
 def _digits(x: Tensor, *, keep: int, low: int, high: int) -> Tensor:
-    """What the walks of `passes/lower/digits.py` come to: an element stands behind those of smaller bits, and of equal
-    ones before it.
-    """
+    """Stable order of `passes/lower/digits.py`: an element follows those of smaller bits and earlier equal ones."""
     n = x.dims[-1]
 
     def bits(*v: Expr) -> Expr:
@@ -77,11 +68,8 @@ def _digits_numpy(x: Array, *, keep: int, low: int = 32, high: int = 64) -> Arra
 
 def _groups_type(x: TensorType, *, group: int, descending: bool = False) -> TensorType:
     require_kind("what is sorted", x, "fiub")
-    require(
-        x.rank > 0 and isinstance(x.shape[-1], int) and x.dtype.bits < 64 and group > 0,
-        "rows of a constant length; got {}",
-        x,
-    )
+    ok = x.rank > 0 and isinstance(x.shape[-1], int) and x.dtype.bits < 64 and group > 0
+    require(ok, "rows of a constant length; got {}", x)
     return TensorType(u32, (*x.shape[:-1], -(-int(x.shape[-1]) // group)))  # type: ignore[arg-type]
 
 
@@ -91,9 +79,7 @@ def _order(x: Tensor, i: tuple[Expr, ...], descending: bool) -> Expr:
 
 
 def _groups(x: Tensor, *, group: int, descending: bool) -> Tensor:
-    """The order of the first element of each group of neighbours, as numbers that rise. The last group repeats its last
-    element.
-    """
+    """Rising positions of each neighbour group's first element. The last group repeats its last element."""
     shape = (*x.dims[:-1], -(-int(x.dims[-1]) // group))  # type: ignore[arg-type]
     return te.reduce(shape, [group], u32, "min", lambda *v: _order(x, (*v[:-2], v[-2] * group + v[-1]), descending))
 

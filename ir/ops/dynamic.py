@@ -1,10 +1,8 @@
-"""Ops whose result's size depends on the data: native code for the most that there can be, then `truncate` to what
-there is.
+"""Ops with data-dependent shapes: native code for the largest possible result, then `truncate`.
 
-What is kept is a list of flags. Its running count says where each kept element goes (`count_true`, two levels of
-blocks), and a search in that count which element stands at each place (`positions`), so nothing is written out of order
-and all elements may be computed at once. An op here takes the fresh dim of its result as the attribute `size`; see
-`dnnc.ir.ops.host`.
+What is kept is a list of flags. Its running count says where each kept element goes (`running_count`, two levels of
+blocks), and a search in that count which element stands at each place (`positions`), so elements are computed at once
+and in order. An op here takes the fresh dim of its result as the attribute `size`; see `dnnc.ir.ops.host`.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from dnnc.ir.dtype import DType, boolean, i64
 from dnnc.ir.expr import Expr, const, maximum, minimum, select
 from dnnc.ir.expr import dim as symbol
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import LOOPS, PURE, Array, both, clamp, dim, rows_flops, same_dim, sample
+from dnnc.ir.op import LOOPS, PURE, OpDef, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, rows_flops, same_dim, sample
 from dnnc.ir.ops.host import HOST
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
@@ -73,11 +71,8 @@ def _sums_numpy(x: Array) -> Array:
 
 def _running_type(x: TensorType, before: TensorType) -> TensorType:
     _numbers(x)
-    require(
-        before.dtype is i64 and before.rank == 1 and same_dim(before.shape[0], _blocks(x.shape[0])),
-        "sums of blocks; got {}",
-        before,
-    )
+    ok = before.dtype is i64 and before.rank == 1 and same_dim(before.shape[0], _blocks(x.shape[0]))
+    require(ok, "sums of blocks; got {}", before)
     return x
 
 
@@ -170,9 +165,7 @@ def _positions_numpy(running: Array) -> Array:
 
 
 def kept(b: Any, flags: Any) -> tuple[Any, Any]:
-    """Where the true ones of bool[n] stand, in order (i64[n], what comes after them is some index), and how many there
-    are (i64[]).
-    """
+    """Return the positions of true in bool[n], in order (i64[n], arbitrary behind them), and their count (i64[])."""
     n = flags.type.shape[0]
     if isinstance(n, int) and n == 0:
         return b.full(shape=(0,), value=0, dtype=i64), b.full(shape=(), value=0, dtype=i64)
@@ -250,9 +243,7 @@ def _unique_type(x: TensorType, *, size: Dim, axis: int | None = None, sorted: b
 
 
 def _unique(b: Any, x: Any, *, size: Dim, axis: int | None, sorted: bool) -> tuple[Any, ...]:
-    """Sort; a group begins where an element differs from the one before. What a group is called comes back through the
-    inverse of the sort.
-    """
+    """Sort and start a group where neighbours differ; the inverse of the sort brings the numbers back."""
     if axis is None:
         x = b.reshape(x, shape=(x.type.size,))
     a = normalize_axis(axis or 0, x.type.rank)
@@ -278,9 +269,7 @@ def _inverse(b: Any, permutation: Any) -> Any:
 
 
 def _order(b: Any, x: Any, axis: int) -> Any:
-    """The stable order of the slices along an axis: by their first element, then the second, ... (sorted by the last
-    one first).
-    """
+    """Return the stable lexicographic order of the slices along an axis, sorting by the last element first."""
     rows = _rows(b, x, axis)
     if rows.type.rank == 1:
         return b.sort(rows, axis=0, descending=False)[1]

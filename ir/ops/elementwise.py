@@ -16,9 +16,8 @@ from dnnc.ir.dtype import boolean, u64
 from dnnc.ir.expr import Expr, cast, const, logical_not, maximum, minimum, select
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Cost, OpDef, Sample, Trait
+from dnnc.ir.op import ELEMENTWISE, Cost, OpDef, Sample, Trait
 from dnnc.ir.ops.common import (
-    ELEMENTWISE,
     Array,
     both,
     broadcast_type,
@@ -210,10 +209,6 @@ def _pow_numpy(a: Array, b: Array) -> Array:
         exact = x**n if n >= 0 else x ** (n % 2) if x in (1, -1) else 0
         r[k] = np.array(exact & ((1 << 64) - 1), np.uint64).astype(a.dtype)
     return r
-
-
-def _round_numpy(x: Array) -> Array:
-    return np.rint(x)
 
 
 def _isinf(x: Expr) -> Expr:

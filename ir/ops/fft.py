@@ -1,10 +1,9 @@
 """Discrete Fourier transforms by mixed radices: n * log(n) operations, and rounding errors that grow with log(n).
 
 A transform of length n = r*m takes n numbers as [r, m, s], where s counts transforms that go on side by side, and makes
-[m, r, s] of them: r-point transforms along the first axis, times roots of unity. What is left are transforms of length
-m of r*s columns, and so on; the result comes in order, without a permutation at the end, and the innermost loop is
-contiguous. Complex numbers are two planes, [2, ...]. Prime factors above LARGEST are left to Bluestein's method: a
-convolution of a length that is a power of two.
+[m, r, s] of them: r-point transforms along the first axis, times roots of unity. Then come transforms of length m of
+r*s columns, and so on; the result comes in order, and the innermost loop is contiguous. Complex numbers are two planes,
+[2, ...]. Prime factors above LARGEST are left to Bluestein's method: a convolution of a length that is a power of two.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import numpy as np
 
 from dnnc.ir import batching, te
 from dnnc.ir.expr import Expr, const, select
-from dnnc.ir.op import Cost, OpDef, require
-from dnnc.ir.ops.common import PURE, Array, dim, require_kind, same_dtype, sample
+from dnnc.ir.op import PURE, Cost, OpDef, require
+from dnnc.ir.ops.common import Array, dim, require_kind, same_dtype, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -56,9 +55,7 @@ def _pass_type(x: TensorType, waves: TensorType, roots: TensorType) -> TensorTyp
 
 
 def _pass(x: Tensor, waves: Tensor, roots: Tensor) -> Tensor:
-    """`waves[k, j - 1]` is the cosine and sine of angle 2 pi j k / r, `roots[p, k]` what the k-th result of column p is
-    multiplied with.
-    """
+    """`waves[k, j - 1]`: cosine and sine of 2 pi j k / r; `roots[p, k]`: factor of result k of column p."""
     _, r, m, s = x.dims
     assert isinstance(r, int)
 
@@ -107,12 +104,8 @@ def _pass_numpy(x: Array, waves: Array, roots: Array) -> Array:
 
 def _multiply_type(x: TensorType, w: TensorType) -> TensorType:
     require_kind("the operand of a transform", x, "f")
-    require(
-        x.rank == 3 and w.rank == 2 and x.shape[:2] == w.shape and x.shape[0] == 2,
-        "numbers [2, n, s] and factors [2, n]; got {} and {}",
-        x,
-        w,
-    )
+    ok = x.rank == 3 and w.rank == 2 and x.shape[:2] == w.shape and x.shape[0] == 2
+    require(ok, "numbers [2, n, s] and factors [2, n]; got {} and {}", x, w)
     same_dtype(x, w)
     return x
 
@@ -194,9 +187,8 @@ def _dft_type(
     x: TensorType, *, axis: int, length: int | None = None, inverse: bool = False, onesided: bool = False
 ) -> TensorType:
     require_kind("the operand of dft", x, "f")
-    require(
-        x.rank >= 2 and x.shape[-1] in (1, 2), "the last dim must be 1 (real) or 2 (real and imaginary part); got {}", x
-    )
+    ok = x.rank >= 2 and x.shape[-1] in (1, 2)
+    require(ok, "the last dim must be 1 (real) or 2 (real and imaginary part); got {}", x)
     a = normalize_axis(axis, x.rank)
     require(a != x.rank - 1, "dft along axis {} of {}, which holds the parts of a number", axis, x)
     n = _length(x, a, length, inverse and onesided)

@@ -1,8 +1,7 @@
 """Ops that a model's Python side runs between native calls, and how sizes come about that only the data knows.
 
 A *fresh dim* is a symbolic dim that no input has: `size = dim("n", 0, bound)`. Two ops bind one, and both take it as
-the attribute `size` (`dnnc.frontends.onnx.unbacked_dims.fresh_dim` makes one in a converter; several nodes may name the
-same one, all must then agree):
+the attribute `size` (in converters: `dnnc.frontends.onnx.unbacked_dims.fresh_dim`; nodes with the same one must agree):
 
     y: f32[n, 4] = truncate(x, count, size=n)      the first `count` elements of x: f32[100, 4] along `axis`; n in [0,
                                                    100]
@@ -11,8 +10,7 @@ same one, all must then agree):
 
 So an operator of unknown output size is native code for the upper bound, then `truncate`, which only slices: along axis
 0 it copies nothing. `bound` may be symbolic itself (`x.shape[axis]`). What follows is compiled once for all n (0 has a
-program of its own). An op whose *decomposition* contains host ops has Trait.HOST, which tells the driver to
-expand it before it divides the graph.
+program of its own). An op whose *decomposition* contains host ops has Trait.HOST, so that the driver expands it first.
 """
 
 from __future__ import annotations
@@ -52,12 +50,8 @@ def _truncate_type(x: TensorType, count: TensorType, *, size: Dim, axis: int = 0
     _require_count(count)
     a = normalize_axis(axis, x.rank)
     most = x.shape[a]
-    require(
-        not isinstance(size, int) or not isinstance(most, int) or size <= most,
-        "the size {} is more than the {} that there are",
-        size,
-        most,
-    )
+    ok = not isinstance(size, int) or not isinstance(most, int) or size <= most
+    require(ok, "the size {} is more than the {} that there are", size, most)
     return TensorType(x.dtype, (*x.shape[:a], size, *x.shape[a + 1 :]))
 
 

@@ -1,8 +1,6 @@
-"""Gathering and scattering: elements chosen by indices that are only known at run time. Negative indices count from the
-end.
+"""Gather and scatter: elements chosen by run-time indices. Negative indices count from the end.
 
-All indices are checked (`guard`). Updates of a scatter take place in their order: of several of one element the last
-one counts, and sums are added up in that order.
+All indices are checked (`guard`). Updates of a scatter go in order: the last one of an element counts.
 """
 
 from __future__ import annotations
@@ -16,19 +14,8 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Index, OpDef, Trait, require
-from dnnc.ir.ops.common import (
-    MOVEMENT,
-    PURE,
-    Array,
-    guarded,
-    require_kind,
-    same_dim,
-    same_dtype,
-    same_shape,
-    sample,
-    whole,
-)
+from dnnc.ir.op import MOVEMENT, PURE, Index, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, guarded, require_kind, same_dim, same_dtype, same_shape, sample, whole
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.te.interp import put_in_order
@@ -99,9 +86,8 @@ def _gather_elements_numpy(x: Array, indices: Array, *, axis: int = 0) -> Array:
 def _tuple_width(x: TensorType, indices: TensorType, batch_dims: int) -> int:
     """How many dims an index tuple addresses."""
     _indices(indices)
-    require(
-        indices.rank >= 1 and isinstance(indices.shape[-1], int), "the last dim of indices {} must be a number", indices
-    )
+    ok = indices.rank >= 1 and isinstance(indices.shape[-1], int)
+    require(ok, "the last dim of indices {} must be a number", indices)
     width = indices.shape[-1]
     assert isinstance(width, int)
     fits = 0 <= batch_dims < indices.rank and batch_dims + width <= x.rank
@@ -190,14 +176,8 @@ def _scatter_nd_type(x: TensorType, indices: TensorType, updates: TensorType, *,
     _not_empty(x, range(width), indices)
     same_dtype(x, updates)
     want = (*indices.shape[:-1], *x.shape[width:])
-    require(
-        same_shape(want, updates.shape),
-        "updates must be {} for {} and indices {}; got {}",
-        list(want),
-        x,
-        indices,
-        updates,
-    )
+    ok = same_shape(want, updates.shape)
+    require(ok, "updates must be {} for {} and indices {}; got {}", list(want), x, indices, updates)
     _check_reduction(x, reduction)
     return x
 
@@ -270,12 +250,8 @@ def _trilu_numpy(x: Array, *, k: int = 0, upper: bool = True) -> Array:
 def _reverse_type(x: TensorType, lengths: TensorType, *, batch_axis: int = 1, time_axis: int = 0) -> TensorType:
     _indices(lengths)
     b, t = normalize_axis(batch_axis, x.rank), normalize_axis(time_axis, x.rank)
-    require(
-        b != t and lengths.rank == 1 and same_dim(lengths.shape[0], x.shape[b]),
-        "lengths must be [{}]; got {}",
-        x.shape[b],
-        lengths,
-    )
+    ok = b != t and lengths.rank == 1 and same_dim(lengths.shape[0], x.shape[b])
+    require(ok, "lengths must be [{}]; got {}", x.shape[b], lengths)
     return x
 
 

@@ -10,8 +10,8 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Cost, OpDef, require
-from dnnc.ir.ops.common import LOOPS, PURE, Array, clamp, dim, quiet, require_kind, same_dim, sample
+from dnnc.ir.op import LOOPS, PURE, Cost, OpDef, require
+from dnnc.ir.ops.common import Array, clamp, dim, quiet, require_kind, same_dim, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
@@ -43,9 +43,8 @@ def _inverse(b: Any, x: Any) -> Any:
 
 def _clear_type(x: TensorType, *, column: int) -> TensorType:
     require_kind("the operand of clear_column", x, "f")
-    require(
-        x.rank == 3 and isinstance(x.shape[1], int) and 0 <= column < x.shape[1], "column {} of matrices {}", column, x
-    )
+    ok = x.rank == 3 and isinstance(x.shape[1], int) and 0 <= column < x.shape[1]
+    require(ok, "column {} of matrices {}", column, x)
     return x
 
 

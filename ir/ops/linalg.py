@@ -10,8 +10,8 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Cost, OpDef, require
-from dnnc.ir.ops.common import LOOPS, PURE, Array, clamp, dim, quiet, require_kind, same_dim, sample
+from dnnc.ir.op import LOOPS, PURE, Cost, OpDef, require
+from dnnc.ir.ops.common import Array, clamp, dim, quiet, require_kind, same_dim, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 

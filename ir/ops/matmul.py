@@ -9,18 +9,8 @@ import numpy as np
 from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const
-from dnnc.ir.op import ContractionForm, OpDef, require
-from dnnc.ir.ops.common import (
-    CHUNK,
-    CONTRACTION,
-    Array,
-    broadcast_dims,
-    dim,
-    require_kind,
-    same_dim,
-    same_dtype,
-    sample,
-)
+from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
+from dnnc.ir.ops.common import CHUNK, Array, broadcast_dims, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -78,9 +68,7 @@ def _reference(a: Array, b: Array, *, out_dtype: DType | None = None) -> Array:
 
 
 def _reference_at(inputs: list[Array], points: Array, *, out_dtype: DType | None = None) -> Array:
-    """Rows times columns as one product where the points are (nearly) such a grid, else a dot product for each
-    point.
-    """
+    """Compute rows times columns as one product where the points form a (near) grid, else a dot for each point."""
     a, b = (widened(x, out_dtype) for x in inputs)
     m, n = int(a.ndim > 1), int(b.ndim > 1)
     at, columns = points[:, : points.shape[1] - m - n], np.moveaxis(b, -2, -1) if n else b
@@ -140,9 +128,8 @@ def _gemm_type(
     (m, ka), (kb, n) = (a.shape[::-1] if trans_a else a.shape), (b.shape[::-1] if trans_b else b.shape)
     require(same_dim(ka, kb), "gemm: the inner dims are {} and {}; they must be equal", ka, kb)
     out = TensorType(a.dtype, (m, n))
-    require(
-        c is None or broadcast_shapes(out.shape, c.shape) == out.shape, "gemm: c {} does not broadcast to {}", c, out
-    )
+    ok = c is None or broadcast_shapes(out.shape, c.shape) == out.shape
+    require(ok, "gemm: c {} does not broadcast to {}", c, out)
     return out
 
 

@@ -9,20 +9,9 @@ import numpy as np
 
 from dnnc.ir import batching, te
 from dnnc.ir.expr import Expr, const, select, value
-from dnnc.ir.op import OpDef, Trait, require
+from dnnc.ir.op import MOVEMENT, VIEW, OpDef, Trait, require
 from dnnc.ir.ops.blocks import BLOCK_OPS
-from dnnc.ir.ops.common import (
-    MOVEMENT,
-    VIEW,
-    Array,
-    broadcast_dims,
-    broadcast_index,
-    clamp,
-    dim,
-    same_dim,
-    same_dtype,
-    sample,
-)
+from dnnc.ir.ops.common import Array, broadcast_dims, broadcast_index, clamp, dim, same_dim, same_dtype, sample
 from dnnc.ir.ops.slices import SLICE_OPS
 from dnnc.ir.shapes import broadcast_shapes, normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor
@@ -36,30 +25,18 @@ MAX_FOLDS = 4  # reflections of an index that cost less than a remainder
 
 
 def reshaped(old: Sequence[Dim], shape: Sequence[Dim]) -> Dims:
-    """The target shape of a reshape with its one -1 worked out. ShapeError where the sizes are not known to be
-    equal.
-    """
+    """Return a reshape's target shape with its -1 resolved. ShapeError where sizes are not known to be equal."""
     unknown = [k for k, d in enumerate(shape) if isinstance(d, int) and d == -1]
     require(len(unknown) <= 1, "reshape to {} leaves {} dims open; one is possible", shape, len(unknown))
     total = const(product(tuple(old)))
     out = list(shape)
     if unknown:
         known = const(product(tuple(d for k, d in enumerate(shape) if k != unknown[0])))
-        require(
-            value(known) != 0,
-            "reshape of {} to {}: the open dim could be anything, as the others hold no element",
-            old,
-            shape,
-        )
+        ok = value(known) != 0
+        require(ok, "reshape of {} to {}: the open dim could be anything, as the others hold no element", old, shape)
         out[unknown[0]] = dim(total // known)
-    require(
-        same_dim(dim(total), product(tuple(out))),
-        "reshape of {} to {}: {} elements against {}",
-        old,
-        shape,
-        total,
-        product(tuple(out)),
-    )
+    ok = same_dim(dim(total), product(tuple(out)))
+    require(ok, "reshape of {} to {}: {} elements against {}", old, shape, total, product(tuple(out)))
     return tuple(out)
 
 
@@ -118,12 +95,8 @@ def _squeeze_type(x: TensorType, *, axes: tuple[int, ...] | None = None) -> Tens
 
 def _squeezed(shape: Dims, axes: tuple[int, ...] | None) -> Dims:
     gone = [k for k, d in enumerate(shape) if same_dim(d, 1)] if axes is None else normalize_axes(axes, len(shape))
-    require(
-        all(same_dim(shape[k], 1) for k in gone),
-        "squeeze of axes {} of shape {}: only dims of size 1 can go",
-        axes,
-        shape,
-    )
+    ok = all(same_dim(shape[k], 1) for k in gone)
+    require(ok, "squeeze of axes {} of shape {}: only dims of size 1 can go", axes, shape)
     return tuple(d for k, d in enumerate(shape) if k not in gone)
 
 
@@ -147,9 +120,8 @@ def _as_reshape(type_: Callable[..., TensorType]) -> Callable[..., Any]:
 
 
 def _transpose_type(x: TensorType, *, perm: tuple[int, ...]) -> TensorType:
-    require(
-        sorted(perm) == list(range(x.rank)), "transpose: {} is no permutation of the {} axes of {}", perm, x.rank, x
-    )
+    ok = sorted(perm) == list(range(x.rank))
+    require(ok, "transpose: {} is no permutation of the {} axes of {}", perm, x.rank, x)
     return TensorType(x.dtype, tuple(x.shape[p] for p in perm))
 
 

@@ -1,6 +1,4 @@
-"""Normalisation: each is one or two row reductions and an element-wise tail. Half types keep their intermediate rows in
-f32.
-"""
+"""Normalisation: one or two row reductions and an element-wise tail. Half types keep rows in f32."""
 
 from __future__ import annotations
 
@@ -14,12 +12,9 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
+from dnnc.ir.op import ELEMENTWISE, REDUCTION, ROWWISE, OpDef, Trait, require
 from dnnc.ir.ops.cast import round_numpy, round_to
 from dnnc.ir.ops.common import (
-    ELEMENTWISE,
-    REDUCTION,
-    ROWWISE,
     Array,
     broadcast_index,
     channel_dims,
@@ -97,9 +92,7 @@ def _rounded_softmax(x: Tensor, *, dtype: DType) -> Tensor:
 
 
 def _running_sum(e: Tensor, rounded: Callable[[Expr], Expr]) -> Tensor:
-    """The sums of rows, rounded after each addition: spelled out, in reductions of one step, which are numbers of the
-    row and computed once.
-    """
+    """Row sums rounded after each addition, as one-step reductions, which are computed once for a row."""
     *front, n = e.dims
     assert isinstance(n, int)
 
@@ -296,9 +289,7 @@ def _batch_type(
 
 
 def _batch_norm(b: Any, x: Any, scale: Any, bias: Any, mean: Any, var: Any, *, epsilon: float) -> Any:
-    """(x - mean) * (scale / sqrt(var + epsilon)) + bias, in f32 for half types; the factor is a constant where the
-    parameters are.
-    """
+    """(x - mean) * (scale / sqrt(var + epsilon)) + bias, in f32 for half types; constant parameters fold."""
     dtype, rank = x.type.dtype, x.type.rank
     wide = dtype.computed
     x, scale, bias, mean, var = (v if v.type.dtype is wide else b.cast(v, to=wide) for v in (x, scale, bias, mean, var))
@@ -323,9 +314,8 @@ def _group_type(
     x: TensorType, scale: TensorType, bias: TensorType, *, groups: int, epsilon: float = 1e-5
 ) -> TensorType:
     c = x.shape[1]
-    require(
-        isinstance(c, int) and groups > 0 and c % groups == 0, "{} channels do not divide into {} groups", c, groups
-    )
+    ok = isinstance(c, int) and groups > 0 and c % groups == 0
+    require(ok, "{} channels do not divide into {} groups", c, groups)
     return _instance_type(x, scale, bias, epsilon=epsilon)
 
 

@@ -11,8 +11,8 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import REDUCTION, Array, dim, quiet, require_kind, sample
+from dnnc.ir.op import REDUCTION, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, dim, quiet, require_kind, sample
 from dnnc.ir.ops.reduce import lowest
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
 from dnnc.ir.te import Tensor
@@ -61,15 +61,13 @@ def _windows(x: Tensor, win: Window, combine: str, value: Callable[..., Expr], d
     )
 
 
-def _max(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | None, dilations: Ints | None) -> Tensor:
-    win = window(len(kernel), kernel, strides, pads, dilations)
+def _max(x: Tensor, *, kernel: Ints, **sides: Any) -> Tensor:
+    win = window(len(kernel), kernel, **sides)
     return _windows(x, win, "max", lambda at, i: x[at], x.dtype)
 
 
-def _max_numpy(
-    x: Array, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None
-) -> Array:
-    win = window(len(kernel), kernel, strides, pads, dilations)
+def _max_numpy(x: Array, *, kernel: Ints, **sides: Any) -> Array:
+    win = window(len(kernel), kernel, **sides)
     sizes = sizes_numpy(win, x.shape[2:])
     padded = pad_numpy(x, win, lowest(x))
     out = np.full((*x.shape[:2], *sizes), lowest(x), x.dtype)
@@ -92,26 +90,18 @@ def _gathered(x: Array, points: Array, win: Window) -> tuple[Array, Array]:
     return x[tuple(index)], valid
 
 
-def _max_at(
-    inputs: Sequence[Array],
-    points: Array,
-    *,
-    kernel: Ints,
-    strides: Any = None,
-    pads: Any = None,
-    dilations: Any = None,
-) -> Array:
+def _max_at(inputs: Sequence[Array], points: Array, *, kernel: Ints, **sides: Any) -> Array:
     (x,) = inputs
-    read, valid = _gathered(x, points, window(len(kernel), kernel, strides, pads, dilations))
+    read, valid = _gathered(x, points, window(len(kernel), kernel, **sides))
     return np.max(np.where(valid, read, lowest(x)), tuple(range(1, read.ndim)))
 
 
 # --- where the maximum stands -----------------------------------------------------------------------------------------
 
 
-def _max_index(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | None, dilations: Ints | None) -> Tensor:
+def _max_index(x: Tensor, *, kernel: Ints, **sides: Any) -> Tensor:
     """The row-major position in the whole of x of each window's first maximum."""
-    win = window(len(kernel), kernel, strides, pads, dilations)
+    win = window(len(kernel), kernel, **sides)
     m = _windows(x, win, "max", lambda at, i: x[at], x.dtype.computed, "window_max")
     spatial, q = x.dims[2:], len(x.dims)
 
@@ -130,10 +120,8 @@ def _max_index(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | No
     return te.reduce((*x.dims[:2], *win.sizes(spatial)), kernel, i64, "min", position, inside)
 
 
-def _max_index_numpy(
-    x: Array, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None
-) -> Array:
-    win = window(len(kernel), kernel, strides, pads, dilations)
+def _max_index_numpy(x: Array, *, kernel: Ints, **sides: Any) -> Array:
+    win = window(len(kernel), kernel, **sides)
     sizes = sizes_numpy(win, x.shape[2:])
     points = np.stack(np.meshgrid(*map(np.arange, (*x.shape[:2], *sizes)), indexing="ij"), -1).reshape(-1, x.ndim)
     flat = np.arange(x.size).reshape(x.shape)
@@ -181,17 +169,8 @@ def _counted(
     return total
 
 
-def _avg(
-    x: Tensor,
-    *,
-    kernel: Ints,
-    strides: Ints | None,
-    pads: Pads | None,
-    dilations: Ints | None,
-    count_include_pad: bool,
-    uncounted: Ints | None,
-) -> Tensor:
-    win = window(len(kernel), kernel, strides, pads, dilations)
+def _avg(x: Tensor, *, kernel: Ints, count_include_pad: bool, uncounted: Ints | None, **sides: Any) -> Tensor:
+    win = window(len(kernel), kernel, **sides)
     wide = x.dtype.computed
     s = _windows(x, win, "sum", lambda at, i: x[at], wide, "window_sum")
     none = uncounted or (0,) * len(kernel)
@@ -205,16 +184,9 @@ def _avg(
 
 
 def _avg_numpy(
-    x: Array,
-    *,
-    kernel: Ints,
-    strides: Ints | None = None,
-    pads: Pads | None = None,
-    dilations: Ints | None = None,
-    count_include_pad: bool = False,
-    uncounted: Ints | None = None,
+    x: Array, *, kernel: Ints, count_include_pad: bool = False, uncounted: Ints | None = None, **sides: Any
 ) -> Array:
-    win = window(len(kernel), kernel, strides, pads, dilations)
+    win = window(len(kernel), kernel, **sides)
     sizes = sizes_numpy(win, x.shape[2:])
     padded = pad_numpy(x, win, 0)
     ones = pad_numpy(np.ones(x.shape[2:], x.dtype), win, 1 if count_include_pad else 0)
@@ -235,10 +207,10 @@ def _avg_at(
     kernel: Ints,
     count_include_pad: bool = False,
     uncounted: Ints | None = None,
-    **attrs: Any,
+    **sides: Any,
 ) -> Array:
     (x,) = inputs
-    win = window(len(kernel), kernel, attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
+    win = window(len(kernel), kernel, **sides)
     read, valid = _gathered(x, points, win)
     over = tuple(range(1, read.ndim))
     n = valid.sum(over)
@@ -268,8 +240,8 @@ def _lp_type(
     return _window_type(x, kernel=kernel, strides=strides, pads=pads, dilations=dilations)
 
 
-def _lp(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | None, dilations: Ints | None, p: int) -> Tensor:
-    win = window(len(kernel), kernel, strides, pads, dilations)
+def _lp(x: Tensor, *, kernel: Ints, p: int, **sides: Any) -> Tensor:
+    win = window(len(kernel), kernel, **sides)
     wide = x.dtype.computed
 
     def power(at: tuple[Expr, ...], i: tuple[Expr, ...]) -> Expr:
@@ -284,10 +256,8 @@ def _lp(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | None, dil
     )
 
 
-def _lp_numpy(
-    x: Array, *, kernel: Ints, strides: Any = None, pads: Any = None, dilations: Any = None, p: int = 2
-) -> Array:
-    win = window(len(kernel), kernel, strides, pads, dilations)
+def _lp_numpy(x: Array, *, kernel: Ints, p: int = 2, **sides: Any) -> Array:
+    win = window(len(kernel), kernel, **sides)
     sizes = sizes_numpy(win, x.shape[2:])
     padded = np.abs(pad_numpy(x, win, 0)) ** p
     out = np.zeros((*x.shape[:2], *sizes), x.dtype)
@@ -296,11 +266,9 @@ def _lp_numpy(
     return out ** (1 / p)
 
 
-def _lp_at(inputs: Sequence[Array], points: Array, *, kernel: Ints, p: int = 2, **attrs: Any) -> Array:
+def _lp_at(inputs: Sequence[Array], points: Array, *, kernel: Ints, p: int = 2, **sides: Any) -> Array:
     (x,) = inputs
-    read, valid = _gathered(
-        x, points, window(len(kernel), kernel, attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
-    )
+    read, valid = _gathered(x, points, window(len(kernel), kernel, **sides))
     return np.where(valid, np.abs(read) ** p, 0).sum(tuple(range(1, read.ndim))) ** (1 / p)
 
 

@@ -1,5 +1,4 @@
-"""Linear quantisation: q = saturate(round(x / scale) + zero_point), x = (q - zero_point) * scale; rounding is half to
-even.
+"""Linear quantisation: q = saturate(round(x / scale) + zero_point), x = (q - zero_point) * scale; ties to even.
 
 The scale is one number, one per index of `axis`, or (with `block`) one per `block` consecutive indices of it.
 """
@@ -9,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from dnnc.ir.dtype import DType, f32, i8, i32, u8
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import ELEMENTWISE, require_kind, rows_flops, sample
+from dnnc.ir.op import ELEMENTWISE, OpDef, require
+from dnnc.ir.ops.common import require_kind, rows_flops, sample
 from dnnc.ir.ops.common import same_dim as same
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import TensorType
@@ -23,23 +22,13 @@ def _check(x: TensorType, scale: TensorType, zero: TensorType | None, axis: int,
         return
     a = normalize_axis(axis, x.rank)
     if block == 0:
-        require(
-            scale.rank == 1 and same(scale.shape[0], x.shape[a]),
-            "the scale must be one number or [{}]; got {}",
-            x.shape[a],
-            scale,
-        )
+        ok = scale.rank == 1 and same(scale.shape[0], x.shape[a])
+        require(ok, "the scale must be one number or [{}]; got {}", x.shape[a], scale)
         return
     n, m = x.shape[a], scale.shape[a]
     fits = scale.rank == x.rank and isinstance(n, int) and m == -(-n // block)
-    require(
-        fits and all(k == a or same(p, q) for k, (p, q) in enumerate(zip(x.shape, scale.shape))),
-        "blocks of {} along axis {} of {}: scale {}",
-        block,
-        a,
-        x,
-        scale,
-    )
+    ok = fits and all(k == a or same(p, q) for k, (p, q) in enumerate(zip(x.shape, scale.shape)))
+    require(ok, "blocks of {} along axis {} of {}: scale {}", block, a, x, scale)
 
 
 def _quantize_type(

@@ -14,8 +14,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import DType, f32, f64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, dim, sample
+from dnnc.ir.op import PURE, OpDef, require
+from dnnc.ir.ops.common import Array, dim, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 

@@ -1,8 +1,7 @@
 """`recurrence`: a loop of known length as one op with one result, so that a kernel may run all of its steps.
 
-The operands, the body and the attributes are those of `loop`, without a condition. All carried and stacked values have
-one type, [batch, hidden]; the result is [stacked * length + carried, batch, hidden]: the rows of the stacked values,
-one value after the other, then the last states.
+The operands, the body and the attributes are those of `loop`, without a condition. Carried and stacked values are all
+[batch, hidden]; the result is [stacked * length + carried, batch, hidden]: stacked rows, then the last states.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ def _type(
     made = LOOP.type(None, None, *rest, body=body, carried=carried, scanned=scanned, length=length, backward=backward)
     require(carried > 0 and length > 0, "a recurrence of {} steps carries {} values", length, carried)
     rows = [*made[:carried], *(TensorType(t.dtype, t.shape[1:]) for t in made[carried:])]
-    require(
-        all(t == rows[0] for t in rows), "the states of a recurrence have one type, got {}", ", ".join(map(str, rows))
-    )
+    ok = all(t == rows[0] for t in rows)
+    require(ok, "the states of a recurrence have one type, got {}", ", ".join(map(str, rows)))
     require(rows[0].rank == 2, "the states of a recurrence are [batch, hidden], got {}", rows[0])
     return TensorType(rows[0].dtype, (length * (len(made) - carried) + carried, *rows[0].shape))
 

@@ -11,8 +11,8 @@ from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, boolean, from_numpy, i64, u8
 from dnnc.ir.expr import E, Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import LOOPS, REDUCTION, Array, at_rows, count, dim, quiet, require_kind, rows_flops, sample
+from dnnc.ir.op import LOOPS, REDUCTION, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, at_rows, count, dim, quiet, require_kind, rows_flops, sample
 from dnnc.ir.shapes import normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -300,9 +300,7 @@ def _cum_type(x: TensorType, *, axis: int = 0, exclusive: bool = False, reverse:
 
 
 def running(name: str, combine: str, f: Callable[..., Array], identity: int) -> OpDef:
-    """`out[i] = combine of x[r] over r <= i` (r < i when exclusive; from the other end when reverse): n^2 work as it
-    stands here.
-    """
+    """`out[i] = combine of x[r] over r <= i`: r < i if exclusive, from the end if reverse; n^2 work here."""
 
     def compute(x: Tensor, *, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         a = normalize_axis(axis, len(x.dims))

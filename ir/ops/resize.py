@@ -1,6 +1,4 @@
-"""Resampling by nearest, linear or cubic interpolation. Source coordinates are exact: (mul * i + add) / div in
-integers, per dim.
-"""
+"""Resampling: nearest, linear or cubic. Source coordinates are exact integers, (mul * i + add) / div per dim."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, cast, const, select
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import PURE, Array, both, clamp, rows_flops, sample, within
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, clamp, rows_flops, sample, within
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
@@ -52,18 +50,10 @@ def coordinates(mode: str, old: Dim, new: Dim, scale: Fraction, roi: tuple[float
         return _integers(1 / scale, half / scale - half)
     if mode == "asymmetric":
         return _integers(1 / scale, Fraction(0))
-    require(
-        mode in ("align_corners", "half_pixel_symmetric", "tf_crop_and_resize"),
-        "resize knows no coordinate mode {}",
-        mode,
-    )
-    require(
-        isinstance(old, int) and isinstance(new, int),
-        "resize with {} needs sizes that are numbers; got {} to {}",
-        mode,
-        old,
-        new,
-    )
+    ok = mode in ("align_corners", "half_pixel_symmetric", "tf_crop_and_resize")
+    require(ok, "resize knows no coordinate mode {}", mode)
+    ok = isinstance(old, int) and isinstance(new, int)
+    require(ok, "resize with {} needs sizes that are numbers; got {} to {}", mode, old, new)
     assert isinstance(old, int) and isinstance(new, int)
     if mode == "align_corners":
         return _integers(Fraction(old - 1, new - 1), Fraction(0))
@@ -95,14 +85,8 @@ def _type(
     exclude_outside: bool = False,
     extrapolation: float | None = None,
 ) -> TensorType:
-    require(
-        mode in MODES and rounding in ROUNDINGS,
-        "resize knows {} and {}; got {} and {}",
-        MODES,
-        ROUNDINGS,
-        mode,
-        rounding,
-    )
+    ok = mode in MODES and rounding in ROUNDINGS
+    require(ok, "resize knows {} and {}; got {} and {}", MODES, ROUNDINGS, mode, rounding)
     require(len(shape) == len(coords) == x.rank, "resize needs {} sizes and coordinates for {}", x.rank, x)
     require(mode == "nearest" or x.dtype.is_float, "resize by {} needs floats; got {}", mode, x)
     for n, m, (mul, add, div) in zip(x.shape, shape, coords):

@@ -2,8 +2,7 @@
 
 RoiAlign's mean over sampling points is a weighted sum of pixels, whose weights are products of one for the row and one
 for the column. Its maximum is not separable, and looks at each point. What is rounded to whole numbers (bins, numbers
-of points) depends on the last bit of a coordinate; so these ops have Trait.BITS, and their references compute in
-the operand's own type.
+of points) depends on the last bit of a coordinate; so these ops have Trait.BITS, and references in the operand's type.
 """
 
 from __future__ import annotations
@@ -16,21 +15,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Index, OpDef, Trait, require
-from dnnc.ir.ops.common import (
-    LOOPS,
-    PURE,
-    Array,
-    both,
-    clamp,
-    dim,
-    guarded,
-    require_kind,
-    same_dim,
-    same_dtype,
-    sample,
-    whole,
-)
+from dnnc.ir.op import LOOPS, PURE, Index, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, guarded, require_kind, same_dim, same_dtype, sample, whole
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
@@ -55,10 +41,7 @@ def _images(batch: TensorType, regions: TensorType) -> None:
 
 
 class Points:
-    """The sampling points of a bin along an axis: point i of bin p lies at `at(p, i)`. Of expressions, or of arrays.
-
-    A region that reaches to infinity, or to NaN, has no points.
-    """
+    """Sampling points of a bin: point i of bin p lies at `at(p, i)`. Infinite or NaN regions have none."""
 
     def __init__(self, low: Any, high: Any, bins: int, ratio: int, scale: float, half_pixel: bool, ops: Any) -> None:
         offset = 0.5 if half_pixel else 0.0
@@ -112,12 +95,8 @@ def _weights_type(
     rois: TensorType, *, size: Dim, bins: int, column: int, ratio: int = 0, scale: float = 1.0, half_pixel: bool = True
 ) -> TensorType:
     _rois(rois, 4)
-    require(
-        bins > 0 and column in (0, 1) and ratio >= 0,
-        "bins must be positive, column 0 or 1; got {} and {}",
-        bins,
-        column,
-    )
+    ok = bins > 0 and column in (0, 1) and ratio >= 0
+    require(ok, "bins must be positive, column 0 or 1; got {} and {}", bins, column)
     return TensorType(rois.dtype, (rois.shape[0], bins, size))
 
 
@@ -168,12 +147,8 @@ def _weights_numpy(
 
 
 def _rows_type(x: TensorType, batch: TensorType, weights: TensorType) -> TensorType:
-    require(
-        x.rank == 4 and weights.rank == 3,
-        "roi_rows needs [N, C, H, W] and weights [R, bins, H]; got {} and {}",
-        x,
-        weights,
-    )
+    ok = x.rank == 4 and weights.rank == 3
+    require(ok, "roi_rows needs [N, C, H, W] and weights [R, bins, H]; got {} and {}", x, weights)
     _images(batch, weights)
     same_dtype(x, weights)
     return TensorType(x.dtype, (weights.shape[0], x.shape[1], weights.shape[1], x.shape[3]))
@@ -199,12 +174,8 @@ def _rows_numpy(x: Array, batch: Array, weights: Array) -> Array:
 
 
 def _columns_type(x: TensorType, weights: TensorType) -> TensorType:
-    require(
-        x.rank == 4 and weights.rank == 3,
-        "roi_columns needs [R, C, bins, W] and weights [R, bins, W]; got {} and {}",
-        x,
-        weights,
-    )
+    ok = x.rank == 4 and weights.rank == 3
+    require(ok, "roi_columns needs [R, C, bins, W] and weights [R, bins, W]; got {} and {}", x, weights)
     same_dtype(x, weights)
     return TensorType(x.dtype, (*x.shape[:3], weights.shape[1]))
 
@@ -241,12 +212,8 @@ def _max_type(
 ) -> TensorType:
     _rois(rois, 4)
     _images(batch, rois)
-    require(
-        x.rank == 4 and len(bins) == 2,
-        "roi_align_max needs [N, C, H, W] and bins (rows, columns); got {} and {}",
-        x,
-        bins,
-    )
+    ok = x.rank == 4 and len(bins) == 2
+    require(ok, "roi_align_max needs [N, C, H, W] and bins (rows, columns); got {} and {}", x, bins)
     same_dtype(x, rois)
     return TensorType(x.dtype, (rois.shape[0], x.shape[1], *bins))
 
@@ -383,12 +350,8 @@ def _bins_numpy(rois: Array, *, size: int, bins: int, column: int, scale: float 
 
 
 def _pool_type(x: TensorType, bins: TensorType, batch: TensorType, *, along: int) -> TensorType:
-    require(
-        x.rank == 4 and bins.rank == 3 and bins.dtype is i64,
-        "roi_max needs [N, C, H, W] and bins [R, bins, 2]; got {} and {}",
-        x,
-        bins,
-    )
+    ok = x.rank == 4 and bins.rank == 3 and bins.dtype is i64
+    require(ok, "roi_max needs [N, C, H, W] and bins [R, bins, 2]; got {} and {}", x, bins)
     _images(batch, bins)
     require(along in (2, 3), "pooling is along 2 or 3; got {}", along)
     return TensorType(

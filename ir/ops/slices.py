@@ -12,17 +12,8 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select, value
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import Index, OpDef, Trait, require
-from dnnc.ir.ops.common import (
-    MOVEMENT,
-    Array,
-    both,
-    clamp,
-    dim,
-    same_dim,
-    sample,
-    within,
-)
+from dnnc.ir.op import MOVEMENT, Index, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, same_dim, sample, within
 from dnnc.ir.shapes import normalize_axes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -39,9 +30,7 @@ def normalize_slice(
     axes: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
 ) -> dict[str, tuple[Any, ...]]:
-    """ONNX's or Python's slice as the attributes of `slice`: start, step and size of every dim; out-of-range ends are
-    clamped.
-    """
+    """Convert an ONNX or Python slice to attributes of `slice`: start, step, size per dim; ends are clamped."""
     rank = len(shape)
     axes = tuple(range(len(starts))) if axes is None else normalize_axes(axes, rank)
     start: list[Dim] = [0] * rank
@@ -71,21 +60,13 @@ def _from_front(x: Dim, n: Expr) -> Expr:
 
 
 def _slice_type(x: TensorType, *, starts: Dims, steps: tuple[int, ...], shape: Dims) -> TensorType:
-    require(
-        len(starts) == len(steps) == len(shape) == x.rank, "slice needs {} starts, steps and sizes for {}", x.rank, x
-    )
+    ok = len(starts) == len(steps) == len(shape) == x.rank
+    require(ok, "slice needs {} starts, steps and sizes for {}", x.rank, x)
     for n, b, s, m in zip(x.shape, starts, steps, shape):
         last = dim(const(b) + (const(m) - 1) * s)
         if isinstance(n, int) and isinstance(b, int) and isinstance(last, int) and m != 0:
-            require(
-                0 <= min(b, last) and max(b, last) < n,
-                "slice [{} : step {} : {} elements] leaves a dim of {} of {}",
-                b,
-                s,
-                m,
-                n,
-                x,
-            )
+            ok = 0 <= min(b, last) and max(b, last) < n
+            require(ok, "slice [{} : step {} : {} elements] leaves a dim of {} of {}", b, s, m, n, x)
     return TensorType(x.dtype, tuple(shape))
 
 
@@ -104,19 +85,10 @@ def _slice_numpy(x: Array, *, starts: Sequence[int], steps: Sequence[int], shape
 def _dynamic_slice_type(
     x: TensorType, starts: TensorType, *, shape: Dims, steps: tuple[int, ...] | None = None
 ) -> TensorType:
-    require(
-        starts.dtype.is_int and starts.shape == (x.rank,),
-        "dynamic_slice needs integer starts [{}]; got {}",
-        x.rank,
-        starts,
-    )
-    require(
-        len(shape) == x.rank and len(steps or shape) == x.rank,
-        "dynamic_slice needs {} sizes and steps for {}; got {}",
-        x.rank,
-        x,
-        shape,
-    )
+    ok = starts.dtype.is_int and starts.shape == (x.rank,)
+    require(ok, "dynamic_slice needs integer starts [{}]; got {}", x.rank, starts)
+    ok = len(shape) == x.rank and len(steps or shape) == x.rank
+    require(ok, "dynamic_slice needs {} sizes and steps for {}; got {}", x.rank, x, shape)
     return TensorType(x.dtype, tuple(shape))
 
 
@@ -141,15 +113,10 @@ def _dynamic_slice_numpy(x: Array, starts: Array, *, shape: Sequence[int], steps
 
 def _pad_type(x: TensorType, fill: TensorType | None = None, *, pads: Dims, mode: str = "constant") -> TensorType:
     require(mode in PAD_MODES, "pad knows the modes {}; got {}", ", ".join(PAD_MODES), mode)
-    require(
-        len(pads) == 2 * x.rank, "pad needs {} numbers (all begins, then all ends) for {}; got {}", 2 * x.rank, x, pads
-    )
-    require(
-        fill is None or (fill.dtype is x.dtype and fill.size == 1),
-        "the pad value must be one {}; got {}",
-        x.dtype,
-        fill,
-    )
+    ok = len(pads) == 2 * x.rank
+    require(ok, "pad needs {} numbers (all begins, then all ends) for {}; got {}", 2 * x.rank, x, pads)
+    ok = fill is None or (fill.dtype is x.dtype and fill.size == 1)
+    require(ok, "the pad value must be one {}; got {}", x.dtype, fill)
     begin, end = pads[: x.rank], pads[x.rank :]
     for n, b, e in zip(x.shape, begin, end):
         require(mode == "constant" or not same_dim(n, 0) or (b, e) == (0, 0), "pad by {}: {} has an empty dim", mode, x)

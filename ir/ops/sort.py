@@ -6,8 +6,8 @@ from typing import Any
 
 from dnnc.ir import batching
 from dnnc.ir.expr import const, value
-from dnnc.ir.op import Cost, OpDef
-from dnnc.ir.ops.common import PURE, dim, sample
+from dnnc.ir.op import PURE, Cost, OpDef
+from dnnc.ir.ops.common import dim, sample
 from dnnc.ir.ops.digits import sort_by_digits
 from dnnc.ir.ops.sort_keys import BLOCK, FAN, KEY_OPS, indices_of, sort_along, sort_type
 from dnnc.ir.shapes import normalize_axis

@@ -1,13 +1,11 @@
-"""Sorting rows, stably: of equal elements the one with the lower index comes first, -0 equals 0, NaN counts as the
-largest number.
+"""Stable sorting of rows: equal elements keep their order, -0 equals 0, NaN counts as the largest number.
 
 An element becomes a *key*: its order as an unsigned number in the upper 32 bits, its index in the lower ones, so that
 keys are distinct and an ordinary sort of them is stable and says where each element came from. `digits.py` has what
 CPUs do with keys. For other targets blocks of up to BLOCK keys are sorted by counting, for each key, those before it;
-then pairs of runs are merged, a kernel for each level: the p-th element of a merged pair knows how many of the p before
-it come from the first run (a search over FAN samples at a time), whatever the others do. Levels keep no more than what
-is asked for, so the work is n * log(n) for a sort and about n * BLOCK comparisons for the largest few. A 64-bit type is
-sorted twice, by its lower half first.
+then pairs of runs are merged, a kernel for each level: the p-th element of a merged pair counts those before it of the
+first run (a search over FAN samples at a time). Levels keep no more than what is asked for, so the work is n * log(n)
+for a sort and about n * BLOCK comparisons for the largest few. A 64-bit type is sorted twice, by its lower half first.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32, i64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, op, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import LOOPS, PURE, Array, both, clamp, dim, require_kind, rows_flops, sample
+from dnnc.ir.op import LOOPS, PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, clamp, dim, require_kind, rows_flops, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
@@ -119,12 +117,8 @@ def _rank_numpy(x: Array) -> Array:
 
 
 def _place_type(x: TensorType, rank: TensorType, *, keep: Dim) -> TensorType:
-    require(
-        x.dtype is u64 and rank.dtype is i64 and x.rank == rank.rank >= 1,
-        "u64 keys and their ranks; got {} and {}",
-        x,
-        rank,
-    )
+    ok = x.dtype is u64 and rank.dtype is i64 and x.rank == rank.rank >= 1
+    require(ok, "u64 keys and their ranks; got {} and {}", x, rank)
     return TensorType(u64, (*x.shape[:-1], keep))
 
 
@@ -192,10 +186,7 @@ def _merge(x: Tensor, *, keep: int) -> Tensor:
 
 
 def _steps(run: int) -> list[tuple[int, int]]:
-    """How many samples each step of a search in a run compares, and how far these are apart.
-
-    The last sample of a whole step is never taken, else the step before had taken it.
-    """
+    """Samples that each step of a search in a run compares, and their distance, without a step's last sample."""
     spans = [1]
     while spans[0] * FAN < run:
         spans.insert(0, spans[0] * FAN)

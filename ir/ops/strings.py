@@ -1,8 +1,7 @@
 """Ops on strings, which run on the host: elements are Python `str` in NumPy object arrays.
 
 They do only what needs the text. What can be numbers is made numbers at once: `string_index` turns words into positions
-in a vocabulary, and counting, looking up and all else is native from there. Movement ops (gather, reshape, concat,
-where, ...) take strings as they are.
+in a vocabulary, and all else is native. Movement ops (gather, reshape, concat, where, ...) take strings as they are.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import numpy as np
 from dnnc.ir.dtype import DType, boolean, f32, i32, i64, string
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import dim as symbol
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import PURE, Array, broadcast_type, sample
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, broadcast_type, sample
 from dnnc.ir.types import Dim, TensorType
 
 BITS = frozenset((Trait.PURE, Trait.BITS))  # the text of a half float is that of its own digits
@@ -131,11 +130,8 @@ def _normalize_type(
     x: TensorType, *, size: Dim, case: str = "none", stopwords: tuple[str, ...] = (), sensitive: bool = True
 ) -> TensorType:
     require_strings(x)
-    require(
-        x.rank == 1 or (x.rank == 2 and x.shape[0] == 1),
-        "the strings must be a vector, or a matrix of one row; got {}",
-        x,
-    )
+    ok = x.rank == 1 or (x.rank == 2 and x.shape[0] == 1)
+    require(ok, "the strings must be a vector, or a matrix of one row; got {}", x)
     require(case in CASES, "case must be one of {}; got {!r}", ", ".join(CASES), case)
     return TensorType(string, (*x.shape[:-1], size))
 

@@ -1,10 +1,8 @@
-"""Non-maximum suppression: of boxes in the order of their scores, those that overlap none that was taken before, for
-each batch and class.
+"""Non-maximum suppression: by falling score, boxes that overlap none taken before, per batch and class.
 
 Scores are sorted and cut to the most that any row has above the threshold, which is a size that only the data tells, or
 are left as they are where `candidates` is their number: that is for few, since cutting ends a program's segment. Then
-`suppress` goes along the rows, the only thing in it that is sequential: whether a box is taken depends on all taken
-before it.
+`suppress` goes along the rows, the only thing in it that is sequential: a box depends on all taken before.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32, i32, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.expr import dim as symbol
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import PURE, Array, both, dim, rows_flops, same_dim, sample
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import Array, both, dim, rows_flops, same_dim, sample
 from dnnc.ir.ops.dynamic import kept, without_elements
 from dnnc.ir.ops.host import HOST
 from dnnc.ir.te import Tensor
@@ -28,9 +26,8 @@ from dnnc.ir.types import Dim, TensorType
 
 
 def _suppress_type(boxes: TensorType, counts: TensorType, most: TensorType, threshold: TensorType) -> TensorType:
-    require(
-        boxes.dtype is f32 and boxes.rank == 3 and boxes.shape[0] == 4, "boxes are f32[4, rows, boxes]; got {}", boxes
-    )
+    ok = boxes.dtype is f32 and boxes.rank == 3 and boxes.shape[0] == 4
+    require(ok, "boxes are f32[4, rows, boxes]; got {}", boxes)
     fits = counts.dtype is i64 and counts.rank == 1 and same_dim(counts.shape[0], boxes.shape[1])
     require(fits, "counts are an i64 for each row of {}; got {}", boxes, counts)
     require(most.dtype is i64 and most.shape == (), "the most boxes of a row are an i64; got {}", most)
@@ -39,9 +36,7 @@ def _suppress_type(boxes: TensorType, counts: TensorType, most: TensorType, thre
 
 
 def _overlap(a: list[Expr], b: list[Expr], threshold: Expr) -> Expr:
-    """Is the intersection of two boxes (low and high corners) more than this part of their union? Empty boxes overlap
-    nothing.
-    """
+    """True if two boxes (low and high corners) overlap by more than this part of their union; never if empty."""
     zero = const(0.0, f32)
     sides = [maximum(minimum(a[k + 2], b[k + 2]) - maximum(a[k], b[k]), zero) for k in (0, 1)]
     inside = sides[0] * sides[1]
@@ -116,21 +111,13 @@ def _nms_type(
     center: bool = False,
 ) -> TensorType:
     fits = boxes.rank == 3 and boxes.shape[2] == 4 and scores.rank == 3
-    require(
-        fits and boxes.dtype is f32 and scores.dtype is f32,
-        "boxes are f32[batches, boxes, 4], scores f32[batches, classes, boxes]; got {} and {}",
-        boxes,
-        scores,
-    )
+    ok = fits and boxes.dtype is f32 and scores.dtype is f32
+    require(ok, "boxes are f32[batches, boxes, 4], scores f32[batches, classes, boxes]; got {} and {}", boxes, scores)
     equal = same_dim(boxes.shape[0], scores.shape[0]) and same_dim(boxes.shape[1], scores.shape[2])
     require(equal, "boxes {} and scores {} differ in batches or boxes", boxes, scores)
     require(most.dtype is i64 and most.shape == (), "the most boxes of a class are an i64; got {}", most)
-    require(
-        all(t is None or (t.dtype is f32 and t.shape == ()) for t in (overlap, score)),
-        "thresholds are f32; got {} and {}",
-        overlap,
-        score,
-    )
+    ok = all(t is None or (t.dtype is f32 and t.shape == ()) for t in (overlap, score))
+    require(ok, "thresholds are f32; got {} and {}", overlap, score)
     return TensorType(i64, (size, 3))
 
 

@@ -16,8 +16,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import LOOPS, PURE, Array, clamp, dim, require_kind, same_dim, same_dtype, sample
+from dnnc.ir.op import LOOPS, PURE, OpDef, require
+from dnnc.ir.ops.common import Array, clamp, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
@@ -34,15 +34,11 @@ def _descend_type(
     same_dtype(x, splits)
     require_kind("what trees compare", x, "f")
     require_kind("nodes and links", at, "i")
-    require(
-        x.rank == 2 and at.rank == 2, "rows [n, features] and nodes [n or 1, trees] are needed; got {} and {}", x, at
-    )
+    ok = x.rank == 2 and at.rank == 2
+    require(ok, "rows [n, features] and nodes [n or 1, trees] are needed; got {} and {}", x, at)
     require(same_dim(at.shape[0], 1) or same_dim(at.shape[0], x.shape[0]), "{} has other rows than {}", at, x)
-    require(
-        splits.rank == 1 and links.rank == 2 and links.shape[1] == 4 and same_dim(links.shape[0], splits.shape[0]),
-        "links [m, 4] and splits [m]; got {}",
-        links,
-    )
+    ok = splits.rank == 1 and links.rank == 2 and links.shape[1] == 4 and same_dim(links.shape[0], splits.shape[0])
+    require(ok, "links [m, 4] and splits [m]; got {}", links)
     require(1 <= steps <= MAX_STEPS, "1 to {} steps; got {}", MAX_STEPS, steps)
     return TensorType(i64, (x.shape[0], at.shape[1]))
 
@@ -85,12 +81,8 @@ def _vote_type(
     require_kind("leaves", leaf, "i")
     require_kind("weights", weights, "f")
     require_kind("classes", classes, "i")
-    require(
-        leaf.rank == 2 and weights.rank == 2 and weights.shape == classes.shape,
-        "votes [nodes, most]; got {} and {}",
-        weights,
-        classes,
-    )
+    ok = leaf.rank == 2 and weights.rank == 2 and weights.shape == classes.shape
+    require(ok, "votes [nodes, most]; got {} and {}", weights, classes)
     require(combine in COMBINE, "combine is one of {}; got {}", ", ".join(COMBINE), combine)
     return TensorType(weights.dtype, (leaf.shape[0], count))
 
@@ -134,11 +126,8 @@ def _vote_flops(leaf: TensorType, weights: TensorType, *_: Any, count: int, **__
 def _lookup_type(x: TensorType, keys: TensorType) -> TensorType:
     same_dtype(x, keys)
     require_kind("what is looked up", x, "fiu")
-    require(
-        keys.rank == 1 and isinstance(keys.shape[0], int) and keys.shape[0] > 0,
-        "keys must be [k] with k > 0; got {}",
-        keys,
-    )
+    ok = keys.rank == 1 and isinstance(keys.shape[0], int) and keys.shape[0] > 0
+    require(ok, "keys must be [k] with k > 0; got {}", keys)
     return TensorType(i64, x.shape)
 
 

@@ -1,6 +1,4 @@
-"""Sliding windows, as convolution and pooling share them: sizes, positions in the operand, and their NumPy
-counterparts.
-"""
+"""Sliding windows of convolution and pooling: sizes, positions in the operand, NumPy counterparts."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window of `kernel` positions per spatial dim. `begin` and `end` are what pads the operand there; they may be
-    negative.
-    """
+    """A window of `kernel` positions per spatial dim. `begin`, `end`: padding of the operand, perhaps negative."""
 
     kernel: tuple[Dim, ...]
     strides: Ints
@@ -60,11 +56,13 @@ class Window:
 
 
 def window(
-    rank: int, kernel: Sequence[Dim], strides: Ints | None, pads: Sequence[Dim] | None, dilations: Ints | None
+    rank: int,
+    kernel: Sequence[Dim],
+    strides: Ints | None = None,
+    pads: Sequence[Dim] | None = None,
+    dilations: Ints | None = None,
 ) -> Window:
-    """Attributes completed: strides and dilations 1, pads 0 (all begins, then all ends). ShapeError where a length is
-    wrong.
-    """
+    """Fill in attributes: strides, dilations 1, pads 0 (all begins, then all ends). ShapeError for a wrong length."""
     strides, dilations, pads = strides or (1,) * rank, dilations or (1,) * rank, pads or (0,) * 2 * rank
     for name, a, n in (
         ("kernel", kernel, rank),
@@ -73,9 +71,8 @@ def window(
         ("pads", pads, 2 * rank),
     ):
         require(len(a) == n, "{} needs {} numbers for {} spatial dims; got {}", name, n, rank, a)
-    require(
-        all(s > 0 for s in (*strides, *dilations)), "strides {} and dilations {} must be positive", strides, dilations
-    )
+    ok = all(s > 0 for s in (*strides, *dilations))
+    require(ok, "strides {} and dilations {} must be positive", strides, dilations)
     return Window(tuple(kernel), strides, tuple(pads[:rank]), tuple(pads[rank:]), dilations)
 
 

@@ -1,8 +1,7 @@
 """Tensor expressions: what an op computes, element by element over logical indices, for every target alike.
 
 A Tensor is a buffer with a *stage* that says what each of its elements is. An op's `compute` gets Tensors without
-stages (its inputs) and returns Tensors whose stages load from them, perhaps through further Tensors. Lowering inlines,
-places and schedules the stages.
+stages (its inputs) and returns Tensors whose stages load them. Lowering inlines, places and schedules the stages.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class Scatter:
     """Updates of a stage's elements, in the order of the axes: `for axes: out[index] = combine(out[index], value)`.
 
     `index` has an expression for each axis of the result, in terms of `axes`; it may load, and is in range (`guarded`).
-    `combine` is `last`, where the last update of an element is its value, or a reduction of COMBINE; each step is
-    rounded to the result's dtype.
+    `combine` is `last`, an element's last update, or a reduction of COMBINE; steps are rounded to the result's dtype.
     """
 
     axes: tuple[Var, ...]
@@ -48,8 +46,7 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """`out[axes] = value`, or `out[axes] = combine over reduce of value where cond holds`, starting from the combine's
-    identity.
+    """`out[axes] = value`, or `out[axes] = combine over reduce of value where cond`, from combine's identity.
 
     `value` has the dtype in which registers compute; a reduction is combined in that dtype and only the result is
     rounded to out's. Where an element depends on others of the same tensor, `own` stands for it in `value`: those
@@ -120,11 +117,7 @@ def reduce(
 
 
 def recur(shape: Sequence[Dim], dtype: DType, element: Callable[..., Expr], name: str = "t") -> Tensor:
-    """`t[i0, ..., in] = element(t, i0, ..., in)`, which may read elements of t before it along the last axis: same i0,
-    ..., smaller in.
-
-    The op has Trait.SEQUENTIAL.
-    """
+    """`t[i0, ..., in] = element(t, i0, ..., in)`, reading t at i0, ... and a smaller in. Op: Trait.SEQUENTIAL."""
     own, axes = placeholder(name, dtype, shape), _axes(shape, "i")
     stage = Stage(axes, const(element(own, *axes), dtype.computed), own=own)
     return Tensor(name, dtype, own.shape, stage=stage)
@@ -140,8 +133,7 @@ def scatter(
     update: Callable[..., Expr],
     name: str = "t",
 ) -> Tensor:
-    """`t[i...] = initial(i...)`, then for u... of `extents` in order: `t[index(u...)] = combine(t[index(u...)],
-    update(u...))`.
+    """`t[i...] = initial(i...)`, then for u... of `extents`: `t[index(u...)] = combine(t[index(u...)], update(u...))`.
 
     `combine` is one of UPDATES. `index` gives one index for each axis of `shape`; those that are read from tensors must
     be in range (`guarded`). It is a result of its op: no other expression reads it.
@@ -236,9 +228,7 @@ def _once(s: Stage, x: Load) -> bool:
 
 
 def operands(outputs: Sequence[Tensor]) -> set[Tensor]:
-    """The tensors without stages that expressions read, those left out that stand for what is before in the same
-    one.
-    """
+    """Return the tensors without stages that expressions read, without those that stand for earlier ones."""
     every = [t.stage for t in stages(outputs) if t.stage is not None]
     own = {s.own for s in every}
     read = {

@@ -1,8 +1,7 @@
 """Tensor expressions in NumPy: the reference of ops that are defined by nothing else. Slow, and in float64 throughout.
 
 In: tensors of an op's `compute`, arrays for its operands, and the points that are wanted. Out: the elements there. Only
-what these need is computed. Numbers of whole type wrap as theirs do; floats are float64 but where the expression itself
-rounds them to a smaller type.
+what these need is computed. Integers wrap; floats are float64 but where the expression rounds them.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ _JOIN: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, 
 
 
 def elements(t: Tensor, operands: Mapping[Tensor, Array], points: Array) -> Array:
-    """The elements of a tensor at `points`, int64 [n, rank].
-
-    Raises:
-        IndexError: an index that is known at run time only lies outside of its axis.
-    """
+    """Return elements at `points`, int64 [n, rank]. IndexError: a run-time index lies outside of its axis."""
     with np.errstate(all="ignore"):
         return _Run(operands).at(t, [points[:, k] for k in range(points.shape[1])], len(points))
 
@@ -56,9 +51,7 @@ def held(v: Any, dtype: DType) -> Array:
 
 
 def put_in_order(out: Array, at: tuple[Array, ...], new: Array, combine: str) -> None:
-    """`out[at] = combine(out[at], new)` for each update in order; `at` is an index for each axis of `out`. Works in
-    place.
-    """
+    """Apply `out[at] = combine(out[at], new)` in order and in place; `at` has an index for each axis of `out`."""
     if combine != "last":
         _JOIN[combine].at(out, at, new)
         return

@@ -1,5 +1,4 @@
-"""From a naive loop nest back to tensor expressions: what a person may write as operator IR, and the compiler schedules
-like everything else.
+"""From a naive loop nest to tensor expressions, so that operator IR by hand is scheduled like all else.
 
     for i in range(M):                              y[i, j] = max(t[i, j] + b[j], 0.0)
         for j in range(N):
@@ -65,9 +64,8 @@ def outputs_of(kernel: Kernel) -> list[Buffer]:
 def raised(kernel: Kernel, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The results of a kernel for operands, which are its buffers that it only reads.
 
-    Raises:
-        ShapeError: the operands do not have the dtypes and shapes of its parameters.
-        ParseError: it is no naive nest; shows the statement and says what is expected.
+    ShapeError: the operands do not have the dtypes and shapes of its parameters. ParseError: it is no naive nest; shows
+    the statement and says what is expected.
     """
     outputs = outputs_of(kernel)
     inputs = [b for b in kernel.entry.buffers if b not in outputs]
@@ -256,8 +254,6 @@ class _Raiser:
         if isinstance(e, Op) and e.name == f"cast_{s.buf.dtype.name}" and e.args[0].dtype is wide:
             e = e.args[0]  # the store rounds
         self.results[s.buf] = Tensor(s.buf.name, s.buf.dtype, tuple(shape), stage=Stage(axes, cast(e, wide)))
-
-    # --- expressions --------------------------------------------------------------------------------------------------
 
     def value(self, e: Expr, scope: Scope) -> Expr:
         """An expression of tensors, of one of buffers."""

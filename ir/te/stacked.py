@@ -3,8 +3,7 @@
     t[i] = sum over r of x[i, r] * s[r]    with a stack of x    ->    t[b, i] = sum over r of x[b, i, r] * s[r]
 
 The tensor expression gets one more axis in front of every stage that is not an operand, and with it every load of what
-is stacked. So an op with `compute` needs no rule of its own to be applied to many rows; its reference runs for each
-row.
+is stacked. So an op with `compute` needs no rule of its own to be applied to many rows; its reference runs per row.
 """
 
 from __future__ import annotations
@@ -118,9 +117,7 @@ def _new_axis(outputs: Sequence[Tensor]) -> str:
 
 
 class _Stacker:
-    """Rewrites stages: `known` are the stacks by the placeholders that stand for one row of them, `axis` names the axis
-    of rows.
-    """
+    """Rewrites stages: `known` maps placeholders of a row to their stacks, `axis` names the axis of rows."""
 
     def __init__(self, rows: Dim, known: dict[Tensor, Tensor], axis: str) -> None:
         self.rows, self.known = rows, known
@@ -138,12 +135,8 @@ class _Stacker:
             own = self.known[s.own] = te.placeholder(s.own.name, s.own.dtype, (self.rows, *s.own.dims))
         where = None if s.where is None else self.expr(s.where)
         put = None if s.updates is None else self.updates(s.updates)
-        made = Tensor(
-            t.name,
-            t.dtype,
-            shape,
-            stage=Stage((self.row, *s.axes), self.expr(s.value), s.reduce, s.combine, where, own, put),
-        )
+        stage = Stage((self.row, *s.axes), self.expr(s.value), s.reduce, s.combine, where, own, put)
+        made = Tensor(t.name, t.dtype, shape, stage=stage)
         self.known[t] = made
         return made
 

@@ -7,8 +7,7 @@
 An element of a stage is what is returned for its axes, or the sum, prod, max, min or fmax of it over further axes; or
 e, and then what updates at (index, ...) in the order of further axes make of it, UPDATE being one of last, sum, prod,
 max and min. Expressions are those of the operator IR, and read operands and the stages before. A definition holds for
-operands of the types that it names; sizes that are symbolic there may be any others, which the node gives as attributes
-of their names, or the operands' shapes show.
+operands of the types that it names; its symbolic sizes are attributes of the node, or follow from operands.
 """
 
 from __future__ import annotations
@@ -247,9 +246,7 @@ class _Definition:
         return tuple(t for t in out if t is not None)
 
     def bound(self, operands: Sequence[Tensor], said: Mapping[str, Any]) -> dict[Expr, Expr]:
-        """The sizes that operands give to the symbolic ones. ShapeError where they are none of those that the
-        definition is for.
-        """
+        """Return the symbolic sizes that operands give. ShapeError where the definition is for other sizes."""
         env: dict[Expr, Expr] = {
             v: const(said[v.name]) for v in self.dims.values() if isinstance(said.get(v.name), (int, Expr))
         }

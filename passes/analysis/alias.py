@@ -5,8 +5,7 @@ the operands of a concatenation within its result, where their kernels then writ
     s = slice(x: f32[1, 64, 7, 7], channels 32..63)     ->  s at x + 6272
     c = concat(a, b, axis=1)       ->  a at c + 0, b at c + a.nbytes; the concat itself is no kernel
 
-Only where the region is contiguous (all axes in front have one element) and of known size. Nothing is decided here that
-a kernel could notice: it gets pointers.
+Only where the region is contiguous (all axes in front have one element) and of known size. Kernels get pointers.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ class Aliases:
 
 
 def find_aliases(graph: Graph, copy: Callable[[Node, int], Value] | None = None, align: int = 1) -> Aliases:
-    """The aliases of a graph whose layouts are set, each at a multiple of `align` bytes.
-
-    `copy(node, k)` puts a copy in the place of a concatenation's operand k that lies elsewhere already; without it such
-    a concatenation stays a kernel.
-    """
+    """Aliases of a graph with layouts, `align` bytes apart. `copy(node, k)` copies concatenation operand k."""
     nodes = list(graph.nodes())
     found: dict[Value, Alias] = {}
     for n in nodes:
@@ -101,9 +96,7 @@ def slice_offset(n: Node) -> int | None:
 
 
 def _stretch(t: TensorType, axis: int) -> int | None:
-    """Bytes of one step (a block, where it is blocked) along an axis that is outermost in memory but for axes of one
-    element.
-    """
+    """Return the bytes of a step (or block) along an axis that is outermost but for axes of size 1."""
     parts = [p.axis for p in t.layout.parts] if t.layout is not None else list(range(t.rank))
     for at, (k, extent) in enumerate(zip(parts, t.physical)):
         if k == axis:
@@ -122,9 +115,8 @@ def parts_of(
     n: Node, aliases: Mapping[Value, Alias], made: set[Value], taken: set[Value]
 ) -> list[tuple[Value | None, int]] | None:
     """The operands of a concatenation that may be made in place: for each the value that owns its memory (None: it
-    needs a copy), and its place in the result. None where the concatenation needs a kernel of its own, or is better off
-    with one: of small operands that cost little to compute in it. `made`: values that need no kernel; `taken`: those
-    that have their place elsewhere.
+    needs a copy), and its place in the result. None where the concatenation needs a kernel, or is better off with one
+    (small, cheap operands). `made`: values that need no kernel; `taken`: those that have their place elsewhere.
     """
     if n.op.name != "concat" or len(n.inputs) < 2:
         return None

@@ -28,7 +28,5 @@ def is_view(n: Node) -> bool:
 
 
 def is_pointwise(n: Node) -> bool:
-    """Does an element of the result depend on nothing but the operands' elements at its own place, broadcast, and
-    perhaps on the place?
-    """
+    """True if a result element depends only on operand elements at its place, broadcast, and on the place."""
     return not n.op.traits.isdisjoint((Trait.ELEMENTWISE, Trait.PLACED))

@@ -7,8 +7,7 @@ computed of those numbers.
     y = div(x, s)                                        elements, which read the number of their own row
 
 In comes a graph whose layouts are set, out comes for each such value the kind of its rows. The fusion pass joins what
-has rows of one kind: a kernel then goes over a row as often as it must, while the row is in registers or in a near
-cache, and not over the whole array each time.
+has rows of one kind: a kernel then passes over a row in registers or near cache, not over the whole array.
 """
 
 from __future__ import annotations
@@ -72,9 +71,7 @@ class Rows:
 
 
 def rows_of(n: Node) -> Rows | None:
-    """The rows that a node reduces, be its result the numbers (reduce_sum) or elements again (softmax); None where it
-    does no such thing.
-    """
+    """Return the rows that a node reduces to numbers (reduce_sum) or elements (softmax); None otherwise."""
     x = n.inputs[0] if n.inputs else None
     if (
         x is None

@@ -5,8 +5,7 @@ order in which to run.
 
 As few segments as possible: a node's level is the number of changes between native and host that must come before it,
 so all native nodes of one level are one segment. Native nodes that depend on no other native node move as far back as
-their readers allow, where they fuse. A dim that no input of a segment shows comes with an input of its own, which holds
-no bytes: its shape is the message.
+their readers allow, where they fuse. A dim that no input shows has an input without bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from dnnc.passes.rewrites.fold import fold
 
 @dataclass(frozen=True)
 class Segment:
-    """Native nodes as a graph. `inputs` and `outputs` are the values of the whole graph that its own stand for, in
-    order.
+    """Native nodes as a graph. `inputs`, `outputs`: the whole graph's values for its own, in order.
 
     `carried`: dims that its last input, an array of no bytes, brings in its shape; empty where there is no such input.
     """
@@ -94,9 +92,7 @@ def split(g: Graph) -> tuple[Step, ...]:
 
 
 def _dependencies(g: Graph, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """The nodes that make what a node reads: its operands, and the dims of its types and attributes that only the data
-    tells.
-    """
+    """Return the nodes behind a node's operands and the data-dependent dims of its types and attributes."""
     known = {x for v in g.inputs for x in _dims(v.type)}
     maker: dict[Var, Node] = {}
     out: dict[Node, list[Node]] = {}

@@ -1,5 +1,4 @@
-"""Cheaper forms of quotients and exponentials, for targets with fast instructions for 1/x and 2^x (GPUs); strict
-numerics exclude them.
+"""Cheaper quotients and exponentials by fast 1/x and 2^x instructions (GPUs); never strict.
 
 Quotients, of which an exact one takes ten instructions: at most 2 ulp.
 
@@ -33,8 +32,7 @@ RECIPROCAL, POWER = "recip", "exp2"  # what a target must spell
 ESTIMATE = "estimate"  # of a reciprocal, which such a target spells too
 SCALE = "scale"  # by powers of two, in one instruction
 PIECE = "piece"  # of a table; a target that spells `scale` spells this
-# log2(erfc(t)) = t * (c0 t^4 + ...), weighted with t * erfc(t) above 1e-4: the polynomial falls for all t > 0, so 2^P
-# fades out by itself
+# log2(erfc(t)) = t * (c0 t^4 + ...), weighted with t * erfc(t) above 1e-4: it falls for all t > 0, so 2^P fades out
 ERFC = (-0.002685956424102187, 0.02863696776330471, -0.14752762019634247, -0.9190064668655396, -1.6278269290924072)
 FAR = 16.0  # gelu(-16) rounds to 0, and 2^P to 0 too
 SQRT_HALF = 0.7071067811865476
@@ -43,9 +41,7 @@ Rule = Callable[[Op], Expr]
 
 
 def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
-    """What to do, in order, with each float32 operation before its operands; a rule gives back what it does not
-    change.
-    """
+    """Rules, in order, for each float32 operation before its operands; a rule may return it unchanged."""
     found: list[Rule] = (
         [exponential, gelu] if POWER in spelled and RECIPROCAL in spelled and stores_halves(kernel) else []
     )
@@ -55,9 +51,7 @@ def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
 
 
 def stores_halves(kernel: Kernel, integers: bool = True) -> bool:
-    """Is every float that the kernel leaves in memory one of 16 bits, and, without `integers`, nothing else left
-    there?
-    """
+    """True if the kernel leaves only 16-bit floats in memory (with `integers`: integers too)."""
     types: set[DType] = set()
     for s in (s for f in kernel.funcs for s in walk_stmts(f.body)):
         if isinstance(s, Store) and s.buf.space == "global":
@@ -129,9 +123,7 @@ def _divided(e: Expr, c: float) -> Expr | None:
 
 
 def quotient(e: Op, terms: Container[Buffer] = (), hidden: bool = False) -> Expr:
-    """a / b -> a * (1 / b), see above. `terms`: memory that holds terms of a softmax; `hidden`: a store of 16 bits
-    hides an error of an ulp.
-    """
+    """a / b -> a * (1 / b). `terms`: memory of softmax terms; `hidden`: a 16-bit store hides an ulp."""
     if e.name != "/":
         return e
     a, b = e.args
@@ -199,19 +191,3 @@ def _not_negative(e: Expr) -> bool:
     if e.name == "+":
         return all(map(_not_negative, e.args))
     return e.name in ("exp", "exp2", "abs", "sqrt") or (e.name == "max" and any(map(_not_negative, e.args)))
-
-
-__all__ = [
-    "ESTIMATE",
-    "PIECE",
-    "RECIPROCAL",
-    "SCALE",
-    "Rule",
-    "exponential",
-    "gelu",
-    "gelu_of",
-    "quotient",
-    "rules",
-    "sigmoid_gelu",
-    "softmax_terms",
-]

@@ -1,5 +1,4 @@
-"""What a target may lack an instruction for, as integer and float32 arithmetic: conversion of small floats, rounding to
-an integer.
+"""Instructions that a target may lack, as common arithmetic: conversion of small floats, rounding to an integer.
 
 In come a value and a type, out an expression with the same meaning for every argument: round to nearest even, denormals
 kept, NaN and infinities as the format has them. Emitters call these where they have no spelling of their own.
@@ -16,11 +15,7 @@ from dnnc.ir.loops.stmt import call
 
 @dataclass(frozen=True)
 class Format:
-    """A float of `exponent` and `mantissa` bits. `top` is the code of the largest finite number; what overflows becomes
-    `overflow`.
-
-    `unsigned_zero`: there is no -0, its code is the one NaN (the fnuz types).
-    """
+    """A small float; overflow becomes `overflow`, `top` is finite. `unsigned_zero`: the code of -0 is the one NaN."""
 
     exponent: int
     mantissa: int

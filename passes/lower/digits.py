@@ -1,5 +1,4 @@
-"""A `sort_digits` -> one naive kernel: rows of keys sorted by their digits, the lowest one first. The meaning that
-schedules of it keep.
+"""A `sort_digits` -> one naive kernel: rows of keys sorted by digits, lowest first; the schedules' meaning.
 
     for each row:
         count how often each digit has each value, in one walk of the row

@@ -1,8 +1,7 @@
 """Expansions of float32 exp, log, erf, tanh, log1p, expm1 and pow into arithmetic that every target has.
 
 The polynomials are Chebyshev interpolants, rounded to float32 (fitted with 40 digits); stated errors are maxima over
-all float32 arguments tested, in units in the last place. Results below the smallest normal number are 0. NaN and
-infinities follow IEEE.
+all float32 arguments tested, in ulp. Results below the smallest normal number are 0. NaN and infinities follow IEEE.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ def exp_parts(x: Expr, clamp: bool = True) -> tuple[Expr, Expr]:
     """exp(x) as p * s, s a power of two: p = 2 * exp(r), s = 2^(n - 1), n = rint(x / ln 2), |r| <= ln 2 / 2.
 
     Adding 1.5 * 2^23 + 126 rounds to an integer and leaves n + 126 in the low bits, where it is shifted into the
-    exponent of s. That is 0 at n = -126 and 2^127 at n = 128; `clamp` keeps x between these. NaN stays: min and max
-    with a number as the second operand hand it on.
+    exponent of s. That is 0 at n = -126 and 2^127 at n = 128; `clamp` keeps x between these and hands on NaN.
     """
     x = minimum(maximum(x, -87.5), 89.0) if clamp else x
     t = fma(x, LOG2E, POWER_MAGIC)
@@ -91,8 +89,7 @@ def scaled_exp(x: Expr) -> Expr:
 
     For targets that look up tables, and multiply by any power of two with no need of limits to x: where x is so large
     that r may be anything, exp(r), a parabola without zeros, is above 0 or infinite, and where it is NaN for an
-    infinite n, `scale` gives what n says. Results below the normal numbers are made 0, for CPUs take a hundred cycles
-    for one.
+    infinite n, `scale` gives what n says. Denormal results are made 0, for CPUs take a hundred cycles for one.
     """
     t = fma(x, LOG2E, ROOTS_MAGIC)
     n = t - ROOTS_MAGIC
@@ -102,9 +99,7 @@ def scaled_exp(x: Expr) -> Expr:
 
 
 def _below(x: Expr, limit: float) -> Expr:
-    """x < limit, and of a negated number without the negation, which multiplications take for free: 0 - y < c -> -c <
-    y.
-    """
+    """x < limit, for negated x without the negation, which products take for free: 0 - y < c -> -c < y."""
     if isinstance(x, Op) and x.name == "-" and isinstance(x.args[0], Const) and x.args[0].value == 0:
         return const(-limit, f32) < x.args[1]
     return x < limit
@@ -146,9 +141,7 @@ def expand_log(x: Expr) -> Expr:
 
 
 def expand_log1p(x: Expr) -> Expr:
-    """log(1 + x) = e * ln 2 + log1p(f): 1 + f is 1 + x over 2^e, f made of the rounded sum and of what its rounding
-    lost; at most 1.5 ulp.
-    """
+    """log(1 + x) = e * ln 2 + log1p(f), 1 + f = (1 + x) / 2^e with the sum's rounding error; at most 1.5 ulp."""
     u = x + 1.0
     lost = select(call("abs", x) < 1.0, x - (u - 1.0), 1.0 - (u - x))
     e, m = exponent_and_mantissa(u)
@@ -159,9 +152,7 @@ def expand_log1p(x: Expr) -> Expr:
 
 
 def exponent_and_mantissa(x: Expr) -> tuple[Expr, Expr]:
-    """x = m * 2^e, m in [sqrt(1/2), sqrt(2)), e an i32, for positive finite x; of zero, infinities and NaN they mean
-    nothing.
-    """
+    """x = m * 2^e, m in [sqrt(1/2), sqrt(2)), e an i32, for positive finite x; meaningless otherwise."""
     tiny = x < 1.17549435e-38
     scaled = select(tiny, x * 8388608.0, x)  # denormals: 2^23 more
     bits = op("bits_i32", scaled, dtype=i32)
@@ -241,9 +232,7 @@ def expand_pow(x: Expr, y: Expr) -> Expr:
 
 
 def _two_sum(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """a + b rounded, and what the rounding loses; exact where a is 0 or not smaller than b in magnitude (Dekker
-    1971).
-    """
+    """a + b rounded, and the rounding error; exact if a is 0 or |a| >= |b| (Dekker 1971)."""
     s = a + b
     return s, b - (s - a)
 
@@ -299,9 +288,7 @@ def expand_tanh(x: Expr, estimate: Callable[[Expr], Expr] = lambda d: 1.0 / d) -
 
 
 def tanh_by_pieces(x: Expr) -> Expr:
-    """A polynomial of degree 5 about the nearest of 32 points, of which 0 is one, with the sign of x; at most 1.8
-    ulp.
-    """
+    """Polynomial of degree 5 about the nearest of 32 points, one of them 0, with the sign of x; at most 1.8 ulp."""
     a = minimum(call("abs", x), pieces.LIMIT)
     t = fma(a, 1 / pieces.WIDTH, ROUNDING_MAGIC)
     r = fma(t - ROUNDING_MAGIC, -pieces.WIDTH, a)

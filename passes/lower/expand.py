@@ -1,9 +1,8 @@
-"""Expand intrinsics that a target cannot spell well into arithmetic that every target has: float32 elementary
-functions.
+"""Expand intrinsics that a target cannot spell well into common arithmetic: float32 functions.
 
-Targets that look up tables, `piece`, take coefficients from `pieces.py`. Targets that spell `recip`, and `exp2`, get
-the cheaper forms of `approximate.py` as well. Where such a target leaves exp and erf to be expanded, they are joined
-with what stands around them: GELU is one power of two, and `exp(x) + a` needs no product.
+Targets that look up tables, `piece`, take coefficients from `dnnc.ir.loops.pieces`. Targets that spell `recip`, and
+`exp2`, get the cheaper forms of `approximate.py` as well. Where such a target leaves exp and erf to be expanded, they
+are joined with what stands around them: GELU is one power of two, and `exp(x) + a` needs no product.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ EXPANSIONS: dict[str, Callable[..., Expr]] = {
 
 
 def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
-    """Replace the float32 intrinsics that have an expansion here and are not in `spelled`, what the target spells being
-    used for others.
+    """Expand float32 intrinsics that are not in `spelled`; what the target spells serves the others.
 
     Expansions read their operand often: what long chains of them share gets names, so that a kernel's text grows with
         its operations alone.
@@ -70,9 +68,7 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
 
 
 def joined(spelled: Collection[str]) -> tuple[Rule, ...]:
-    """Rules for functions that are cheaper with what stands around them, where cheaper forms are allowed and they are
-    expanded at all.
-    """
+    """Rules for functions that are cheaper in context, where cheaper forms are allowed and expanded."""
     if RECIPROCAL not in spelled or "exp" in spelled or "erf" in spelled:
         return ()
     own: tuple[Rule, ...] = () if SCALE in spelled else (fused_exp,)
@@ -97,11 +93,9 @@ def exact_product(e: Op) -> Expr:
 
 
 def gelu(x: Expr) -> Expr:
-    """max(x, 0) - |x| * 2^P(|x|), 2^P the share of the normal distribution beyond |x|: off by at most 1.6e-7 of x, as
-    what it replaces.
+    """max(x, 0) - |x| * 2^P(|x|), 2^P the normal distribution's share beyond |x|: error up to 1.6e-7 of x.
 
-    P falls and is -126 at 10.37, where 2^P is 0. Of h = x / 2, h + |h| is max(x, 0), and as the definition has it NaN
-    for -inf.
+    P falls and is -126 at 10.37, where 2^P is 0. Of h = x / 2, h + |h| is max(x, 0), and NaN for -inf.
     """
     h = x * 0.5
     a = call("abs", h)

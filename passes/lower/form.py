@@ -136,9 +136,7 @@ class Axis:
         return frozenset(self.loops)
 
     def inside(self, i: Expr, lanes: int, *used: Expr) -> Expr:
-        """A step (a vector of lanes) that a guard keeps inside, so that it can be seen as well where expressions divide
-        it.
-        """
+        """Return a step (a vector of lanes) that a guard keeps inside and divisions can be seen to split."""
         divided = any(
             isinstance(x, Op) and x.name in ("//", "%") and self.vars & free(x) for e in used for x in walk(e)
         )
@@ -150,9 +148,7 @@ class Axis:
         return {v: b.let(v.name, at[v]) for v in self.loops}
 
     def at(self, i: E, lanes: int = 1, lane: E = 0) -> dict[Expr, Expr]:
-        """The loops' variables at step i, or at `lane` of the i-th vector of lanes, which must divide the innermost
-        loop.
-        """
+        """Return loop variables at step i, or `lane` of vector i, which must divide the innermost loop."""
         out: dict[Expr, Expr] = {}
         left = const(i)
         for v, n in zip(self.loops[:0:-1], self.extents[::-1]):
@@ -166,9 +162,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor: its value in the accumulator's type, where all `conds` hold; elsewhere it is 0. `axis` is the side that
-    it belongs to.
-    """
+    """A factor: its value in accumulator type where all `conds` hold, else 0. `axis`: the side it belongs to."""
 
     value: Expr
     conds: tuple[Expr, ...] = ()
@@ -196,10 +190,9 @@ class Contraction(Form):
             y[..] = epilogue(acc)
 
     A loop on which both factors depend, or none, is a batch loop; of the two sides the one that holds the innermost
-    output loop is `cols`: along it the results lie in memory. Several loops of one side are walked as one index. So a
-    matrix product and a convolution of any rank, groups and dilations are the same thing: only the index expressions of
-    the factors differ. `kernel` has the parameters that the expressions refer to; the sum is computed anew in
-    each iteration of the loops `around`.
+    output loop is `cols`: along it the results lie in memory. Several loops of one side are walked as one index. So
+    matrix products and convolutions differ only in index expressions. `kernel` has the parameters that the expressions
+    refer to; the sum is computed anew in each iteration of the loops `around`.
     """
 
     kind = "contraction"
@@ -326,9 +319,7 @@ def _sided(c: Contraction) -> Contraction:
 
 
 def _joined(c: Contraction) -> Contraction | None:
-    """The contraction with loops of one iteration gone, groups of channels apart, and neighbouring loops of one side in
-    one.
-    """
+    """Return the contraction without unit loops, groups of channels apart, and neighbours of one side joined."""
     guarded = {
         x.buf.name for x in c.loads if not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape))
     }
@@ -361,9 +352,7 @@ def _moved(c: Contraction, env: dict[Expr, Expr], loops: Mapping[Var, tuple[Var,
 
 
 def _fused(c: Contraction, loops: Sequence[Var], sides: Sequence[int]) -> Contraction:
-    """Fuse neighbours of one side, outer pairs first: `(k // d) % m` and `k % d`, which that gives, join again to one
-    index.
-    """
+    """Fuse neighbours of one side, outermost first: their `(k // d) % m` and `k % d` become one index again."""
     last: tuple[Var, int] | None = None
     for v, side in zip(loops, sides):
         if last is not None and side == last[1]:
@@ -399,9 +388,7 @@ def _neighbours(c: Contraction, v: Var) -> int:
 
 
 def groups(outer: Sequence[Var], exprs: Iterable[Expr]) -> tuple[dict[Var, tuple[Var, Var]], dict[Expr, Expr]]:
-    """Loops of which an index takes the group, `i // n`: a loop over groups and one within a group for each, and what
-    its variable is in terms of these.
-    """
+    """Split loops whose index takes the group, `i // n`, into groups and elements, and return i in terms of these."""
     sizes: dict[Var, int] = {}
     for x in (x for e in exprs for x in walk(e)):
         if isinstance(x, Op) and x.name == "//" and isinstance(v := x.args[0], Var) and v in outer:

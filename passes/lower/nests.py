@@ -1,5 +1,4 @@
-"""A fused group of graph nodes -> one naive kernel: loops over the output's memory, everything else inlined at its
-place.
+"""A fused group -> one naive kernel: loops over the output's memory, everything else inlined at its place.
 
 In come the nodes with their types (layouts included), out comes a Kernel whose text depends on nothing but the
 computation: buffers are called x0, x1, ... and y, so that equal groups of different layers are one kernel. Several
@@ -232,9 +231,7 @@ class _Lowering:
         }
 
     def resolve(self, e: Expr) -> Expr:
-        """Inline element-wise stages and turn loads of inputs into loads of their memory; reductions and kept tensors
-        stay.
-        """
+        """Inline element-wise stages and lower input loads to memory; reductions and kept tensors stay."""
         r = self.memo.get(e)
         if r is None:
             r = self.memo[e] = self._resolve(e)
@@ -258,9 +255,7 @@ class _Lowering:
         return r
 
     def read(self, t: te.Tensor, idx: tuple[Expr, ...]) -> Expr:
-        """An element of an input's memory. Lanes that pad the output may ask for elements that do not exist: those are
-        clamped.
-        """
+        """Load an input element. Padding lanes may ask for elements that do not exist: those are clamped."""
         buf, type_ = self.buffers[t]
 
         def element(*at: Expr) -> Expr:
@@ -487,8 +482,7 @@ class _Lowering:
     def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
         """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows
         are. The lanes there hold 0, and 0 * 0 adds nothing: a sum over whole rows is made of whole vectors, and no
-        index is divided by an odd number of channels. Elements of 4 bytes and more need no vectors to be copied, and
-        their sums end with the channels.
+        index is divided by an odd number of channels. Elements of 4 bytes and more end with the channels.
         """
         pair = (
             stage.value.args
@@ -506,9 +500,7 @@ class _Lowering:
         }
 
     def row_end(self, e: Expr) -> dict[Var, int]:
-        """Of an element of an input, the axis variable that walks a padded row `.. a/d a%d` of its memory from the
-        start, and the row's length.
-        """
+        """Return the axis variable that walks a padded row `.. a/d a%d` from its start, and the row's length."""
         if not isinstance(e, Load) or not isinstance(e.buf, te.Tensor) or e.buf not in self.buffers:
             return {}
         t = self.buffers[e.buf][1]
@@ -536,9 +528,7 @@ def _buffer(name: str, t: TensorType) -> Buffer:
 
 
 def _renamed(axes: Sequence[Var]) -> tuple[Var, ...]:
-    """Axes of a stage under names that no loop has. Variables are interned: a loop may be the axis of another stage by
-    its name and bounds.
-    """
+    """Return a stage's axes under unused names: variables are interned, so a loop may be another stage's axis."""
     return tuple(var(f"{v.name}~", v.dtype, v.lo, v.hi, v.div) for v in axes)
 
 
@@ -555,9 +545,7 @@ def known(i: Expr) -> Expr:
 
 
 def narrowed(e: Expr, t: DType) -> Expr:
-    """A number in the type in which `t` computes, as a value of `t` reads it: integers of 2 and 4 bits wrap. Floats are
-    not rounded in between.
-    """
+    """Return a number in `t`'s compute type as its readers see it: 2- and 4-bit integers wrap, floats stay."""
     if not t.is_int or t.computed is t:
         return e
     if isinstance(e, Const) or (isinstance(e, Op) and e.name.startswith("cast_") and e.args[0].dtype is t):
@@ -569,9 +557,8 @@ def narrowed(e: Expr, t: DType) -> Expr:
 
 
 def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Expr]:
-    """The axes along which the terms of a reduction are the same, with their sizes, and the term for one pass over
-    these: a sum of n equal numbers is n times one of them, which rounds once and not n times; of equal ones the largest
-    is any.
+    """The axes along which the terms of a reduction are the same, with sizes, and the term for one pass over them: a
+    sum of n equal numbers is n times one of them, which rounds once and not n times; of equal ones the largest is any.
     """
     if stage.combine not in ("sum", "max", "min"):
         return {}, term

@@ -1,6 +1,4 @@
-"""A `recurrence` -> one naive kernel: all steps in order, the states in local memory. The meaning that schedules of it
-keep.
-"""
+"""A `recurrence` -> one naive kernel: all steps in order, states in local memory. Schedules keep its meaning."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ class Recurrent(Form):
         dots: Mapping[te.Tensor, Buffer],
         k: E = 0,
     ) -> Expr:
-        """An expression of the form for a row and unit, in a step; `leaf` says where states are, `dots` where sums
-        are.
-        """
+        """Lower a form's expression for a row, unit and step; `leaf` places states, `dots` places sums."""
         form = self.form
         row, unit = const(at[0]), const(at[1])
 
@@ -75,9 +71,7 @@ class Recurrent(Form):
 
 
 def recurrent(graph: Graph, node: Node) -> Recurrent:
-    """The form of a `recurrence` whose constants are all operands, with buffers x0, x1, ... for these and y for the
-    result.
-    """
+    """Return the form of a `recurrence` with all constants as operands: buffers x0, x1, ... and y."""
     try:
         form = form_of(node)
     except NoForm as e:

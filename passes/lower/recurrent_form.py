@@ -2,9 +2,10 @@
 element-wise work for each unit.
 
 In comes a `loop` or `recurrence` node; out comes its ScanForm: every new state, as an expression of one row and one
-unit, in terms of that unit's states, its elements of the scanned rows and of what is captured, and of sums of products.
-A sum multiplies a *vector*, which all units must know, by a matrix; the vector of phase 0 is made of the states, that
-of phase 1 of what phase 0 gave (a GRU's reset gate), so a step has as many meetings as phases."""
+unit, in terms of that unit's states, its elements of the scanned rows and captured values, and sums of products. A sum
+multiplies a *vector*, which all units must know, by a matrix; the vector of phase 0 is made of the states, that of
+phase 1 of what phase 0 gave (a GRU's reset gate), so a step has as many meetings as phases.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +48,7 @@ class Column:
 
 @dataclass(frozen=True)
 class ScanForm:
-    """`made`: the carried values, then the stacked ones, at (row, unit). `operand`: which operand of the node a tensor
-    is; `number` is the iteration's. `k`: the variable that matrices sum over.
-    """
+    """`made`: carried and stacked values at (row, unit); `operand`: by tensor; `number`: iteration; `k`: summed."""
 
     steps: int
     batch: int
@@ -286,9 +285,7 @@ class _Reader:
         return int(rest.value) if isinstance(rest, Const) else None
 
     def phases(self, made: tuple[Expr, ...]) -> tuple[Phase, ...]:
-        """The products by the vector that they multiply, in the order of their phases, and the columns that are
-        read.
-        """
+        """Return the products by their vector, in the order of their phases, and the columns that are read."""
         count = 1 + max((p.phase for p in self.products), default=-1)
         if not count:
             raise NoForm("its body has no product")

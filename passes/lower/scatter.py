@@ -24,8 +24,7 @@ class Scattered(Form):
     """A scatter over memory.
 
     `initial` is an expression of `axes`, None where the memory holds it; `index` and `value` are of `over`, whose sizes
-    are `extents`. `whole` are the axes of the result along which an update's place is an axis of the updates: k ->
-    number of that one.
+    are `extents`. `whole`: result axes whose place is an axis of the updates, k -> that axis.
     """
 
     kind = "scatter"

@@ -1,8 +1,4 @@
-"""Expansions of float32 trigonometric and hyperbolic functions and their inverses into arithmetic that every target
-has.
-
-Polynomials and stated errors are as in `elementary.py`.
-"""
+"""Expansions of float32 trigonometric and hyperbolic functions into common arithmetic; see `elementary.py`."""
 
 from __future__ import annotations
 
@@ -69,12 +65,10 @@ def expand_tan(x: Expr) -> Expr:
 
 
 def _reduced(a: Expr) -> tuple[Expr, Expr]:
-    """a = n * pi / 2 + r, |r| <= pi / 4, for a finite float32 a >= 0: n as an i32, of which the low bits count, and r;
-    of infinity NaN.
+    """a = n * pi / 2 + r, |r| <= pi / 4, for finite float32 a >= 0: n as an i32 (low bits), and r; NaN of infinity.
 
-    In float64 the integers of the two exact products are taken off before the rests are added, so that no cancellation
-    loses a digit: no float32 number comes closer to a multiple of pi / 2 than 2^-29 of a quarter turn or so (Payne and
-    Hanek 1983).
+    In float64 the integers of the two exact products are taken off before the rests are added, so that no digit is
+    lost: no float32 comes closer to a multiple of pi / 2 than 2^-29 of a quarter turn or so (Payne and Hanek 1983).
     """
     wide = cast(a, f64)
     products = []
@@ -118,9 +112,7 @@ def _flipped(value: Expr, sign: Expr) -> Expr:
 
 
 def expand_atan(x: Expr) -> Expr:
-    """atan(a) = k * pi / 4 + atan(y), y = a, (a - 1) / (a + 1) or -1 / a, |y| <= tan(pi / 8), with the sign of x; at
-    most 3 ulp.
-    """
+    """atan(a) = k * pi / 4 + atan(y), y = a, (a - 1) / (a + 1) or -1 / a, |y| <= tan(pi / 8), x's sign; 3 ulp."""
     a = call("abs", x)
     middle, large = a > 0.4142135679721832, a > 2.4142136573791504
     y = select(large, -1.0, select(middle, a - 1.0, a)) / select(large, a, select(middle, a + 1.0, 1.0))
@@ -169,9 +161,7 @@ def expand_cosh(x: Expr) -> Expr:
 
 
 def _quarter_exp(a: Expr) -> tuple[Expr, Expr]:
-    """s and q of exp(a) / 4 = s * (q + 1), a >= 0, as in `expand_expm1`; a quarter has room for what is half of an exp
-    beyond all float32.
-    """
+    """Return s, q: exp(a) / 4 = s * (q + 1), a >= 0, as in `expand_expm1`; a quarter avoids overflow."""
     near = minimum(a, 89.5)
     t = fma(near, LOG2E, QUARTER_MAGIC)
     n = t - QUARTER_MAGIC
@@ -180,9 +170,7 @@ def _quarter_exp(a: Expr) -> tuple[Expr, Expr]:
 
 
 def expand_asinh(x: Expr) -> Expr:
-    """log1p(a + a^2 / (1 + sqrt(a^2 + 1))), a = |x|, with the sign of x; log(2 a) where a^2 might overflow; at most 3
-    ulp.
-    """
+    """log1p(a + a^2 / (1 + sqrt(a^2 + 1))), a = |x|, with x's sign; log(2 a) for large a; at most 3 ulp."""
     a = call("abs", x)
     square = a * a
     return signed(_log1p_or_double(a, a + square / (call("sqrt", square + 1.0) + 1.0)), x)

@@ -1,5 +1,4 @@
-"""Group nodes into kernels. The result is a FusionPlan: data that prints, that lowering obeys, and that tuning may vary
-(`variants`).
+"""Group nodes into kernels: a FusionPlan that prints, drives lowering, and tuning may vary (`variants`).
 
 A group is a connected set of nodes around at most one *anchor* (a contraction, a reduction, a row op). Nodes are
 visited backwards; one joins the group of its readers when they are all in one group and the rules below allow it. So
@@ -84,9 +83,7 @@ def plan_fusion(
 
 
 class _Fuser:
-    """Walks the nodes backwards: a node joins the group of its readers when all of them are in one group and the rules
-    allow it.
-    """
+    """Walk nodes backwards: a node joins its readers' group if they all share one and the rules allow it."""
 
     def __init__(
         self,
@@ -212,12 +209,7 @@ class _Fuser:
         return u in self.indexing or (u.op.index is not None and u.op.index.loads and u.inputs[u.op.index.operand] is v)
 
     def stays_in_row(self, n: Node, g: int) -> bool:
-        """Does a group that passes over rows take a node that reduces them too, or that computes something of the
-        numbers of rows?
-
-        The latter is worth it where the reductions behind the numbers follow, whose other readers may not have been
-        visited yet: see `broken`.
-        """
+        """True if a group over rows takes a node that reduces them, or computes from their numbers (if `broken`)."""
         rows = self.numbers.get(n.output) or rows_of(n)
         if rows is None or n in self.apart or not rows.worth() or self.rows.get(g, rows) != rows:
             return False
@@ -238,15 +230,11 @@ class _Fuser:
         return True
 
     def broken(self) -> set[Node]:
-        """Nodes that are in the group of their readers while the reductions behind them are not: they are better
-        computed once, with these.
-        """
+        """Return nodes in their readers' group without the reductions behind them: better computed once, with those."""
         return {n for n, made in self.promised.items() if any(self.group_of[m] != self.group_of[n] for m in made)}
 
     def reads_row(self, rows: Rows, n: Node, u: Node, k: int) -> bool:
-        """Does operand k of u, in its place, read nothing of what n makes but the element or the number of the row that
-        it is computed for?
-        """
+        """True if operand k of u, inlined, reads of n only the element or row number that it is computed for."""
         v, made = n.output, u.outputs[0]
         if rows_of(u) == rows:
             return k == 0 and rows.of_elements(v)
@@ -320,9 +308,7 @@ class _Fuser:
         return False
 
     def product_of(self, n: Node) -> Node | None:
-        """The contraction that n stands ahead of, where n is a norm or made of one by element-wise nodes, and the
-        target has a kernel for both.
-        """
+        """Return the contraction behind norm n (or element-wise nodes of one) if the target fuses both."""
         users = {u for u, _ in n.output.uses}
         u = next(iter(users))
         if self.normed is None or len(users) != 1 or Trait.NORM in u.op.traits:
@@ -342,9 +328,7 @@ class _Fuser:
         return product if self.normed(norm, product) else None
 
     def element_before(self, n: Node) -> Node | None:
-        """What makes the one operand, besides constants, of an element-wise node that alone reads it element for
-        element.
-        """
+        """Return the node of the one non-constant operand of an element-wise node, its only reader by element."""
         made = [v for v in n.inputs if v is not None and not self.graph.variance(v).call_invariant]
         if not is_pointwise(n) or n.op.cost >= Cost.LIGHT or len(made) != 1 or not self.same_elements(made[0], n):
             return None
@@ -364,9 +348,7 @@ class _Fuser:
         return is_pointwise(u) and _same(v.type.shape, u.outputs[0].type.shape)
 
     def permuted_view(self, n: Node) -> bool:
-        """A view is free by itself; it is worth a place in a nest only between a contraction and a transpose of its
-        result.
-        """
+        """A free view belongs in a nest only between a contraction and a transpose of its result."""
         users = [u for u, _ in n.output.uses]
         source = n.inputs[0]
         if not is_view(n) or source is None:
@@ -461,8 +443,7 @@ def _is_vector(u: Node) -> bool:
 
 
 def _looks_up_matrices(n: Node, u: Node) -> bool:
-    """Is u a product of matrices that n looks up in a table, and a vector each? Their elements are then read once, and
-    need not be copied.
+    """True if u is a product of matrices that n looks up in a table: elements are read once, uncopied.
 
     matmul(gather(table, index, axis=0), v), the experts of a mixture: table [experts, rows, columns], v [..., columns,
     1]; or v, [..., 1, rows], first.
@@ -491,9 +472,7 @@ def _widens(n: Node) -> bool:
 
 
 def _crosses(n: Node, u: Node) -> bool:
-    """Does a transpose make rows of what lies apart? Images in blocks of channels, which are unpacked here, are whole
-    vectors anyway.
-    """
+    """True if a transpose makes rows of scattered elements; unpacked images in channel blocks are whole vectors."""
     x = n.inputs[0] if n.inputs else None
     if Trait.RELAYOUT in n.op.traits and x is not None and not x.type.row_major and n.output.type.row_major:
         return bool(

@@ -1,13 +1,11 @@
-"""Other ways to make what a fused group makes: in several kernels, or by another algorithm. For a search to measure,
-and a log to ask for.
+"""Other ways to compute a fused group, by several kernels or another algorithm, for search and log.
 
     conv + add + relu        ->   conv, then add + relu: the epilogue in a kernel of its own
     mul + reduce_sum         ->   mul, then reduce_sum: what was computed again wherever it is read is kept in memory
     mean + sub + mul + mean  ->   mean, then sub + mul + mean: reductions of the same rows in kernels of their own
     conv with winograd4 ...  ->   conv with other weights: Winograd's convolution with other tiles, or the direct one
 
-In comes a planned region, out comes another one. A variant is data that outlives the graph: nodes are told by their
-number in the group.
+In comes a planned region, out comes another one. A variant is data that outlives the graph: nodes go by their number.
 """
 
 from __future__ import annotations
@@ -34,15 +32,11 @@ REACH = 2.0  # times the estimated cycles of the algorithm in use, up to which a
 
 @dataclass(frozen=True)
 class Variant:
-    """Another way to make a group.
+    """Another way to make a group."""
 
-    Args:
-        cuts: numbers of the nodes, besides the last one, that end a kernel: what they make is kept in memory.
-        tile: of the group's convolution: m of Winograd's F(m x m, 3 x 3), 0 for the direct one; None leaves it as it
-            is.
-    """
-
+    # numbers of the nodes, besides the last one, that end a kernel: what they make is kept in memory
     cuts: tuple[int, ...] = ()
+    # of the group's convolution: m of Winograd's F(m x m, 3 x 3), 0 for the direct one; None leaves it as it is
     tile: int | None = None
 
 
@@ -62,9 +56,7 @@ def variants(graph: Graph, group: Group, strict: bool = False, rates: CoreRates 
 
 
 def cut(group: Group, cuts: tuple[int, ...]) -> tuple[Group, ...]:
-    """The kernels of a group that keeps some results in memory, in order; none where another part would have to be kept
-    as well.
-    """
+    """Return the kernels of a group that keeps some results in memory; none if other parts must be kept too."""
     if any(not 0 <= k < len(group.nodes) - 1 for k in cuts):
         return ()
     ends = {group.nodes[k] for k in cuts} | {group.nodes[-1]}
@@ -84,9 +76,7 @@ def cut(group: Group, cuts: tuple[int, ...]) -> tuple[Group, ...]:
 
 
 def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
-    """The region with some groups made in another way, those of nested regions too. Weights of other tiles are new
-    constants of the graph.
-    """
+    """Return the region with some groups remade, nested ones too. Repacked weights are new constants."""
     groups: list[Group] = []
     fresh: list[Group] = []
     for g in region.fusion.groups:
@@ -110,9 +100,7 @@ def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
 
 
 def _cuts(group: Group) -> list[tuple[int, ...]]:
-    """What an anchor makes, without its epilogue; what it reads; what is reduced ahead of it; and, where there is no
-    anchor, what is read at other places than where it is made.
-    """
+    """Parts: an anchor, its epilogue's rest, its reads, reductions ahead; without anchor, non-local reads."""
     nodes = group.nodes
     number = {n: k for k, n in enumerate(nodes)}
     anchors = [n for n in reversed(nodes) if group.kind != "map" and kind_of(n) == group.kind]

@@ -1,5 +1,4 @@
-"""What a compilation does where a kernel cannot be had: the next schedule, then a smaller group, then the naive nest of
-each node.
+"""Fallbacks where a kernel fails: the next schedule, a smaller group, then each node's naive nest.
 
 A failure is anything that a later stage refuses: a schedule that does not apply or does not verify, a kernel of too
 many statements, code that cannot be emitted or compiled or takes too long, a kernel that cannot be loaded, one that the
@@ -108,9 +107,7 @@ class Ladder:
 
 
 def _middle(g: Group) -> Node:
-    """Behind which node a group is split: its contraction or reduction where something follows that, else the node in
-    the middle.
-    """
+    """Return the split node of a group: its contraction or reduction before the end, else the middle."""
     inner = [n for n in g.nodes[:-1] if len(n.outputs) == 1]
     anchors = [n for n in inner if kind_of(n) != "map"]
     return anchors[-1] if anchors else inner[len(inner) // 2]

@@ -26,8 +26,7 @@ __all__ = ["ALIGN", "MemoryPlan", "Slot", "place_slots", "plan_memory"]
 
 @dataclass(frozen=True)
 class Slot:
-    """A stretch of the arena that holds `values` one after another (in place) or under several shapes; alive from first
-    to last step.
+    """A stretch of the arena that holds `values` in turn (in place) or under several shapes, from first to last step.
 
     `pieces`: the byte, the bytes, and the step that writes them, where several kernels fill it (the operands of a
         concatenation).
@@ -60,11 +59,8 @@ class MemoryPlan:
     @property
     def arena(self) -> Arena:
         """The slots as sizes and lifetimes."""
-        return Arena(
-            tuple(s.nbytes for s in self.slots),
-            tuple((s.first, s.last) for s in self.slots),
-            tuple(s.pieces for s in self.slots),
-        )
+        lives = tuple((s.first, s.last) for s in self.slots)
+        return Arena(tuple(s.nbytes for s in self.slots), lives, tuple(s.pieces for s in self.slots))
 
     def offsets(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
         """Byte offsets of the slots and the arena's size, for given dims."""

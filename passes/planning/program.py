@@ -31,9 +31,7 @@ from dnnc.passes.schedule.step import NAIVE, Choose, apply_choice, candidates, o
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What a nest became: its text, by which code is found, its schedule, whether all threads take part (otherwise
-    thread 0 runs it alone), and the statements of a run at the largest sizes.
-    """
+    """A scheduled nest: its text, schedule, whether all threads run it (else thread 0), statements of a run."""
 
     text: str
     choice: Choice
@@ -77,9 +75,7 @@ class Step:
 
     @cached_property
     def kernel(self) -> Kernel:
-        """The scheduled kernel. Where its text is known from before it is made now: who finds its code by the text
-        needs no kernel.
-        """
+        """Return the scheduled kernel, made only now if its text was known: code is found by the text alone."""
         return self.make()
 
     @property
@@ -107,8 +103,7 @@ class Body:
 @dataclass(frozen=True)
 class ControlStep:
     """A loop or a branch: the entry function runs the steps of its bodies. `params` are the values that it reads, in
-    order, without the absent ones, then those that it makes; `scratch` are slots of its own, `within` those of its
-    bodies.
+    order, without absent ones, then those it makes; `scratch` are slots of its own, `within` those of its bodies.
     """
 
     group: Group
@@ -130,9 +125,7 @@ TURNS = 8  # schedules of a nest that are tried, beside the first of each templa
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of one model (for fixed or symbolic dims) with the plan of its memory. `region`: what both were made
-    from.
-    """
+    """The steps of a model (fixed or symbolic dims) with its memory plan. `region`: the source of both."""
 
     graph: Graph
     fusion: FusionPlan
@@ -147,9 +140,7 @@ class Program:
         return self.planner is not None and self.planner.ladder.down
 
     def stepped_down(self, failures: Sequence[Failure]) -> Program:
-        """The program without the schedules that failed. Raises what one failed with where nothing else is left for its
-        node.
-        """
+        """Return the program without failed schedules. Raise a failure where its node has no other schedule."""
         assert self.planner is not None
         return self.planner.without(self, failures)
 
@@ -255,9 +246,7 @@ def _candidates(problem: Problem, templates: Sequence[Template], ladder: Ladder)
 def _turns(
     problem: Problem, templates: Sequence[Template], offered: Sequence[Choice], choose: Choose, ladder: Ladder
 ) -> Iterator[Choice]:
-    """The schedules to try, in order: what is chosen, the templates' own first choice, and the first of each
-    template.
-    """
+    """Schedules to try, in order: the chosen one, the templates' first choice, each template's first."""
     if not offered:
         return
     try:
@@ -299,8 +288,7 @@ def build_steps(
     known: Known | None = None,
     groups: KnownGroups | None = None,
 ) -> tuple[AnyStep, ...]:
-    """Lower and schedule every group. Groups that are alike are lowered once, those with the same naive kernel
-    scheduled once.
+    """Lower and schedule every group: equal groups are lowered once, equal naive kernels scheduled once.
 
     Args:
         region: a graph with its groups.
@@ -357,9 +345,7 @@ class _Made:
 
 
 class KnownGroups:
-    """What groups became, by their likeness; the last `most` that were new, where programs come one after another. Each
-    keeps its graph.
-    """
+    """Groups' kernels by likeness; the last `most` new ones, for successive programs. Each keeps its graph."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most = most

@@ -68,9 +68,7 @@ def derive(g: Graph, operands: Sequence[Value], build: Callable[..., Value], nam
 
 
 def held_in(g: Graph, v: Value, known: dict[Value, Value] | None = None) -> Value:
-    """The value of the prologue that a parameter holds, or a constant there. `known`: the constants that it has
-    already.
-    """
+    """Return the prologue value of a parameter or constant. `known`: constants that it has already."""
     known = {} if known is None else known
     if v in g.parameters:
         return g.parameters[v]

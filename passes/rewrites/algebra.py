@@ -58,16 +58,13 @@ def drop_repetition(m: Match) -> Value:
 def constant_second(m: Match) -> Value:
     """add(c, x) -> add(x, c) for a constant c; likewise all commutative ops"""
     a, b = m.operand(m.root, 0), m.operand(m.root, 1)
-    m.require(
-        a in m.graph.constants and b not in m.graph.constants, "the constant does not stand first, or there is none"
-    )
+    ok = a in m.graph.constants and b not in m.graph.constants
+    m.require(ok, "the constant does not stand first, or there is none")
     return m.like((b, a))
 
 
 def constant_to_scalar(m: Match) -> Value:
-    """add(x, [[2, 2], [2, 2]]) -> add(x, 2): equal elements; expanded where the other operands do not give the result
-    its shape
-    """
+    """add(x, [[2, 2], [2, 2]]) -> add(x, 2): equal elements, expanded where the result needs the shape"""
     for k, v in enumerate(m.root.inputs):
         array = m.graph.constants.get(v) if v is not None else None
         if v is None or array is None or v.type.rank == 0 or uniform(array) is None:
@@ -120,9 +117,8 @@ def merge_integers(m: Match) -> Value:
     inner = m.again()
     x, v = m.operand(inner, 0), m.operand(m.root, 1)
     c, d = m.constant(m.operand(inner, 1)), m.constant(v)
-    m.require(
-        m.root.output.type.dtype.kind in "iu" and m.root.output.type.dtype.bits >= 8, "floats round after each step"
-    )
+    ok = m.root.output.type.dtype.kind in "iu" and m.root.output.type.dtype.bits >= 8
+    m.require(ok, "floats round after each step")
     with np.errstate(all="ignore"):
         both = MERGED[m.root.op.name](c, d)
     return m.b.op(m.root.op, x, m.renew(v, np.asarray(both, x.type.dtype.numpy)))  # type: ignore[no-any-return]
@@ -180,21 +176,14 @@ def not_negative(m: Match, v: Value, depth: int = 6) -> bool:
 
 
 def merge_casts(m: Match) -> Value:
-    """cast(cast(x: f16, to=f32), to=i32) -> cast(x, to=i32) where the first cast keeps every number and the second sees
-    the same kind
-    """
+    """cast(cast(x: f16, to=f32), to=i32) -> cast(x, to=i32) where the first cast is exact and keeps the kind"""
     inner = m.node(m.operand(m.root, 0), "cast")
     x = m.operand(inner, 0)
     a, b, c = x.type.dtype, inner.output.type.dtype, m.root.output.type.dtype
     m.require(holds(b, a), "{} does not hold every {}", b, a)
     # a float that is out of an integer's range saturates, an integer wraps
-    m.require(
-        _class(a) == _class(b) or c.is_float or c.kind == "b" or holds(c, a),
-        "{} and {} convert to {} by different rules",
-        a,
-        b,
-        c,
-    )
+    ok = _class(a) == _class(b) or c.is_float or c.kind == "b" or holds(c, a)
+    m.require(ok, "{} and {} convert to {} by different rules", a, b, c)
     return m.b.node(m.root.op, (x,), m.root.attrs).output
 
 

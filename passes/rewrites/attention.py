@@ -4,8 +4,7 @@
     matmul(where(isnan(p), 0, p), v), where p is such a softmax   ->   attention(..., masked_rows="zero")
 
 The scores, the largest values of a transformer, then never leave a kernel. For targets that have a kernel for it
-(`ctx.facts.fuses_attention`); runs on the canonical graph, before precision: its operands are stored as those of other
-products, and the scores are float32 inside.
+(`ctx.facts.fuses_attention`); runs on the canonical graph, before precision: its scores are float32 inside.
 """
 
 from __future__ import annotations
@@ -30,21 +29,15 @@ def to_attention(m: Match) -> Value:
     scores = m.operand(weights, 0)
     rank = scores.type.rank
     m.require(weights.attrs["axis"] % rank == rank - 1, "the softmax is not over the keys")
-    m.require(
-        scores.type.dtype.is_float and scores.type.dtype.bytes <= 4, "{} is no type of tensor cores", scores.type.dtype
-    )
+    ok = scores.type.dtype.is_float and scores.type.dtype.bytes <= 4
+    m.require(ok, "{} is no type of tensor cores", scores.type.dtype)
     scores, mask = _masked(m, scores)
     scores, scale = _scaled(m, scores)
     product = m.sole(m.node(scores, "matmul"))
     q, k = m.operand(product, 0), m.operand(product, 1)
     (q, of_q), (k, of_k) = _scaled(m, q), _scaled(m, k)
-    m.require(
-        q.type.rank == k.type.rank == v.type.rank == rank >= 3,
-        "operands have ranks {}, {} and {}",
-        q.type.rank,
-        k.type.rank,
-        v.type.rank,
-    )
+    ok = q.type.rank == k.type.rank == v.type.rank == rank >= 3
+    m.require(ok, "operands have ranks {}, {} and {}", q.type.rank, k.type.rank, v.type.rank)
     m.require(q.type.shape[:-2] == k.type.shape[:-2] == v.type.shape[:-2], "batches are broadcast")
     heads = (q.type.shape[-1], v.type.shape[-1])
     m.require(all(isinstance(d, int) and 0 < d <= LARGEST_HEAD for d in heads), "heads of {} and {} elements", *heads)
@@ -64,15 +57,10 @@ def _weights(m: Match, v: Value) -> tuple[Node, str]:
         return m.sole(m.node(v, "softmax")), "nan"
     choice = m.sole(m.node(v, "where"))
     test, p = m.sole(m.node(m.operand(choice, 0), "isnan")), m.node(m.operand(choice, 2), "softmax")
-    m.require(
-        m.operand(test, 0) is p.output and m.number(m.operand(choice, 1)) == 0,
-        "the choice is not one of zero for what is no number",
-    )
-    m.require(
-        {u for u, _ in p.output.uses} == {test, choice} and p.output not in m.outputs,
-        "{} has other readers",
-        p.output.name,
-    )
+    ok = m.operand(test, 0) is p.output and m.number(m.operand(choice, 1)) == 0
+    m.require(ok, "the choice is not one of zero for what is no number")
+    ok = {u for u, _ in p.output.uses} == {test, choice} and p.output not in m.outputs
+    m.require(ok, "{} has other readers", p.output.name)
     return p, "zero"
 
 

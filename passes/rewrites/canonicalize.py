@@ -1,5 +1,4 @@
-"""Bring a graph into the one spelling that later passes know: the rules of `movement` and `algebra`, applied until none
-fires.
+"""Bring a graph into one spelling for later passes: rules of `movement` and `algebra` to a fixpoint.
 
     add(0.0, reshape(reshape(x)))   ->   reshape(x)
 

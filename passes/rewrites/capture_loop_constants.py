@@ -1,5 +1,4 @@
-"""Constants (and parameters) that control flow captures become constants of its bodies, where they are folded and
-packed like any others.
+"""Move constants and parameters that control flow captures into its bodies, for folding and packing.
 
 y = loop(trips, None, h, w, body=b, carried=1)      ->      y = loop(trips, None, h, body=b', carried=1), w a constant
                                                             of b'
@@ -13,9 +12,7 @@ from dnnc.passes.base import PassContext, graphs
 
 
 def sink_constants(graph: Graph, ctx: PassContext) -> bool:
-    """Move captured constants and parameters into the bodies that read them. Outer bodies first, so that a constant
-    goes all the way in.
-    """
+    """Move captured constants and parameters into bodies, outer bodies first, so that they go all the way in."""
     changed = False
     for g in reversed(list(graphs(graph))):
         for n in g.nodes():

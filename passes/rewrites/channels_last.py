@@ -1,13 +1,11 @@
-"""Choose how values lie in a GPU's memory: the channels of images last, so that neighbouring threads read neighbouring
-bytes.
+"""GPU layouts: channels of images last, so that neighbouring threads read neighbouring bytes.
 
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
     y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats
 
-Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), which vector loads and the tensor memory
-accelerator ask for. First layers, whose images have a few channels, are read as they come. Tensor cores want both
-operands with the reduced axis innermost, so constant matrices are transposed when the program is linked. Padding holds
-0, as with blocks.
+Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), for vector loads and TMA. First layers, whose
+images have a few channels, are read as they come. Tensor cores want both operands with the reduced axis innermost, so
+constant matrices are transposed when the program is linked. Padding holds 0, as with blocks.
 """
 
 from __future__ import annotations
@@ -92,8 +90,6 @@ class _ChannelsLast(Layouts):
 
 
 def _block(t: TensorType, channels: int) -> int:
-    """How many channels stand together so that each row of them has a multiple of 16 bytes: 1 where that is so
-    anyway.
-    """
+    """Return how many channels form a row of a multiple of 16 bytes: 1 if one does."""
     block = max(ACCESS // t.dtype.bytes, 1)
     return 1 if channels % block == 0 else block

@@ -137,9 +137,7 @@ class _Rewrite:
         return y
 
     def conv(self, filters: Value, bias: Value | None, taps: list[int], crop: list[int], ahead: list[int]) -> Value:
-        """The convolution whose first element is `ahead` elements behind the start of the whole result, less what will
-        be cropped.
-        """
+        """Return the convolution that starts `ahead` elements into the full result, without what is cropped."""
         back = [(m - 1) * d for m, d in zip(taps, self.dilations)]
         skipped = [a // s for a, s in zip(ahead, self.strides)]
         sizes = zip(self.x.type.shape[2:], self.n.output.type.shape[2:], crop, self.strides)

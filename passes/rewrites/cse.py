@@ -2,8 +2,7 @@
 
     a = exp(x); b = exp(x); c = add(a, b)   ->   a = exp(x); c = add(a, a)
 
-One walk in order suffices, as operands are merged before their readers. Random ops and ops with an effect are never
-merged.
+One walk in order suffices, as operands are merged before their readers. Random ops and effects are never merged.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ def _merge_constants(g: Graph) -> bool:
 
 
 def _glance(a: np.ndarray[Any, Any]) -> object:
-    """A few elements spread over the array: equal for equal arrays, and mostly different for others, without a look at
-    all the data.
-    """
+    """Sample a few elements of an array: equal for equal arrays, and cheap to compare for different ones."""
     if a.dtype.kind in "OUST":
         return tuple(a.ravel()[:SAMPLES])
     step = max(1, a.size // SAMPLES)

@@ -1,6 +1,4 @@
-"""Remove nodes whose results nobody reads, and constants that nobody uses. Graph inputs stay: they are the model's
-interface.
-"""
+"""Remove nodes and constants that nobody reads. Graph inputs stay: they are the model's interface."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ from dnnc.passes.rewrite import between
 
 
 def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> bool:
-    """Expand every node whose record has a decomposition, unless its op is in `keep`. New nodes carry the old ones'
-    locations.
-    """
+    """Expand every node with a decomposition, unless its op is in `keep`. New nodes get the old locations."""
     changed = False
     for g in graphs(graph):
         for n in g.nodes():

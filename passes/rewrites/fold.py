@@ -3,8 +3,7 @@
     c = [1, 2]; d = add(c, c)   ->   d = [2, 4]
 
 Runs first, because all that follows is cheaper on a graph without shape arithmetic. Values are computed by the
-reference interpreter in the model's own dtypes, so a folded value is the one that the graph interpreter would have
-seen.
+reference interpreter in the model's own dtypes, so a folded value is the interpreter's.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def fold(graph: Graph, ctx: PassContext) -> bool:
-    """Replace every pure node of constant operands and static shapes by its value; what depends on parameters moves to
-    the prologue.
-
-    A subgraph is folded by itself.
-    """
+    """Fold pure nodes of constants and static shapes, in subgraphs too; parameters' dependents go to the prologue."""
     changed = False
     for g in graphs(graph):
         for n in g.nodes():

@@ -1,13 +1,11 @@
-"""Fold batch normalisation, and scales and shifts by constants per channel, into the weights and bias of the
-contraction before them.
+"""Fold batch normalisation and constant per-channel scales and shifts into the previous contraction.
 
     y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w * s, (b - mu) * s + h),  s = g / sqrt(var +
                                                         epsilon)
 
 In steps: batch_norm by constants is `z * s + t`; a scale goes into weights, a shift into the bias of a convolution or
 the addend of a matmul. Valid where the contraction has no other reader and what changes is constant. The products are
-rounded once, from float64; weights that would overflow stay as they are. Rounding is moved, so strict numerics keep the
-graph.
+rounded once, from float64; weights that would overflow stay as they are. Not for strict numerics.
 """
 
 from __future__ import annotations
@@ -35,11 +33,8 @@ def _rounded(m: Match, a: Array, like: Value, shape: tuple[int, ...] | None = No
     """Numbers in the dtype of a value; NoMatch where one overflows."""
     with np.errstate(all="ignore"):
         out: Array = a.astype(like.type.dtype.numpy).reshape(a.shape if shape is None else shape)
-    m.require(
-        bool(np.isfinite(out.astype(np.float64, copy=False)).all()),
-        "a folded constant would not be finite in {}",
-        like.type.dtype,
-    )
+    ok = bool(np.isfinite(out.astype(np.float64, copy=False)).all())
+    m.require(ok, "a folded constant would not be finite in {}", like.type.dtype)
     return out
 
 
@@ -49,24 +44,20 @@ def _channels(m: Match, c: Value, z: Value, axis: int) -> Array:
     shape = (1,) * (z.type.rank - a.ndim) + a.shape
     size = z.type.shape[axis]
     m.require(len(shape) == z.type.rank, "{} has more dims than {}", c.name, z.name)
-    m.require(
-        all(d == 1 for k, d in enumerate(shape) if k != axis), "{} does not vary along axis {} alone", c.name, axis
-    )
+    ok = all(d == 1 for k, d in enumerate(shape) if k != axis)
+    m.require(ok, "{} does not vary along axis {} alone", c.name, axis)
     m.require(isinstance(size, int), "axis {} of {} has a symbolic size", axis, z.name)
     return np.broadcast_to(a.astype(np.float64).reshape(-1), (size,))  # type: ignore[arg-type]
 
 
 def _float(m: Match, n: Node) -> Node:
-    m.require(
-        n.output.type.dtype.is_float and n.attrs.get("out_dtype") is None, "{} is not computed in floats", n.op.name
-    )
+    ok = n.output.type.dtype.is_float and n.attrs.get("out_dtype") is None
+    m.require(ok, "{} is not computed in floats", n.op.name)
     return n
 
 
 def _scale_or_inverse(m: Match, z_ops: tuple[str, ...]) -> tuple[Node, Value, bool]:
-    """The root as a product of a node of these ops, read here alone, and a constant: (node, constant, is it a
-    division).
-    """
+    """Match a product of a node of these ops, read here alone, and a constant: (node, constant, is division)."""
     inverse = m.root.op.name == "div"
     z, c = m.either(m.root)
     n = m.sole(_float(m, m.node(z, *z_ops)))
@@ -78,9 +69,7 @@ def _scale_or_inverse(m: Match, z_ops: tuple[str, ...]) -> tuple[Node, Value, bo
 
 
 def batch_norm_to_scale(m: Match) -> Value:
-    """batch_norm(z, g, h, mu, var) -> add(mul(z, s), t), s = g / sqrt(var + epsilon), t = h - mu * s, where all but z
-    are constants
-    """
+    """batch_norm(z, g, h, mu, var) -> add(mul(z, s), t), s = g / sqrt(var + epsilon), t = h - mu * s; z varies"""
     z = m.operand(m.root, 0)
     g, h, mu, var = (m.constant(m.operand(m.root, k)).astype(np.float64) for k in range(1, 5))
     if z.type.dtype.computed is not z.type.dtype:  # between two nodes the product would be rounded to the half type
@@ -105,9 +94,7 @@ def _absorbs(m: Match, z: Value) -> bool:
 
 
 def scale_into_conv(m: Match) -> Value:
-    """mul(conv(x, w, b), c) -> conv(x, w * c, b * c) for one c per output channel; div likewise; conv_transpose
-    likewise
-    """
+    """mul(conv(x, w, b), c) -> conv(x, w * c, b * c), one c per output channel; div and conv_transpose likewise"""
     n, c, inverse = _scale_or_inverse(m, CONVOLUTIONS)
     x, w = m.operand(n, 0), m.operand(n, 1)
     factor = _inverted(_channels(m, c, n.output, 1), inverse)
@@ -179,9 +166,7 @@ def scale_into_matmul(m: Match) -> Value:
 
 
 def scale_past_shift(m: Match) -> Value:
-    """mul(add(matmul(x, w), b), c) -> add(mul(matmul(x, w), c), b * c) for constants w, b, c of which c varies by
-    column alone
-    """
+    """mul(add(matmul(x, w), b), c) -> add(mul(matmul(x, w), c), b * c) for constants w, b and per-column c"""
     n, c, inverse = _scale_or_inverse(m, ("add",))
     z, shift = m.either(n)
     product = m.sole(_float(m, m.node(z, "matmul")))

@@ -1,5 +1,4 @@
-"""Fold batch normalisation, and scales and shifts per channel, into weights that are parameters: the products are made
-in the prologue.
+"""Fold batch normalisation and per-channel scales and shifts into parameters, in the prologue.
 
     y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w_0, b_0), prologue: s = g / sqrt(var + epsilon);
                                                         w_0 = w * s; b_0 = (b - mu) * s + h
@@ -56,9 +55,8 @@ def _channels(m: Match, c: Value, z: Value, axis: int) -> tuple[int, int]:
     """The elements of a value that differs along one axis of z alone, and the size of that axis."""
     shape, size = (1,) * (z.type.rank - c.type.rank) + c.type.shape, z.type.shape[axis]
     m.require(len(shape) == z.type.rank and isinstance(size, int), "{} does not fit the channels of {}", c.name, z.name)
-    m.require(
-        all(d == 1 for k, d in enumerate(shape) if k != axis), "{} does not vary along axis {} alone", c.name, axis
-    )
+    ok = all(d == 1 for k, d in enumerate(shape) if k != axis)
+    m.require(ok, "{} does not vary along axis {} alone", c.name, axis)
     assert isinstance(size, int) and isinstance(shape[axis], int)
     return shape[axis], size  # type: ignore[return-value]
 

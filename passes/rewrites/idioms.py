@@ -1,5 +1,4 @@
-"""Recognise computations that exporters spell out in small ops, and put the one op in their place that has a good
-kernel.
+"""Recognise computations that exporters spell out in small ops, and replace them by one good op.
 
     div(d, sqrt(add(reduce_mean(mul(d, d)), 1e-5))), d = sub(x, reduce_mean(x))
         -> mean_variance_norm(x, epsilon=1e-5)
@@ -9,8 +8,7 @@ kernel.
     div(e, reduce_sum(e)), e = exp(sub(x, reduce_max(x)))                          ->   softmax(x)
     mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1.0))                                ->   gelu(x), and the form with tanh
 
-Runs on a canonical graph whose equal nodes are merged. The ops round in another order than the chains, so strict
-numerics keep the chains.
+Runs on a canonical graph whose equal nodes are merged. Strict numerics keep the chains, which round otherwise.
 """
 
 from __future__ import annotations
@@ -30,9 +28,7 @@ Axes = tuple[int, ...]
 
 
 def idioms(graph: Graph, ctx: PassContext) -> bool:
-    """Replace the idioms above, whatever the order of their commutative operands. Nothing happens with strict
-    numerics.
-    """
+    """Replace the idioms above, for any order of commutative operands, unless numerics are strict."""
     return rewrite(graph, IDIOM_RULES, ctx)
 
 
@@ -48,9 +44,7 @@ def _rows(m: Match, v: Value, op: str) -> tuple[Value, Axes]:
 
 
 def _inverse_root(m: Match) -> tuple[Value, Value]:
-    """The root as y / sqrt(v): `div(y, sqrt(v))`, `mul(y, reciprocal(sqrt(v)))`, `mul(y, div(1, sqrt(v)))` or `mul(y,
-    pow(v, -0.5))`.
-    """
+    """Match y / sqrt(v) as `div(y, sqrt(v))`, or `mul(y, r)`, r = reciprocal(sqrt(v)), 1 / sqrt(v), v ** -0.5."""
     n = m.root
     if n.op.name == "div":
         return m.operand(n, 0), m.operand(m.sole(m.node(m.operand(n, 1), "sqrt")), 0)
@@ -81,20 +75,14 @@ def _mean_square(m: Match, v: Value, y: Value) -> tuple[float, Axes]:
 
 
 def standardize(m: Match) -> Value:
-    """div(d, sqrt(add(reduce_mean(mul(d, d)), e))) -> mean_variance_norm(x, epsilon=e), where d = sub(x,
-    reduce_mean(x)) over the same axes
-    """
+    """div(d, sqrt(add(reduce_mean(mul(d, d)), e))) -> mean_variance_norm(x, epsilon=e), d = sub(x, reduce_mean(x))"""
     d, v = _inverse_root(m)
     n = m.node(d, "sub")
     x = m.operand(n, 0)
     epsilon, axes = _mean_square(m, v, d)
     readers = {u for u, _ in d.uses}
-    m.require(
-        len(readers) == 2 and d not in m.outputs,
-        "the deviation {} has {} readers; 2 are part of the idiom",
-        d.name,
-        len(readers),
-    )
+    ok = len(readers) == 2 and d not in m.outputs
+    m.require(ok, "the deviation {} has {} readers; 2 are part of the idiom", d.name, len(readers))
     y, others = _rows(m, m.operand(n, 1), "reduce_mean")
     m.require(y is x and others == axes, "the mean is not that of {} over axes {}", x.name, axes)
     m.keeps_type(x)
@@ -102,9 +90,7 @@ def standardize(m: Match) -> Value:
 
 
 def root_mean_square(m: Match) -> Value:
-    """div(x, sqrt(add(reduce_mean(mul(x, x)), e))) -> rms_norm(x, 1.0, epsilon=e), where the mean is over the last
-    axes
-    """
+    """div(x, sqrt(add(reduce_mean(mul(x, x)), e))) -> rms_norm(x, 1.0, epsilon=e) for a mean over the last axes"""
     x, v = _inverse_root(m)
     epsilon, axes = _mean_square(m, v, x)
     m.require(axes == tuple(range(axes[0], x.type.rank)) if axes else False, "the axes {} are not the last ones", axes)
@@ -133,26 +119,18 @@ def bias_of_norm(m: Match) -> Value:
 
 
 def _norm_and_other(m: Match, *ops: str) -> tuple[Node, Value]:
-    """A normalisation that is read here alone, and the parameter beside it: a constant or an input that broadcasts to
-    it.
-    """
+    """Match a normalisation with one reader, and its parameter: a constant or input that broadcasts to it."""
     for k in (0, 1):
         v, other = m.operand(m.root, k), m.operand(m.root, 1 - k)
         if v.node is None or v.node.op.name not in ops:
             continue
         n = m.sole(m.node(v, *ops))
         m.keeps_type(v)
-        m.require(
-            other.node is None and broadcast_shapes(v.type.shape, other.type.shape) == v.type.shape,
-            "{} is no parameter",
-            other.name,
-        )
+        ok = other.node is None and broadcast_shapes(v.type.shape, other.type.shape) == v.type.shape
+        m.require(ok, "{} is no parameter", other.name)
         # a parameter is smaller than the rows: a residual of the full shape is added afterwards
-        m.require(
-            other.type.rank < v.type.rank or any(same_dim(d, 1) for d in other.type.shape),
-            "{} is as large as the rows",
-            other.name,
-        )
+        ok = other.type.rank < v.type.rank or any(same_dim(d, 1) for d in other.type.shape)
+        m.require(ok, "{} is as large as the rows", other.name)
         return n, other
     raise NoMatch("neither operand is made by {}", " or ".join(ops))
 
@@ -185,12 +163,8 @@ def log_softmax_chain(m: Match) -> Value:
     d = m.operand(m.root, 0)
     x, axes = _shifted(m, d)
     summed, others = _rows(m, m.operand(m.sole(m.node(m.operand(m.root, 1), "log")), 0), "reduce_sum")
-    m.require(
-        m.operand(m.sole(m.node(summed, "exp")), 0) is d and axes == others,
-        "the sum is not that of exp({}) over axes {}",
-        d.name,
-        axes,
-    )
+    ok = m.operand(m.sole(m.node(summed, "exp")), 0) is d and axes == others
+    m.require(ok, "the sum is not that of exp({}) over axes {}", d.name, axes)
     m.require(len({u for u, _ in d.uses}) == 2 and d not in m.outputs, "{} has other readers", d.name)
     return m.b.log_softmax(x, axis=axes[0])  # type: ignore[no-any-return]
 
@@ -249,9 +223,7 @@ def _polynomial(m: Match, v: Value, x: Value, depth: int = 6) -> dict[int, float
 
 
 def gelu_chain(m: Match) -> Value:
-    """mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1)) -> gelu(x); tanh(0.7979 * (x + 0.0447 * x^3)) instead of erf ->
-    gelu(x, approximate="tanh")
-    """
+    """mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1)) -> gelu(x); tanh(0.7979 * (x + 0.0447 * x^3)) -> "tanh" form"""
     factors, c = _factors(m, m.root.output)
     m.require(len(factors) == 2, "the product has {} factors besides numbers; gelu has 2", len(factors))
     near = 4 * _epsilon(m.root.output)

@@ -8,8 +8,7 @@
 
 Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major
 values; `pack` nodes stand at the borders, one for each value and layout. Constants are relabelled: their bytes are
-packed when the program is linked, those of parameters when they are bound. Type rules see logical shapes throughout.
-Padding lanes of a blocked axis hold 0.
+packed when linked, parameters' when bound. Type rules see logical shapes. Padding lanes of a blocked axis hold 0.
 """
 
 from __future__ import annotations
@@ -63,9 +62,7 @@ def filters(rank: int, lanes: int, block_inputs: bool) -> Dense:
 
 
 def winograd_filters(lanes: int, tile: int) -> Winograd:
-    """`winograd4 2 3 0/16 1/16 1%16 0%16`: for each point panels of output channels, in each all input channels one
-    after the other.
-    """
+    """`winograd4 2 3 0/16 1/16 1%16 0%16`: per point, panels of output channels with all input channels."""
     parts = (Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes))
     return Winograd(tile, Layout(parts))
 
@@ -165,9 +162,7 @@ class Layouts(ABC):
         self.set_output(n, lay)
 
     def across(self, n: Node) -> None:
-        """A window over channels crosses blocks: it is computed in rows between two `pack` nodes, and what follows it
-        keeps its blocks.
-        """
+        """A window over channels crosses blocks: compute it unpacked, between two `pack` nodes."""
         x = n.inputs[0]
         if x is None or x.type.row_major:
             return
@@ -288,9 +283,7 @@ class _Blocked(Layouts):
         self.set_output(n, ROW_MAJOR)
 
     def shuffles(self, n: Node) -> bool:
-        """Do lanes of several groups better take their inputs out of one block, by a shuffle for each input of a group,
-        than by products with zeros?
-        """
+        """True if lanes of several groups better shuffle inputs out of one block than multiply by zeros."""
         x, w = n.inputs[0], n.inputs[1]
         assert x is not None and w is not None
         panels = panels_of(x.type.shape[1], w.type.shape[0], n.attrs["group"], self.lanes)  # type: ignore[arg-type]
@@ -308,12 +301,7 @@ class _Blocked(Layouts):
         return waste > 1 and (self.strict or (1 + SHUFFLE * each) * GAIN < waste)
 
     def by_panels(self, n: Node) -> Node:
-        """The convolution with a panel for each block of outputs, whose filters hold zeros for the inputs of other
-        groups.
-
-        conv(x, w, group=3) of 24 -> 24 channels  ->  conv(x, where(mask, concat(w, w, w, axis=1), 0), group=3,
-        panel=16)
-        """
+        """conv(x, w, group=3), 24 channels -> conv(x, where(mask, concat(w, w, w, axis=1), 0), group=3, panel=16)"""
         w, group = n.inputs[1], n.attrs["group"]
         assert w is not None and n.inputs[0] is not None
         panels = panels_of(n.inputs[0].type.shape[1], w.type.shape[0], group, self.lanes)  # type: ignore[arg-type]
@@ -328,9 +316,7 @@ class _Blocked(Layouts):
         return y.node
 
     def spread(self, w: Value, panels: Panels, n: Node) -> Value:
-        """The filters of a grouped convolution for panels: each behind zeros for the inputs of groups that come before
-        its own.
-        """
+        """Return a grouped convolution's filters for panels, each behind zeros for inputs of earlier groups."""
         rank, copies = w.type.rank, panels.most // panels.inputs
         of = np.arange(panels.made)
         ahead = of // panels.outputs - of // panels.width * panels.width // panels.outputs  # groups
@@ -388,9 +374,7 @@ class _Blocked(Layouts):
         return True
 
     def joins(self, n: Node) -> bool:
-        """A concatenation of channels that are whole blocks each, or of images that all lie in blocks already: then two
-        vectors make one.
-        """
+        """A concatenation of whole channel blocks, or of images all in blocks: two vectors become one."""
         if n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
             return False
         operands = [v for v in n.inputs if v is not None]

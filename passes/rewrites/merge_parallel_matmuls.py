@@ -1,5 +1,4 @@
-"""Queries, keys and values of a transformer from one kernel, as places in its result: nothing is copied on the way to
-attention.
+"""One kernel for a transformer's queries, keys and values as parts of its result, without copies.
 
 Products of one matrix with several constant ones (or parameters) become one product:
 
@@ -13,8 +12,7 @@ and so do the columns of one product that is cut into equal parts:
         ->   t = transpose(reshape(y, [B, S, 3, H, D]), (2, 0, 1, 3 + ...)),  q = t[0], k = t[1], v = t[2]
 
 The parts are slices along the outermost axis of one value, places in its memory. Chains must have no other readers;
-sizes must be known, since a place in memory needs an offset. Of products chains must be alike; of columns those that
-are not keep what follows their cut.
+sizes must be known, since a place in memory needs an offset. Products need equal chains; other columns keep theirs.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Apart:
-    """How the dims of a value from one axis on are taken apart by the reshape, and turned by the transpose, that alone
-    reads it.
+    """Return how a value's dims from one axis on are split by its only reader, a reshape, and transposed.
 
     `lead`: the dims in front of them after the reshape; `perm`: of all dims; `end`: the last value.
     """
@@ -64,9 +61,7 @@ class Chain:
 
 
 def siblings(graph: Graph, ctx: PassContext) -> bool:
-    """Merge products wherever two or more chains of one form read one value; then let equal parts of a product's
-    columns be places.
-    """
+    """Merge products that share an operand wherever chains match; then reorder equal column parts."""
     changed = not ctx.strict and _merge_products(
         graph
     )  # sums that were apart are in one kernel, which may add in another order
@@ -99,9 +94,7 @@ def _sizes(v: Value) -> Shape:
 
 
 def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
-    """What follows a value of known size, if that is a reshape that does not mix the dims from `axis` on with those in
-    front of them.
-    """
+    """Return the reshape after a value of known size if it does not mix dims from `axis` on with earlier ones."""
     reshape = only_reader(graph, v, "reshape")
     if reshape is None or not reshape.output.type.static:
         return None
@@ -193,9 +186,7 @@ def _joined(graph: Graph, n: Node, parts: Sequence[Value | None], axis: int) -> 
 
 
 def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
-    """Let the parts into which a product's columns are cut lie one behind the other. `cuts`: the slices of y, in order
-    of the graph.
-    """
+    """Make the parts into which a product's columns are cut contiguous. `cuts`: the slices of y, in order."""
     if (
         not _is_product(graph, y)
         or {u for u, _ in y.uses} != set(cuts)

@@ -1,5 +1,4 @@
-"""Rewrite rules on ops that only move elements: what moves nothing vanishes, two moves become one, a move becomes a
-cheaper one.
+"""Rules for movement ops: identities vanish, two moves become one, a move becomes a cheaper one.
 
 Part of `canonicalize`. A rule is exact unless its entry in the table at the end says otherwise.
 """
@@ -77,9 +76,7 @@ def merge_transposes(m: Match) -> Value:
 
 
 def cancel_transposes(m: Match) -> Value:
-    """transpose(mul(transpose(x, perm=(0, 2, 1)), s), perm=(0, 2, 1)) -> mul(x, transpose(s)): between them
-    element-wise ops of constants
-    """
+    """transpose(mul(transpose(x, perm=(0, 2, 1)), s), perm=(0, 2, 1)) -> mul(x, transpose(s)) for constant s"""
     perm, rank = m.root.attrs["perm"], m.root.output.type.rank
     chain: list[
         tuple[Node, int]
@@ -88,23 +85,15 @@ def cancel_transposes(m: Match) -> Value:
     while v.node is not None and producer(v, "transpose") is None:
         n = m.sole(v.node)
         made = [k for k, u in enumerate(n.inputs) if u is not None and not m.graph.variance(u).call_invariant]
-        m.require(
-            Trait.ELEMENTWISE in n.op.traits and len(n.outputs) == 1 and len(made) == 1,
-            "{} is not made by an element-wise node of constants",
-            v.name,
-        )
+        ok = Trait.ELEMENTWISE in n.op.traits and len(n.outputs) == 1 and len(made) == 1
+        m.require(ok, "{} is not made by an element-wise node of constants", v.name)
         chain.append((n, made[0]))
         v = m.operand(n, made[0])
-        m.require(
-            len(v.type.shape) == rank and all(same_dim(a, b) for a, b in zip(v.type.shape, n.output.type.shape)),
-            "{} is broadcast",
-            v.name,
-        )
+        ok = len(v.type.shape) == rank and all(same_dim(a, b) for a, b in zip(v.type.shape, n.output.type.shape))
+        m.require(ok, "{} is broadcast", v.name)
     inner = m.node(v, "transpose")
-    m.require(
-        len(chain) > 0 and [inner.attrs["perm"][k] for k in perm] == [*range(rank)],
-        "the transposes do not cancel each other",
-    )
+    ok = len(chain) > 0 and [inner.attrs["perm"][k] for k in perm] == [*range(rank)]
+    m.require(ok, "the transposes do not cancel each other")
 
     def turned(c: Value | None) -> Value | None:
         if c is None or c.type.rank == 0:
@@ -118,9 +107,7 @@ def cancel_transposes(m: Match) -> Value:
 
 
 def transpose_to_reshape(m: Match) -> Value:
-    """transpose(x: f32[1, 4, 1, 5], perm=(1, 0, 3, 2)) -> reshape(x, shape=(4, 1, 5, 1)): only dims of size 1 change
-    places
-    """
+    """transpose(x: f32[1, 4, 1, 5], perm=(1, 0, 3, 2)) -> reshape(x, shape=(4, 1, 5, 1)): only size-1 dims move"""
     x = m.operand(m.root, 0)
     wide = [k for k in m.root.attrs["perm"] if not same_dim(x.type.shape[k], 1)]
     m.require(wide == sorted(wide), "axes {} with more than one element change places", tuple(wide))
@@ -157,9 +144,7 @@ def drop_expand(m: Match) -> Value:
 
 
 def sink_expand(m: Match) -> Value:
-    """where(expand(c), 0.0, 1.0) -> expand(where(c, 0.0, 1.0)) where nothing else gives the result its shape: computed,
-    then repeated
-    """
+    """where(expand(c), 0.0, 1.0) -> expand(where(c, 0.0, 1.0)) where only expand gives the shape"""
     inputs = [m.node(v, "expand").inputs[0] if producer(v, "expand") is not None else v for v in m.root.inputs]
     m.require(len(m.matched) > 1, "no operand is an expand")
     m.require(m.shrinks(inputs), "another operand gives the result its shape")
@@ -190,21 +175,15 @@ def drop_empty(m: Match) -> Value:
 
 
 def gather_to_slice(m: Match) -> Value:
-    """gather(x, 3, axis=1) -> reshape(slice(x)) where the indices are constants at equal steps: no index is looked up
-    at run time
-    """
+    """gather(x, 3, axis=1) -> reshape(slice(x)) for constant indices at equal steps: no run-time lookup"""
     x, indices = m.operand(m.root, 0), m.constant(m.operand(m.root, 1)).astype(np.int64).reshape(-1)
     axis = normalize_axis(m.root.attrs["axis"], x.type.rank)
     n = x.type.shape[axis]
     if not isinstance(n, int):
         return _no(m, "axis {} has the symbolic size {}", axis, n)
     indices = np.where(indices < 0, indices + n, indices)
-    m.require(
-        indices.size > 0 and bool(((0 <= indices) & (indices < n)).all()),
-        "an index is outside the {} elements of axis {}",
-        n,
-        axis,
-    )
+    ok = indices.size > 0 and bool(((0 <= indices) & (indices < n)).all())
+    m.require(ok, "an index is outside the {} elements of axis {}", n, axis)
     step = int(indices[1] - indices[0]) if indices.size > 1 else 1
     m.require(step != 0 and bool((np.diff(indices) == step).all()), "the indices do not stand at equal steps")
     starts, steps, shape = [0] * x.type.rank, [1] * x.type.rank, list(x.type.shape)
@@ -217,11 +196,8 @@ def gather_to_slice(m: Match) -> Value:
 def gather_of_one_index(m: Match) -> Value:
     """gather_nd(x, i: i64[7, 1]) -> gather(x, reshape(i), axis=0)"""
     x, indices = m.operand(m.root, 0), m.operand(m.root, 1)
-    m.require(
-        m.root.attrs["batch_dims"] == 0 and same_dim(indices.type.shape[-1], 1),
-        "{} holds more than one index for each element",
-        indices.name,
-    )
+    ok = m.root.attrs["batch_dims"] == 0 and same_dim(indices.type.shape[-1], 1)
+    m.require(ok, "{} holds more than one index for each element", indices.name)
     return m.b.gather(x, m.b.reshape(indices, shape=indices.type.shape[:-1]), axis=0)  # type: ignore[no-any-return]
 
 
@@ -239,9 +215,7 @@ def sum_of_units(m: Match) -> Value:
 
 
 def pad_into_conv(m: Match) -> Value:
-    """conv(pad(x, pads=(0, 0, 1, 1, 0, 0, 1, 1)), w, pads=(0, 0, 0, 0)) -> conv(x, w, pads=(1, 1, 1, 1)): zeros around
-    spatial dims
-    """
+    """conv(pad(x, pads=(0, 0, 1, 1, 0, 0, 1, 1)), w, pads=(0, 0, 0, 0)) -> conv(x, w, pads=(1, 1, 1, 1))"""
     pad = m.node(m.operand(m.root, 0), "pad")
     rank = pad.output.type.rank
     m.require(pad.attrs["mode"] == "constant", "the pad mode is {}", pad.attrs["mode"])
@@ -250,10 +224,8 @@ def pad_into_conv(m: Match) -> Value:
     begin, end = pad.attrs["pads"][:rank], pad.attrs["pads"][rank:]
     m.require(_zero((*begin[:2], *end[:2])), "it pads the batch or the channels")
     own = m.root.attrs["pads"] or (0,) * (2 * (rank - 2))
-    m.require(
-        all(isinstance(p, int) and p >= 0 for p in (*begin, *end, *own)),
-        "a size of the padding is negative or symbolic",
-    )
+    ok = all(isinstance(p, int) and p >= 0 for p in (*begin, *end, *own))
+    m.require(ok, "a size of the padding is negative or symbolic")
     pads = tuple(p + q for p, q in zip((*begin[2:], *end[2:]), own))
     return m.b.node(m.root.op, [pad.inputs[0], *m.root.inputs[1:]], {**m.root.attrs, "pads": pads}).output
 

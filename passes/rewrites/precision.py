@@ -1,5 +1,4 @@
-"""Store floats in the precision that was asked for: float16 or bfloat16 in memory, float32 in registers; or everything
-in float32.
+"""Store floats in another precision: float16 or bfloat16 in memory, float32 in registers; or all float32.
 
     y = softmax(matmul(x, w))    ->    h = matmul(cast(x, to=f16), w_f16); y = softmax(cast(h, to=f32))
 
@@ -17,8 +16,7 @@ inputs and outputs have the same types, with casts at the border. What is stored
 - casts that the model has stay, unless both sides get one type; ops with subgraphs, on the host, of random numbers or
   of bits keep the types that they have.
 
-The type rules of the ops give the types of results. Values that leave the range of f16 while running become infinite,
-as everywhere.
+The type rules of the ops give the types of results. Values that leave the range of f16 while running become infinite.
 """
 
 from __future__ import annotations
@@ -170,9 +168,7 @@ class _Storage:
             self.changed = True
 
     def as_type(self, v: Value, t: DType) -> Value:
-        """A value in another float type: the operand of the cast that made it, a constant of its own, or a cast, once
-        for all readers.
-        """
+        """Return a value in another float type: its cast's operand, a new constant, or one cast for all readers."""
         maker = producer(v, "cast")
         source = maker.inputs[0] if maker is not None else None
         if source is not None and source.type.dtype is t and t is self.store and v.type.dtype is f32:

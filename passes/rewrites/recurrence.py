@@ -1,5 +1,4 @@
-"""Loops of known length that a target can run as one kernel become the op `recurrence`; what reads their results reads
-parts of its one result.
+"""Loops that a target runs as one kernel become the op `recurrence`, results parts of its one result.
 
     (h, c, y) = loop(None, None, h0, c0, x, body=f, length=5)    ->    r = recurrence(h0, c0, x, w, body=f', length=5);
                                                                        y = r[0:5]; h = r[5]; c = r[6]
@@ -69,9 +68,7 @@ def _replace(g: Graph, n: Node, sum_last: bool) -> None:
 
 
 def _hoisted(body: Graph, v: Value, g: Graph, sum_last: bool) -> Value:
-    """A constant or parameter of a body as an operand of its node. `sum_last`: a matrix of products alone is transposed
-    outside and back inside.
-    """
+    """A body's constant as an operand of its node. `sum_last`: transpose a sole matrix outside and inside."""
     matrix = (
         sum_last
         and v.type.rank == 2

@@ -8,8 +8,7 @@
     y = scatter_nd(x, [[2], [3]], u)                       ->    y = concat(slice(x, 0:2), u, slice(x, 4:n))
 
 Sums and products of less than 32 bits are added up in f32 and rounded once. Indices that are constants and name whole
-rows, one after another, name these rows; those that name a box of neighbours, once each, need no index at all: the
-exporters' form of an assignment to a slice.
+rows, one after another, name these rows; those that name a box, once each, need no index: exporters' slice assignment.
 """
 
 from __future__ import annotations

@@ -78,9 +78,7 @@ def split_reductions(graph: Graph, ctx: PassContext) -> bool:
 
 
 def _norms_apart(graph: Graph, machine: ReductionSplit) -> bool:
-    """mean_variance_norm of few long rows -> its definition, whose means are split then. Returns whether there was
-    any.
-    """
+    """mean_variance_norm of few long rows -> its definition, to split its means. Return whether there was any."""
 
     def apart(n: Node) -> Value | None:
         if not _sized(n) or not _long_alone(n) or _parts(n, machine) is None:
@@ -122,9 +120,7 @@ def _static(v: Value) -> list[int]:
 
 
 def _read_back(graph: Graph) -> set[Rows | None]:
-    """The kinds of rows whose numbers are read by element-wise nodes over the same rows, with which they may be one
-    kernel. None where images may get another layout.
-    """
+    """Return the rows whose numbers element-wise nodes over them read, to share a kernel. None before layouts."""
     if nodes_of(graph, "conv", "conv_transpose"):
         return set()
     numbers = find_numbers(graph)
@@ -192,9 +188,7 @@ def _axis_by_axis(graph: Graph, n: Node) -> Value:
 
 
 def _lies_in_memory(x: Value, machine: ReductionSplit, depth: int = 0) -> bool:
-    """Is what is read in parts in memory as it is? What is only moved on its way would be written there first:
-    repeated, it may have any size.
-    """
+    """True if a part's source is in memory already. Moved values would be written first, repeated to any size."""
     n = x.node
     if n is None or depth >= DEEPEST:
         return True
@@ -211,9 +205,7 @@ def _lies_in_memory(x: Value, machine: ReductionSplit, depth: int = 0) -> bool:
 
 @dataclass(frozen=True)
 class Parts:
-    """A value as [outer, count, size, inner], `count` parts of what is reduced; `rest` elements behind the last part
-    are none (outer is 1 then).
-    """
+    """Return [outer, count, size, inner]: `count` parts of a reduction; `rest` elements are left (then outer is 1)."""
 
     outer: int
     count: int
@@ -278,9 +270,7 @@ def _rewritten(graph: Graph, n: Node, p: Parts) -> Value:
 
 
 class _InParts:
-    """Gives values, or `shape` of them from `start` on, another shape. What is computed for each element of others, and
-    read here alone, is computed in that shape.
-    """
+    """Reshape values, or `shape` of them from `start` on; element-wise values read only here are recomputed."""
 
     def __init__(self, b: Builder, shape: tuple[int, ...], start: int, p: Parts) -> None:
         self.b, self.shape, self.start, self.p = b, shape, start, p

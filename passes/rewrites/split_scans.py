@@ -6,8 +6,7 @@
 A sum waits for the one before it, so a core adds up a row at a quarter of the rate at which it adds up four rows in
 turns, and one thread has all of it. Parts are read twice, and written once: the last addition is made where the sums
 are written. Elements that fill no part follow by themselves. Parts are the same for any number of threads. Adds floats
-up in another order, so not for strict numerics; products of floats stay as they are, since one that passes through
-infinity in a part need not do so in the whole.
+up in another order, so not for strict numerics; products of floats stay, since parts may overflow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Which convolutions are worth Winograd's algorithm, and with which tiles. In comes a node of a graph, out comes a
-tile's size.
-
-Decided where layouts are, since it is the weights that are stored differently; the rest is a matter of the kernel.
-"""
+"""Which convolutions are worth Winograd's algorithm: node in, tile size out; decided with the layouts."""
 
 from __future__ import annotations
 
@@ -42,8 +38,7 @@ def takes_winograd(n: Node) -> bool:
 
 
 def cycles(n: Node, lanes: int, tile: int, rates: CoreRates) -> float:
-    """Estimate the cycles of one core: multiplications or reading the weights from memory, whichever takes longer, and
-    the transforms.
+    """Estimate cycles of one core: the larger of multiplications and weight traffic, plus transforms.
 
     Args:
         n: a convolution of fixed sizes.

@@ -8,8 +8,7 @@
         for c in range(n): row[c] = ..            for q: row[q] = ..
         for c in range(n): y[p, c] = ..           for q: y[p, 128*q + t] = ..
 
-What several loops read at the same places is loaded once and stays in registers. The order of a reduction depends on
-the team's size alone.
+Common loads of several loops stay in registers. The order of a reduction depends on the team's size alone.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ Emit = Callable[[Expr, Expr], Block]  # (number of the chunk among the thread's,
 @dataclass(frozen=True)
 class Team:
     """`size` threads for a row, `rows` rows a block. Members of a team are neighbouring threads, unless `across`: then
-    the threads of neighbouring rows are (for rows whose elements lie far apart, and those of neighbouring rows side by
-    side).
+    the threads of neighbouring rows are (for strided rows that lie side by side).
 
     keep: bytes of a row that a thread may hold in registers; ahead: bytes that it loads before it computes with the
         first of them; near: members
@@ -100,9 +98,7 @@ def teams(b: Block, name: str, team: Team) -> Block:
 
 
 def _placed(loop: For, n: int, team: Team) -> Block:
-    """The grid around a row's body. Rows past the last are left out by whole warps, else the last row is computed again
-    and not stored.
-    """
+    """Wrap a row's body in the grid. Warps past the last row exit, else it is recomputed but not stored."""
     width = team.size * team.rows
     b, t = loop_var("b", const(0), const(-(-n // team.rows))), loop_var("t", const(0), const(width))
     member, place = (t // team.rows, t % team.rows) if team.across else (t % team.size, t // team.size)
@@ -170,9 +166,7 @@ class _Row:
     # --- what may be shared -------------------------------------------------------------------------------------------
 
     def may_share(self, s: For, run: Run) -> bool:
-        """Does a loop nothing but reduce into scalars, fill rows at places of their own, and store results at places of
-        their own?
-        """
+        """True if a loop only reduces into scalars, fills rows at their places, and stores results at theirs."""
         inner = {x.var for x in loops((s,))}
         kept: list[Stmt] = []
         for st in walk_stmts((s,)):
@@ -297,9 +291,7 @@ class _Row:
         return (Alloc(tile), *self.each(run, 0, self.chunks(run), lambda k, c: load_chunks(run, [x], tiles, k, c)))
 
     def chunked(self, run: Run, tiles: dict[Expr, Buffer], loads: Sequence[Load], fixed: bool) -> Block:
-        """All chunks of a thread: its loads some chunks ahead of what is computed with them. `fixed`: places in
-        registers must be constant.
-        """
+        """Run a thread's chunks, loads some chunks ahead of use. `fixed`: register places must be constant."""
         n = self.chunks(run)
         ahead = min(max(self.team.ahead // (run.width * (sum(x.buf.dtype.bytes for x in loads) or 4)), 1), MOST_AHEAD)
         group = n if ahead >= n else 1 if fixed else ahead
@@ -320,9 +312,7 @@ class _Row:
     def computed(
         self, run: Run, tiles: dict[Expr, Buffer], own: dict[Expr, Buffer], first: Expr | int, k: Expr, c: Expr
     ) -> Block:
-        """A chunk; what lasts for several loops has its place among all of the thread's chunks, what was loaded for
-        this one in its group.
-        """
+        """Run a chunk; lasting values are placed among all of the thread's chunks, others in the chunk's group."""
         lane = const(0) if run.v is None else run.v
         lasting: dict[Expr, Expr] = {x: t[k + first, lane] for x, t in tiles.items()}
         return compute_chunk(

@@ -1,11 +1,9 @@
-"""Schedule step: adjacent axes of a row-major buffer become one where the indices that walk them are one index, split
-by fusing loops.
+"""Schedule step: adjacent axes of a row-major buffer that one index walks become one, by fusing loops.
 
     y: f32[7, 45];  y[e // 45, e % 45] = ..      ->      y: f32[315];  y[e] = ..
     y: f32[45, 1];  y[e, 0] = ..                 ->      y: f32[45];  y[e] = ..
 
-The memory stays as it is, and a parameter keeps its place, so a caller sees no difference; vectors then find unit
-stride.
+The memory stays as it is, and a parameter keeps its place, so callers see no difference; vectors get unit stride.
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ def wrap(b: Block, name: str) -> Block:
 
 
 def spread(b: Block, name: str, threads: int) -> Block:
-    """`for i in range(n): s`  ->  `for b in block.x(ceil(n / T)): for t in thread.x(T): if T*b + t < n: s`, an
-    iteration a thread.
-    """
+    """`for i in range(n): s` -> `for b in block.x(ceil(n / T)): for t in thread.x(T): if T*b + t < n: s`."""
 
     def go(s: For) -> Block:
         n = _count(s)
@@ -59,8 +57,7 @@ def spread(b: Block, name: str, threads: int) -> Block:
 
 
 def stream(b: Block, name: str, threads: int, chunks: int) -> Block:
-    """`for c in range(n): {for v in unroll(8): s}`  ->  a grid of threads, each with `chunks` chunks, which lie
-    `threads` apart.
+    """`for c in range(n): {for v in unroll(8): s}` -> a grid; each thread has `chunks` chunks, `threads` apart.
 
     A thread does all loads of its chunks before it computes, 16 bytes at a time (see wide). Neighbouring threads have
     neighbouring chunks. A last chunk that is cut off by a guard `if 8*c + v < m` around s is done element by element.
@@ -172,9 +169,7 @@ def share_rows(b: Block) -> Block:
 
 
 def sink(b: Block, *names: str) -> Block:
-    """`for i: for j: {s; y[i, j] = e}`  ->  `for i: {s; for j: y[i, j] = e}` for loops on which nothing but the last
-    store depends.
-    """
+    """`for i: for j: {s; y[i, j] = e}` -> `for i: {s; for j: y[i, j] = e}` where only the last store reads j."""
     nest: list[For] = []
     body = b
     while len(body) == 1 and isinstance(body[0], For):

@@ -1,10 +1,8 @@
-"""Numbers of a row out of the loops along it: what a loop computes anew for each element though nothing of it changes
-there.
+"""Loop-invariant code motion in rows: what a loop computes for each element though nothing changes it.
 
 In: the body of a schedule. Out: the same with sums, or single expressions, ahead of the loops that only read them.
 
-The compilers behind this move single instructions out of loops, but not the dozens with branches and divisions that a
-logarithm takes.
+Compilers move single instructions out of loops, but not the dozens with branches that a logarithm takes.
 """
 
 from __future__ import annotations
@@ -69,8 +67,7 @@ def sink(b: Block, name: str) -> Block:
     """`for c in range(n): {s: f32[1] @ register; s[0] = ..; y[c] = f(s[0])}`  ->  `s: f32[1] @ register; s[0] = ..; for
     c in range(n): y[c] = f(s[0])`
 
-    Legal where all but the last statement does not depend on the loop, and writes nothing but what is declared among
-    it.
+    Legal where all but the last statement is invariant, and writes nothing but what is declared among it.
     """
 
     def go(s: For) -> Block:
@@ -141,9 +138,7 @@ def _fresh(names: set[str]) -> str:
 
 
 def _numbers(e: Expr, changing: set[Var], written: Container[Buffer], always: bool) -> list[Expr]:
-    """The largest parts of an expression that are such numbers. `always`: is the expression computed whenever the loop
-    is reached?
-    """
+    """Return the largest invariant parts of an expression. `always`: it is computed whenever the loop runs."""
     out: list[Expr] = []
     stack, seen = [e], {e}
     while stack:
@@ -159,9 +154,7 @@ def _numbers(e: Expr, changing: set[Var], written: Container[Buffer], always: bo
 
 
 def _fixed(e: Op, changing: set[Var], written: Container[Buffer], always: bool) -> bool:
-    """Is it the same in all iterations, and made of numbers that the thread has computed before, or worth computing
-    ahead?
-    """
+    """True if it is loop-invariant, and made of numbers that are in registers or worth computing ahead."""
     if not changing.isdisjoint(free(e)):
         return False
     parts = list(walk(e))

@@ -1,5 +1,4 @@
-"""Schedule steps that cut loops where their body becomes simpler: at the seams of concatenations and borders, and into
-the digits of an index.
+"""Index-set splitting: loops cut at the seams of concatenations and borders, and into an index's digits.
 
 for i in range(9): y[i] = select(i < 4, a[min(i, 3)], b[max(i - 4, 0)])      ->  for i in range(4): y[i] = a[i] for i_1
                                                                                  in range(5): y[i_1 + 4] = b[i_1]
@@ -19,11 +18,7 @@ from dnnc.passes.schedule.state import edit, loops, make_loop, renamed
 
 
 def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...]) -> Block:
-    """`for i in range(n): s`  ->  `for i in range(p): s` `for i_1 in range(n - p): s[i -> i_1 + p]`, for one place p or
-    several.
-
-    The loops of part k have the names of the first with `suffixes[k]` behind.
-    """
+    """`for i in range(n): s` -> loops `[0, p)` and `[p, n)`, part k of several named with `suffixes[k]` behind."""
 
     def go(s: For) -> Block:
         n = value(s.extent)
@@ -45,8 +40,7 @@ def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...])
 
 
 def seams(loop: For, both: bool = False) -> tuple[int, ...]:
-    """The iterations at which the choice changes that a body makes by `select` between loads, or (not with `both`) a
-    load and something else.
+    """Return the iterations at which a `select` between loads (not `both`: or other values) changes sides.
 
     A condition on several loops has a seam where it becomes, or ceases to be, the same for all iterations of the
     others, unless that is far apart (a triangle has no seams).
@@ -86,9 +80,7 @@ def _conditions(b: Block, least: int) -> list[Op]:
 
 
 def crossings(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
-    """The iterations at which a sum that offsets divide by n passes a multiple of n: in between, the variable stays
-    within one block.
-    """
+    """Return the iterations at which a sum divided by n in offsets passes a multiple of n, a block's end."""
     end = value(loop.extent)
     found: set[int] = set()
     for e in offsets:
@@ -104,9 +96,7 @@ def crossings(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
 
 
 def digits(loop: For, offsets: Sequence[Expr]) -> int | None:
-    """The one number n by which offsets divide v, the loop's variable: where n divides the extent, a split by n leaves
-    no division.
-    """
+    """Return the one n by which offsets divide loop variable v, where n divides the extent: split by it."""
     found: set[int | None] = set()
     for e in offsets:
         for x in walk(e):

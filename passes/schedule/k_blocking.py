@@ -1,5 +1,4 @@
-"""Schedule primitive `stretches`: a long sum of many tiles, a stretch of it at a time, the sums of all tiles in memory
-in between.
+"""Schedule primitive `stretches`: k-blocking of a long sum, with the tiles' sums in memory in between.
 
     for p in range(5):                            sums: f32[5, 12, 2, 16] @ local
         acc: f32[12, 2, 16] @ register            for k in range(4):
@@ -11,8 +10,7 @@ in between.
                                                           if k < 3: sums[p, ..] = acc[..]
                                                           else: y[p, ..] = acc[..]
 
-What a stretch reads of both operands then stays in a near cache while all tiles pass. No sum changes: each is added up
-in the same order.
+What a stretch reads of both operands then stays in a near cache while all tiles pass. Sums keep their order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Schedule primitives on loops: split, fuse, join, reorder, peel, annotate, hoist_guards. Each is a small rewrite with
-its legality check.
-"""
+"""Loop primitives: split, fuse, join, reorder, peel, annotate, hoist_guards; each checks its legality."""
 
 from __future__ import annotations
 
@@ -31,9 +29,8 @@ def split(b: Block, name: str, factor: int, names: tuple[str, str], tail: str = 
     """`for i in range(n): s`  ->  `for io in range(n // f): for ii in range(f): s[i -> f*io + ii]`
 
     tail, where f does not divide n: overlap (the last tile starts at n - f; the body must be safe to repeat, n >= f) |
-    clamp (iterations past the end repeat the last one; any n, and the body must be safe to repeat) |
-    guard (`if f*io + ii < n`; vectorize turns it into a limit) | peel (a loop of its own, called NAME_t, over the
-    rest).
+    clamp (iterations past the end repeat the last; any n, body safe to repeat) | guard (`if f*io + ii < n`; vectorize
+    turns it into a limit) | peel (a loop of its own, called NAME_t, over the rest).
     """
 
     def go(s: For) -> Block:
@@ -121,11 +118,7 @@ def fuse(b: Block, outer: str, inner: str, name: str) -> Block:
 
 
 def join(b: Block, first: str, second: str) -> Block:
-    """`for i in range(n): s` `for k in range(n): t`  ->  `for i in range(n): s; t[k -> i]`, of two loops one right
-    behind the other.
-
-    Neither may read what the other writes; what both write they must be free to write in any order.
-    """
+    """`for i in range(n): s` `for k in range(n): t` -> `for i in range(n): s; t[k -> i]`, if adjacent, independent."""
     a, c = find(b, first), find(b, second)
     if a.lo is not c.lo or a.hi is not c.hi or a.kind != c.kind:
         raise ScheduleError(
@@ -140,9 +133,7 @@ def join(b: Block, first: str, second: str) -> Block:
 
 
 def reorder(b: Block, *names: str) -> Block:
-    """Permute a perfect nest. Legal when every element is updated by the same operations whatever the order of
-    iterations.
-    """
+    """Permute a perfect nest. Legal if each element's updates are the same in any order of iterations."""
     outer = next((s.var.name for s in walk_stmts(b) if isinstance(s, For) and s.var.name in names), None)
     if outer is None:
         raise ScheduleError(f"no loop is called {names[0]}")
@@ -174,9 +165,7 @@ def reorder(b: Block, *names: str) -> Block:
 
 
 def _check_order_free(nest: list[For]) -> None:
-    """Each store either is indexed by all loops it varies with, or is a reduction `x = f(.., x)` over the others;
-    nothing else meets.
-    """
+    """Check that each store is indexed by its loops or is a reduction `x = f(.., x)`, and none else meets."""
     body = nest[-1].body
     private = {a.buf for a in walk_stmts(body) if isinstance(a, Alloc)}
     for st in walk_stmts(body):
@@ -218,9 +207,7 @@ def is_index_sum(st: Store) -> bool:
 
 
 def peel(b: Block, name: str, first: int = 1, last: int = 1) -> Block:
-    """Take the first and last iterations out of a loop, where guards then fold: `s[0]; for i in range(1, n-1): s;
-    s[n-1]`.
-    """
+    """Peel the first and last iterations, where guards fold: `s[0]; for i in range(1, n-1): s; s[n-1]`."""
 
     def go(s: For) -> Block:
         n, lo = value(s.extent), value(s.lo)
@@ -255,9 +242,7 @@ def single(b: Block, *names: str) -> Block:
 
 
 def annotate(b: Block, kind: str, *names: str) -> Block:
-    """Set the kind of loops: unroll, parallel, block.x, thread.x ... Parallel kinds need iterations that write
-    different elements.
-    """
+    """Set the kind of loops: unroll, parallel, block.x, thread.x ... Parallel iterations must write apart."""
     for name in names:
         loop = find(b, name)
         if kind not in ("unroll", "range"):
@@ -271,8 +256,7 @@ def annotate(b: Block, kind: str, *names: str) -> Block:
 def hoist_guards(b: Block) -> Block:
     """`for i: if c: s`  ->  `if c: for i: s` wherever c does not depend on i (loop unswitching), innermost loop first.
 
-    The guard of a loop of one iteration never depends on it: `for i in range(1): if i + j < n: s`  ->  `if j < n: for i
-    in range(1): s`
+    Unit loops: `for i in range(1): if i + j < n: s` -> `if j < n: for i in range(1): s`
     """
     out: list[Stmt] = []
     for s in b:

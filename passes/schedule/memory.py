@@ -50,8 +50,7 @@ from dnnc.passes.schedule.state import edit, find, loops, only
 
 
 def distribute(b: Block, name: str, depth: int) -> Block:
-    """Loop fission: `for i, j: {x: f32[1] @ register; s1; s2; s3}` -> `x: f32[I, J, 1] @ register; for i, j: s1; for i,
-    j: s2; ...`
+    """Loop fission: `for i, j: {x: f32[1] @ register; s1; s2; ..}` -> `x: f32[I, J, 1]; for i, j: s1; for i, j: s2; ..`
 
     Makes a naive nest tileable: a reduction's accumulator becomes a tile. The k-th copy of a loop is called NAME_k (the
         first keeps
@@ -88,8 +87,7 @@ def distribute(b: Block, name: str, depth: int) -> Block:
 
 
 def _unguarded(b: Block) -> Block:
-    """`if c: {s1; s2}` -> `if c: s1; if c: s2`, the guard dropped where a statement is safe without it, else sunk to
-    its innermost loop.
+    """`if c: {s1; s2}` -> `if c: s1; if c: s2`; guards of safe statements vanish, others sink inward.
 
     Safe: it writes only what is declared under the guard (so nothing past it is read) and stays inside of what it
         reads.
@@ -159,8 +157,7 @@ def vectorize(b: Block, *names: str) -> Block:
 
 
 def vector_reduce(b: Block, name: str, lanes: int, chains: int) -> Block:
-    """`for r in range(n): acc[0] = acc[0] + e`  ->  `chains` vector accumulators over the blocks of r, combined at the
-    end.
+    """`for r in range(n): acc[0] = acc[0] + e` -> `chains` vector accumulators over blocks of r, then combined.
 
     The order of the sum changes: element r goes to lane r % lanes of chain (r // lanes) % chains, then chains, then a
         tree of halves.
@@ -196,11 +193,8 @@ def vector_reduce(b: Block, name: str, lanes: int, chains: int) -> Block:
         total: Expr = part.at(0, 0, lanes=lanes)
         for c in range(1, chains):
             total = op(how, total, part.at(c, 0, lanes=lanes))
-        bld.store(
-            st.buf,
-            st.idx,
-            op(how, own, call({"+": "hsum", "*": "hprod"}.get(how, "hmax" if "max" in how else "hmin"), total)),
-        )
+        across = op(how, own, call({"+": "hsum", "*": "hprod"}.get(how, "hmax" if "max" in how else "hmin"), total))
+        bld.store(st.buf, st.idx, across)
         return bld.block()
 
     return edit(b, name, go)
@@ -328,9 +322,7 @@ class Vectorizer:
         return (*idx[:-1], substitute(idx[-1], {self.lane: const(0)}))
 
     def by_lane(self, idx: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """An index in terms of the lane's number: the // and % of an axis in blocks fold where the lanes are of one
-        block.
-        """
+        """Index as a function of the lane: // and % of a blocked axis fold where the lanes share a block."""
         return tuple(substitute(i, {self.v: self.lo + self.lane}) if self.v in free(i) else i for i in idx)
 
     def expr(self, e: Expr) -> Expr:

@@ -17,8 +17,7 @@ that data names into ranges; a share lists its updates in a block of them, witho
 `by_threads` gives a GPU's threads a place each, and each walks all updates of its place. `by_blocks` gives its blocks a
 range of rows each, whose threads list the updates of the range together; the threads of a row then apply them.
 
-No schedule makes the loop over shares parallel by a proof: that rows differ is what the condition says. The interpreter
-checks it for races.
+The loop over shares is parallel without a proof: the condition says that rows differ. The interpreter finds races.
 """
 
 from __future__ import annotations
@@ -123,9 +122,7 @@ def within(i: E, n: E) -> Expr:
 
 
 def by_axis(s: Scattered, axis: int, parts: Expr | int, outer: str = "p", kind: str = "range") -> Block:
-    """A share has `ceil(n / parts)` places along an axis of the result that is one of the updates; the loop over shares
-    is called `outer`.
-    """
+    """A share has `ceil(n / parts)` places along a result axis of the updates; loop `outer` counts shares."""
     b = Builder()
     n, u = s.out.shape[axis], s.whole[axis]
     chunk = (n + parts - 1) // parts
@@ -157,9 +154,7 @@ def _nest(
 
 
 def by_rows(s: Scattered, parts: int, size: int, prefetch: bool, outer: str = "p") -> Block:
-    """A share has `ceil(rows / parts)` rows, and lists its updates of `size` at a time. `prefetch`: fetch rows and
-    updates ahead.
-    """
+    """A share has `ceil(rows / parts)` rows and lists updates by `size`. `prefetch`: fetch ahead."""
     b, places = Builder(), Places.of(s)
     rows, count = places.count, places.updates
     chunk = (rows + (parts - 1)) // parts
@@ -212,9 +207,7 @@ def _listed(b: Builder, places: Places, mine: Buffer, q: Expr, first: Expr, star
 def _ahead(
     b: Builder, places: Places, mine: Buffer, n: Expr, q: Expr, first: Expr, start: Expr, prefetch: bool
 ) -> None:
-    """Fetch the row and what the update reads of it, a few updates ahead: neither is where a machine would look for
-    it.
-    """
+    """Fetch the row and the update's operands a few updates ahead, which hardware would not predict."""
     s = places.scattered
     width, per_line = value(places.width), LINE // s.out.dtype.bytes
     if not prefetch or width is None or not places.vector:
@@ -286,8 +279,7 @@ def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
             for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value);
             barrier()
 
-    A group of threads has every so many rows, a thread of it every so many columns. All sizes are known, and there are
-    updates.
+    A group of threads has every so many rows, a thread of it every so many columns. Sizes are known; there are updates.
     """
     b, places = Builder(), Places.of(s)
     rows, updates, width = (int(value(x) or 0) for x in (places.count, places.updates, places.width))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dnnc.ir.bounds import bounds
-from dnnc.ir.expr import Expr, Load, Op, Ref, Var, free, op, rebuild, substitute, terms, value, walk
+from dnnc.ir.bounds import bounds, index_form
+from dnnc.ir.expr import Expr, Load, Op, Ref, Var, free, op, rebuild, substitute, value, walk
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, If, Let, Store, exprs
 
 Place = tuple[tuple[Expr, ...], int]  # index, lanes
@@ -91,7 +91,7 @@ def _apart(places: Sequence[Place], v: Var, inner: set[Var], overlap: bool) -> b
         forms = []
         for idx, lanes in places:
             i = _whole_tiles(idx[axis], v) if overlap else idx[axis]
-            forms.append(_form(i, v, inner, lanes if axis == len(idx) - 1 else 1))
+            forms.append(index_form(i, v, inner, lanes if axis == len(idx) - 1 else 1))
         first = forms[0]
         if first is None or any(f is None or f[:2] != first[:2] for f in forms):
             continue
@@ -107,33 +107,6 @@ def _whole_tiles(e: Expr, v: Var) -> Expr:
         vary = [a for a in r.args if v in free(a)]
         return vary[0] if len(vary) == 1 else r
     return r
-
-
-_Form = tuple[tuple[tuple[Expr, int], ...], frozenset[tuple[Expr, int]], int, int]
-
-
-def _form(e: Expr, v: Var, inner: set[Var], lanes: int) -> _Form | None:
-    """An index as its terms in v (and perhaps inner variables), its terms that all iterations share, and the range of
-    the rest.
-    """
-    if e.lanes > 1:
-        return None
-    ts, lo = terms(e)
-    hi = lo + lanes - 1
-    mine, shared = [], []
-    for t, c in ts:
-        if any(isinstance(x, Load) for x in walk(t)):
-            return None
-        if v in free(t):
-            mine.append((t, c))
-        elif free(t).isdisjoint(inner):
-            shared.append((t, c))
-        else:
-            a, b = bounds(t * c)
-            if a is None or b is None:
-                return None
-            lo, hi = lo + a, hi + b
-    return tuple(mine), frozenset(shared), lo, hi
 
 
 def _digits(ts: Sequence[tuple[Expr, int]], width: int) -> list[Expr]:
@@ -161,7 +134,7 @@ def _tells(known: list[Expr], v: Var, inner: set[Var]) -> bool:
             return True
         new: list[Expr] = []
         if not isinstance(t, Op):
-            form = _form(t, v, inner, 1)
+            form = index_form(t, v, inner, 1)
             new += _digits(form[0], form[3] - form[2]) if form is not None else []
         elif t.name in ("//", "%"):
             for u in facts:
@@ -173,9 +146,7 @@ def _tells(known: list[Expr], v: Var, inner: set[Var]) -> bool:
 
 
 def _joined(q: Op, r: Op) -> list[Expr]:
-    """a // d and a % d -> a; (a // d) % m and a % d -> a % (d*m); (a % (d*m)) // d and a % d -> a % (d*m); a // (d*m)
-    and (a // d) % m -> a // d.
-    """
+    """Join digits: (a // d) % m and a % d -> a % (d*m); (a % (d*m)) // d and a % d -> a % (d*m); and without m."""
     (a, d), (b, e) = q.args, r.args
     if q.name == "//" and r.name == "%" and a is b and d is e:
         return [a]

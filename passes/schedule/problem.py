@@ -1,6 +1,4 @@
-"""What a recipe schedules: a lowered group, its class, and its work. Recipes live with their backend; this is the data
-they share.
-"""
+"""What a recipe schedules: a lowered group, its class, its work. Recipes live with their backend."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class Problem:
 
     @property
     def contraction(self) -> Contraction | None:
-        """The contraction of a kernel that is nothing else, of constant sizes and with as few loops as can be; None
-        where a sum of one product, or a single result, leaves no loops.
-        """
+        """Return a kernel's contraction, alone, constant and in few loops; None if no loops of a side are left."""
         form = self.form
         if not isinstance(form, Contraction) or isinstance(form, Normed) or self.lowered.dims:
             return None

@@ -20,11 +20,7 @@ from dnnc.passes.schedule.state import edit, find, make_loop, replace_stmt
 
 
 def round_up(b: Block, name: str, factor: int) -> Block:
-    """`for r in range(20)`  ->  `for r in range(32)`: a sum of products over padded rows, whose ends hold 0, goes over
-    the whole of them.
-
-    The caller knows that there are such rows, and that both factors hold 0 there.
-    """
+    """`for r in range(20)` -> `for r in range(32)`: a product sum over padded rows, where both factors hold 0."""
     return edit(
         b,
         name,

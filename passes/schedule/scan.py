@@ -1,5 +1,4 @@
-"""Schedule primitive `scan`: sums over all elements up to each one (cumsum, cumprod) by teams of threads, in one pass
-over the row.
+"""Schedule primitive `scan`: prefix sums (cumsum, cumprod) by teams of threads, in one pass over a row.
 
     for p in range(rows):
         for s in range(n):                      n * n steps as it is written:
@@ -10,8 +9,7 @@ over the row.
             y[p, s] = f(acc)
 
 A thread takes `width` neighbours at a time and sums them up; the sums of the threads of a warp are exchanged in
-log2(32) steps, those of warps through shared memory, and what is left of the row follows with the sum so far. The order
-depends on the team's size alone.
+log2(32) steps, those of warps by shared memory; the rest follows. The order depends on the team's size alone.
 """
 
 from __future__ import annotations
@@ -30,37 +28,22 @@ WARP = 32
 
 @dataclass(frozen=True)
 class Sums:
-    """The parts of the loop along which sums run.
+    """The parts of the loop along which sums run."""
 
-    Attributes:
-        n: elements of the loop.
-        s: its variable.
-        r: that of the reduction within it.
-        start: what sums begin with.
-        acc: where the naive nest adds up.
-        how: the operation.
-        term: an element, in terms of r and of the loops around.
-        before: the element itself is not counted.
-        backward: sums run from the end.
-        out: stores the result, in terms of s and of the loops around.
-    """
-
-    n: Expr
-    s: Var
-    r: Var
-    start: Expr
-    acc: Buffer
-    how: str
-    term: Expr
-    before: bool
-    backward: bool
-    out: Store
+    n: Expr  # elements of the loop
+    s: Var  # its variable
+    r: Var  # that of the reduction within it
+    start: Expr  # what sums begin with
+    acc: Buffer  # where the naive nest adds up
+    how: str  # the operation
+    term: Expr  # an element, in terms of r and of the loops around
+    before: bool  # the element itself is not counted
+    backward: bool  # sums run from the end
+    out: Store  # stores the result, in terms of s and of the loops around
 
 
 def scan(b: Block, name: str, size: int, rows: int, width: int) -> Block:
-    """The rows counted by the outermost loop, called `name`, by teams of `size` threads, `rows` of them a block if they
-    are warps.
-    """
+    """Map the rows of outermost loop `name` to teams of `size` threads; warps take `rows` of them a block."""
     loop = find(b, name)
     if len(b) != 1 or b[0] is not loop or size % WARP or size & (size - 1) or (size > WARP and rows > 1):
         raise ScheduleError(f"{name} is not the outermost loop, or {rows} teams of {size} threads cannot meet")

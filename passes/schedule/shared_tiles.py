@@ -1,5 +1,4 @@
-"""Schedule primitive `transpose_tiles`: data that is loaded along one loop and stored along another goes through shared
-memory.
+"""Schedule primitive `transpose_tiles`: loads along one loop, stores along another, by shared memory.
 
     for r in range(R): for c in range(C): y[.., r, c] = f(x[.., c, r])          neighbours of x are far apart in y
 
@@ -30,9 +29,7 @@ WORD = 4  # bytes that a thread moves at a time
 
 
 def transpose_tiles(b: Block, row: str, column: str, threads: int = 256) -> Block:
-    """Tiles over two loops of a perfect nest around one store: `column` is the one along which it stores, `row` that of
-    the loads.
-    """
+    """Tile two loops of a perfect nest with one store: `column` is the store's axis, `row` the loads'."""
     nest: list[For] = []
     body = b
     while len(body) == 1 and isinstance(body[0], For):
@@ -59,9 +56,7 @@ def transpose_tiles(b: Block, row: str, column: str, threads: int = 256) -> Bloc
 
 @dataclass(frozen=True)
 class _At:
-    """Where a thread is in its q-th step: the loop variables, of which `fast` is the first of those that it moves at
-    once.
-    """
+    """Return the thread's loop variables in step q; `fast` is the first of those that it moves at once."""
 
     env: dict[Expr, Expr]
     fast: Expr

@@ -1,7 +1,6 @@
 """Schedule primitive `stage`: what a loop reads of a buffer, copied ahead of it into the thread's own memory.
 
-With a dtype the copy converts, whole vectors at a time: a tile whose elements are broadcast one by one would convert
-each of them by itself.
+With a dtype the copy converts, whole vectors at a time: a tile that is broadcast by element would convert each one.
 """
 
 from __future__ import annotations
@@ -76,9 +75,7 @@ def _range(i: Expr, inner: frozenset[Var], name: str) -> tuple[Expr, int]:
 
 
 def _copy(bld: Builder, source: Buffer, tile: Buffer, origin: list[Expr], lanes: int, at: str) -> None:
-    """One vector after the other, the last one overlapping; those that reach past the buffer's last axis are cut
-    off.
-    """
+    """Return vector starts, the last overlapping; those that reach past the buffer's last axis are cut off."""
     width = value(tile.shape[-1]) or 0
     if not nonneg(origin[-1]):
         raise ScheduleError(f"{source.name} cannot be staged: {origin[-1]!r} may be negative")

@@ -14,9 +14,7 @@ from dnnc.ir.loops.stmt import (
     For,
     If,
     Kernel,
-    Let,
     Stmt,
-    let_var,
     loop_var,
     map_stmt,
     substitute_block,
@@ -110,27 +108,8 @@ def renamed(b: Block, suffix: str) -> Block:
     return swap_buffers(out, bufs)
 
 
-def rename_lets(b: Block, suffix: str) -> Block:
-    """Let variables of a copied block under new names."""
-
-    def go(block: Block, env: dict[Expr, Expr]) -> Block:
-        out: list[Stmt] = []
-        for s in substitute_block(block, env) if env else block:
-            if isinstance(s, Let):
-                v = let_var(s.var.name + suffix, s.value)
-                out.append(Let(v, s.value))
-                env = {**env, s.var: v}
-            else:
-                out.append(s)
-        return tuple(out)
-
-    return go(b, {})
-
-
 class Schedule:
-    """A kernel being scheduled. Each primitive is a method that rewrites `body` or raises ScheduleError; `steps` is
-    what was done.
-    """
+    """A kernel being scheduled. Primitives rewrite `body` or raise ScheduleError; `steps` records them."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

@@ -1,6 +1,4 @@
-"""The schedule step: from a lowered group to a scheduled kernel, through the templates and the choice that the driver
-passes in.
-"""
+"""Schedules lowered groups: applies the templates and the choice that the driver passes in."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Schedule primitives: a square tile whose loads run along one loop and whose stores along another becomes vectors and
-shuffles.
-
-Without it the loads of such a nest gather, one cache access for each lane.
-"""
+"""Schedule primitives: a square tile, transposed by vectors and shuffles in place of gathers."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ def transpose_tile(b: Block, rows: str, columns: str, lanes: int = 0) -> Block:
 
     log2(n) rounds of zipping row h with row h + n/2 transpose an n x n tile. Loads that run along the columns stay as
     they are. Where several loads run along the rows and none along the columns, f is computed in rows, and its result
-    is transposed instead of each load. `lanes`: n, where one of the loops has fewer iterations; by default it is the
-    extent of both.
+    is transposed instead of each load. `lanes`: n, where a loop has fewer iterations; default: the extent of both.
     """
 
     def go(s: For) -> Block:
@@ -175,9 +170,7 @@ def _runs_along(down: Vectorizer, st: Store) -> bool:
 
 
 def _zipped(b: Builder, row: Callable[[Expr], Expr], count: Expr, m: int, n: int, name: str) -> Buffer:
-    """m vectors of n lanes, zipped log2(m) times: for m = n a tile, its rows and columns exchanged. `row`: vector j of
-    the first `count`, others are 0.
-    """
+    """m vectors of n lanes, zipped log2(m) times: a transposition if m = n. `row`: vector j < `count`; others 0."""
     first, made = row(const(0)), value(count)
     assert made is not None
     tile = b.alloc(name + "0", first.dtype, m, n)

@@ -1,5 +1,4 @@
-"""Schedule primitive: loop versioning. A loop whose guards hold for all iterations of a loop inside is computed without
-them.
+"""Schedule primitive: loop versioning, without the guards where they hold in all inner iterations.
 
     for t in range(k):                              for t in range(max(..), min(..)):
         for i in unroll(4):                             if 0 <= t + p and t + p + 3 < n:
@@ -8,8 +7,7 @@ them.
                     s                                       for i in unroll(4):
                                                                 if 0 <= t + p + i: if t + p + i < n: s
 
-So a register tile whose pixels see padding at some taps only tests one condition for each tap, and each pixel only
-where that fails.
+So a register tile with padding at some taps tests one condition per tap, and pixels only where it fails.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ def version(b: Block, name: str, inner: str) -> Block:
     """Compute an iteration of `name` without the guards of `inner` where they hold for all iterations of that; skip it
     where they hold for none.
 
-    The guards are `<` and `<=`; the gap between their sides is monotonic in `inner`'s variable. A body without guards
-    stays as it is.
+    The guards are `<` and `<=`; the gap between their sides is monotonic in `inner`'s variable. Other bodies stay.
     """
     outer, loop = find(b, name), find(b, inner)
     if not any(s is loop for s in walk_stmts(outer.body)):
@@ -63,9 +60,7 @@ def version(b: Block, name: str, inner: str) -> Block:
 
 
 def _trend(e: Expr, v: Var) -> int | None:
-    """1: `e` never falls as `v` grows, -1: it never rises, 0: it does not depend on `v`; None where none of these is
-    known.
-    """
+    """Return 1 if `e` never falls as `v` grows, -1 if it never rises, 0 if independent; None if unknown."""
     if v not in free(e):
         return 0
     if e is v:

@@ -1,5 +1,4 @@
-"""Wide memory accesses for GPU threads: the neighbouring elements of one thread are loaded and stored up to 16 bytes at
-a time.
+"""Wide memory accesses of GPU threads: loads and stores of up to 16 bytes of neighbouring elements.
 
 In comes what a thread does for runs of elements, `for c in range(n): for v in unroll(8): y[.., 8*c + v] = f(x[.., 8*c +
 v])`; out comes
@@ -83,9 +82,7 @@ def adjacent(buf: Buffer, idx: tuple[Expr, ...], v: Var, width: int) -> bool:
 
 
 def loads_ahead(run: Run) -> list[Load]:
-    """Loads of parameters that may be done before the run's statements: unconditional, at places that depend on nothing
-    inside.
-    """
+    """Return parameter loads that may precede the run: unconditional, at places that are invariant in it."""
     outside = {run.c} | ({run.v} if run.v is not None else set())
     inner = {s.var for s in run.body if isinstance(s, (Let, For))}
     written = stored(run.body)

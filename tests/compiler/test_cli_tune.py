@@ -153,7 +153,7 @@ def event(kind: str, trial: Trial | None = None) -> Event:
 
 def test_the_display_shows_state_and_forecast() -> None:
     out = io.StringIO()
-    display = Display(60, Console(file=out, force_terminal=True, width=140))
+    display = Display(Console(file=out, force_terminal=True, width=140))
     trial = Trial("conv_relu-key", space(0)[0], "ok", (1e-3,))
     with display:
         display(event("trial", trial))
@@ -171,7 +171,7 @@ def test_the_display_shows_state_and_forecast() -> None:
 
 def test_off_a_terminal_nothing_is_drawn() -> None:
     out = io.StringIO()
-    with Display(60, Console(file=out)) as display:
+    with Display(Console(file=out)) as display:
         display(event("begin"))
     assert out.getvalue() == ""
 

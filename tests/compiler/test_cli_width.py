@@ -133,7 +133,7 @@ def test_lines_break_between_words_but_not_before_units() -> None:
 @pytest.mark.parametrize("width", [60, 80, 130])
 def test_the_live_view_of_a_search(width: int) -> None:
     out = io.StringIO()
-    display = tune.Display(60.0, Console(file=out, width=width, force_terminal=False))
+    display = tune.Display(Console(file=out, width=width, force_terminal=False))
     display._tasks = {
         f"k{k}": (
             f"conv_relu_{k}_with_a_name",

@@ -23,9 +23,7 @@ THREADS = ("thread.x", "warp", "lane")
 
 
 def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) -> tuple[Template, ...]:
-    """`rounded`: f32 operands of contractions may be rounded to TF32. `strict`: whatever is chosen, the results are the
-    same bits.
-    """
+    """`rounded`: f32 contraction operands may become TF32. `strict`: any choice gives the same bits."""
     made = (
         _template("attention", attention, target),
         _template("recurrence", recurrence, target),  # loops that are one kernel
@@ -74,6 +72,3 @@ def overlapped(kernel: Kernel) -> Kernel:
         return kernel
     begun = replace(first, body=(Eval("pdl_launch", ()), Eval("pdl_wait", ()), *first.body))
     return kernel.with_body(replace_stmt(kernel.entry.body, first, lambda: (begun,)))
-
-
-__all__ = ["overlapped", "templates"]

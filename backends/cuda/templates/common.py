@@ -20,9 +20,7 @@ def fixed(problem: Problem) -> bool:
 
 
 def collapsed(s: Schedule) -> Schedule:
-    """Join axes of buffers, but not of those whose indices stay inside by guards alone: the guards speak of the axes
-    one by one.
-    """
+    """Join axes of buffers, but not those whose indices guards keep inside: guards speak of single axes."""
     return s.collapse(
         *sorted(
             {
@@ -47,9 +45,7 @@ def outer_loops(s: Schedule, names: tuple[str, ...]) -> list[str]:
 
 
 def fused(s: Schedule, names: list[str], name: str) -> str:
-    """Fuse a perfect nest into one loop called `name`, from the inside out; returns what the outermost loop is called
-    then.
-    """
+    """Fuse a perfect nest into one loop `name`, from the inside out; return the outermost loop's name then."""
     while len(names) > 1:
         try:
             s.apply(fuse, names[-2], names[-1], f"{name}{len(names)}")
@@ -83,9 +79,7 @@ def jumps(b: Block, v: Var) -> int:
 
 
 def width_of(s: Schedule, names: Sequence[str], most: int = 16, ragged: bool = False) -> int:
-    """Elements that each thread may move at once in all of these loops: `most` bytes of the smallest type, aligned in
-    every access. `ragged`: the last ones may be fewer.
-    """
+    """Elements that a thread moves at once in all loops: up to `most` bytes, aligned. `ragged`: fewer at the end."""
     found = [(s.loop(n), walks(s.loop(n).body, s.loop(n).var)) for n in names]
     smallest = min((buf.dtype.bytes for _, ws in found for buf, _ in ws), default=most)
     width = most // smallest
@@ -105,9 +99,7 @@ def _fits(loop: For, ws: list[tuple[Buffer, Expr]], width: int, ragged: bool) ->
 
 
 def flattened(s: Schedule, names: Sequence[str], width: int) -> str:
-    """Make a nest one loop over chunks of `width` elements, the elements of a chunk an unrolled loop inside; returns
-    the loop's name.
-    """
+    """Make a nest a loop over chunks of `width` elements with an unrolled inner loop; return the loop's name."""
     names = list(names)
     if width > 1:
         s.apply(split, names[-1], width, (names[-1] + "c", names[-1] + "v")).apply(annotate, "unroll", names[-1] + "v")
@@ -116,9 +108,7 @@ def flattened(s: Schedule, names: Sequence[str], width: int) -> str:
 
 
 def joined(s: Schedule, names: Sequence[str]) -> list[str]:
-    """Fuse neighbouring loops of a perfect nest where memory is walked in order, so that no index becomes harder; the
-    loops that are left.
-    """
+    """Fuse neighbours of a perfect nest that walk memory in order with no harder index; return the loops left."""
     names = list(names)
     for at in range(len(names) - 2, -1, -1):
         mark, made = s.mark(), f"{names[at]}j"

@@ -1,6 +1,4 @@
-"""The end of a contraction: what the nest does with a finished sum, for a piece of a tile that lies in a thread's
-registers.
-"""
+"""The end of a contraction: what the nest does with a finished sum, for a tile piece in registers."""
 
 from __future__ import annotations
 
@@ -79,8 +77,7 @@ def store_row(
 ) -> None:
     """Finish and store `width` neighbouring elements of a row, from column `start` on, from `tile[at:+width]`.
 
-    The row must exist; columns that do not are left out. Rows that are padded are stored in vectors where a vector has
-    no padding.
+    The row must exist; columns that do not are left out. Padded rows are stored in vectors without padding.
     """
     lanes, filled = store_lanes(c, width), _without_padding(c)
     wide = store_lanes(filled[0], width) if filled is not None else lanes
@@ -122,11 +119,7 @@ def _store_run(
 
 
 def _without_padding(c: Contraction) -> tuple[Contraction, int] | None:
-    """The contraction as it is for columns before the first one of padding, and that column's number; None where rows
-    have no padding.
-
-    select(i < 12, f(min(11, i)), 0)   ->   f(i)
-    """
+    """Return the contraction up to the first padding column, where select(i < 12, f(min(11, i)), 0) is f(i), and it."""
     bounds = [
         (x, e, k)
         for x in walk(c.store.value)

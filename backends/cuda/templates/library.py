@@ -1,5 +1,4 @@
-"""Schedules that are calls of vendor libraries. Nothing offers them by itself: a search that is asked for libraries
-does, and a log replays them.
+"""Schedules that are calls of vendor libraries. Only a search asked for libraries offers them, and a log replays them.
 
 In: a problem that a library can do whole. Out: a `Called` kernel: the nest as it was lowered, under a name that tells
 the call, and the call. The knob `algo` of cublaslt, and `plan` of cudnn, is the number of the library's own suggestion;
@@ -26,9 +25,7 @@ def library_templates() -> tuple[Template, ...]:
 
 
 def library_choices(problem: Problem, names: Sequence[str], rounded: bool = False) -> list[Choice]:
-    """The calls of these libraries that compute a problem, each library's first suggestions. `rounded`: as TF32 too,
-    where it is float32.
-    """
+    """Return library calls for a problem, each library's first suggestions. `rounded`: float32 as TF32 too."""
     return [c for name in names for c in _choices(problem, name, rounded)]
 
 
@@ -72,6 +69,3 @@ def called(problem: Problem, name: str, knobs: Mapping[str, int | str]) -> Calle
         [name, *(["tf32"] if math == "tf32" else []), str(plan), entry.name]
     )  # kernels are known by their texts
     return Called((*problem.kernel.funcs[:-1], replace(entry, name=marked)), problem.kernel.locs, call)
-
-
-__all__ = ["library_choices", "library_templates"]

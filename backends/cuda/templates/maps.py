@@ -58,9 +58,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def swept(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Knobs of a chain over vectors whose size is known at run time only: a grid that fills the device goes over
-    them.
-    """
+    """Knobs of a chain over vectors of run-time size: a grid that fills the device walks them."""
     line = problem.lowered.out_loops
     if len(line) != 1 or not walks(
         Schedule(problem.kernel).loop(line[0]).body, Schedule(problem.kernel).loop(line[0]).var
@@ -143,9 +141,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def chunk(s: Schedule, names: list[str], most: int) -> int:
-    """Elements of a chunk. A single loop over memory may end within a chunk; rows have to be whole chunks, or the next
-    would be unaligned.
-    """
+    """Return a chunk's elements. One loop over memory may end within a chunk; rows must be whole, for alignment."""
     inner = s.loop(names[-1])
     exact = width_of(s, names[-1:], most)
     if len(names) > 1 or not walks(inner.body, inner.var) or int(s.extent(names[-1])) < RAGGED:  # type: ignore[arg-type]

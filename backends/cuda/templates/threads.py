@@ -1,6 +1,4 @@
-"""The schedule that every kernel has: one thread for each output element, or for each row where the elements of a row
-depend on another.
-"""
+"""The schedule that every kernel has: a thread per output element, or per row of dependent elements."""
 
 from __future__ import annotations
 

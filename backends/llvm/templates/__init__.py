@@ -13,9 +13,7 @@ from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
 
 def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
-    """`strict`: the order of a sum is the same whether its length is known or not, so that programs for all sizes give
-    the same bits, and whatever is chosen.
-    """
+    """`strict`: the order of a sum depends neither on knowing its length nor on the choice: same bits."""
     made = [
         _template("contraction", contraction, target),
         _template("winograd", winograd, target),
@@ -41,6 +39,3 @@ def _template(name: str, module: ModuleType, target: CpuTarget, last: Knobs = ()
         return [(*knobs, *last) for knobs in module.space(problem, target)]
 
     return Template(name, candidates, apply, more, module.ORDER)
-
-
-__all__ = ["templates"]

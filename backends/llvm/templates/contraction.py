@@ -1,5 +1,4 @@
-"""Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors, the reduction inside, the
-epilogue in the store.
+"""Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors.
 
     for p in parallel(panels/nv * outer):          contiguous shares; a panel's weights stay in the L2 cache while
                                                    pixels pass,
@@ -11,8 +10,7 @@ epilogue in the store.
             y = epilogue(acc)
 
 The tile must hide the FMA latency (4 cycles, 2 a cycle: >= 8 accumulators) and load less than it computes: mr + nv
-loads for mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled tiles, never a mask: measured equal to a
-halo in memory or faster.
+loads for mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled tiles, never a mask: as fast as a halo.
 """
 
 from __future__ import annotations
@@ -50,8 +48,7 @@ PREFETCHED = (
 FEW_ROWS = 256  # of all tiles of a panel: with more of them a panel's first reading is a small part of its time
 # of the time that rows take to come from memory, asked for ahead as they are: what the multiply-adds do not hide
 STREAMED = 0.18
-# of a convolution's time for each accumulator past half of the registers, which neighbouring taps and tiles are short
-# of then
+# of a convolution's time for each accumulator past half of the registers, which others then lack
 CROWDED = 0.005
 
 
@@ -77,8 +74,7 @@ ORDER: tuple[str, ...] = ()  # every sum is added up in one order, whatever the 
 @dataclass(frozen=True)
 class Nest:
     """Which loop of the naive nest plays which part. `panel` is "" while the vector loop is still to be split from
-    `lane`; `columns` are those of the outer loops that the panels depend on: heads that a product is stored apart by,
-    matrices of a batch.
+    `lane`; `columns` are those of the outer loops that the panels depend on: heads, matrices of a batch.
     """
 
     outer: tuple[str, ...]
@@ -256,18 +252,14 @@ def _border_tiles(nest: Nest, mr: int) -> int:
 
 
 def _versions(nest: Nest, pixels: int | None, mr: int) -> bool:
-    """Are the taps that fall on padding told apart at run time? Where rows have any size, many tiles see padding, or
-    not only those at the ends.
-    """
+    """True if padding taps are found at run time: for any row size, many padded tiles, or inner ones."""
     return nest.padding > 0 and (
         pixels is None or _border_tiles(nest, mr) > PEELED or not _peels_borders(pixels, nest, mr)
     )
 
 
 def _peels_borders(pixels: int | None, nest: Nest, mr: int) -> bool:
-    """Are the tiles that see padding behind a row those that are peeled? Where the last tile overlaps the one before
-    it, that may see some too.
-    """
+    """True if the tiles that see padding behind a row are peeled; an overlapping last tile adds one."""
     if pixels is None:
         return True
     whole = (pixels - 1) // mr  # tiles ahead of the last one
@@ -328,14 +320,8 @@ def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | Non
 def tiles(
     pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest, inplace: bool, most: tuple[int, ...] = NARROW
 ) -> list[tuple[int, int]]:
-    """(mr, nv) ordered by estimated cycles: FMAs computed (tails included) over FMA rate, or loads over load rate,
-    whichever is worse.
-
-    Numbers that are known at run time only are taken to be around 30 rows and 10 panels: large tiles waste more at the
-    end.
-    """
-    # beside the accumulators live the panels' vectors, one of each, and a broadcast: one too many is spilled at every
-    # step
+    """Return (mr, nv) by estimated cycles, max(FMAs, loads) over rates. Unknown sizes: 30 rows, 10 panels."""
+    # beside accumulators live the panels' vectors and a broadcast: one too many is spilled at every step
     n = target.registers
     scored: list[tuple[float, int, int]] = []
     for nv in most:
@@ -361,8 +347,7 @@ def tiles(
 
 
 def step_cycles(mr: int, nv: int, target: CpuTarget, near: bool = True) -> float:
-    """Cycles of one step of a register tile: its multiply-adds, its loads, the latency of a chain, or reading the
-    panels.
+    """Cycles of a register tile's step: the largest of FMAs, loads, chain latency, and panel reads.
 
     The pixels of a depthwise convolution are vectors: as many loads. `near`: does the L2 cache hold the panels?
     """
@@ -416,8 +401,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def _smaller_tiles(s: Schedule, pixel: str, mr: int, inplace: bool) -> list[str]:
-    """Tile the pixels that fill no tile by smaller ones, so that few rows are not computed as many. The suffixes of all
-    nests.
+    """Tile leftover pixels by smaller tiles, so that few rows cost little. Returns all nests' suffixes.
 
     Half a tile, and what is left then: up to two by one tile of their number, more by a tile that repeats the last
         pixel.
@@ -446,9 +430,7 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
 def _finish(
     s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int
 ) -> str:
-    """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads: the loop that
-    is shared.
-    """
+    """Unroll, prefetch, widen, peel for padding, and share outer loops among threads; return the shared loop."""
     if nest.shuffled:
         s.apply(annotate, "unroll", *(n for n in (nest.reduction[0] + tag, f"{nest.reduction[0]}{tag}_b") if s.has(n)))
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2", "_1_b")] + ["ku" + tag, f"ku{tag}_b"]
@@ -477,9 +459,7 @@ def _finish(
 
 
 def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> list[str]:
-    """The order of the reduction loops: channel blocks, taps, channels of a block (unrolled ku times). Of a sum in
-    stretches of kc elements the loop over these is the outermost.
-    """
+    """Order the reduction loops: stretches of kc elements, channel blocks, taps, channels (unrolled ku times)."""
     first, *taps = (n + tag for n in nest.reduction)
     steps, unroll, block, stretch = "ko" + tag, "ku" + tag, "rb" + tag, "ks" + tag
     if kc and ((nest.panel and not nest.block) or kc % (nest.block or ku)):
@@ -503,11 +483,7 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> lis
 def _prefetch_next_panel(
     s: Schedule, problem: Problem, knobs: Mapping[str, int | str], outer: list[str], nest: Nest, tag: str
 ) -> None:
-    """Cache lines of the next panels at each step of `ko`, spread over the tiles of this panel, so that they wait in
-    L2.
-
-    All lines or none: half of them are in the way of the CPU's own prefetching, which is enough for few rows.
-    """
+    """Prefetch all lines of the next panels into L2 at each step of `ko`, spread over this panel's tiles."""
     weights = problem.anchor.inputs[1] if problem.anchor is not None else None
     k = problem.lowered.params.index(weights) if weights in problem.lowered.params else -1
     if k < 0 or weights is None or weights.type.row_major:
@@ -548,9 +524,7 @@ def _prefetch_next_panel(
 
 
 def _prefetch_next_pixels(s: Schedule, problem: Problem, mr: int) -> None:
-    """The cache lines of the next tile's pixels, at each block of channels: in each of these they lie elsewhere, which
-    no CPU's own prefetching follows.
-    """
+    """Prefetch the next tile's pixels at each block of channels, whose distant lines no CPU follows."""
     image = problem.anchor.inputs[0] if problem.anchor is not None else None
     k = problem.lowered.params.index(image) if image in problem.lowered.params else -1
     if k < 0:
@@ -582,9 +556,7 @@ def _position(s: Schedule, names: list[str]) -> tuple[Expr, Expr | int]:
 
 
 def _parallel(s: Schedule, outer: list[str], po: str, tag: str, shared: bool) -> str:
-    """Fuse the outer loops, the tiles too where they are not peeled, into one parallel loop, and name it. Not `shared`:
-    one thread does all.
-    """
+    """Fuse outer loops, with tiles unless peeled, into one named parallel loop. Not `shared`: one thread."""
     names = [*outer, po] if po not in outer and s.has(po) and len(s.loop(outer[-1]).body) == 1 else list(outer)
     while len(names) > 1:
         b, a = names.pop(), names.pop()

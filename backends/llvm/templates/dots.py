@@ -1,13 +1,11 @@
-"""Schedule of convolutions with fewer outputs than half a vector: the lanes go over the inputs, whose products are
-added up at the end.
+"""Convolutions with under half a vector of outputs: lanes go over inputs, then add up.
 
     for w in parallel(images * rows * tiles):
         part[mr, nv, V] = 0
         for blocks of channels, taps: part[im, jn, :] += x[im, :] * w[jn, :]
         y = epilogue(hsum(part[im, jn, :]))
 
-Filters lie as images do, in blocks of input channels. It computes nothing in vain where the inputs are whole blocks,
-and as many loads as products.
+Filters lie as images do, in blocks of input channels. Whole blocks waste nothing; loads equal products.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 In the inner loop an element of the rows' operand is broadcast to all lanes: converted there, it costs as much as
 several multiply-adds. Converted ahead, a vector at a time, into a tile that stays in the L1 cache, it costs 1/16 of
-that; the panels' operand is converted as it is loaded (2 instructions a vector, for as many multiply-adds as the tile
-has rows).
+that; the panels' operand is converted as it is loaded (2 instructions for as many multiply-adds as rows).
 """
 
 from __future__ import annotations
@@ -42,9 +41,7 @@ def widen_rows(s: Schedule, taps: Sequence[str], tag: str, rows: int, lanes: int
 
 
 def _stretch(s: Schedule, tag: str, rows: int) -> None:
-    """Split a long `ko` so that the tile of a stretch stays in L1: the largest divisor that fits, if it is not too
-    short to pay.
-    """
+    """Split a long `ko` so that a stretch's tile stays in L1: by the largest divisor, if not too short."""
     steps, unroll = s.extent("ko" + tag), s.extent("ku" + tag)
     if not isinstance(steps, int) or not isinstance(unroll, int) or steps * unroll * rows <= TILE:
         return

@@ -49,9 +49,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Vectors and how many at a time, in lockstep too; without transposition; by one thread, or by all, in larger or
-    smaller pieces.
-    """
+    """Vectors, some at a time, in lockstep too; untransposed; one thread or all, in larger or smaller pieces."""
     out: list[Knobs] = []
     for first in candidates(problem, target):
         lanes = lanes_for(problem, target)
@@ -118,9 +116,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def nest(s: Schedule, names: list[str], tag: str, lanes: int, unroll: int, lockstep: int, turn: bool) -> None:
-    """Schedule a perfect nest, all of whose loops are given; those that it makes have names that end with the tag.
-    `turn`: tiles may be transposed.
-    """
+    """Schedule a perfect nest by its loops; new loops' names end with the tag. `turn`: tiles may be transposed."""
     names = fuse_rows(s, names, tag)
     mark = s.mark()
     if turn and transposed(s, split_digits(s, names, lanes), tag, lanes):
@@ -235,9 +231,7 @@ def fuse_rows(s: Schedule, names: list[str], tag: str = "") -> list[str]:
 
 
 def split_digits(s: Schedule, names: list[str], lanes: int, few: tuple[int, ...] = ()) -> list[str]:
-    """Split loops into the digits that their variable is divided into; the innermost only where that leaves whole
-    vectors, or `few` rows.
-    """
+    """Split loops into the digits of their variable; the innermost only for whole vectors or `few` rows."""
     out: list[str] = []
     for name in names:
         loop = s.loop(name)
@@ -257,9 +251,7 @@ def split_digits(s: Schedule, names: list[str], lanes: int, few: tuple[int, ...]
 
 
 def joined(s: Schedule, names: list[str], tag: str, lanes: int) -> list[str]:
-    """An innermost loop that would leave most lanes idle becomes one with that around it, where it stores in order; its
-    loads then gather.
-    """
+    """Join a short innermost loop with its outer one, where stores stay in order; its loads then gather."""
     if len(names) < 2 or not linear(s.loop(names[-1]).body, [s.loop(m).var for m in names[-2:]]):
         return names
     n, m, made = s.extent(names[-1]), s.extent(names[-2]), f"j{tag}"

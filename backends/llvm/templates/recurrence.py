@@ -1,5 +1,4 @@
-"""A recurrence as one kernel: a thread runs all steps of some rows of the batch, whose states and sums stay in its own
-memory.
+"""A recurrence as one kernel: a thread runs all steps of some batch rows, states in private memory.
 
     for group of rows:                                                 shared among threads
         states = initial states
@@ -9,8 +8,7 @@ memory.
             states, outputs = element-wise work on vectors of units
 
 A loop of kernels meets at a barrier after each of them, several times a step. So this pays where a thread alone makes
-its products of a step in less time than all threads need to meet: `takes`. The result does not depend on how rows are
-grouped.
+its products of a step in less time than all threads need to meet: `takes`. Results do not depend on the grouping.
 """
 
 from __future__ import annotations

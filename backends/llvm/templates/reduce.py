@@ -1,9 +1,7 @@
-"""Recipe for reductions: rows (softmax, layer norm, sums over the last axis) and windows (pooling, sums over outer
-axes).
+"""Recipe for reductions: rows (softmax, layer norm, last-axis sums) and windows (pooling, outer sums).
 
 A reduction whose loop walks memory in order becomes vector accumulators over that loop. Otherwise the vectors go over
-the innermost output loop that walks memory in order (channels of a blocked image): each lane reduces for itself. What
-fits neither stays scalar.
+the innermost output loop that walks memory in order (channels of a blocked image): a lane each. Others are scalar.
 """
 
 from __future__ import annotations
@@ -51,11 +49,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Sums under way at once, vectors, pixels of a tile, rows together, how long a row is computed without loops, and
-    by how many threads.
-
-    None for contractions that have a schedule of their own: this one reads what it multiplies from memory each time.
-    """
+    """Sums in flight, vectors, pixels, rows together, straight-line length, threads. None: contractions' recipes."""
     if problem.kind == "contraction" and (
         contraction.candidates(problem, target) or winograd.candidates(problem, target)
     ):
@@ -102,9 +96,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def _sums_once(s: Schedule, problem: Problem) -> None:
-    """Sums that do not depend on an output loop, as those of a softmax over channels, ahead of that loop, which becomes
-    the innermost.
-    """
+    """Sums invariant in an output loop (softmax over channels), ahead of that loop, which becomes innermost."""
     names = [n for n in problem.lowered.out_loops if s.has(n)]
     body = s.loop(names[-1]).body if names else ()
     if len(body) < 3 or not isinstance(body[-1], Store):
@@ -167,8 +159,7 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bo
 
 def _side_by_side(problem: Problem, lanes: int, threads: int) -> int:
     """How many vectors of outputs whose sums go across memory (batch norm over a batch of rows) are best made together:
-    each step of the sums then reads some cache lines in a row and not one, as long as there is work left for all
-    threads.
+    each step of the sums then reads some cache lines in a row and not one, if work is left for all threads.
     """
     s = Schedule(problem.kernel)
     every = list(walk_stmts(s.body))
@@ -225,9 +216,7 @@ def _fills(s: Schedule, name: str, lanes: int) -> bool:
 
 
 def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bool, straight: int) -> None:
-    """Vectors over rows in memory, those of up to `straight` vectors without a loop. `short`: over those shorter than a
-    vector too, as a row of unknown length is summed.
-    """
+    """Vectors over rows in memory, up to `straight` of them without a loop; `short`: also under a vector."""
     for names in problem.lowered.reductions:
         names_left = [n for n in names if s.has(n)]
         k = 0
@@ -273,9 +262,7 @@ def _waits(b: Block) -> bool:
 
 
 def _rows_together(s: Schedule, problem: Problem, wanted: int) -> None:
-    """Several rows at a time, as many as `wanted` where they divide all, step by step: while the maximum or sum of one
-    is combined, which is a chain of some 30 cycles, the others go on.
-    """
+    """Reduce several rows in lockstep, `wanted` if they divide all, to overlap chains of some 30 cycles."""
     names = _outer(s, problem)
     k = 0
     while len(names) > 1 and try_fuse(s, names[-2], names[-1], f"i_{k}"):
@@ -292,11 +279,8 @@ def _rows_together(s: Schedule, problem: Problem, wanted: int) -> None:
     except ScheduleError:
         s.restore(mark)
         return
-    s.apply(
-        annotate,
-        "unroll",
-        *(x.var.name for x in loops(s.loop("i_r").body) if x.var.name == "rm" or x.var.name.startswith("rm_")),
-    )
+    inner = (x.var.name for x in loops(s.loop("i_r").body) if x.var.name == "rm" or x.var.name.startswith("rm_"))
+    s.apply(annotate, "unroll", *inner)
 
 
 def _from_memory(problem: Problem) -> bool:
@@ -320,8 +304,7 @@ def _is_plain(x: Load | Ref) -> bool:
 
 
 def _ask_for_next_row(s: Schedule, problem: Problem) -> None:
-    """Prefetch the next row in the last pass over this one: passes over a row in a near cache would leave the memory
-    idle.
+    """Prefetch the next row in this row's last pass: passes in a near cache would leave memory idle.
 
     `for i: {for k: .. x[i, k:+16] ..; for j: .. x[i, j:+16] ..}`  ->  `..; for j: {prefetch(x[i + 1, j]); ..}}`
     """
@@ -357,9 +340,7 @@ def _vector_read(over: For, buf: Buffer) -> tuple[For, Load] | None:
 
 
 def _each_vector(s: Schedule, name: str, lanes: int, straight: int) -> None:
-    """Vectors over a loop along a row: a short row without any loop, so that its vectors stay in registers from one
-    pass to the next.
-    """
+    """Vectors over a row's loop: a short row has no loop, so that its vectors stay in registers between passes."""
     n = s.extent(name)
     if not isinstance(n, int) or not lanes < n <= straight * lanes:
         vectorized(s, name, lanes, 4)

@@ -1,9 +1,7 @@
-"""Recipe for sums over all elements up to each one (cumsum, cumprod): one step for each element, in the order of the
-elements.
+"""Recipe for prefix sums (cumsum, cumprod): one step for each element, in order.
 
 Where columns lie side by side in memory, vectors go over them. Where sums run along memory, several rows take their
-steps in turns, so that no addition waits for the one before it: a core stores one element a cycle, which two threads'
-memory does not exceed by much.
+steps in turns, so that no addition waits for the one before it: a core stores one element a cycle, near memory's rate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Recipe for scatters: shares of the result that walk all updates in their order, vectors along the columns.
 
 A share is a range of a batch, of columns, or of the rows that data names; the same bits whatever their number. Where
-columns are cut, no update is looked at in vain, but rows are written in pieces: that is for few rows, and where each
-element of an update names its own place.
+columns are cut, no update is looked at in vain, but rows are written in pieces: for few rows, or updates by element.
 """
 
 from __future__ import annotations
@@ -121,9 +120,7 @@ def _power(n: int) -> int:
 
 
 def _parts(s: Scattered, axis: int, target: CpuTarget) -> int:
-    """Shares along an axis: its places where a share's updates lie together, else one for each thread, since each walks
-    all.
-    """
+    """Share an axis: by places where a share's updates are contiguous, else one per thread, which walks all."""
     n = value(s.out.shape[axis])
     if n is None:
         raise ScheduleError("the size of the axis that is cut is known at run time only")
@@ -147,6 +144,3 @@ def _vectors(sched: Schedule, s: Scattered, lanes: int) -> None:
                 sched.apply(annotate, "unroll", name + "o")
         except ScheduleError:
             sched.restore(mark)
-
-
-__all__ = ["ORDER", "apply", "candidates", "space"]

@@ -1,5 +1,4 @@
-"""Recipe for groups whose elements depend on those before them in the row: rows in parallel, a row's elements one after
-the other.
+"""Recipe for rows whose elements depend on earlier ones: rows in parallel, elements in order.
 
 What an element reduces over the ones before it becomes vector accumulators where it walks memory in order.
 """
@@ -55,9 +54,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def unswitch(b: Block) -> Block:
-    """`for r: if c: s`  ->  `if c: for r: s` where c neither depends on r nor reads what s writes: a row that is done
-    costs nothing more.
-    """
+    """`for r: if c: s` -> `if c: for r: s` where c depends neither on r nor on s: finished rows cost nothing."""
     out: list[Stmt] = []
     for s in b:
         if isinstance(s, For):

@@ -1,5 +1,4 @@
-"""Schedule of pooling windows over a blocked image: a register tile of pixels, each a vector of channels; what taps
-share is loaded once.
+"""Pooling over a blocked image: a register tile of pixels, each a channel vector; taps load once.
 
 for po in range(pixels/mr):                    first and last tile peeled where padding guards their taps
     acc[mr, V] = start
@@ -23,9 +22,7 @@ MOST_TAPS = 9  # of a row of a window, unrolled
 
 
 def tile_windows(s: Schedule, problem: Problem, lanes: int, pixels: int = 0) -> bool:
-    """Schedule the nest in this way, if it is one window per pixel of a row of known length; `pixels` of a tile, 0: as
-    many as suit the row.
-    """
+    """Schedule a nest of one window per pixel of a known row; `pixels` of a tile, 0: as many as suit the row."""
     outer = [v for v in problem.form.outer if s.has(v.name)]
     names = [v.name for v in outer]
     if len(problem.form.reductions) != 1 or len(names) < 2 or outer[-1] not in problem.form.panels or problem.inplace:

@@ -1,5 +1,4 @@
-"""Builder for 3 x 3 convolutions whose weights are stored for Winograd's F(m x m, 3 x 3): from a naive nest to tiles,
-products, tiles.
+"""Builder for Winograd F(m x m, 3 x 3) convolutions: from a naive nest to tiles, products, tiles.
 
     for w in parallel(images * strips * shares):       a strip of `tg` tiles, a share of the output channels
         for each block of channels, tile of the strip:  v[:, :, c, tile] = B^T x B              (m+2)^2 points
@@ -10,8 +9,7 @@ products, tiles.
 
 A point's products are one matrix product [tiles x C] x [C x panel], (m+2)^2 of them in place of the 9 m^2
 multiplications of a tile. `v` and `prod` are a thread's own memory and stay in its L2 cache: tg and mo are chosen for
-that. The images have no halo: tiles at the border read with masks, and tiles that reach past the end of the result
-store what exists of them.
+that. The images have no halo: border tiles read with masks, and tiles past the end store what exists of them.
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ Knob = Mapping[str, "int | str"]
 
 @dataclass(frozen=True)
 class Winograd:
-    """A convolution as this builder sees it: its operands, sizes in tiles and panels, and the store of one vector of
-    results.
+    """A convolution for this builder: operands, sizes in tiles and panels, the store of a result vector.
 
     `store` is in terms of the variables `place` (image, panel, row, column) and `total`, the sum.
     """
@@ -130,9 +127,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Strips, shares and register tiles by estimate; the best with other blocks of panels, unrolling and
-    prefetching.
-    """
+    """Return strips, shares and register tiles by estimate; the best with other blocks, unrolling, prefetching."""
     w = winograd_of(problem)
     if w is None:
         return []
@@ -147,9 +142,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def _ranked(w: Winograd, target: CpuTarget, shares: Sequence[int], wide: Sequence[int], best: int) -> list[Knobs]:
-    """Every division into strips and shares that fits, each with its `best` register tiles of up to so many panels, by
-    estimated time.
-    """
+    """Return strips and shares that fit, with `best` register tiles of up to so many panels, by estimated time."""
     images = value(w.store.buf.shape[0]) or 1
     scored: list[tuple[float, int, int, int, int]] = []
     for share in (s for s in shares if w.panels % s == 0):
@@ -293,9 +286,7 @@ def _multiply(b: Builder, w: Winograd, v: Buffer, products: Buffer, panel: Expr,
 
 
 def _results(b: Builder, w: Winograd, products: Buffer, image: Expr, first: Expr, skip: Expr, panel: Expr) -> None:
-    """Transform the products back, finish and store them, but for the first `skip` tiles: a result may be added to what
-    lies at its place.
-    """
+    """Transform products back, finish and store, but for the first `skip` tiles, which others have stored."""
     with b.loop("o", products.shape[2]) as o, b.loop("t", products.shape[3], lo=skip) as t:
         row, column = _corner(b, w, first + t)
         part = b.alloc("part", f32, w.tile, w.n, w.lanes)

@@ -1,4 +1,4 @@
-"""ONNX models in, graphs out: `read(model)`. Every operator becomes ops of the IR, with known shapes."""
+"""ONNX models in, graphs out: `read(model)`. Operators become ops of the graph IR with worked-out shapes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ MAX_READINGS = 200  # each reading adds a fact about a symbol
 class Imported:
     """A graph with the names that its inputs and outputs have in the model, which need not be identifiers.
 
-    `results` are the forms of the model's outputs: which of the graph's outputs, in order, are parts of a sequence or
-    map.
+    `results` are the forms of the model's outputs: which graph outputs, in order, are parts of a sequence or map.
     """
 
     graph: Graph

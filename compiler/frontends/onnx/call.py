@@ -1,9 +1,7 @@
-"""What a converter sees: one ONNX node with typed access to its inputs and attributes, and a builder for what it
-becomes.
+"""What a converter sees: an ONNX node with typed access to inputs and attributes, and a graph builder.
 
-An ONNX value is an `Item` while a model is read: a value of the graph, a constant that is not in the graph yet, or the
-*contents* of a small integer tensor as dims (shape arithmetic, which never enters the graph), or a sequence of items.
-Converters ask for the form they need.
+An ONNX value is an `Item` while a model is read: a value of the graph, a constant that is not in the graph yet, the
+*contents* of a small integer tensor (shape arithmetic), or a sequence of items. Converters ask for the form they need.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ KNOWN_LIMIT = 64  # elements of an integer tensor whose contents are kept as dim
 
 @dataclass(frozen=True)
 class Condition:
-    """The condition of an If that decides which branch a model is read with. `graph` computes it from the inputs of the
-    model `inputs`.
-    """
+    """The condition of an If that selects how a model is read; `graph` computes it from the model's `inputs`."""
 
     name: str
     graph: Graph
@@ -39,11 +35,9 @@ class Condition:
 
 
 class NeedsValues(UnsupportedError):
-    """A shape or another attribute depends on what only a call knows: the data of the graph inputs `inputs`, or the
-    symbolic dims `dims`.
+    """A shape or attribute depends on a call: on data of the graph `inputs`, or on the symbolic `dims`.
 
-    `read(model, values={input: array}, dims={dim: size})` reads the model for these. Where a `condition` is named, its
-    value suffices.
+    `read(model, values={input: array}, dims={dim: size})` reads the model for these. A named `condition` suffices.
     """
 
     def __init__(
@@ -53,7 +47,7 @@ class NeedsValues(UnsupportedError):
         self.inputs, self.dims, self.condition = inputs, dims, condition
 
 
-def reworded(e: DnncError, message: str) -> DnncError:
+def reword(e: DnncError, message: str) -> DnncError:
     """The same error with another message."""
     copy = NeedsValues(message, e.inputs, e.dims, e.condition) if isinstance(e, NeedsValues) else type(e)(message)
     copy.located = getattr(e, "located", False)  # type: ignore[attr-defined]
@@ -70,12 +64,10 @@ def number(d: Dim, what: str) -> int:
 
 @dataclass(eq=False)
 class Item:
-    """An ONNX value. Exactly one of `value`, `array`, `contents`, `items` was given; `value` is filled in when the
-    graph needs it.
+    """An ONNX value, given as one of `value`, `array`, `contents`, `items`; `value` is filled in on demand.
 
-    `contents` is an object array of ints and expressions. `origins` are the graph inputs on whose data it depends. With
-    `keys` it is a map, whose values are the elements of `value` [len(keys)], or a sequence of maps, one for each row of
-    `value` [n, len(keys)].
+    `contents` is an object array of ints and expressions. `origins`: inputs whose data it needs. With `keys` it is a
+    map of elements of `value` [len(keys)], or a sequence of maps, one for each row of `value` [n, len(keys)].
     """
 
     type: TensorType
@@ -126,9 +118,7 @@ def contents_of(item: Item) -> Array | None:
 
 
 def materialize(item: Item, b: Builder) -> Value:
-    """The item as a value of the builder's graph (or, in the body of a loop, of a graph around it). Constants are made
-    where they are read.
-    """
+    """Return the item as a value of the builder's graph or an outer one. Constants are made where they are read."""
     if (
         item.value is not None
         and (item.array is None or item.value in b.graph.constants)
@@ -184,8 +174,7 @@ def attribute_value(a: onnx.AttributeProto, folder: Any = None) -> Any:
 
 
 class Call:
-    """One node to convert. `x(i)`, `dims(i)`, `array(i)` are its inputs; `integer`, `numbers`, `flag`, ... its
-    attributes; `b` builds.
+    """A node to convert. `x(i)`, `dims(i)`, `array(i)`: inputs; `integer`, `numbers`, ...: attributes; `b` builds.
 
     All raise a DnncError that the importer completes with the node's name, operator and opset.
     """

@@ -1,8 +1,7 @@
 """Symbolic dims of a model: their names, and what its operators imply of them.
 
 Where a node only fits if two dims are equal (`[A, 4] + [B, 4]`) or one is bounded (a table of 512 rows sliced to S,
-added to S rows), that is a fact of the model: it is noted, and the model is read again with symbols that carry it. A
-caller who breaks it gets an InputError.
+added to S rows), it is noted, and the model is read again with symbols that carry it. Breaking it is an InputError.
 """
 
 from __future__ import annotations

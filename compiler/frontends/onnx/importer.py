@@ -1,9 +1,8 @@
-"""Walks an ONNX graph and builds ours: names to items, opsets to meanings, functions inlined, shape arithmetic and
-constants folded.
+"""Walks an ONNX graph and builds ours: names, opsets, inlined functions, shape arithmetic, constants.
 
-For each node, in this order: evaluate it over dims (known.py), evaluate it if all inputs are small constants, inline it
-if it is a function of the model, convert it by the tables, inline the function body its schema carries. Errors name the
-node, its operator and opset.
+For each node, in this order: evaluate it over dims (shape_inference.py), evaluate it if all inputs are small constants,
+inline it if it is a function of the model, convert it by the tables, inline its schema's function. Errors name the
+node.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dnnc.frontends.onnx.call import (
     number,
     of_array,
     of_value,
-    reworded,
+    reword,
     scratch,
 )
 from dnnc.frontends.onnx.dim_constraints import Facts, Refined, must_match, of_factors
@@ -96,7 +95,7 @@ class _Noting(Builder):
 
 @dataclass(frozen=True)
 class Scope:
-    """Where names are looked up: items by ONNX name, opsets, and the attributes of a function's call."""
+    """Lookup of names: items by ONNX name, opsets, and for a function body the attributes of its call."""
 
     items: dict[str, Entry]
     opsets: Mapping[str, int]
@@ -385,9 +384,7 @@ class Importer:
         loc: Loc | None,
         outputs: Sequence[str],
     ) -> list[Entry]:
-        """The nodes of a function in place of its call, whose outputs are `outputs`; `loc` is the call's where the
-        model defines the function.
-        """
+        """Inline a function: its nodes with outputs `outputs`; `loc` is the call's where the model defines it."""
         key = f"{f.domain}:{f.name}"
         if key in scope.calls and loc is not None:
             raise ModelError(f"function {key} calls itself: {' -> '.join((*scope.calls, key))}")
@@ -426,6 +423,6 @@ def _located(e: DnncError, loc: Loc, domain: str) -> DnncError:
         return e
     shown = f"{loc}" if not domain else f"{loc} of {domain}"
     message = f"node {shown}: {text}"
-    copy = reworded(e, message)
+    copy = reword(e, message)
     copy.located = True  # type: ignore[attr-defined]
     return copy

@@ -1,6 +1,4 @@
-"""Weights of an ONNX model that are to be parameters: initializers become inputs before the import, which cannot ask
-what they hold.
-"""
+"""Weights that are parameters: initializers become inputs before the import, which cannot read them."""
 
 from __future__ import annotations
 
@@ -19,12 +17,7 @@ Bound = dict[str, Any]
 
 
 def bound_weights(model: Model, parameters: Mapping[str, Any] | Sequence[str] | bool) -> tuple[Model, Bound]:
-    """A model in which initializers of these names (True: all floats that are no single numbers) are inputs, and what
-    they hold.
-
-    Raises:
-        InputError: there is no such initializer.
-    """
+    """Make initializers of these names (True: all floats) inputs, and return their values. InputError: no such."""
     arrays = initial_arrays(model.graph, model.folder)
     wanted: Mapping[str, Any]
     if isinstance(parameters, bool):

@@ -1,4 +1,4 @@
-"""A path, bytes or a ModelProto to a checked `Model` that the importer relies on, operators aside."""
+"""A path, bytes or ModelProto to a checked `Model` that the importer may rely on. No operators here."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ LATEST = {"": 28, "ai.onnx.ml": 5}
 
 @dataclass(frozen=True)
 class Model:
-    """A parsed model: its graph, the opset of each domain, its functions by (domain, name, overload), and where
-    external data lies.
-    """
+    """A parsed model: graph, opset of each domain, functions by (domain, name, overload), external data."""
 
     graph: onnx.GraphProto
     opsets: dict[str, int]
@@ -124,7 +122,7 @@ def _checked(m: onnx.ModelProto, folder: Path | None, what: str) -> Model:
 
 
 def inlined(nodes: Iterable[onnx.NodeProto], functions: Mapping[tuple[str, str, str], onnx.FunctionProto]) -> int:
-    """How many nodes there are with functions expanded, subgraphs included; a recursive call counts as one."""
+    """Count the nodes with functions inlined, subgraphs included; a recursive call counts as one."""
     known: dict[tuple[str, str, str], int] = {}
 
     def count(some: Iterable[onnx.NodeProto], depth: int) -> int:

@@ -16,11 +16,7 @@ NOT_A_REGION = (DnncError,)
 
 
 def region(c: Call, name: str, params: Sequence[TensorType], build: Build) -> tuple[Graph, list[Value]]:
-    """A graph that `build(*values)` fills through the call's own builder, and the values that it captures, which are
-    its last inputs.
-
-    Where building fails, nothing is left behind.
-    """
+    """Return a graph filled by `build(*values)`, and its captures, its last inputs. A failure leaves nothing behind."""
     importer, _ = c.env
     outer, inner = c.b.graph, Graph(name)
     importer.graph = c.b.graph = inner
@@ -33,11 +29,6 @@ def region(c: Call, name: str, params: Sequence[TensorType], build: Build) -> tu
         raise
     finally:
         importer.graph = c.b.graph = outer
-
-
-def belongs(v: Value, g: Graph) -> bool:
-    """Is a value made by a graph, one of its inputs, or one of its constants?"""
-    return v.node.graph is g if v.node is not None else v in g.constants or any(v is x for x in g.inputs)
 
 
 def _capture(inner: Graph, outer: Graph) -> list[Value]:
@@ -90,7 +81,7 @@ def loop_node(
     length: Dim,
     backward: Sequence[bool] = (),
 ) -> list[Value]:
-    """A `loop` of known length, whose body `build(number, *carried, *rows)` gives new carried values, rows."""
+    """Build a `loop` of known length; `build(number, *carried, *rows)` gives new carried values and rows to stack."""
     rows = [TensorType(x.type.dtype, x.type.shape[1:]) for x in scanned]
     params = [TensorType(i64, ()), *(v.type for v in carried), *rows]
     body, captured = region(c, "body", params, build)

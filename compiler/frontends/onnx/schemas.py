@@ -1,4 +1,4 @@
-"""What ONNX's schemas tell: an operator's attributes, number of inputs, and defining function body."""
+"""What ONNX's schemas tell: an operator's attributes, number of inputs, and the function that defines it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def has_body(schema: Any) -> bool:
 
 
 def element_types(schema: Any) -> tuple[str, ...]:
-    """The names of the element types of an operator's first input, or of its first output where there is none; those
-    that dnnc has.
-    """
+    """Return the element types that dnnc has of an operator's first input, or of its first output without one."""
     numbers = {_element(t) for p in (schema.inputs or schema.outputs)[:1] for t in p.types}
     return tuple(d.name for d in ALL if ONNX_NUMBERS.get(d.name) in numbers)
 
@@ -70,9 +68,7 @@ def _attributes(schema_key: tuple[str, str, int]) -> tuple[frozenset[str], froze
 
 
 def check(schema: Any, attrs: Mapping[str, Any], count: int, present: Sequence[bool]) -> None:
-    """ModelError where a node has attributes that its operator does not know, lacks one it needs, or has too few or too
-    many inputs.
-    """
+    """Raise ModelError for unknown or missing attributes of a node, or too few or too many inputs."""
     known, required = _attributes((schema.domain, schema.name, schema.since_version))
     for a in attrs:
         if a not in known and not a.startswith("__"):  # ONNX reserves such names for engines

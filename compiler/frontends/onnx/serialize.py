@@ -1,5 +1,4 @@
-"""An ONNX model as a saved model keeps it: the protobuf without its large tensors, and their bytes, which lie where
-other weights lie.
+"""An ONNX model in a saved one: protobuf without large tensors, whose bytes lie among other weights.
 
 Data in external files comes along, so that what was saved needs no other file; and since no message holds the weights,
 a model may be larger than the 2 GB that a protobuf can be.
@@ -25,11 +24,7 @@ _Body = Union[onnx.GraphProto, onnx.FunctionProto]
 
 
 def take_apart(model: Any) -> Parts:
-    """A model as a protobuf and the bytes (uint8[n]) of its large tensors. Equal models give equal parts.
-
-    Raises:
-        ModelError: as `dnnc.frontends.onnx.reader.load`, or where external data is missing.
-    """
+    """Split a model into protobuf and the bytes (uint8[n]) of large tensors. ModelError: external data is missing."""
     folder = load(model).folder
     m = onnx.ModelProto()
     m.CopyFrom(read_proto(model))
@@ -45,7 +40,7 @@ def take_apart(model: Any) -> Parts:
 
 
 def external_files(model: Any) -> list[str]:
-    """The files beside a model that hold tensors, by their names in the model. ModelError if unreadable."""
+    """Return a model's external data files by their names in the model. ModelError where one cannot be read."""
     places = (e.value for t in _tensors(read_proto(model)) for e in t.external_data if e.key == "location")
     return list(dict.fromkeys(places))
 

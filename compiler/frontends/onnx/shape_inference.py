@@ -1,9 +1,7 @@
-"""Shape arithmetic: operators over small integer tensors whose elements are symbolic dims, evaluated while the model is
-read.
+"""Shape arithmetic: operators on small integer tensors of symbolic dims, evaluated while reading.
 
 A rule gets a call whose inputs all have known contents and returns the item with the result's contents, or None where
-it cannot tell; the operator is then converted like any other. Contents are object arrays of ints and expressions, so
-movement is NumPy's own.
+it cannot tell; the operator is then converted like any other. Contents are object arrays, so movement is NumPy's.
 """
 
 from __future__ import annotations
@@ -146,7 +144,7 @@ def _nonnegative(v: Any) -> bool:
 
 
 def _divided(a: Any, b: Any, exact: bool) -> Any:
-    """Truncating division, the floor's if not negative; `exact` (of floats) only if nothing remains."""
+    """Divide and truncate, as floor does for non-negatives; `exact` (floats): only where nothing remains."""
     if isinstance(a, int) and isinstance(b, int) and b != 0 and not exact:
         q = abs(a) // abs(b)
         return q if (a < 0) == (b < 0) else -q
@@ -159,7 +157,7 @@ def _divided(a: Any, b: Any, exact: bool) -> Any:
 
 
 def _remainder(a: Any, b: Any, truncated: bool) -> Any:
-    """The remainder of floor division, or, `truncated`, of truncating: they differ where a is negative."""
+    """Return the remainder of the floor division, or of the `truncated` one: they differ for negative a."""
     positive = bounds(b)[0]
     if positive is None or positive < 1 or (truncated and not _nonnegative(a)):
         raise _Unknown

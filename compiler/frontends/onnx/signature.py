@@ -14,11 +14,9 @@ from dnnc.ir.graph import identifier
 
 @dataclass(frozen=True)
 class Declared:
-    """The names and kinds of all inputs that are no initializers and of all outputs, and what is known of the sizes of
-    inputs.
+    """Return names and kinds of non-initializer inputs and outputs, and facts on input sizes.
 
-    `dims` are the names of symbolic sizes of inputs. `shapes` are the inputs' shapes where all are tensors of fixed
-    sizes, else None.
+    `dims` are the names of symbolic sizes of inputs. `shapes`: the inputs' shapes if all are fixed tensors, else None.
     """
 
     inputs: tuple[tuple[str, Kind], ...]
@@ -60,7 +58,7 @@ def _has_type(t: Any) -> bool:
 
 
 def kind_of(t: Any, what: str, within: bool = False) -> Kind:
-    """The kind that a type means. UnsupportedError: `what` has an unknown type; `within` a sequence's item."""
+    """Return the kind of a type. UnsupportedError names `what`; `within`: the item of a sequence."""
     form = t.WhichOneof("value")
     if form == "tensor_type":
         known = t.tensor_type.HasField("shape") and not within
@@ -81,7 +79,7 @@ def kind_of(t: Any, what: str, within: bool = False) -> Kind:
 
 
 def symbol_of(d: Any, name: str, axis: int) -> str:
-    """The name of a symbolic size; "" for a number. A text such as `?`, `-1` or "" is a fresh symbol."""
+    """Return the name of a symbolic size; "" for a number. Each `?`, `-1` or empty text is a fresh symbol."""
     kind = d.WhichOneof("value")
     if kind == "dim_value" and d.dim_value >= 0:
         return ""

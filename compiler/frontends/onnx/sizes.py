@@ -1,9 +1,7 @@
-"""Sizes that a model computes from data: each becomes a fresh dim, which a `measure` on the host reads between native
-calls.
+"""Data-dependent sizes: each becomes a fresh dim, which a host `measure` reads between native calls.
 
 What is built here is compiled once for all sizes. Where the tensor of sizes comes from small integer inputs alone, a
-model is rather read for their contents (`Call.dims` asks for them): such inputs hold shapes, which hardly change, and
-numbers make better code than symbols.
+model is rather read for their contents (`Call.dims` asks for them): they hold shapes, which hardly change.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ from dnnc.ir.types import Dim
 
 
 def computed(c: Call, i: int, always: bool = False) -> bool:
-    """Are the elements of input i, an integer vector of known length, computed from data? `always`: even from small
-    integer inputs.
-    """
+    """True if input i, an integer vector of known length, is computed; `always`: even from small integer inputs."""
     it = c.item(i)
     if (
         it.constant
@@ -66,9 +62,6 @@ def measured(c: Call, count: Value, high: Dim | None = None) -> Dim:
 def number_of(c: Call, d: Dim) -> Any:
     """A dim as an i64 scalar."""
     return c.const(d, i64) if isinstance(d, int) else c.b.full(shape=(), value=d, dtype=i64)
-
-
-# --- operators --------------------------------------------------------------------------------------------------------
 
 
 def computed_range(c: Call) -> Any:

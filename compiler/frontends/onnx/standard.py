@@ -18,7 +18,7 @@ def standard(
     attrs: Mapping[str, Any] | None = None,
     opset: int = OPSET,
 ) -> Call:
-    """The call as one of operator `op` of the default domain, with other inputs or attributes if given."""
+    """Return the call as operator `op` of the default domain, with other inputs or attributes if passed."""
     given = c.items if items is None else [of_value(i) if isinstance(i, Value) else i for i in items]
     return Call(c.b, op, "", opset, given, dict(c.attrs if attrs is None else attrs), c.outputs, c.env)
 

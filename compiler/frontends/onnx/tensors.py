@@ -1,7 +1,6 @@
 """TensorProto to NumPy array, every dtype and both ways of storage, and the only place that opens files a model names.
 
-A model is untrusted input: sizes are checked before memory is taken, and external data must be a regular file below the
-model's folder.
+A model is untrusted input: sizes are checked before allocation; external data are files in the model's folder.
 """
 
 from __future__ import annotations

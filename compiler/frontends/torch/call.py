@@ -1,6 +1,4 @@
-"""What a converter sees: one call of an ATen operator, its arguments by the names of its schema, and a builder for what
-it becomes.
-"""
+"""What a converter sees: a call of an ATen operator, its arguments by schema names, and a graph builder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ATen operators are read, as tables: `python -m dnnc.frontends.torch.coverage` prints them."""
+"""Tables of the ATen operators for docs/pytorch.md: `python -m dnnc.frontends.torch.coverage` prints them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Dims:
         return tuple(self.of(s) for s in sizes)
 
     def value(self, v: Any) -> float | bool:
-        """A number computed from sizes with floats, or a condition on them. UnsupportedError for unknown sizes."""
+        """A float computed from sizes, or a condition on them. UnsupportedError unless the sizes are known."""
         e = v.node.expr
         e = e.xreplace({s: sympy.Integer(self.known[str(s)]) for s in e.free_symbols if str(s) in self.known})
         if e.free_symbols:

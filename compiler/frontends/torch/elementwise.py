@@ -1,6 +1,4 @@
-"""Operators that work on each element alone: arithmetic, functions, comparisons, choices. Operands broadcast and are
-promoted as torch does.
-"""
+"""Element-wise operators: arithmetic, functions, comparisons, choices; broadcast and promoted as in torch."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def floor_divide(c: Call) -> Any:
 
 
 def floor_divided(c: Call, x: Value, y: Value) -> Any:
-    """The largest whole number below x / y. What is left over decides, not the quotient, which may be rounded up to a
-    whole number.
-    """
+    """Floor of x / y, decided by the remainder: the quotient may have been rounded up to a whole number."""
     b, dtype = c.b, x.type.dtype
     q = b.div(b.sub(x, b.mod(x, y)), y)
     if not dtype.is_float:

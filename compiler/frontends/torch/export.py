@@ -49,32 +49,9 @@ class Program:
     results: tuple[Any, ...]
 
 
-def from_module(
-    module: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
-    known: Mapping[str, int] | None = None,
-) -> Program:
-    """The graph of a module.
-
-    Args:
-        module: a `torch.nn.Module`, or what `torch.export.export` has made of one.
-        args, kwargs: example inputs of a module; tensors, or trees of them. Their sizes are fixed unless
-            `dynamic_shapes` says otherwise.
-        dynamic_shapes: as `torch.export.export` takes it.
-        known: symbolic sizes that are numbers here.
-
-    Raises:
-        UnsupportedError: an operator without a form in graphs; says which, and where in the user's code.
-        ModelError: torch cannot export the module.
-    """
-    return read_program(exported(module, args, kwargs, dynamic_shapes), dynamic_shapes, known)
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's warnings of its code: copies of its TreeSpec, flat weights of its recurrent layers."""
+    """Silence torch's warnings about its own code: copies of TreeSpec, and flat weights of recurrent layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
         warnings.filterwarnings(
@@ -98,11 +75,9 @@ def exported(
 
 
 def examples(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Example arguments of a module, keyword arguments, and which of their sizes are dynamic, from what
-    `dnnc.compile(inputs=)` takes.
+    """Return a module's example arguments, keyword arguments and dynamic sizes from `inputs=` of dnnc.compile.
 
-    Tensors and arrays are examples; a `dnnc.Spec` stands for any tensor of its shape, in which a string names a dynamic
-    size.
+    Tensors and arrays are examples; a `dnnc.Spec` stands for any tensor of its shape, strings name dynamic sizes.
     """
     by_name = isinstance(inputs, Mapping)
     given = dict(inputs) if by_name else tuple(inputs if inputs is not None else ())

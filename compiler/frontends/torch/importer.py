@@ -1,4 +1,4 @@
-"""From the fx graph of a program in ATen operators to the graph IR; types are held against torch's."""
+"""From a torch fx graph of ATen operators to the graph IR. Every result is checked against torch's type."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from dnnc.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Read:
-    """A graph that was read. `inputs`: the placeholder of each of its inputs; `results`: of each result of the program
-    the number of an output, a dim, or a plain value.
-    """
+    """A graph that was read. `inputs`: their placeholders; `results`: output numbers, dims or plain values."""
 
     graph: Graph
     inputs: tuple[str, ...]

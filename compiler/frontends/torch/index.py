@@ -57,7 +57,7 @@ def indices(c: Call) -> list[Value | None]:
 
 
 def index(c: Call) -> Any:
-    """One index is a gather along its axis. Several are broadcast to coordinates, their axes in front."""
+    """One index is a gather along its axis. Several are broadcast to coordinates of axes moved to the front."""
     x, given = c.x(), indices(c)
     at = [k for k, v in enumerate(given) if v is not None]
     if not at:
@@ -86,9 +86,7 @@ def spread(c: Call, v: Value, shape: tuple[Dim, ...]) -> Value:
 
 
 def restored(at: Sequence[int], found: int, rest: int) -> tuple[int, ...]:
-    """Where the `found` axes of the indices go: in place of the axes that they replace where these are neighbours, else
-    to the front.
-    """
+    """Return where the `found` index axes go: in place of neighbouring axes, else to the front."""
     if list(at) != list(range(at[0], at[0] + len(at))):
         return tuple(range(found + rest))
     before = at[0]

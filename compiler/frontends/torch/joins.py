@@ -68,9 +68,6 @@ def copy(c: Call) -> Any:
     return c.b.expand(y, shape=shape) if y.type.shape != shape else c.b.identity(y)
 
 
-# --- padding ----------------------------------------------------------------------------------------------------------
-
-
 def padding(c: Call, pads: Sequence[Dim], rank: int) -> tuple[Dim, ...]:
     """torch gives pairs from the last axis on; all begins, then all ends."""
     begins: list[Dim] = [0] * rank

@@ -20,7 +20,7 @@ Converter = Callable[[Call], Any]
 
 
 def times(c: Call, x: Value, w: Value) -> Value:
-    """x @ w. If x is rows that a reshape has put into one axis, the reshape goes behind the product."""
+    """x @ w. Where a reshape flattened the rows of x, multiply before it and reshape the product instead."""
     node = x.node
     before = node.inputs[0] if node is not None and node.op.name == "reshape" else None
     if before is None or x.type.rank != 2 or before.type.rank < 3 or before.type.shape[-1] != x.type.shape[-1]:
@@ -30,7 +30,7 @@ def times(c: Call, x: Value, w: Value) -> Value:
 
 
 def on_rows(c: Call, y: Value, f: Callable[[Value], Value]) -> Value:
-    """An element-wise function of the last axis, in front of the reshape that `times` put behind a product."""
+    """Apply a function with an operand for the last axis ahead of the reshape that `times` put after a product."""
     node = y.node
     inner = node.inputs[0] if node is not None and node.op.name == "reshape" else None
     if inner is None or inner.node is None or inner.node.op.name != "matmul":
@@ -95,7 +95,7 @@ def trilinear(c: Call) -> Any:
 
 
 def attention(c: Call) -> Any:
-    """softmax(scale * q k^T + mask) v, spelled out: a pass joins it where the target has a kernel for it."""
+    """softmax(scale * q k^T + mask) v, spelled out; a pass fuses it again where the target has a kernel."""
     if c.get("dropout_p", 0.0):
         raise UnsupportedError("attention with dropout: call the model in eval mode")
     q, k, v = c.x("query"), c.x("key"), c.x("value")

@@ -17,7 +17,6 @@ from dnnc.ir.graph import Value
 from dnnc.ir.types import Dim
 
 Converter = Callable[[Call], Any]
-LAST = (1 << 63) - 1  # torch's end of a slice without one
 
 # --- views ------------------------------------------------------------------------------------------------------------
 
@@ -119,7 +118,7 @@ def part(c: Call, x: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> 
 
 
 def placed(c: Call, at: Any, n: Dim, least: int = 0) -> Dim:
-    """An index that may count from the end, from the front. Symbolic ones do: torch has asserted that."""
+    """Count an index that may be negative from the front. Symbolic ones do: torch has asserted that."""
     if isinstance(at, Expr):
         return at
     if at < 0:

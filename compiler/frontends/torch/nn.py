@@ -18,8 +18,6 @@ from dnnc.ir.types import Dim, product
 
 Converter = Callable[[Call], Any]
 
-# --- convolution ------------------------------------------------------------------------------------------------------
-
 
 def convolution(c: Call) -> Any:
     x, w, bias = c.x("input"), c.x("weight"), c.opt("bias")
@@ -230,9 +228,7 @@ def group_norm(c: Call) -> Any:
 
 
 def batch_norm(c: Call) -> Any:
-    """By the running statistics, unless the batch's own are asked for. Results: y, mean and 1 / deviation of the batch,
-    running statistics.
-    """
+    """Normalise by running or batch statistics. Results: y, batch mean, 1 / deviation, running statistics."""
     x = c.x("input")
     channels = (x.type.shape[1],)
     mean, var = c.opt("running_mean"), c.opt("running_var")

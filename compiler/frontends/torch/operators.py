@@ -1,6 +1,4 @@
-"""Every ATen operator that is read, by the name of its schema; those that need no code; and what to do about some that
-are refused.
-"""
+"""Every ATen operator that is read, by schema name; those without code; hints for some that are refused."""
 
 from __future__ import annotations
 
@@ -64,15 +62,11 @@ REFUSED = {
 # Operators with a form of their own here that torch would take apart into many smaller ones.
 WHOLE = frozenset(
     "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu lstm gru rnn_tanh rnn_relu linear gelu "
-    "silu mish hardswish hardsigmoid "
-    "softplus elu leaky_relu hardtanh relu6 log_sigmoid_forward _prelu_kernel native_layer_norm layer_norm rms_norm "
-    "_fused_rms_norm group_norm "
-    "native_group_norm addmm baddbmm addmv upsample_nearest1d upsample_nearest2d upsample_nearest3d "
-    "_upsample_nearest_exact1d "
-    "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
-    "upsample_bicubic2d "
+    "silu mish hardswish hardsigmoid softplus elu leaky_relu hardtanh relu6 log_sigmoid_forward _prelu_kernel "
+    "native_layer_norm layer_norm rms_norm _fused_rms_norm group_norm native_group_norm addmm baddbmm addmv "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d "
     "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d linalg_vector_norm avg_pool1d "
-    "pixel_shuffle tril triu floor_divide "
-    "masked_fill eye index_add unbind stack roll unfold logsumexp std var var_mean split split_with_sizes "
-    "std_mean".split()
+    "pixel_shuffle tril triu floor_divide masked_fill eye index_add unbind stack roll unfold logsumexp std var "
+    "var_mean split split_with_sizes std_mean".split()
 ) & set(TABLE)

@@ -90,7 +90,7 @@ def truth(op: str) -> Converter:
 
 
 def spread(c: Call) -> Value:
-    """The variance: squared distances from the mean, divided by their number less the correction (default 1)."""
+    """Variance: squared distances from the mean over their number less the correction (1 by default)."""
     b, axes, keep = c.b, c.axes(), c.flag("keepdim")
     correction = c.get("correction", 1) if "correction" in c.args else int(c.get("unbiased", True))
     x = c.cast(c.x(), wide(c.x().type.dtype))

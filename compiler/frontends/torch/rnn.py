@@ -19,7 +19,7 @@ Step = Callable[[Builder, Value, list[Value], Value, Value | None], list[Value]]
 
 
 def layers(step: Step, states: int) -> Converter:
-    """Operands as torch's `lstm.input`, `gru.input`, `rnn_tanh.input`; results: all h, then the last states."""
+    """Operands as in torch's `lstm.input`, `gru.input`, `rnn_tanh.input`; results: all h, the last states."""
 
     def convert(c: Call) -> Any:
         x, initial = c.x("input"), c.args["hx"]
@@ -109,7 +109,7 @@ def rnn_step(activation: str) -> Step:
 
 
 def one_direction(c: Call) -> Any:
-    """mkldnn_rnn_layer: torch makes it of an LSTM's directions on a CPU; the last result is scratch memory."""
+    """mkldnn_rnn_layer, torch's form of each LSTM direction on a CPU; the last result is its scratch memory."""
     if c.integer("mode") != 2 or c.ints("batch_sizes"):
         raise UnsupportedError("mkldnn_rnn_layer of another kind than LSTM, or over packed sequences")
     x, biased = c.x("input"), c.flag("has_biases")

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 
 def may_fail(g: Graph) -> bool:
-    """Can a graph go wrong, or on without an end, on what it is not meant for? Ops that others define see to their
-    indices themselves.
-    """
+    """True if a graph can fail or loop forever on unintended values. Custom ops check their own indices."""
     return any(any(True for _ in n.subgraphs()) or (n.op.compute is not None and _checks(n)) for n in g.nodes())
 
 

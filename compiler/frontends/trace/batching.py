@@ -1,5 +1,4 @@
-"""A computation on one row as one on a stack of rows: of what a trace has made, and of the bodies of its loops and
-branches.
+"""Batching: a computation on one row becomes one on a stack of rows, in traces and in loop bodies.
 
 In: lazy values that a function made of placeholders. Out: the same of stacks. What depends on no stack stays as it is;
 what does is a stack, each result of an op whenever one of the op's operands is.

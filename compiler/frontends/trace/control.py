@@ -93,7 +93,7 @@ def truth(x: Any, what: str) -> Array:
 
 
 def values(op: str, inputs: Sequence[Lazy | None], **attrs: Any) -> list[Lazy]:
-    """The results of an op with bodies; during a trace they belong to the trace, whatever the operands are."""
+    """Return the results of an op with bodies; in a trace they belong to it, whatever the operands are."""
     full = complete(OPS[op], attrs)
     call = Call(OPS[op], tuple(inputs), full, tuple(infer(OPS[op], inputs, full)))  # type: ignore[arg-type]  # a rule reads the types alone
     if call.traced or tracing():
@@ -114,8 +114,7 @@ def in_python(*packs: Pack) -> bool:
 
 
 def cond(condition: Any, then: Callable[..., Any], other: Callable[..., Any], *operands: Any) -> Any:
-    """`then(*operands)` if the condition holds, else `other(*operands)`; in a traced function the program runs the one
-    of them.
+    """Return `then(*operands)` if the condition holds, else `other(*operands)`; traced, the program chooses.
 
     Args:
         condition: one truth value.

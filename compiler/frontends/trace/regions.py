@@ -14,16 +14,14 @@ SMALL = 64  # elements up to which a body has its own copy of a constant
 
 
 def is_outside(x: Lazy, before: int) -> bool:
-    """Does a body's value come from around it: made before call number `before`, or a large constant?"""
+    """True if a body's operand comes from outside: traced before call number `before`, or a large constant."""
     if x.call is None:
         return x.data is None or x.data.size > SMALL
     return x.call.number <= before if x.traced else x.call.heavy
 
 
 class Region:
-    """A graph under construction. `before`: the number of the last call around a body; None for a whole function, which
-    captures nothing.
-    """
+    """A graph under construction. `before`: number of the last call before a body; None for a function."""
 
     def __init__(self, name: str, inputs: Sequence[Lazy], names: Sequence[str], before: int | None = None) -> None:
         self.graph, self.before = Graph(name), before
@@ -62,15 +60,8 @@ class Region:
         call = x.call
         todo = [i for i in call.inputs if i is not None and key_of(i) not in self.known]
         if not todo:
-            node = self.graph.append(
-                Node(
-                    call.op,
-                    [None if i is None else self.known[key_of(i)] for i in call.inputs],
-                    call.attrs,
-                    call.types,
-                    call.locs,
-                )
-            )
+            inputs = [None if i is None else self.known[key_of(i)] for i in call.inputs]
+            node = self.graph.append(Node(call.op, inputs, call.attrs, call.types, call.locs))
             for k, v in enumerate(node.outputs):
                 self.known[id(call), k] = v
         return todo

@@ -30,8 +30,7 @@ _TRACING: ContextVar[bool] = ContextVar("dnnc_tracing", default=False)
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced function: its graph, which takes the leaves of the arguments, and the results around those that it
-    gives.
+    """A traced function: its graph over the leaves of the arguments, and the structure around its results.
 
     A complex array is one input or output of real numbers with a last axis of size 2.
     """

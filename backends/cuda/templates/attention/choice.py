@@ -1,6 +1,4 @@
-"""Which tiles of attention fit a device, and what they cost: constants were fitted to some 2,500 kernels of 76 problems
-on an H200.
-"""
+"""Tiles of attention that fit a device, and their cost, fitted to 2,500 kernels of 76 problems on an H200."""
 
 from __future__ import annotations
 
@@ -91,9 +89,7 @@ def shared_bytes(a: Attention, s: Shape, half: bool) -> int:
 
 
 def cost(a: Attention, target: GpuTarget, s: Shape, half: bool) -> float:
-    """Estimated cycles: rounds of blocks, each of which waits for its first tiles, goes through its steps and joins
-    what is divided.
-    """
+    """Estimate cycles: rounds of blocks that wait for first tiles, step, and join what is divided."""
     batch, m, n, d, e = a.sizes
     blocks, size = batch * -(-m // s.rows) * s.parts, 2 if half else 4
     by_registers = target.registers // (max(registers(a, s, half), 64) * s.threads)
@@ -124,9 +120,7 @@ def cost(a: Attention, target: GpuTarget, s: Shape, half: bool) -> float:
 
 
 def _tensor_work(a: Attention, s: Shape) -> float:
-    """Cycles of a quarter of an SM for a warp's step: 8 for a product of fragments; reading fragments and all else goes
-    on beside them in part.
-    """
+    """Cycles of a quarter SM for a warp's step: 8 per fragment product; reading and the rest overlap in part."""
     depth, cols = _widths(a, True)
     wm = s.rows // s.warps
     products = wm / 16 * s.keys / 8 * (depth + cols) / 16

@@ -35,9 +35,7 @@ CHUNK = 8  # columns that a lane stores
 
 @dataclass(frozen=True)
 class Shape:
-    """A block's tile: `rows` over `warps`, `keys` of a step; `slices` groups of such warps, each with tiles of keys of
-    its own, and `parts` blocks of a cluster likewise.
-    """
+    """A tile: `rows` over `warps`, `keys` of a step; `slices` of warps and `parts` of a cluster divide keys."""
 
     rows: int
     warps: int
@@ -58,8 +56,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Grid:
-    """How a warp's scores lie in the registers of its lanes: `stats` rows a lane, `turns` pieces of `lanes`
-    neighbouring keys in each.
+    """A warp's scores in lane registers: `stats` rows a lane, `turns` pieces of `lanes` adjacent keys each.
 
     at(row, turn) -> index of a piece; row(k) -> the warp's row; key(turn) -> the tile's key; `masks`: lanes that share
     a row differ in these bits. Of the mean it is `wide` neighbouring columns in `pieces` pieces, col(piece) -> the
@@ -191,9 +188,7 @@ class Flash(ABC):
         return (step * self.s.parts + self.part) * self.s.slices + self.slice
 
     def movers(self, step: Expr) -> tuple[tuple[Mover, Expr], tuple[Mover, Expr]]:
-        """Of the tiles of K and V of a step, and which tile of the sum they bring: keys are the side of K and the sum
-        of V.
-        """
+        """Tile K and V for a step and return their tiles of the sum: keys are the side of K and the sum of V."""
         number = self.number(step)
         t = self.warp * 32 + self.lane
         k = Mover(self.tiles[1], self.shared[1], self.batch, number * self.s.keys, t, self.regs[0])
@@ -211,15 +206,11 @@ class Flash(ABC):
 
     @property
     def factor(self) -> float | None:
-        """The one constant, positive, by which products become scores, if that is all; then `top` and scores in
-        registers are products.
-        """
+        """Fold the one positive constant that makes products scores, if any; `top` and scores then are products."""
         return None
 
     def softmax(self, b: Builder, scores: Buffer, first: Expr, mixed: Buffer) -> None:
-        """Scores become weights relative to the largest score so far; what was summed before is brought to the same
-        scale.
-        """
+        """Turn scores into weights relative to the running maximum, and rescale what was summed before."""
         g = self.grid()
         if self.factor is None:
             self.transform(b, scores, first)
@@ -320,9 +311,7 @@ class Flash(ABC):
                 store_row(b, self.a.mean, env, row, g.col(j), mixed, g.place(r, j), g.wide)
 
     def combine(self, b: Builder) -> None:
-        """The shares of a row, each relative to its own largest score, to a row of the result: by all threads that
-        there are, a chunk at a time.
-        """
+        """Join shares of rows, each relative to its own maximum, into results: by all threads, chunk by chunk."""
         s, a = self.s, self.a
         chunks, threads = -(-self.cols // CHUNK), s.threads * s.parts
         piece, total, best = b.alloc("piece", f32, CHUNK), b.alloc("total", f32, 1), b.alloc("best", f32, 1)
@@ -349,16 +338,8 @@ class Flash(ABC):
                         theirs = self.theirs(part, self.out, at_w, r, q * CHUNK + h * 4)
                         b.store(piece, (h * 4,), fma(theirs, by, piece.at(h * 4, lanes=4)), 4)
                 inverse = b.let("inverse", inverse_of(best[0], total[0]))
-                store_row(
-                    b,
-                    a.mean,
-                    {**self.batch, load(a.inverse, (0,)): inverse},
-                    self.origin + row,
-                    q * CHUNK,
-                    piece,
-                    (const(0),),
-                    CHUNK,
-                )
+                batch = {**self.batch, load(a.inverse, (0,)): inverse}
+                store_row(b, a.mean, batch, self.origin + row, q * CHUNK, piece, (const(0),), CHUNK)
 
     @contextmanager
     def share(self, b: Builder) -> Iterator[tuple[Expr, Expr]]:

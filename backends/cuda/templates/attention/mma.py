@@ -90,12 +90,8 @@ class Mma(Flash):
             with b.loop("j", n // 16, "unroll") as j:
                 b.store(fk, (0,), fragment(self.tiles[1], self.shared[1], slot, j * 16, k * 16, 1, self.lane), 8)
                 with b.loop("i", self.high, "unroll") as i, b.loop("h", 2, "unroll") as h:
-                    b.store(
-                        scores,
-                        (i, j * 2 + h, 0),
-                        mma(scores, (i, j * 2 + h), fq.at(i, 0, lanes=8), fk.at(h * 4, lanes=4)),
-                        4,
-                    )
+                    total = mma(scores, (i, j * 2 + h), fq.at(i, 0, lanes=8), fk.at(h * 4, lanes=4))
+                    b.store(scores, (i, j * 2 + h, 0), total, 4)
 
     def mix(self, b: Builder, slot: Expr, scores: Buffer, mixed: Buffer) -> None:
         weights, fv = b.alloc("weights", self.dtype, self.high, 8), b.alloc("fv", self.dtype, 8)
@@ -105,12 +101,8 @@ class Mma(Flash):
             with b.loop("j", self.cols // 16, "unroll") as j:
                 b.store(fv, (0,), fragment(self.tiles[2], self.shared[2], slot, j * 16, k * 16, 1, self.lane), 8)
                 with b.loop("i", self.high, "unroll") as i, b.loop("h", 2, "unroll") as h:
-                    b.store(
-                        mixed,
-                        (i, j * 2 + h, 0),
-                        mma(mixed, (i, j * 2 + h), weights.at(i, 0, lanes=8), fv.at(h * 4, lanes=4)),
-                        4,
-                    )
+                    total = mma(mixed, (i, j * 2 + h), weights.at(i, 0, lanes=8), fv.at(h * 4, lanes=4))
+                    b.store(mixed, (i, j * 2 + h, 0), total, 4)
 
     def weight(self, x: Expr, top: Expr) -> Expr:
         """e^(x - top) of scores, or of products that are yet to be scaled: one rounding and one power."""

@@ -7,8 +7,7 @@
         for cols: y[..] = epilogue(sum over keys of exp(score - top) * V[b, n, e], total)
 
 `score` is what stands between the sum of products and the softmax: a scale, a mask. Output loops on which only Q
-depends are rows, those of V alone columns, all others batch loops. So transposes of any operand or of the result are
-nothing but other index expressions.
+depends are rows, those of V alone columns, all others batch loops. So transposes are only other index expressions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Schedules of attention: one kernel from queries to the finished mean, whose scores never leave the registers of a
-warp.
+"""Schedules of attention: one kernel, in which scores never leave the registers of a warp.
 
 Knobs are the block's tile: `rows` of queries over `warps`, `keys` of a step, `stages` of tiles in shared memory; and
-`slices` of the block and `parts` of a cluster that divide the keys: few rows (decoding) or few heads need those to keep
-enough loads in flight.
+`slices` of the block and `parts` of a cluster that divide the keys: few rows or heads need those for loads in flight.
 """
 
 from __future__ import annotations

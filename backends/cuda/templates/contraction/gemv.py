@@ -100,9 +100,7 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def every_division(c: Contraction, target: GpuTarget) -> list[Knobs]:
-    """All ways to share the work among threads that registers and shared memory allow, those of blocks of 64 to 512
-    threads first.
-    """
+    """Return work shares that fit registers and shared memory, blocks of 64 to 512 threads first."""
     long, short = sides(c)
     along, lanes = _lanes(c)
     n, found = short.axis.size, []
@@ -206,17 +204,14 @@ class Gemv:
 
     @property
     def stored_as(self) -> Expr:
-        """An element of the long operand in registers, from where it is converted when it is used: before that nobody
-        waits for it.
-        """
+        """A long operand's element in registers, converted at its use: nothing waits for it before."""
         e = self.long.value
         return (
             e.args[0] if isinstance(e, Op) and e.name == f"cast_{self.c.dtype}" and isinstance(e.args[0], Load) else e
         )
 
     def begin(self, b: Builder, t: Expr, read: Callable[[Expr], None], place: tuple[Expr, Expr, Expr]) -> None:
-        """Thread t reads its first vectors of the long operand, ahead of the kernel before where they are constant;
-        then the prologue.
+        """Thread t reads the long operand's first vectors, before dependencies if constant; then the prologue.
 
         `place`: whether the thread has an element to finish in the first round, and where on the long and the short
             side that is.

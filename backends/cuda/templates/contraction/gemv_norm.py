@@ -7,8 +7,7 @@
         y[row, col] = epilogue(acc)                              the product of `row` and w, as `gemv` has it
 
 A row has a few thousand elements, which the second-level cache gives to all blocks while their weights are on their way
-from memory. A kernel of its own for the norm would take longer to start than that. `takes` says for which nodes that
-holds; fusion asks it.
+from memory. A kernel of its own for the norm would take longer to start than that. `takes` says for which nodes.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ ROWS = 4  # more make the product longer than its weights take to come, and tens
 ELEMENTS = 8192  # of all rows: 32 KiB of shared memory
 WEIGHTS = (
     1 << 24
-    # for which nearly all blocks run at once; of more, those that come later compute the norm while little else is
-    # under way
+    # for which nearly all blocks run at once; later ones compute the norm while little else runs
 )
 SHORT = 1024  # elements of a row, for less than which the norm takes no less time
 THREADS = (256, 512)
@@ -44,9 +42,7 @@ ORDER = gemv.ORDER
 
 
 def takes(norm: Node, product: Node) -> bool:
-    """Is a product whose first operand a norm makes, perhaps through element-wise nodes, computed with the norm in one
-    kernel?
-    """
+    """True if a product and the norm behind its first operand (also element-wise) share one kernel."""
     x, out = product.inputs[0], product.output.type
     if (
         product.op.contraction is not ContractionForm.PRODUCT
@@ -185,9 +181,6 @@ def _relocated(norm: Norm, kernel: Kernel) -> Norm:
     return replace(norm, statistics=tuple((acc, go(e)) for acc, e in norm.statistics), value=go(norm.value))
 
 
-# --- the prologue -----------------------------------------------------------------------------------------------------
-
-
 class Rows:
     """All threads of a block compute the rows: a thread has vectors of `lanes` elements, `threads` vectors apart."""
 
@@ -238,12 +231,8 @@ class Rows:
         ):
             with b.loop("j", self.lanes, "unroll") as j:
                 b.store(out, (j,), self.at(self.norm.value, i, turn, j, totals))
-            b.store(
-                self.norm.row,
-                (i * self.length + self.vector(t, turn) * self.lanes,),
-                out.at(0, lanes=self.lanes),
-                self.lanes,
-            )
+            place = (i * self.length + self.vector(t, turn) * self.lanes,)
+            b.store(self.norm.row, place, out.at(0, lanes=self.lanes), self.lanes)
         b.do("barrier")
 
     def vector(self, t: Expr, turn: Expr) -> Expr:

@@ -73,9 +73,7 @@ class Shape:
 
     @property
     def rate(self) -> float:
-        """Share of the tensor cores' rate that a warp's tile can reach: what it reads of shared memory for what it
-        computes.
-        """
+        """Return the share of tensor core rate that a warp tile can reach: its products per shared memory read."""
         wm, wn = self.bm // self.down, self.bn // self.across
         return min(1.0, wm * wn / (wm + wn) / 32)
 
@@ -89,8 +87,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-# every division of a block's tile among warps that have 16 to 64 rows and columns each, fewer than 4 warps only where
-# the tile is small
+# divisions of a block's tile among warps of 16 to 64 rows and columns, under 4 warps only for small tiles
 TILES = tuple(
     (bm, bn, bm // wm, bn // wn)
     for bm, bn, wm, wn in itertools.product(
@@ -161,9 +158,7 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 def varied_shapes(
     c: Contraction, target: GpuTarget, shapes: Sequence[Shape], depths: Sequence[tuple[int, int]]
 ) -> list[Knobs]:
-    """All tiles, and all ways to divide their sum, by estimated time; the best of them with steps and rings of other
-    sizes.
-    """
+    """Return all tiles and sum divisions by estimated time; the best also with other steps and rings."""
     gathers = gathering(c)
     fits = [s for s in divided(c, target, shapes) if _fits(c, target, s)]
     best = sorted(fits, key=lambda s: cost(c, target, s, gathers))
@@ -185,9 +180,7 @@ def divided(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[
 
 
 def gathering(c: Contraction) -> tuple[float, float]:
-    """For both operands the cycles of an SM for an element of a tile that is no part of a vector: the instructions of
-    its place and its guards; 0 where vectors are copied as they are.
-    """
+    """Cycles of an SM for each unvectorised element of a tile, by operand: index and guards; 0 for vectors."""
     return _gather(c, c.a), _gather(c, c.b)
 
 
@@ -224,8 +217,7 @@ def _fits(c: Contraction, target: GpuTarget, s: Shape) -> bool:
 
 def cost(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float, float]) -> float:
     """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products of halves a
-    cycle for mma.sync (half of Hopper's rate); with fewer than 8 warps they wait for fragments. `gathers`: see
-    `gathering`.
+    cycle for mma.sync (half of Hopper's); with fewer than 8 warps they wait for fragments. `gathers`: see `gathering`.
     """
     warps, depth = s.warps * s.slices, s.bk * s.slices
     most = busiest(target, _tiles(c, s), s.split)

@@ -1,5 +1,4 @@
-"""Convolutions of few channels a group: a block keeps the patch of the image that its pixels read, and its filters, in
-shared memory.
+"""Convolutions of few channels a group: a block keeps its image patch and filters in shared memory.
 
     for block in block.x(images * tiles of pixels * slabs of channels):
         filters, then the patch, are copied to shared memory               all of the sum at once: no ring, one barrier
@@ -45,9 +44,7 @@ SURE = (
 
 
 def candidates(problem: Problem, target: GpuTarget, rounded: bool = False) -> list[Knobs]:
-    """The best shapes, where they promise to be faster than what other templates make of the problem; `rounded`: `tf32`
-    is one of them.
-    """
+    """Return the shapes that should beat other templates' kernels; `rounded`: `tf32` is one of those."""
     image = image_of(problem, target)
     if image is None:
         return []
@@ -91,9 +88,7 @@ def product_cost(problem: Problem, target: GpuTarget, rounded: bool) -> float:
 
 
 def ranked_shapes(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
-    """The shapes that fit, by estimated cycles: tiles and slabs by the best of some divisions among warps, then all
-    divisions of the first ones.
-    """
+    """Return fitting shapes by estimated cycles: tiles and slabs by some warp splits, then all of the best."""
     pairs = [(tile, slab) for tile in _tiles(image.sizes) for slab in _slabs(image.units, image.outs, image.wide)]
     first = (
         (
@@ -111,9 +106,7 @@ def ranked_shapes(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
 
 
 def divisions(image: Image, tile: tuple[int, ...], slab: tuple[int, int], some: bool = False) -> Iterator[Shape]:
-    """The shapes of a tile of pixels and a slab of groups and columns: how warps divide them. `some`: a few, one of
-    which is near the best.
-    """
+    """Return warp divisions of a tile of pixels and a slab of groups and columns. `some`: a few good ones."""
     group, bn = slab
     units, depth = _up(math.prod(tile), image.unit) // image.unit, min(image.steps, 4)
     widths = list(dict.fromkeys(min(n, _up(bn, image.lanes_across)) for n in image.widths))
@@ -169,8 +162,7 @@ def _sectors(nbytes: int) -> int:
 
 def cost(image: Image, s: Shape, target: GpuTarget) -> float:
     """Estimated cycles of the busiest SM: what all its blocks ask of its slowest part, or as long as a block takes
-    alone, as often as blocks follow one another. A block's phases (copies, products, results) wait for one another;
-    those of other blocks fill the gaps.
+    alone, as often as blocks follow one another. A block's phases wait for one another; other blocks fill the gaps.
     """
     size, across, v = image.x.dtype.bytes, s.tn // image.lanes_across, image.chunk
     most = -(-s.blocks // target.sms)

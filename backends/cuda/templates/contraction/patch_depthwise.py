@@ -1,5 +1,4 @@
-"""Depthwise convolutions by patches in shared memory: a thread has a vector of channels of `tm` neighbouring pixels of
-a row.
+"""Depthwise convolutions by shared patches: a thread has a channel vector of `tm` pixels of a row.
 
     filters and patch are copied to shared memory;
         the patch has zeros where the image ends, so that no tap asks whether its pixel exists
@@ -40,14 +39,12 @@ COPY, FINISH, ROW = (
 ISSUED, ALONE = (
     4,
     1.6,
-    # instructions a cycle of an SM; cycles of one of a warp that has the SM's share to itself: its sums do not wait for
-    # each other
+    # instructions a cycle of an SM; cycles of one of a warp that has the SM's share to itself: its sums are independent
 )
 SHARED_RATE = 128  # bytes a cycle
 SECTOR = 32  # bytes that memory gives at the least
 REFINED = 24  # slabs of which bank conflicts are counted
-# instructions for a product of the template `window`, which loads both factors and asks for each whether the pixel
-# exists
+# instructions for a product of the template `window`, which loads both factors and checks each pixel
 WINDOW = 5.6
 
 
@@ -101,9 +98,7 @@ class Slab:
 
     @cached_property
     def _pitch(self) -> tuple[int, int]:
-        """How often a read of a warp visits shared memory, and the elements of a pixel there: with some more behind its
-        channels, fewer lanes meet the same bank.
-        """
+        """Visits of shared memory per warp read, and a pixel's elements: padding keeps lanes off the same bank."""
         return min((self._visits(self.channels + k * self.copied), self.channels + k * self.copied) for k in range(4))
 
     @property
@@ -220,9 +215,7 @@ def window_cost(image: Image, target: GpuTarget) -> float:
 
 
 class DepthwiseKernel:
-    """The kernel of one convolution and one slab. `constants`: buffers that may be read before the kernel ahead has
-    ended.
-    """
+    """Kernel of one convolution and slab. `constants`: buffers readable before the previous kernel ends."""
 
     def __init__(self, image: Image, slab: Slab, constants: frozenset[str]) -> None:
         self.i, self.s, self.early = image, slab, image.w.name in constants

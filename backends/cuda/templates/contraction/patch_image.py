@@ -1,6 +1,4 @@
-"""What the template `patch` computes: a convolution with its image and filters, read off a problem and compared with
-its nest.
-"""
+"""Template `patch`: a convolution with image and filters, read off a problem and checked against its nest."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ class Image:
     strides and so on by axis; `row`: elements of a pixel in memory; `channels` of a group.
 
     Of a depthwise one the channels are columns, and `w` is [taps, row]. An image of a few channels may have them in
-    `planes`, [images, planes, *inside], its filters [outputs, planes, taps]; `channels` is then their number with zeros
-    up to a whole chunk.
+    `planes`, [images, planes, *inside], its filters [outputs, planes, taps]; `channels` then counts zeros too.
     """
 
     c: Contraction
@@ -55,9 +52,7 @@ class Image:
 
     @cached_property
     def fold(self) -> int:
-        """Groups that count as one, whose filters have zeros for each other's channels: as many as fill vectors of 8
-        channels of 16 bits.
-        """
+        """Return groups merged into one by zero filters: as many as fill vectors of 8 channels of 16 bits."""
         n = VECTOR // math.gcd(self.channels, VECTOR)
         return (
             n
@@ -230,9 +225,7 @@ def _row(t: TensorType, padded: bool) -> int | None:
 
 
 def _agrees(image: Image, a: Load, b: Load) -> bool:
-    """Does the nest read what the convolution's attributes say? Compared at some points: the ends of each axis, and
-    others drawn at random.
-    """
+    """True if the nest reads what the conv's attributes say, at the axes' ends and at random points."""
     c, rng = image.c, random.Random(0)
     axes = (c.batch, c.rows, c.cols, c.red)
     points = [

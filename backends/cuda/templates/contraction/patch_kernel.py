@@ -29,9 +29,7 @@ WIDE = 8  # results that a thread finishes at a time
 
 @dataclass(frozen=True)
 class PatchCopy:
-    """How `threads` threads of a block, of which this one is number `t`, bring parts of an image and of filters into
-    shared memory.
-    """
+    """Code of thread `t` of `threads` that brings image and filter parts of a block into shared memory."""
 
     image: Image
     threads: int
@@ -68,9 +66,7 @@ class PatchCopy:
         b.branch(cond, copied, lambda: b.store(to, there, const(0, to.dtype), lanes))
 
     def gather(self, b: Builder, cond: Expr, to: Buffer, there: tuple[Expr, ...], elements: Sequence[Expr]) -> None:
-        """Put elements from several places, and zeros behind them, into a chunk; zeros alone where `cond` does not
-        hold.
-        """
+        """Fill a chunk with elements of several places and zeros behind; only zeros where `cond` fails."""
         own = b.alloc("gathered", to.dtype, self.image.channels)
         b.store(own, (0,), const(0, to.dtype), self.image.channels)
         with b.when(cond):
@@ -132,15 +128,8 @@ class Shape:
     def of(image: Image, knobs: Mapping[str, int | str]) -> Shape:
         k = {name: int(v) for name, v in knobs.items()}
         rank = len(image.sizes)
-        return Shape(
-            image,
-            (k.get("tile", 1), k["rows"], k["pixels"])[3 - rank :],
-            k["group"],
-            k["bn"],
-            k["tm"],
-            k["tn"],
-            k["slices"],
-        )
+        tile = (k.get("tile", 1), k["rows"], k["pixels"])[3 - rank :]
+        return Shape(image, tile, k["group"], k["bn"], k["tm"], k["tn"], k["slices"])
 
     @property
     def knobs(self) -> Knobs:
@@ -218,9 +207,7 @@ class Shape:
 
     @cached_property
     def pitch(self) -> int:
-        """Elements of a pixel in shared memory: an odd number of vectors, so that neighbours begin in different
-        banks.
-        """
+        """Return a pixel's elements in shared memory: an odd number of vectors spreads neighbours over banks."""
         if self.image.planes:
             return self.image.channels
         wide = 16 // self.image.x.dtype.bytes
@@ -265,9 +252,7 @@ class Shape:
 
 
 class PatchKernel:
-    """The kernel of one convolution and one shape. `constants`: buffers that may be read before the kernel ahead has
-    ended.
-    """
+    """Kernel of one convolution and shape. `constants`: buffers readable before the previous kernel ends."""
 
     def __init__(self, image: Image, shape: Shape, constants: frozenset[str]) -> None:
         self.i, self.s, self.c = image, shape, image.c
@@ -312,8 +297,6 @@ class PatchKernel:
         (self.tensor_products if self.i.tensor else self.plain_products)(b, lane)
         b.do("barrier")
         self.finish(b, copy)
-
-    # --- copies -------------------------------------------------------------------------------------------------------
 
     def copy_filters(self, b: Builder, copy: PatchCopy) -> None:
         """Rows of filters, and zeros behind each."""
@@ -386,12 +369,8 @@ class PatchKernel:
                 with b.loop("j", pairs, "unroll") as n:
                     if v == VECTOR:
                         f = self.filter(self.col + n * 16 + lane // 16 * 8 + lane % 8)
-                        b.store(
-                            fb,
-                            (n, 0),
-                            call("ldmatrix_x4", self.filters.ref(f, (first + lane // 8 % 2) * v, lanes=8)),
-                            8,
-                        )
+                        loaded = call("ldmatrix_x4", self.filters.ref(f, (first + lane // 8 % 2) * v, lanes=8))
+                        b.store(fb, (n, 0), loaded, 8)
                     else:
                         for k in range(2):
                             f = self.filter(self.col + n * 16 + k * 8 + r)
@@ -413,21 +392,13 @@ class PatchKernel:
                         for h in range(2):
                             own = b.alloc("own", kind, v)
                             at = self.place(self.row + m * 16 + h * 8 + r) + pixel
-                            b.store(
-                                own,
-                                (0,),
-                                self.patch.at(at if whole else minimum(at, s.patch_pixels), channel, lanes=v),
-                                v,
-                            )
+                            vector = self.patch.at(at if whole else minimum(at, s.patch_pixels), channel, lanes=v)
+                            b.store(own, (0,), vector, v)
                             b.store(fa, (h * 2,), own.at(0, lanes=2), 2)
                             b.store(fa, (h * 2 + 4,), own.at(2, lanes=2), 2)
                     with b.loop("j", across, "unroll") as n:
-                        made = call(
-                            "mma_m16n8k16",
-                            acc.at(m, n, 0, lanes=4),
-                            fa.at(0, lanes=8),
-                            fb.at(n // 2, n % 2 * 4, lanes=4),
-                        )
+                        filters = fb.at(n // 2, n % 2 * 4, lanes=4)
+                        made = call("mma_m16n8k16", acc.at(m, n, 0, lanes=4), fa.at(0, lanes=8), filters)
                         b.store(acc, (m, n, 0), made, 4)
             done += steps
         with b.loop("i", s.tm, "unroll") as m, b.loop("j", across, "unroll") as n, b.loop("h", 2, "unroll") as half:
@@ -443,9 +414,7 @@ class PatchKernel:
         return self.g * self.s.bn + minimum(col, self.s.bn - 1)
 
     def chunk(self, b: Builder, number: Expr, whole: bool) -> tuple[Expr, Expr]:
-        """How far a chunk of the sum lies from a window's first pixel, and its first channel. Chunks that do not exist
-        are of the pixel of zeros.
-        """
+        """Offset of a chunk of the sum from a window's first pixel and channel. Missing chunks are zero pixels."""
         i = self.i
         pixel, channel = self.tap(number if whole else minimum(number, i.chunks - 1))
         if not whole:
@@ -466,12 +435,8 @@ class PatchKernel:
                     pixel, channel = b.let("tap", pixel), b.let("first", self.g * i.wide + channel)
                     own, other = b.alloc("own", i.x.dtype, s.tm, v), b.alloc("other", i.x.dtype, v)
                     with b.loop("i", s.tm, "unroll") as m:
-                        b.store(
-                            own,
-                            (m, 0),
-                            self.patch.at(self.place(self.row + m * 32 + lane) + pixel, channel, lanes=v),
-                            v,
-                        )
+                        vector = self.patch.at(self.place(self.row + m * 32 + lane) + pixel, channel, lanes=v)
+                        b.store(own, (m, 0), vector, v)
                     with b.loop("j", s.tn, "unroll") as n:
                         f = self.g * s.bn + minimum(self.col + n, s.bn - 1)
                         b.store(other, (0,), self.filters.at(f, chunk * v, lanes=v), v)
@@ -484,8 +449,6 @@ class PatchKernel:
             with b.when(at < s.bn // lanes):
                 place = (self.slice, self.row + m * 32 + lane, self.g * s.bn + at * lanes)
                 b.store(self.sums, place, acc.at(m, n * lanes, lanes=lanes), lanes)
-
-    # --- results ------------------------------------------------------------------------------------------------------
 
     def finish(self, b: Builder, copy: PatchCopy) -> None:
         """Neighbouring threads finish neighbouring results of a pixel."""

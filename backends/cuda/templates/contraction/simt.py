@@ -1,5 +1,4 @@
-"""Contractions on the ordinary cores: matrix products and convolutions in f32, f64 and integers, tiled in shared memory
-and registers.
+"""Contractions on ordinary cores: f32, f64 and integers, tiled in shared memory and registers.
 
     for block in block.x(batches * row tiles * column tiles), part in cluster(split):
         for t in thread.x(threads):
@@ -8,9 +7,8 @@ and registers.
                 for k in unroll(bk): acc += a[tm] (outer) b[tn]      from shared memory, 16 bytes at a time
             y = epilogue(acc)
 
-Tiles lie in shared memory as in global memory. A warp covers 4 x 8 thread tiles, so that its reads of shared memory
-take one pass for each operand. Problems with few tiles divide the sum: among `slices` groups of threads of a block, and
-among the `split` blocks of a cluster.
+Tiles lie in shared memory as in global memory. A warp covers 4 x 8 thread tiles, so that shared reads take one pass per
+operand. Few tiles divide the sum: among `slices` groups of threads and `split` blocks of a cluster.
 """
 
 from __future__ import annotations
@@ -54,9 +52,7 @@ class Blocking(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How the sum is divided: steps of bk elements, `stages` of them in shared memory, groups of threads, blocks of a
-    cluster.
-    """
+    """Division of the sum: steps of bk elements, `stages` in shared memory, thread groups, cluster blocks."""
 
     bk: int
     stages: int
@@ -120,9 +116,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Every tile of a block and of its threads, the sum divided in every way, by estimated time; the best with other
-    steps and rings.
-    """
+    """Return all block and thread tiles and sum divisions by estimated time; the best with other steps, rings."""
     c = problem.contraction
     if c is None:
         return []
@@ -252,9 +246,7 @@ class _Simt:
 
     @staticmethod
     def pad(tile: Tile) -> int:
-        """Rows along the sum are an odd number of 16 bytes apart: reads of 8 of them meet 8 different groups of
-        banks.
-        """
+        """Pad rows along the sum to an odd number of 16 bytes: 8 rows then meet 8 groups of banks."""
         return 16 // tile.operand.value.dtype.bytes if tile.rows == "side" else 0
 
     def body(self, b: Builder, t: Expr, sa: Buffer, sb: Buffer, sums: Buffer | None) -> None:
@@ -294,11 +286,7 @@ class _Simt:
         )
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, sa: Buffer, sb: Buffer) -> None:
-        """A step of the sum out of shared memory, `deep` elements of it at a time.
-
-        All of one side's are read first. The other side's rows, if they lie along the sum, pass by one after the other:
-        registers hold few.
-        """
+        """Run `deep` elements of the sum from shared memory: one side's first, then the other's in turn."""
         a = _Fragments(self.ta, sa, self.tm, self.wm, self.down, self.y, self.deep)
         c = _Fragments(self.tb, sb, self.tn, self.wn, self.across, self.x, self.deep)
         turned = self.ta.rows == "sum" and self.tb.rows == "side"
@@ -317,9 +305,7 @@ class _Simt:
                     b.store(acc, at, self.c.update(acc[at], x, y))
 
     def pieces(self, b: Builder, f: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
-        """f(i, j, row, col) for every run of neighbours in the thread's tile: where it is there, and in the block's
-        tile.
-        """
+        """Call f(i, j, row, col) for each run of neighbours in the thread's tile: places there and in the block's."""
         with (
             b.loop("g", self.tm // self.wm, "unroll") as g,
             b.loop("i", self.wm, "unroll") as i,
@@ -339,9 +325,7 @@ class _Simt:
 
 @dataclass(frozen=True)
 class _Fragments:
-    """What a thread reads of one side for `deep` elements of the sum: its n rows or columns, `wide` neighbours at a
-    time, `at` of `count` threads; see `_Simt.pieces` for which they are.
-    """
+    """Load a thread's n rows or columns of a side, `wide` neighbours, for `deep` elements; see `_Simt.pieces`."""
 
     tile: Tile
     buf: Buffer

@@ -65,9 +65,7 @@ class Tile:
         return (at % fast, at // fast) if self.along == "side" else (at // fast, at % fast)
 
     def shared(self, b: Builder, name: str, slots: int, pad: int) -> Buffer:
-        """Shared memory for some tiles, with `pad` elements after each row: rows that follow one another begin in
-        different banks.
-        """
+        """Shared memory for tiles, with `pad` elements after each row, so that rows start in different banks."""
         size = (self.extent, self.depth) if self.rows == "side" else (self.depth, self.extent)
         return b.alloc(name, self.operand.value.dtype, slots, size[0], size[1] + pad, space="shared")
 
@@ -75,11 +73,7 @@ class Tile:
 def plan_tile(
     c: Contraction, operand: Operand, extent: int, depth: int, threads: int, slices: int, rows: str = ""
 ) -> Tile:
-    """The widest vectors, up to 16 bytes, in which the operand can be read, along the direction in which it lies in
-    memory.
-
-    `rows` of the tile in shared memory: by default those that keep that direction.
-    """
+    """Return the widest vectors, up to 16 bytes, along the operand's direction; `rows` of the shared tile keep it."""
     others = (c.batch, c.rows, c.cols, c.red)
     along = "sum" if operand.in_order(c.red, others) and not operand.in_order(operand.axis, others) else "side"
     axis, other = (operand.axis, c.red) if along == "side" else (c.red, operand.axis)
@@ -127,9 +121,7 @@ def readable(e: Expr, axis: Axis, other: Axis, lanes: int) -> bool:
 
 
 def vector_of(e: Expr, at: Callable[[Expr], dict[Expr, Expr]], lanes: int) -> Expr:
-    """`lanes` values of an expression, `at(j)` giving lane j's variables. ScheduleError where its loads are not unit
-    stride.
-    """
+    """Vector of an expression, `at(j)` giving lane j's variables. ScheduleError unless loads are unit stride."""
     if lanes == 1:
         return substitute(e, at(const(0)))
     j = loop_var("j.", const(0), const(lanes))

@@ -1,9 +1,7 @@
-"""Contractions of f32 on the tensor cores, the operands rounded to TF32 (10 bits of mantissa) on their way: for
-programs that ask for it.
+"""Contractions of f32 on tensor cores with operands rounded to TF32 (10 mantissa bits), on request.
 
 The kernel is that of `mma`, with tiles of f32 in shared memory. Fragments are read element by element: the lanes of a
-warp want 8 rows times 4 elements of the sum, which the padding of rows puts into 32 different banks, whichever way the
-tile lies.
+warp want 8 rows times 4 elements of the sum, which the padding of rows puts into 32 different banks, in any layout.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Contractions in 16-bit floats on Hopper's tensor cores: which problems suit the kernel of `wgmma_kernel.py`, and with
-which tiles.
+"""Contractions in 16-bit floats on Hopper's tensor cores: problems and tiles for `wgmma_kernel.py`.
 
-A problem suits it when both factors are plain matrices, dense along the sum or (the second one) along the columns,
-whatever number of axes they had: the copy engine needs one stride for rows and one for batches. Everything that follows
-the sum is done in registers.
+A problem suits it when both factors are plain matrices, dense along the sum or (the second one) along the columns, of
+any rank: the copy engine needs one stride for rows and one for batches. The epilogue runs in registers.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16
 TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end, stored as they are
 ISSUE = 32  # cycles in which a multiprocessor does an operation on 64 x 64 elements
 PLAIN = 3  # operations on each element that is stored as it is
-# operations beyond the plain ones that an epilogue's steps are; instructions for 1/x, 2^x and so on have an eighth of
-# the others' rate
+# operations beyond the plain ones that an epilogue's steps are; 1/x, 2^x and so on have an eighth of the rate
 OPERATIONS = {
     "exp": 8,
     "/": 8,
@@ -87,9 +84,7 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Every tiling that fits; the best of them with rings of other lengths and with more or fewer row tiles that walk
-    together.
-    """
+    """Return every tiling that fits; the best also with other rings and numbers of row tiles in lockstep."""
     p = product_of(problem) if target.has_wgmma else None
     if p is None or p.m < MIN_ROWS:
         return []
@@ -221,9 +216,7 @@ def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: floa
 
 @dataclass(frozen=True)
 class Steps:
-    """A contraction with one variable for each side in place of its loops; `batch` and `rows` are the loops that z and
-    i stand for.
-    """
+    """A contraction with a variable for each side, not loops; z and i stand for loops `batch` and `rows`."""
 
     c: Contraction
     batch: Axis
@@ -247,9 +240,7 @@ class Steps:
         )
 
     def step(self, x: Load) -> dict[Var, int]:
-        """How far apart two elements are that follow one another along each side; empty where the offset is more than
-        that.
-        """
+        """Return strides along each side; empty where the offset is not linear in them."""
         ts, first = terms(self.offset(x))
         found = {t: n for t, n in ts if isinstance(t, Var)}
         return found if first == 0 and len(found) == len(ts) else {}
@@ -297,26 +288,10 @@ def _product(problem: Problem, along: Steps) -> Product | None:
     swap: dict[Param, Param] = {a.buf: left, b.buf: right, out.buf: result}
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
     fixed = "".join(side for side, x in (("a", a), ("b", b)) if x.buf.name in problem.constants)
-    made = Product(
-        c.kernel.name,
-        params,
-        left,
-        right,
-        result,
-        *along.sizes,
-        _finish(along, stored, result, plain is None),
-        flipped,
-        window,
-    )
-    made = replace(
-        made,
-        rows=rows,
-        cols=cols,
-        fixed=fixed,
-        beside=_beside(stored, along, result),
-        work=_work(stored),
-        locs=problem.kernel.locs,
-    )
+    finish = _finish(along, stored, result, plain is None)
+    made = Product(c.kernel.name, params, left, right, result, *along.sizes, finish, flipped, window)
+    beside = _beside(stored, along, result)
+    made = replace(made, rows=rows, cols=cols, fixed=fixed, beside=beside, work=_work(stored), locs=problem.kernel.locs)
     return made if plain is not None or made.in_vectors else None
 
 
@@ -327,9 +302,7 @@ def _work(stored: Expr) -> int:
 
 
 def _beside(stored: Expr, along: Steps, result: Buffer) -> tuple[Buffer, ...]:
-    """Matrices of the result's shape that the epilogue reads element by element, the result itself perhaps, and the
-    copy engine can fetch.
-    """
+    """Return the result-shaped matrices that the epilogue reads by element, perhaps the result, by TMA copies."""
     at = (*along.c.rows.loops, *along.c.cols.loops)
     if len(at) != 2 or along.batch.loops:
         return ()
@@ -386,9 +359,7 @@ def _factor(x: Operand) -> Load | None:
 
 
 def _factors(problem: Problem, along: Steps, a: Load, b: Load) -> tuple[Buffer, Buffer, bool, Window | None] | None:
-    """The factors as buffers, whether the rows of the second one are those of the sum, and how those of the first lie
-    in an image.
-    """
+    """Return the factors' buffers, whether the second's rows are the sum's, and the first's image layout."""
     _, i, j, k = along.vars
     flipped = along.step(b).get(j) == 1
     left, right = _matrix(a, along, i, k), _matrix(b, along, *((k, j) if flipped else (j, k)))
@@ -434,17 +405,13 @@ def _apart(x: Load, along: Steps) -> Buffer | None:
 
 
 def _offsets(x: Load, along: Steps) -> tuple[dict[Expr, int], int]:
-    """How far apart two elements are that follow one another along each loop of rows and columns and along the batches,
-    and the first offset.
-    """
+    """Return strides along each loop of rows, columns and batches, and the first offset."""
     ts, first = terms(substitute(x.buf.offset(x.idx), along.batch.at(along.vars[0])))
     return dict(ts), first
 
 
 def _rows_of(x: Load, along: Steps) -> tuple[tuple[Var, ...], tuple[int, ...]]:
-    """The loops that the result's rows are, and their sizes: neighbours that lie at one distance count as one, called
-    as the inner one.
-    """
+    """Return the loops of the result's rows and their sizes: contiguous neighbours count as the inner one."""
     step, _ = _offsets(x, along)
     found: list[tuple[Var, int]] = []
     for v, n in zip(along.rows.loops, along.rows.extents):
@@ -458,13 +425,8 @@ def _view(x: Load, shape: tuple[int, ...], strides: tuple[int, ...], dense: tupl
     """The buffer in another shape. `dense`: the strides that need not be written."""
     if min(strides) <= 0:
         return None
-    return Buffer(
-        x.buf.name,
-        x.buf.dtype,
-        tuple(map(const, shape)),
-        "global",
-        None if strides == dense else tuple(map(const, strides)),
-    )
+    steps = None if strides == dense else tuple(map(const, strides))
+    return Buffer(x.buf.name, x.buf.dtype, tuple(map(const, shape)), "global", steps)
 
 
 def _suits(b: Buffer) -> bool:
@@ -478,9 +440,7 @@ def _result(result: Buffer) -> Var:
 
 
 def _with_result(stored: Expr, out: Load, result: Buffer) -> Expr | None:
-    """The epilogue where it updates what it stores to: each element is read before it is written, by the thread that
-    computes it.
-    """
+    """Return an in-place epilogue: one thread reads each element of its output before it writes it."""
     own, mark = load(out.buf, out.idx), _result(result)
 
     def go(e: Expr) -> Expr:

@@ -1,7 +1,6 @@
 """Which convolutions the kernel of `wgmma_kernel.py` takes: images of 1 to 3 axes and filters with their channels last,
 in rows that may be padded with zeros to whole vectors, where the copy engine itself gathers the pixels that a tap of
-the filter meets. The nest is compared with what the convolution's attributes say; where it differs, as with groups or a
-fused prologue, other templates are left to it.
+the filter meets. The nest is compared with what the convolution's attributes say; else other templates serve.
 """
 
 from __future__ import annotations
@@ -42,11 +41,9 @@ class Axis:
 def window_of(
     problem: Problem, a: Load, a_at: Expr, b: Load, b_at: Expr, row: Var, col: Var, step: Var
 ) -> tuple[Window, Buffer, Buffer] | None:
-    """The window, the image and the filter [tap, output channel, channel] of a convolution; None where it is none that
-    suits.
+    """Return a convolution's window, image and filter [tap, output channel, channel]; None if unsuitable.
 
-    a_at and b_at are the offsets of the factors' elements by the numbers of the row, the column and the step of the
-    sum.
+    a_at and b_at are the offsets of the factors' elements by the row, the column and the step of the sum.
     """
     node = problem.anchor
     if node is None or node.op.contraction is not ContractionForm.CONVOLUTION or node.attrs["group"] != 1:
@@ -106,10 +103,7 @@ def _axes(node: Node, x: TensorType, w: TensorType, y: TensorType) -> list[Axis]
 
 
 def _merged(images: int, axes: list[Axis]) -> tuple[int, list[Axis]]:
-    """The same image with fewer axes: those that a filter does not reach along become images, or one axis.
-
-    [n, d, h, w] under 1 x k x k -> [n * d, h, w];  k x 1 x 1 -> [n, d, h * w]
-    """
+    """Drop axes: [n, d, h, w] under 1 x k x k -> [n * d, h, w]; under k x 1 x 1 -> [n, d, h * w]."""
     out: list[Axis] = []
     for k, x in enumerate(axes):
         if x.plain and not out and k + 1 < len(axes):

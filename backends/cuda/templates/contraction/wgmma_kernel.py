@@ -1,5 +1,4 @@
-"""The kernel of a matrix product on Hopper's tensor cores: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k])
-in 16-bit floats.
+"""Hopper matrix product: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k]) in 16-bit floats.
 
 One block per multiprocessor, or a few that hide each other's beginnings and ends, walk over tiles of the result. The
 last warps are the producer: one thread of them lets the copy engine (TMA) fill a ring of stages in shared memory. The
@@ -43,8 +42,7 @@ class Tiling:
     a multiprocessor; `group` neighbouring row tiles share columns.
 
     With split > 1 a cluster of so many blocks shares a tile, each taking a part of the sum. With one consumer the
-    producer is a warp, so that registers suffice for several blocks on a multiprocessor; of a cluster, and where
-    registers change hands, it is a warp group.
+    producer is a warp, to save registers; in clusters, and where registers change hands, it is a warp group.
     """
 
     bm: int
@@ -90,21 +88,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Product:
-    """Operands as [z, rows, k] (b_rows_are_k: B is [z, k, n]), without z where all batches share one matrix.
-
-    Attributes:
-        params: all parameters of the kernel, a, b and c among them.
-        finish: the value to store, in the type of c.
-        window: A is an image [n, *axes, k], B is [tap, n, k].
-        fixed: which of "a" and "b" no kernel writes: it may be read while the kernel before this one still runs.
-        beside: other matrices [m, n] of which the epilogue reads the element at its row and column.
-        rows, cols: sizes whose product is m (n), where rows (columns) of the result do not lie at one distance: it is
-            [z, *cols[:-1], *rows, cols[-1]]; empty: it is [z, m, n].
-        work: operations on an element beyond those that every epilogue has.
-    """
+    """Operands as [z, rows, k] (b_rows_are_k: B is [z, k, n]), without z where all batches share one matrix."""
 
     name: str
-    params: tuple[Param, ...]
+    params: tuple[Param, ...]  # all parameters of the kernel, a, b and c among them
     a: Buffer
     b: Buffer
     c: Buffer
@@ -112,20 +99,21 @@ class Product:
     m: int
     n: int
     k: int
-    finish: Finish
+    finish: Finish  # the value to store, in the type of c
     b_rows_are_k: bool = False
-    window: Window | None = None
+    window: Window | None = None  # A is an image [n, *axes, k], B is [tap, n, k]
     locs: tuple[Loc, ...] = ()
-    fixed: str = ""
+    fixed: str = ""  # which of "a" and "b" no kernel writes: it may be read while the kernel before this one still runs
+    # other matrices [m, n] of which the epilogue reads the element at its row and column
     beside: tuple[Buffer, ...] = ()
+    # sizes whose product is m (n), where rows (columns) of the result do not lie at one distance: it is [z, *cols[:-1],
+    # *rows, cols[-1]]; empty: it is [z, m, n]
     rows: tuple[int, ...] = ()
     cols: tuple[int, ...] = ()
-    work: int = 0
+    work: int = 0  # operations on an element beyond those that every epilogue has
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
-        """The index of an element of the result, which must exist if its rows or columns lie apart; col is a multiple
-        of `lanes`.
-        """
+        """Return an element's index; it must exist if rows or columns lie apart; col is a multiple of `lanes`."""
         batch = (z or (const(0),)) if len(self.c.shape) > max(len(self.rows), 1) + max(len(self.cols), 1) else ()
         rows = digits(minimum(row, self.m - 1), self.rows) if len(self.rows) > 1 else (row,)
         if len(self.cols) < 2:
@@ -314,13 +302,8 @@ class Writer:
                 begin = minimum(
                     col + j * bk, const((p.n - 1) // bk * bk)
                 )  # what lies past the end is not stored, so any columns will do
-                b.do(
-                    "tma_load",
-                    self.sb.ref(s, j, 0, 0, lanes=bk),
-                    p.b.ref(*self.of(p.b, z), at * bk, begin, lanes=bk),
-                    bk,
-                    self.full.ref(s),
-                )
+                source = p.b.ref(*self.of(p.b, z), at * bk, begin, lanes=bk)
+                b.do("tma_load", self.sb.ref(s, j, 0, 0, lanes=bk), source, bk, self.full.ref(s))
             return
         source = p.b.ref(*self.of(p.b, z), col, at * bk, lanes=bk)
         if p.window is not None:
@@ -448,9 +431,7 @@ class Writer:
                     b.store(p.c, p.place(z, r, c), p.finish(z[0] if z else const(0), r, c, const(0), total))
 
     def values(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr) -> Buffer:
-        """What a thread puts into a store buffer of 16-bit results. All of it is computed before any is put there: what
-        the epilogue reads is then under way at once.
-        """
+        """Fill a 16-bit store buffer, all values computed before, so that the epilogue's reads overlap."""
         b, width = self.b, ROW // 2
         v = b.alloc("v", self.p.c.dtype, width // 16, 8)
         with b.loop("c", width // 16, "unroll") as c, b.loop("j", 2, "unroll") as j, b.loop("h", 2, "unroll") as h:
@@ -475,13 +456,8 @@ class Writer:
     def finish_pair(
         self, z: tuple[Expr, ...], at: tuple[Expr, Expr], register: Expr, to: Buffer, place: tuple[Expr, ...]
     ) -> None:
-        """Two neighbouring results. Those outside of the matrix are computed from its last row and columns, and not
-        stored.
-        """
+        """Two neighbouring results. Outside of the matrix they repeat its last row and columns, unstored."""
         j = loop_var("j.", const(0), const(2))
         row, col = minimum(at[0], const(self.p.m - 1)), minimum(at[1], const(self.p.n - 2))
         made = self.p.finish(z[0] if z else const(0), row, col, j, load(self.acc, (register + j,)))
         self.b.emit(Vectorizer(j, const(0), 2).store(Store(to, (*place[:-1], place[-1] + j), made)))
-
-
-__all__ = ["Finish", "Product", "Tiling", "Window", "Writer", "divisor", "steps_of"]

@@ -1,9 +1,7 @@
-"""A matrix product whose tiles are too few for all multiprocessors: the blocks of a cluster each take a part of a
-tile's sum.
+"""Split-k: where tiles are too few for all SMs, a cluster's blocks each sum a part of a tile.
 
 Each block of the cluster runs the ring of `wgmma_kernel.py` over its own steps and leaves its sums in its shared
-memory. Then each finishes some rows of the tile: it adds what all blocks have there, in their order, so a result never
-depends on timing.
+memory. Then each finishes some rows of the tile: it adds all blocks' sums in their order, whatever the timing.
 """
 
 from __future__ import annotations
@@ -76,6 +74,3 @@ class SplitWriter(Writer):
 
         parts = Parts(t.bm, t.bn, 1, t.split, t.consumers * GROUP)
         parts.combine(b, self.sums, lambda _, r, c: (r // WGMMA_ROWS, r % WGMMA_ROWS, c), part, thread, finish)
-
-
-__all__ = ["SplitWriter"]

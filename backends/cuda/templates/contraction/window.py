@@ -1,13 +1,11 @@
-"""Windows over images whose channels lie last: depthwise convolutions and pooling. One thread has a vector of channels
-of a few pixels of a row.
+"""Windows over channels-last images: depthwise convolutions and pooling; a thread has a few pixels' channel vector.
 
     for t in threads (over images, rows, pieces of rows, vectors of channels):
         acc[row, lanes] = 0
         for tap: for pixel in unroll(row): if inside: acc[pixel] += x[.., pixel + tap, channels] * w[tap, channels]
         y = epilogue(acc)
 
-Neighbouring threads read neighbouring bytes, 16 at a time; the pixels of a thread share the weights and most of what
-they read.
+Neighbouring threads read neighbouring bytes, 16 at a time; the pixels of a thread share weights and most reads.
 """
 
 from __future__ import annotations
@@ -86,9 +84,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def _parts(problem: Problem) -> tuple[Schedule, list[str], str, int] | None:
-    """The nest without loops of one iteration, its output loops, the one along which windows lie in a row, and the
-    lanes of a vector.
-    """
+    """Return the nest without unit loops, its output loops, the one along window rows, and a vector's lanes."""
     if (
         not fixed(problem)
         or problem.kind not in ("contraction", "reduce")

@@ -1,9 +1,7 @@
-"""A tile whose sums lie in parts with several groups of threads, of one block or of all blocks of a cluster: how the
-parts meet.
+"""A tile whose sums lie in parts, with thread groups of a block or blocks of a cluster: how they meet.
 
 Each group leaves its sums in the shared memory of its block. Then every thread finishes some vectors of the tile: it
-adds what all groups have there, always in the same order, so a result never depends on timing; blocks of a cluster take
-some rows of the tile each.
+adds all groups' sums in their order, whatever the timing; blocks of a cluster take some rows of the tile each.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
 
 LANES = 4  # sums that a thread adds at a time
 PAD = 8  # elements after a row of sums: neighbouring rows begin in different banks
-# blocks of a cluster -> the share of all multiprocessors that such clusters can use: each lies within one group of 16
-# or 18
+# blocks of a cluster -> the share of all multiprocessors that such clusters can use: each lies in a group of 16 or 18
 SPLITS = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.85}
 SHARE = 1200  # cycles of a cluster's two barriers
 OWN_BYTES, PEER_BYTES = (
@@ -67,9 +64,7 @@ def cluster(b: Builder, split: int) -> Iterator[Expr]:
 
 @dataclass(frozen=True)
 class Parts:
-    """A tile of `rows` x `cols` sums in `slices` parts in each of `split` blocks, finished by `threads` threads of each
-    block.
-    """
+    """A `rows` x `cols` tile sums in `slices` parts of `split` blocks; `threads` of each block finish it."""
 
     rows: int
     cols: int
@@ -96,9 +91,7 @@ class Parts:
             b.do(meet)  # nobody may end while another one still reads its sums
 
     def combine(self, b: Builder, sums: Buffer, at: Place, part: Expr, thread: Expr, store: Finish) -> None:
-        """All parts -> the finished rows of block `part` of the cluster. A barrier of all who write and read the sums
-        stands before it, and behind it if they are several blocks.
-        """
+        """All parts -> finished rows of block `part` of the cluster, between barriers of writers and readers."""
         vectors, rows = self.cols // LANES, self.rows // self.split
         with b.loop("turn", -(-rows * vectors // self.threads), "unroll") as turn:
             e = b.let("e", turn * self.threads + thread)

@@ -1,5 +1,4 @@
-"""A recurrence as one kernel that stays: blocks keep their share of the matrices, and meet once for every vector that
-all units must know.
+"""A recurrence as one persistent kernel: blocks keep their matrices and meet once per shared vector.
 
     for group of rows: for part of cluster:                            a block has so many units, a warp `units` of
                                                                        these
@@ -217,9 +216,7 @@ def shared_ways(form: ScanForm, p: Plan) -> list[Columns]:
 
 
 def registers_left(form: ScanForm, p: Plan, target: GpuTarget, stores: bool) -> int:
-    """Registers of a thread for weights; `stores`: others are in shared memory. Warps share out the registers of an
-    SM's four parts.
-    """
+    """Registers of a thread for weights; `stores`: others are shared. Warps divide an SM's four parts."""
     sums = max(w.turns * p.rows * w.wide for w in shared_ways(form, p))
     threads = -(-p.warps // 4) * 4 * LANES
     left = max(min(target.registers // threads, MOST_REGISTERS) - SPARE - sums, 0)
@@ -264,13 +261,9 @@ def stored_as(matrix: Expr) -> DType:
     return matrix.dtype
 
 
-# --- the kernel -------------------------------------------------------------------------------------------------------
-
-
 class Persistent:
     """Writes the kernel. A lane has the unit `unit` and the row `row` of the batch, among `rows` of the cluster `r`;
-    `has_unit`: there is such a unit, `mine`: and such a row. `overlaps`: the kernel may begin while the one before it
-    runs.
+    `has_unit`: there is such a unit, `mine`: and such a row. `overlaps`: it may begin while the one before runs.
     """
 
     part: Expr
@@ -499,12 +492,8 @@ class Persistent:
                 h = b.let("h", self.vectors[f].at(turn, r, q * w.stride + self.lane % w.lanes * w.wide, lanes=w.wide))
                 with b.loop("i", w.turns, "unroll") as i:
                     weights, at = self.weight(f, i, q, 0, low)
-                    b.store(
-                        acc,
-                        (i, r, 0),
-                        fma(cast(weights.at(*at, lanes=w.wide), f32), h, acc.at(i, r, 0, lanes=w.wide)),
-                        w.wide,
-                    )
+                    total = fma(cast(weights.at(*at, lanes=w.wide), f32), h, acc.at(i, r, 0, lanes=w.wide))
+                    b.store(acc, (i, r, 0), total, w.wide)
         total = b.alloc("total", f32, w.turns, p.rows)
         with b.loop("i", w.turns, "unroll") as i, b.loop("r", p.rows, "unroll") as r:
             whole = acc.at(i, r, 0, lanes=w.wide)
@@ -518,9 +507,7 @@ class Persistent:
         b.do("syncwarp")
 
     def sums_of(self, b: Builder, phase: Phase) -> Sums:
-        """The sums of this lane's unit and row, by tensor and offset of the column: in registers, for the next phase
-        overwrites the others.
-        """
+        """Sums of this lane's unit and row, by tensor and column offset: registers, as phases overwrite the rest."""
         count = len(phase.columns)
         out = {
             (c.dots, c.offset): b.let("sum", self.sums[self.warp, self.r, self.local * count + g])
@@ -569,6 +556,3 @@ class Persistent:
         b.do("mbar_wait", self.bars.ref(bar), parity)
         with b.when((self.warp * LANES + self.lane).eq(0)):
             b.do("mbar_expect", self.bars.ref(bar), self.p.rows * self.form.hidden * f32.bytes)
-
-
-__all__ = ["Plan", "apply", "candidates", "plans", "takes"]

@@ -65,9 +65,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Teams of all sizes and blocks of several of them, those like the best guess first; narrower loads; more or less
-    of a row in registers.
-    """
+    """Return teams of all sizes, several a block, best guess first; narrower loads; register shares of rows."""
     found = sizes(Schedule(problem.kernel), problem, target)
     if not found or problem.contraction is not None:  # others read the operands of a contraction less often
         return []
@@ -116,9 +114,7 @@ def _team(knobs: Mapping[str, int | str]) -> Team:
 
 
 def arranged(s: Schedule, problem: Problem) -> tuple[list[str], list[list[str]]]:
-    """Bring a kernel into the form `for rows: {for nest: .., for nest: .., ..}`; the loops over rows, and those of each
-    nest.
-    """
+    """Return a kernel as `for rows: {for nest: .., for nest: .., ..}`; the row loops and each nest's loops."""
     collapsed(s.apply(hoist_guards).apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)))
     rows = outer_loops(s, problem.lowered.out_loops)
     body = s.loop(rows[-1]).body if rows else s.body
@@ -168,9 +164,7 @@ def sizes(s: Schedule, problem: Problem, target: GpuTarget) -> list[tuple[str, i
 
 
 def rowwise(count: int, chunks: int, bytes_: int, target: GpuTarget) -> list[tuple[str, int, int]]:
-    """Four to eight chunks a thread, so that enough loads are under way; for few rows as many threads as there are
-    chunks.
-    """
+    """Return chunks a thread: four to eight for loads in flight; of few rows, a thread for each chunk."""
     many = count >= 4 * target.sms
     want = power(-(-chunks // (4 if bytes_ >= 8 else 8))) if many else power(-(-chunks // 2))
     while want < power(chunks) and (want < 8 or count * want < target.sms * 512):
@@ -183,9 +177,7 @@ def rowwise(count: int, chunks: int, bytes_: int, target: GpuTarget) -> list[tup
 
 
 def columnwise(count: int, longest: int, target: GpuTarget) -> list[tuple[str, int, int]]:
-    """A warp of neighbouring rows; as many members as it takes to keep the device busy, with at least four elements for
-    each.
-    """
+    """A warp of neighbouring rows; enough members for a busy device, with at least four elements each."""
     side = min(WARP, power(count))
     members = 1
     while members < 32 and members * 8 <= longest and count * members < 8 * target.sms * BLOCK:
@@ -199,9 +191,7 @@ def columnwise(count: int, longest: int, target: GpuTarget) -> list[tuple[str, i
 
 
 def narrow(count: int, longest: int, bytes_: int, target: GpuTarget) -> list[tuple[str, int, int]]:
-    """Blocks of fewer rows, as many as one sector of memory holds, with more members each, where blocks as wide as a
-    warp are too few.
-    """
+    """Blocks of one sector's rows with more members each, where warp-wide blocks are too few."""
     side = max(SECTOR // bytes_, 1)
     members = target.max_threads // side
     if side >= WARP or count % WARP or longest < members * 8 or 2 * (count // WARP) > target.sms:

@@ -2,8 +2,7 @@
 
 Either a thread owns elements of the result and walks all updates of its place: threads have a place each along the axes
 that the updates have too; where these are few, the elements along the others are cut into ranges. Or, with the knob
-`per`, a block owns rows, and its threads list the updates of these together, so that the work hardly grows with the
-number of threads.
+`per`, a block owns rows, and its threads list the updates of these together, so that work hardly grows with threads.
 """
 
 from __future__ import annotations
@@ -28,15 +27,12 @@ ORDER: tuple[str, ...] = ()  # updates of an element keep their order
 BUSY = 512  # threads of a multiprocessor that hide the latency of its loads
 BLOCKS, PER = 2, 8  # blocks of a multiprocessor, which hide each other's barriers; updates of a thread in a round
 WIDE = 512  # elements of a row that keep as many threads busy
-# cycles, measured on an H100: of a thread that looks at an update, of a block that looks at one among others, of a
-# group that applies one
+# cycles on an H100: a thread looks at an update, a block at one among others, a group applies one
 STEP, LOOK, APPLY = 300, 2.3, 1500
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Knobs: ranges of the elements that data names, threads of a block; updates that a thread lists in a round, where
-    blocks own rows.
-    """
+    """Knobs: ranges of indexed elements, threads of a block; updates per thread and round if blocks own rows."""
     s = problem.form
     if not isinstance(s, Scattered) or not fixed(problem) or s.elements == 0:
         return []
@@ -55,9 +51,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def _by_blocks(places: Places, target: GpuTarget) -> list[tuple[float, Knobs]]:
-    """Knobs of blocks that own rows, and estimated cycles: those of its rounds, and of the updates that its groups
-    apply one after another.
-    """
+    """Return knobs of row-owning blocks with estimated cycles: rounds, and the groups' serial updates."""
     rows, updates, width = (value(x) or 0 for x in (places.count, places.updates, places.width))
     if not rows * updates * width:
         return []

@@ -1,7 +1,6 @@
 """Schedules of scans, in which each element combines those before it in its row: cumsum, cumprod, in either direction.
 
-A warp for each row where there are many, else a block. Other recurrences have no schedule but a thread for each row
-(threads).
+A warp for each row where there are many, else a block. Other recurrences have only a thread for each row.
 """
 
 from __future__ import annotations
@@ -58,9 +57,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def arranged(s: Schedule, problem: Problem) -> tuple[str, int, int]:
-    """Bring a kernel into the form `for rows: for s: {..}`; the loop over rows, the length of a row, and how many there
-    are.
-    """
+    """Return a kernel as `for rows: for s: {..}`: the row loop, a row's length, and the number of rows."""
     collapsed(s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)))
     names = outer_loops(s, problem.lowered.out_loops)
     guards = [x for loop in loops(s.body) for x in loop.body if isinstance(x, If)]

@@ -1,8 +1,7 @@
 """Converters of attention as com.microsoft has it: fused projections, caches of keys and values, rotary embeddings.
 
-Everything becomes softmax(scale * q k^T + bias) v on [batch, heads, steps, size]. A mask of these operators does not
-remove a key, it lowers its score by `mask_filter_value`; only the causal mask and the ends of sequences in a cache
-remove keys.
+Everything becomes softmax(scale * q k^T + bias) v on [batch, heads, steps, size]. Their masks do not remove a key, they
+lower its score by `mask_filter_value`; only the causal mask and the ends of sequences in a cache remove keys.
 """
 
 from __future__ import annotations
@@ -91,8 +90,7 @@ def _lowered(c: Call, mask: Value, columns: Dim, rows: Dim, past: Dim, dtype: DT
     """What a mask adds to the scores [batch, heads, rows, columns]. Its rank tells what it says:
 
     [batch]: how many keys count; [2 * batch]: where they end, then where they begin; [batch, keys], [batch, rows,
-    keys]: not 0 where they count; [batch, 1, most, most]: the same for all places, of which those of the queries and
-    keys count.
+    keys]: not 0 where they count; [batch, 1, most, most]: the same for all places.
     """
     b = c.b
     rank = mask.type.rank
@@ -135,7 +133,7 @@ def _masked(c: Call, s: Value, mask: Value | None, bias: Value | None, past: Dim
 
 
 def attention(c: Call) -> Any:
-    """Inputs: x, weights of q, k and v side by side, bias, mask, past keys and values [2, ...], score bias."""
+    """Inputs: x, weights of q, k, v side by side, their bias, mask, past keys and values [2, ...], score bias."""
     b, heads = c.b, c.integer("num_heads")
     if c.flag("past_present_share_buffer") or c.flag("do_rotary"):
         raise UnsupportedError("Attention with past_present_share_buffer or do_rotary; GroupQueryAttention has both")
@@ -268,12 +266,10 @@ def rotary_embedding(c: Call) -> Any:
 
 
 def group_query_attention(c: Call) -> Any:
-    """Inputs: q (or q, k, v packed), k, v, past keys and values, ends of the sequences, the longest one, caches of cos
-    and sin, positions, a bias of scores, a sink per head, two scales of a quantised cache (not known), weights that
-    normalise q and k.
+    """Inputs: q (or q, k, v packed), k, v, past keys and values, ends of the sequences, the longest one, cos and sin
+    caches, positions, score bias, sinks, two scales of a quantised cache (not known), weights that normalise q and k.
 
-    Row r of the batch has `ends[r] + 1 - steps` keys in the cache (none where that is negative: a first prompt, filled
-    up on the right).
+    Row r of the batch has `ends[r] + 1 - steps` keys in the cache (none if negative: a first prompt, right-padded).
     """
     b, heads, kv = c.b, c.integer("num_heads"), c.integer("kv_num_heads")
     _refuse(c)
@@ -318,9 +314,7 @@ def _grouped(c: Call, heads: int, kv: int) -> tuple[Value, Value, Value]:
 
 
 def _appended(c: Call, old: Value, new: Value, past: Value, total: Dim) -> Any:
-    """Keys or values with the new ones behind the first `past` old ones of each row; as long as the cache, or as all
-    that there are.
-    """
+    """Append new keys or values behind the first `past` old ones; result is as long as the cache, or all of them."""
     b = c.b
     batch, _, room, _ = old.type.shape
     steps = new.type.shape[2]
@@ -345,7 +339,7 @@ def _repeated(c: Call, x: Value, times: int) -> Any:
 
 
 def _windowed(c: Call, s: Value, past: Value) -> Any:
-    """Probabilities of scores: soft limit, bias, keys up to the query and in the window, a sink's share."""
+    """Probabilities of scores: soft cap, bias, causal mask, window, and a sink that takes its share."""
     b, dtype = c.b, s.type.dtype
     rows, columns = s.type.shape[-2:]
     cap = c.number("softcap", 0.0)
@@ -389,8 +383,7 @@ ATTENTION: dict[str, tuple[Converter, str]] = {
     "GroupQueryAttention": (
         group_query_attention,
         "causal do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size num_heads qk_norm_epsilon "
-        "qk_output rotary_interleaved "
-        "scale sliding_window_cache smooth_softmax softcap v_quant_type",
+        "qk_output rotary_interleaved scale sliding_window_cache smooth_softmax softcap v_quant_type",
     ),
     "MultiHeadAttention": (multi_head_attention, "mask_filter_value num_heads scale unidirectional"),
     "RotaryEmbedding": (rotary_embedding, "interleaved is_packed_batching num_heads rotary_embedding_dim scale"),

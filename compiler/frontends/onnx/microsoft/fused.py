@@ -1,5 +1,4 @@
-"""Converters of com.microsoft: what ONNX Runtime's optimiser makes of a model, and the operators that it had before
-ONNX.
+"""Converters of com.microsoft: results of ONNX Runtime's optimiser, and operators that preceded ONNX's.
 
 ONNX has no schemas of this domain, so the attributes that a converter knows stand beside it, and all others are
 refused. The quantised operators are in `quantized.py`, attention is in `attention.py`; `MICROSOFT` is all of them.
@@ -118,14 +117,8 @@ def bias_softmax(c: Call) -> Any:
 
 def bias_dropout(c: Call) -> Any:
     x = c.b.add(c.x(0), c.x(1))
-    made = dropout(
-        standard(
-            c,
-            "Dropout",
-            [x, *(c.items[i] if c.has(i) else None for i in (3, 4))],
-            {k: v for k, v in c.attrs.items() if k == "seed"},
-        )
-    )
+    operands = [x, *(c.items[i] if c.has(i) else None for i in (3, 4))]
+    made = dropout(standard(c, "Dropout", operands, {k: v for k, v in c.attrs.items() if k == "seed"}))
     y, rest = (made[0], made[1:]) if isinstance(made, tuple) else (made, ())
     y = y.value if isinstance(y, Item) else y
     return (c.b.add(y, c.x(2)) if c.has(2) else y, *rest)
@@ -199,12 +192,8 @@ def skip_layer_norm(c: Call) -> Any:
     """Inputs: x, skip, scale, bias of the normalisation, bias of the sum. Outputs: y, mean, 1/deviation, the sum."""
     total = c.b.add(c.x(0), c.x(1))
     total = c.b.add(total, c.x(4)) if c.has(4) else total
-    inner = standard(
-        c,
-        "LayerNormalization",
-        [total, c.items[2], c.items[3] if c.has(3) else None],
-        {"epsilon": c.number("epsilon", 1e-12)},
-    )
+    operands = [total, c.items[2], c.items[3] if c.has(3) else None]
+    inner = standard(c, "LayerNormalization", operands, {"epsilon": c.number("epsilon", 1e-12)})
     made = layer_normalization(inner)
     y = made if isinstance(made, tuple) else (made, None, None)
     return (*y, total)
@@ -231,7 +220,7 @@ def simplified_layer_norm(c: Call) -> Any:
 
 
 def embed_layer_norm(c: Call) -> Any:
-    """Word, position and segment embeddings, summed, normalised. Outputs: y, tokens by mask row, the sum."""
+    """Normalised sum of word, position and segment embeddings. Outputs: y, tokens per mask row, the sum."""
     b, ids = c.b, c.x(0)
     word = b.gather(c.x(2), ids, axis=0)
     if c.has(8):

@@ -1,6 +1,4 @@
-"""Converters of the quantised operators of com.microsoft. Sums are exact in i32; element-wise functions are applied to
-the numbers meant.
-"""
+"""Converters of com.microsoft's quantised operators: exact sums in i32, functions on the real numbers."""
 
 from __future__ import annotations
 
@@ -184,7 +182,7 @@ def _columns(c: Call, v: Value, size: int) -> Any:
 
 
 def matmul_n_bits(c: Call) -> Any:
-    """x times weights [N, K] in blocks along K; inputs: x, weights, scales, zero points, groups, a bias."""
+    """x times weights [N, K] in blocks along K; inputs: x, packed weights, scales, zero points, groups, bias."""
     b, bits, block, n, k = c.b, c.integer("bits", 4), c.integer("block_size"), c.integer("N"), c.integer("K")
     if bits not in (2, 4, 8) or block < 1 or block * bits % 8:
         raise UnsupportedError(f"MatMulNBits with {bits} bits in blocks of {block}; known are 2, 4 and 8 bits")
@@ -235,11 +233,9 @@ def _zeros(c: Call, n: int, groups: int, bits: int) -> Any:
 
 
 class _Quantizing(Builder):
-    """A builder whose matrix products see their left operand through u8, with a scale and zero point of its own each
-    time.
+    """A builder whose matrix products quantise their left operand to u8, each time with its own scale.
 
-    Sums of products of such levels and of 8-bit weights stay below 2^24 for some hundred terms, so f32 holds them all
-    but exactly.
+    Sums of products of such levels and of 8-bit weights stay below 2^24 for some hundred terms, so f32 suffices.
     """
 
     def op(self, op: Any, /, *operands: Any, **attrs: Any) -> Any:

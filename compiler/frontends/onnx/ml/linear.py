@@ -60,7 +60,7 @@ def _probit(c: Call, y: Value) -> Any:
 
 
 def labels_of(c: Call) -> Labels:
-    """The labels of classes: `classlabels_ints`, `classlabels_int64s` or `classlabels_strings`."""
+    """Return the class labels from `classlabels_ints`, `classlabels_int64s` or `classlabels_strings`."""
     found = c.integers("classlabels_int64s") or c.integers("classlabels_ints") or c.texts("classlabels_strings")
     if not found:
         raise ModelError(
@@ -71,7 +71,7 @@ def labels_of(c: Call) -> Labels:
 
 
 def labelled(c: Call, index: Value, labels: Labels) -> Any:
-    """Positions of classes as their labels. A single integer label is the positive class's; the other is 0."""
+    """Map class positions to labels. A single integer label is the positive class, the other one is 0."""
     if len(labels) == 1:
         return index if isinstance(labels[0], int) else c.b.gather(strings(c, ["", labels[0]]), index, axis=0)
     if isinstance(labels[0], int):
@@ -295,9 +295,7 @@ def linear_classifier(c: Call) -> Any:
 
 
 def one_score(c: Call, y: Value, classes: int, transform: str) -> tuple[Value, Any]:
-    """The class, 1 where the only score [rows, 1] is positive, and the scores: of two classes the first one has the
-    opposite score.
-    """
+    """Return class (1 if the only score [rows, 1] is positive) and scores; two classes have opposite scores."""
     index = c.cast(c.b.greater(c.b.reshape(y, shape=(y.type.shape[0],)), 0.0), i64)
     return index, transformed(c, c.b.concat(c.b.neg(y), y, axis=1) if classes == 2 else y, transform)
 

@@ -1,6 +1,4 @@
-"""Converters of maps: ZipMap, DictVectorizer and CastMap of ai.onnx.ml. A map is an array with keys that are known when
-the model is read.
-"""
+"""Converters of ZipMap, DictVectorizer and CastMap of ai.onnx.ml. A map is an array with static keys."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ def dict_vectorizer(c: Call) -> Any:
 
 
 def cast_map(c: Call) -> Any:
-    """The values by their keys as one row; with `map_form` SPARSE each at the place that its key says."""
+    """Return the values ordered by key as one row; with `map_form` SPARSE each at the place of its key."""
     keys, values = _map(c)
     form, to = c.text("map_form", "DENSE"), CASTS.get(c.text("cast_to", "TO_FLOAT"))
     if form not in ("DENSE", "SPARSE") or to is None:

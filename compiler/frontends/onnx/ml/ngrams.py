@@ -1,4 +1,4 @@
-"""Counting n-grams: TfIdfVectorizer as compiled comparisons and sums; strings become numbers first."""
+"""TfIdfVectorizer as comparisons and sums, which run compiled. Strings become vocabulary numbers first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Grams:
 
 
 def tfidf(c: Call) -> Any:
-    """Counts of the pool's n-grams with up to `max_skip_count` items skipped; weights by output column."""
+    """Count the pool's n-grams with up to `max_skip_count` skipped items; weights are by output column."""
     mode = c.text("mode")
     if mode not in MODES:
         raise ModelError(f"attribute mode must be one of {', '.join(MODES)}; got {mode!r}")
@@ -90,9 +90,7 @@ def _grams(c: Call, pool: Array, columns: Sequence[int]) -> list[Grams]:
 
 
 def _counts(c: Call, rows: Value, grams: Sequence[Grams], skips: int, absent: int) -> list[Value]:
-    """f32[rows, n-grams] for each length. Behind each row stand items that no n-gram has, so that every window is as
-    long as the row.
-    """
+    """f32[rows, n-grams] for each length. Padding items that no n-gram has make every window fit in its row."""
     b = c.b
     reach = max([(skips + 1) * (g.length - 1) for g in grams], default=0)
     n, size = rows.type.shape

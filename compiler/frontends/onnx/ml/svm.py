@@ -50,7 +50,7 @@ def kernel(c: Call, x: Value, vectors: Array, name: str) -> Any:
 
 
 def regressor(c: Call) -> Any:
-    """Without support vectors the coefficients are those of the features. One class: 1 for positive scores."""
+    """Regress or classify; without support vectors features have coefficients. One class: 1 if positive, else -1."""
     x, count = rows_of(c, c.x()), c.integer("n_supports", 0)
     rho = float(_numbers(c, "rho")[0]) if c.numbers("rho") else 0.0
     if count > 0:
@@ -66,7 +66,7 @@ def regressor(c: Call) -> Any:
 
 
 def classifier(c: Call) -> Any:
-    """Pairs of classes vote; with `prob_a` scores are probabilities. Without support vectors they are linear."""
+    """Classes vote in pairs; `prob_a` gives probabilities. Without support vectors scores are linear."""
     x, labels, transform = rows_of(c, c.x()), labels_of(c), c.text("post_transform", "NONE")
     per_class, classes = c.integers("vectors_per_class") or (), len(labels)
     if not sum(per_class):
@@ -118,11 +118,9 @@ def _votes(c: Call, scores: Value, classes: int) -> Any:
 
 
 def _probabilities(c: Call, scores: Value, classes: int) -> Any:
-    """Classes' probabilities p from those of pairs r[i, j]: the p that minimises sum over i != j of (r[j, i] p[i] -
-    r[i, j] p[j])^2 with sum 1.
+    """Class probabilities p of pairs r[i, j]: minimise sum over i != j of (r[j, i] p[i] - r[i, j] p[j])^2, sum(p) = 1.
 
-    (Wu, Lin and Weng, 2004.) Solved exactly, by the inverse of the matrix with the constraint; ONNX Runtime stops an
-    iteration at 0.005 / classes.
+    (Wu, Lin and Weng, 2004.) Solved exactly, by the inverse of the matrix with the constraint; ONNX Runtime iterates.
     """
     b, dtype, pairs = c.b, scores.type.dtype, _pair_list(classes)
     p_a, p_b = (_numbers(c, n) for n in ("prob_a", "prob_b"))

@@ -1,8 +1,7 @@
 """Converters of decision trees: TreeEnsemble, and TreeEnsembleRegressor and -Classifier before it.
 
 A model's nodes become the normal form of `dnnc.ir.ops.trees`, in which `x[feature] <= split` is the only question: `x <
-v` asks about the next smaller number, `>` and `>=` exchange the branches, equality and membership become a search tree
-over the ends of intervals.
+v` asks about the next smaller number, `>` and `>=` exchange the branches, equality and membership become a search tree.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 @dataclass
 class Nodes:
-    """A model's trees: per node its feature, split, mode, next nodes, and whether NaN counts as a yes."""
+    """A model's trees: each node's feature, split, mode, children, and whether NaN counts as a yes."""
 
     feature: Array
     split: Array
@@ -112,7 +111,7 @@ def _before(v: Array) -> Array:
 
 
 def _search(n: Nodes, i: int, rows: list[list[int]], splits: list[Any], dtype: DType) -> None:
-    """Node i, which asks for one of some values, as a balanced search tree over the ends of [value, value]."""
+    """Replace membership node i by a balanced search tree over the ends of the intervals [value, value]."""
     inside, outside = (int(n.no[i]), int(n.yes[i])) if n.mode[i] == NEQ else (int(n.yes[i]), int(n.no[i]))
     nan = outside if n.mode[i] == NEQ or not n.missing[i] else inside
     given = n.members.get(i, []) if n.mode[i] == MEMBER else [float(n.split[i])]
@@ -295,14 +294,8 @@ def regressor(c: Call) -> Any:
     nodes, ids = _nodes(c)
     dtype = _compared(c, nodes.split)
     forest = normal_form(nodes, dtype)
-    y = _scores(
-        c,
-        forest,
-        _votes(c, "target", ids, forest),
-        c.integer("n_targets", 1),
-        c.text("aggregate_function", "SUM"),
-        dtype,
-    )
+    aggregate = c.text("aggregate_function", "SUM")
+    y = _scores(c, forest, _votes(c, "target", ids, forest), c.integer("n_targets", 1), aggregate, dtype)
     return c.cast(transformed(c, _based(c, y, _floats(c, "base_values")), c.text("post_transform", "NONE")), f32)
 
 
@@ -338,11 +331,9 @@ def _eligible(c: Call, y: Value, forest: Forest, votes: tuple[Array, Array], dty
 def _binary(
     c: Call, y: Value, voted: int, votes: tuple[Array, Array], base: Array | None, transform: str
 ) -> tuple[Value, Any]:
-    """Two classes of which only `voted` has votes. Where all are positive they are a probability: 1/2 decides; else 0
-    does.
+    """Two classes with votes of `voted` alone: probabilities (all positive) are split at 1/2, others at 0.
 
-    Votes for class 0 are the score of class 1, whose complement or opposite class 0 gets. Votes for class 1 leave class
-    0 without a score.
+    Votes for class 0 are the score of class 1, whose complement or opposite class 0 gets. Else class 0 has no score.
     """
     y = c.b.slice(y, starts=(0, voted), steps=(1, 1), shape=(y.type.shape[0], 1))
     if base is not None and base.size:
@@ -391,14 +382,8 @@ def ensemble(c: Call) -> Any:
     dtype = c.type_of(0).dtype
     forest = normal_form(nodes, dtype if dtype is f64 else f32)
     votes = gathered_votes(np.arange(leaves) + count, targets, weights.reshape(-1).astype(forest.splits.dtype), forest)
-    y = _scores(
-        c,
-        forest,
-        votes,
-        c.integer("n_targets", 1),
-        AGGREGATES[c.integer("aggregate_function", 1)],
-        dtype if dtype is f64 else f32,
-    )
+    aggregate = AGGREGATES[c.integer("aggregate_function", 1)]
+    y = _scores(c, forest, votes, c.integer("n_targets", 1), aggregate, dtype if dtype is f64 else f32)
     return c.cast(transformed(c, y, TRANSFORMS[c.integer("post_transform", 0)]), dtype)
 
 

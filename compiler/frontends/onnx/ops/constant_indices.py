@@ -1,4 +1,4 @@
-"""Constant indices against the axes that they index: what lies outside is an error of the import."""
+"""Checks constant indices against their axes while the model is read; errors carry the node's name."""
 
 from __future__ import annotations
 

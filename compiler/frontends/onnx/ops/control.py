@@ -1,7 +1,4 @@
-"""Converters of control flow that can be decided while reading.
-
-`If` with a known condition is its branch. `Loop` and `Scan` with a known number of iterations are unrolled.
-"""
+"""Converters of control flow decided while reading: a known `If` is its branch; known loops are unrolled."""
 
 from __future__ import annotations
 
@@ -11,17 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.frontends.onnx.call import (
-    Call,
-    Condition,
-    Item,
-    NeedsValues,
-    contents_of,
-    number,
-    of_array,
-    of_value,
-    reworded,
-)
+from dnnc.frontends.onnx.call import Call, Condition, Item, NeedsValues, contents_of, number, of_array, of_value, reword
 from dnnc.frontends.onnx.ops.movement import split_parts
 from dnnc.frontends.onnx.region import NOT_A_REGION, loop_node, region, same_operands
 from dnnc.frontends.onnx.tensors import dtype_of
@@ -37,14 +24,14 @@ WORTH_A_LOOP = 48  # nodes; fewer are unrolled, for what is known while reading 
 
 
 def _require_one(c: Call, k: int, what: str, kinds: str) -> None:
-    """ModelError unless input k is absent, or one element of these kinds (or of an unknown number)."""
+    """Raise ModelError unless input k is absent, or one element (or an unknown number) of these kinds."""
     t = c.type_of(k) if c.has(k) else None
     if t is not None and (t.dtype.kind not in kinds or (isinstance(t.size, int) and t.size != 1)):
         raise ModelError(f"{what} must be one {'bool' if kinds == 'b' else 'integer'}, got {t}")
 
 
 def branch(c: Call) -> Any:
-    """The branch that a known condition chooses; else both, and the results chosen element by element."""
+    """Run the branch that the condition chooses; for a computed condition both, selecting elements."""
     importer, _ = c.env
     item = c.item(0)
     _require_one(c, 0, "the condition of an If", "b")
@@ -92,7 +79,7 @@ def _live(c: Call, taken: bool) -> Any:
     try:
         return importer.subgraph(c.graph(name), scope)
     except DnncError as e:
-        raise reworded(e, f"{e} (in the {name} of an If)") from e
+        raise reword(e, f"{e} (in the {name} of an If)") from e
 
 
 def _undecided(c: Call, name: str) -> NeedsValues:
@@ -214,7 +201,7 @@ def _unrolled(c: Call) -> Any:
 
 
 def _types(c: Call, body: Any, given: Sequence[Item | None]) -> list[TensorType | None]:
-    """The output types of a body that never runs: computed if the body fits its inputs, else as declared."""
+    """Return the output types of a body that never runs: computed if it fits its inputs, else declared."""
     importer, scope = c.env
     try:
         made, _ = region(c, "body", (), lambda: [_value(c, i) for i in importer.subgraph(body, scope, given)])
@@ -349,14 +336,8 @@ def _scan_loop(
     def build(number: Value, *values: Value) -> list[Value]:
         return [_value(c, i) for i in importer.subgraph(spec.body, scope, list(map(of_value, values)))]
 
-    made = loop_node(
-        c,
-        carried,
-        rows,
-        build,
-        length=xs[0].type.shape[axes[0]],
-        backward=tuple(map(bool, (*spec.back, *spec.out_back))),
-    )
+    backward = tuple(map(bool, (*spec.back, *spec.out_back)))
+    made = loop_node(c, carried, rows, build, length=xs[0].type.shape[axes[0]], backward=backward)
     out: list[Any] = made[: len(carried)]
     for v, a in zip(made[len(carried) :], spec.out_axes):
         at = normalize_axis(a, v.type.rank)

@@ -1,4 +1,4 @@
-"""Converters of operators with results of data-dependent size: constants, or a fresh dim."""
+"""Converters of operators with data-dependent shapes: constants of constants, else the size is a fresh dim."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEW_SCORES = 1 << 15  # all of which are candidates of a suppression: that costs
 
 
 def nonzero(c: Call) -> Any:
-    """Indices of what is not 0, a row per axis; a scalar has no axes, so the result is [0, 0] or [0, 1]."""
+    """Return the indices of nonzeros, a row for each axis; a scalar has no axes, so the result is [0, 0] or [0, 1]."""
     if not c.item(0).constant:
         x = c.x()
         x = (
@@ -55,9 +55,7 @@ def compress(c: Call) -> Any:
 
 
 def unique(c: Call) -> Any:
-    """Values (or slices along an axis) that differ, with their first index, the number of each element's value, and how
-    often each occurs.
-    """
+    """Return unique values (or slices along an axis), their first indices, the inverse numbers and the counts."""
     axis, in_order = c.integer("axis") if "axis" in c.attrs else None, c.flag("sorted", True)
     if c.item(0).constant:
         return _unique_constant(c, axis, in_order)
@@ -83,7 +81,7 @@ def _unique_constant(c: Call, axis: int | None, in_order: bool) -> tuple[Item, .
 
 
 def non_max_suppression(c: Call) -> Any:
-    """Rows [batch, class, box], by batch, class and falling score. Without a largest number there are none."""
+    """Return rows [batch, class, box] by batch, class and falling score; none without a limit of boxes per class."""
     boxes, scores = c.x(0), c.x(1)
     if boxes.type.rank != 3 or scores.type.rank != 3:
         raise ModelError(

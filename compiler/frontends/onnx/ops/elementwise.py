@@ -133,11 +133,8 @@ def with_numbers(op: str, **defaults: float) -> Converter:
 
 def shrink(c: Call) -> Value:
     x = c.x()
-    y = c.b.shrink(
-        c.cast(x, x.type.dtype if x.type.dtype.is_float else f32),
-        bias=c.number("bias", 0.0),
-        lambd=c.number("lambd", 0.5),
-    )
+    operand = c.cast(x, x.type.dtype if x.type.dtype.is_float else f32)
+    y = c.b.shrink(operand, bias=c.number("bias", 0.0), lambd=c.number("lambd", 0.5))
     return c.cast(y, x.type.dtype)
 
 

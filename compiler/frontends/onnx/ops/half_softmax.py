@@ -1,9 +1,7 @@
-"""Softmax of a half type over short rows, each operation in that type, as the standard defines it; and the scores that
-lead to it.
+"""Softmax of a half type over short rows, each operation in that type as the standard says; and its scores.
 
-Kernels keep values of half types in float32 and round what they store. For a softmax over a few elements the standard's
-own reading, by which expected values are made, is another one: difference, exp, sum and quotient round, and a sum of
-bfloat16 rounds after each addition.
+Kernels keep values of half types in float32 and round what they store. For a softmax over a few elements the standard
+reads otherwise: difference, exp, sum and quotient round, and a sum of bfloat16 rounds after each addition.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from dnnc.ir.op import Trait
 
 # The roundings of a running sum of n terms add up to at most (n - 1) * eps / 2 of it: 6 % for 16 terms of bfloat16. 256
 # ones sum to 256, and then more of them add nothing. Longer rows than these, and those whose length is not known, keep
-# float32 up to the result, which is closer to the exact one. One limit for all half types, so that long rows have one
-# softmax.
+# float32 up to the result, which is closer to the exact one. One limit serves all half types.
 LONGEST = 16
 
 
@@ -30,9 +27,7 @@ def is_rounded(x: Value, axis: int) -> bool:
 
 
 def rounded_softmax(c: Call, x: Value, axis: int) -> Any:
-    """The softmax of x, of which `is_rounded` holds. The element-wise operations from the last product or norm to x
-    round their operands, too.
-    """
+    """Softmax of x where `is_rounded` holds: element-wise ops since the last product or norm round operands too."""
     _round_operands(c, x)
     last = x.type.rank - 1
     if axis == last:

@@ -21,7 +21,7 @@ CUBIC = -0.75
 
 
 def grid_sample(c: Call) -> Any:
-    """x [N, C, D...] at grid [N, E..., len(D)], coordinates in [-1, 1], last dim first; taps are gathers."""
+    """Sample x [N, C, D...] at grid [N, E..., len(D)] in [-1, 1], last dim first; each tap is one weighted gather."""
     x, grid = c.x(0), c.x(1)
     sizes = [number(n, "a spatial dim of GridSample") for n in x.type.shape[2:]]
     how, padding = MODES.get(c.text("mode", "linear")), c.text("padding_mode", "zeros")
@@ -46,7 +46,7 @@ def grid_sample(c: Call) -> Any:
 
 
 def _taps(c: Call, t: Value, n: int, how: str, padding: str, corners: bool) -> list[tuple[Value, Value]]:
-    """(index, weight) of the taps along a dim of size n at coordinates t; outside the weight is 0 for zeros."""
+    """Return (index, weight) pairs along a dim of size n at coordinates t; the weight outside is 0 for zeros."""
     b = c.b
     x = b.mul(b.add(t, 1.0), (n - 1) / 2) if corners else b.sub(b.mul(b.add(t, 1.0), n / 2), 0.5)
     low, high = (0.0, n - 1.0) if corners else (-0.5, n - 0.5)
@@ -80,7 +80,7 @@ def _reflected(c: Call, x: Value, low: float, high: float) -> Any:
 
 
 def _weights(c: Call, t: Value, how: str) -> list[Value]:
-    """Taps at floor (nearest), floor and floor + 1 (linear), floor - 1 to floor + 2 (cubic), at fraction t."""
+    """Weights of the taps floor (nearest), floor..floor + 1 (linear) or floor - 1..floor + 2 (cubic) at fraction t."""
     b = c.b
     one = c.const(1.0, t.type.dtype)
     if how == "nearest":
@@ -99,7 +99,7 @@ def _weights(c: Call, t: Value, how: str) -> list[Value]:
 
 
 def col2im(c: Call) -> Any:
-    """Patches [N, C * patch, places] added up into images: a transposed convolution with unit weights."""
+    """Add patches [N, C * patch, places] up into images: a transposed convolution with one-hot weights."""
     x = c.x()
     image, block = c.ints_in(1, "image_shape"), c.ints_in(2, "block_shape")
     rank = len(image)

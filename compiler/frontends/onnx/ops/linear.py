@@ -27,9 +27,6 @@ def gemm(c: Call) -> Any:
     return c.b.gemm(a, b, bias, alpha=alpha, beta=beta, trans_a=c.flag("transA"), trans_b=c.flag("transB"))
 
 
-# --- einsum -----------------------------------------------------------------------------------------------------------
-
-
 class _Term:
     """An operand with a letter per axis; letters are unique once its diagonals are taken."""
 

@@ -146,16 +146,12 @@ def slice_(c: Call) -> Any:
 
 
 def split(c: Call) -> Any:
-    """Sizes are an attribute, or input 1 since opset 13; without them parts are equal, the last the smallest."""
+    """Split. Sizes: attribute, or input 1 (opset 1, 13+); without them parts are equal, the last may be smaller."""
     x = c.x()
     axis = normalize_axis(c.integer("axis", 0), x.type.rank)
     sizes: Sequence[Dim] | None = c.dims(1, "split") if c.has(1) else c.integers("split")
-    return split_parts(
-        c,
-        x,
-        axis,
-        sizes if sizes is not None else even_parts(x.type.shape[axis], c.integer("num_outputs", len(c.outputs))),
-    )
+    sizes = sizes if sizes is not None else even_parts(x.type.shape[axis], c.integer("num_outputs", len(c.outputs)))
+    return split_parts(c, x, axis, sizes)
 
 
 def even_parts(n: Dim, parts: int) -> list[Dim]:

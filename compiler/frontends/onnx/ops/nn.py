@@ -128,11 +128,7 @@ def _pool_window(c: Call, x: Value) -> tuple[dict[str, Any], Ints]:
 
 
 def _rounding(n: int, k: int, stride: int, dilation: int, begin: Any, end: Any) -> int:
-    """What must be added to the end pad (it may be negative) so that rounding down gives the number of windows that
-    rounding up asks for.
-
-    A window that would start in the end padding is not counted.
-    """
+    """Return the (perhaps negative) end pad for as many windows as rounding up gives, none starting in padding."""
     room = n + begin + end - (k - 1) * dilation - 1
     windows = -(-room // stride) + 1
     if (windows - 1) * stride >= n + begin:

@@ -84,7 +84,7 @@ def bernoulli(c: Call) -> Any:
 
 
 def multinomial(c: Call) -> Any:
-    """Samples per row of log weights: how many cumulated probabilities a uniform number reaches."""
+    """Sample from log-weights per row: count the cumulated class probabilities that a uniform number reaches."""
     b, x = c.b, c.x()
     x = x if x.type.dtype is f64 else c.cast(x, f32)
     rows, classes = x.type.shape
@@ -98,8 +98,7 @@ def multinomial(c: Call) -> Any:
 def dropout(c: Call) -> Any:
     """Nothing and a mask that is all true, unless `training_mode` is set.
 
-    ONNX's test cases define the draw by NumPy's Mersenne Twister where a node has a `seed` and all dims are numbers;
-    else it is Philox's.
+    ONNX's test cases define the draw by NumPy's Mersenne Twister for a `seed` and fixed dims; else it is Philox's.
     """
     training = c.has(2) and c.opset >= 12 and bool(c.scalar(2, "training_mode"))
     x = c.item(0)

@@ -1,4 +1,4 @@
-"""Converters of Resize and Upsample: every version becomes the `resize` op's exact fractions."""
+"""Converters of Resize and Upsample: each version's sizes and coordinates become exact fractions of `resize`."""
 
 from __future__ import annotations
 
@@ -154,9 +154,7 @@ def _antialiased(c: Call, x: Value, plan: Sequence[_Axis], mode: str, how: str) 
 def _matrix(
     at: np.ndarray[Any, Any], old: int, scale: float, how: str, a: float, exclude: bool
 ) -> np.ndarray[Any, Any]:
-    """Weights [new, old] of a kernel that is stretched by 1/scale around the coordinates `at`; what lies outside counts
-    for the border.
-    """
+    """Return weights [new, old] of a kernel stretched by 1/scale around `at`; taps outside count for the border."""
     reach = 1 if how == "linear" else 2
     start = math.floor(-reach / scale) + 1
     out = np.zeros((len(at), old))

@@ -26,7 +26,7 @@ WITH_ALPHA = {"leakyrelu": ("leaky_relu", 0.01), "thresholdedrelu": ("thresholde
 
 @dataclass(frozen=True)
 class _Direction:
-    """One direction of a layer: x W^T + b of all steps, R^T (columns as gates), and the rest of a step."""
+    """One direction of a layer: x W^T + b of all steps, R^T in the order of the gates, and what a step needs."""
 
     inputs: Value  # [steps, batch, gates*hidden]
     recurrent: Value  # [hidden, gates*hidden]
@@ -38,7 +38,7 @@ class _Direction:
 
 
 def layer(kind: str) -> Converter:
-    """Inputs: x, W, R, B, lengths, initial h, and for LSTM c and peepholes. Outputs: all h, last h, last c."""
+    """Inputs: x, W, R, B, lengths, initial h; LSTM: initial c, peepholes. Outputs: all h, last h, last c."""
 
     def convert(c: Call) -> Any:
         x = c.x()
@@ -102,15 +102,8 @@ def _direction(c: Call, kind: str, x: Value, d: int) -> _Direction:
         p = _row(c, c.x(7), d)
         peephole = [_part(c, p, 0, k * hidden, hidden) for k in range(3)]
     recurrent = c.b.transpose(r, perm=(1, 0))
-    return _Direction(
-        inputs,
-        recurrent,
-        reset_bias,
-        peephole,
-        hidden,
-        _activations(c, len(defaults), d, defaults),
-        c.number("clip", 0.0),
-    )
+    activations = _activations(c, len(defaults), d, defaults)
+    return _Direction(inputs, recurrent, reset_bias, peephole, hidden, activations, c.number("clip", 0.0))
 
 
 def _activations(c: Call, count: int, d: int, defaults: tuple[str, ...]) -> list[Activation]:

@@ -1,9 +1,7 @@
-"""Sequences, optionals and maps, which exist only while a model is read: their structure is known, what becomes of them
-is tensors.
+"""Sequences, optionals and maps exist only while a model is read: a static structure over tensors.
 
 A sequence is an item with `items`, an absent optional is None. A map is an item whose value holds one element for each
-of its `keys`; a sequence of maps with equal keys one row for each of them. What a call gives for such an input decides
-how a model is read.
+of its `keys`; a sequence of maps with equal keys one row for each of them. A call's values decide how it is read.
 """
 
 from __future__ import annotations
@@ -29,11 +27,7 @@ MAX_CHOICES = 64  # items of a sequence among which a computed position chooses
 
 
 def structured_input(name: str, kind: Kind, form: Form | None, leaf: Callable[[str, Kind], Item]) -> Item | None:
-    """The item of an input that is no plain tensor; `leaf(name, kind)` makes the input of one of its tensors.
-
-    Raises:
-        UnsupportedError: the structure is not given.
-    """
+    """Return a non-tensor input's item, tensors by `leaf(name, kind)`. UnsupportedError: unknown structure."""
     if form is None:
         raise UnsupportedError(
             f"input {name!r} is {_article(kind)}, whose structure is known at the call only; give one "

@@ -17,7 +17,7 @@ COUNTED = 1024  # elements up to which a row of symbolic length is sorted by cou
 
 
 def top_k(c: Call) -> Any:
-    """The k largest or smallest along an axis, always in order; opset 1 has k as an attribute."""
+    """Return the k largest or smallest along an axis, always sorted; opset 1 has k as an attribute."""
     x = c.x()
     axis = normalize_axis(c.integer("axis", -1), x.type.rank)
     (k,) = c.dims(1, "k") if c.opset >= 10 else (c.integer("k", -1),)

@@ -46,7 +46,7 @@ def normalize(c: Call) -> Any:
 
 
 def cast(c: Call, x: Value, to: DType) -> Any:
-    """Between strings and numbers. A narrow float is read as f32 and rounded; its text has its digits."""
+    """Convert between strings and numbers. Narrow floats are parsed as f32 and printed with their own digits."""
     if to is string:
         return x if x.type.dtype is string else c.b.to_string(x)
     if to.bits >= 32 or not to.is_float:

@@ -1,4 +1,4 @@
-"""Converters of operators that read images at computed places (regions, deformable convolution); determinants."""
+"""Converters of image operators with computed places: regions of interest, deformable convolution, determinants."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ Converter = Callable[[Call], Any]
 
 
 def roi_align(c: Call) -> Any:
-    """Bins of regions (x1, y1, x2, y2), each from points between pixels. Before opset 16 coordinates were not moved by
-    half a pixel.
-    """
+    """Pool bins of regions (x1, y1, x2, y2), each sampled between pixels. Opset 16 added the half-pixel shift."""
     x, rois, batch = c.x(0), c.x(1), c.x(2)
     mode, moved = (
         c.text("mode", "avg"),
