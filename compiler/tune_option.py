@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dnnc.autotune.search.task import Setting
@@ -31,20 +32,16 @@ def resolved(opts: CompileOptions) -> CompileOptions:
     tune = opts.tune
     if tune is None:
         return opts
-    from dnnc.autotune.log.replay import Winners
-
-    if isinstance(tune, Winners):
+    if isinstance(tune, _logs("replay").Winners):
         return opts
     if isinstance(tune, Mapping):
-        winners = Winners(tune)
+        winners = _logs("replay").Winners(tune)
     elif isinstance(tune, (int, float)):
         raise TuneError(
             f"tune={tune!r}: a budget cannot be spent here; measure with `dnnc tune` and give the path of its log"
         )
     else:
-        from dnnc.autotune.log.file import read
-
-        winners = Winners(read(tune, trials=False).winners(), str(tune))
+        winners = _logs("replay").Winners(_logs("file").read(tune, trials=False).winners(), str(tune))
     return replace(opts, tune=winners, dims=dict(opts.dims))
 
 
@@ -75,9 +72,7 @@ def choose_of(opts: CompileOptions, backend: Backend, kept: KernelCache | None =
     tuned = resolved(opts).tune
     if not isinstance(tuned, Mapping):
         return unmeasured(opts, backend, kept)
-    from dnnc.autotune.log.replay import chooser
-
-    return chooser(tuned, setting_of(opts, backend), unmeasured(opts, backend, kept))
+    return _logs("replay").chooser(tuned, setting_of(opts, backend), unmeasured(opts, backend, kept))
 
 
 def revise_of(choose: Choose) -> Revise | None:
@@ -93,8 +88,8 @@ def unmeasured(opts: CompileOptions, backend: Backend, kept: KernelCache | None 
 
     @cache
     def model() -> Choose:  # not loaded where all schedules are known
-        from dnnc.autotune.runners.machine import Machine
-        from dnnc.autotune.search.choose import pretrained
+        from dnnc.autotune.runners.machine import Machine  # loads the search
+        from dnnc.autotune.search.choose import pretrained  # loads the search
 
         return pretrained(Machine(backend), setting_of(opts, backend), kept=kept)
 
@@ -105,9 +100,7 @@ def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:
     """Say in the report what was replayed."""
     if manager is None or not hasattr(choose, "report"):
         return  # nothing is loaded for programs that replay nothing
-    from dnnc.autotune.log.replay import Replay
-
-    if isinstance(choose, Replay):
+    if isinstance(choose, _logs("replay").Replay):
         nodes = len(program.graph)
         manager.records.append(
             PassRecord(RECORD, 0.0, nodes, nodes, bool(choose.found or choose.fusions.taken), choose.report(program))
@@ -116,7 +109,9 @@ def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:
 
 def plain_winners(tune: Mapping[str, Any]) -> dict[str, Any]:
     """Winners as JSON data, which the option takes as well."""
-    from dnnc.autotune.log.record import plain_choice
-    from dnnc.autotune.log.replay import Winners
+    return {key: _logs("record").plain_choice(c) for key, c in _logs("replay").Winners(tune).items()}
 
-    return {key: plain_choice(c) for key, c in Winners(tune).items()}
+
+def _logs(module: str) -> Any:
+    """Return a module of tuning logs; a compilation without one loads none."""
+    return import_module(f"dnnc.autotune.log.{module}")

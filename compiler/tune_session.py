@@ -379,7 +379,7 @@ def make_runner(name: str, opts: CompileOptions, setting: Setting, devices: Sequ
         raise TuneError(f"runner={name!r}: expected {' or '.join(RUNNERS)}, or an object with `measure` and `close`")
     target = str(opts.target) if backend_class(parse_target(opts.target).kind).numbered else setting.target
     if name == "ray":
-        from dnnc.autotune.runners.ray_runner import RayRunner
+        from dnnc.autotune.runners.ray_runner import RayRunner  # loads ray, an optional package
 
         return RayRunner(target)
     return ProcessRunner(target, devices)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,10 +43,17 @@ app = typer.Typer(
 )
 
 
+def commands(name: str) -> Any:
+    """Return the module `dnnc.cli.NAME`, loaded when a command runs: NumPy, onnx and the compiler take longer than
+    `--help` may.
+    """
+    return import_module(f"dnnc.cli.{name}")
+
+
 def version(asked: bool) -> None:
     """Print the version and end."""
     if asked:
-        from importlib.metadata import version as installed
+        from importlib.metadata import version as installed  # takes as long as all of --help
 
         typer.echo(f"dnnc {installed('dnnc')}")
         raise typer.Exit
@@ -101,10 +109,10 @@ def compile_(
     A model with symbolic dims is compiled for the sizes that --dims gives, or for those of the arrays that --input
     gives. Compiled kernels go to the cache, where `dnnc run` and `dnnc.compile` find them.
     """
-    from dnnc.cli.compile import Saving, compile_command
 
-    saving = Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip()))
-    compile_command(job, as_json, saving, passes, detail)
+    c = commands("compile")
+    saving = c.Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip()))
+    c.compile_command(job, as_json, saving, passes, detail)
 
 
 @app.command("run", epilog="Example:  dnnc run digits.onnx --input image=x.npy --output y.npz")
@@ -125,9 +133,8 @@ def run(
 
     Without --input all inputs are random: normal floats, integers 0 and 1.
     """
-    from dnnc.cli.compile import run_command
 
-    run_command(job, output, repeat, seed, as_json)
+    commands("compile").run_command(job, output, repeat, seed, as_json)
 
 
 @app.command("verify", epilog="Example:  dnnc verify model.onnx --dims batch=1 --bisect")
@@ -145,9 +152,8 @@ def verify_(
 
     With --bisect the pass or kernel that breaks it is named, and a small graph printed that shows it.
     """
-    from dnnc.cli.verify import verify_command
 
-    verify_command(job, find, seed, as_json)
+    commands("verify").verify_command(job, find, seed, as_json)
 
 
 @app.command("bench", epilog="Example:  dnnc bench model.onnx --dims batch=1 --peers onnxruntime,openvino")
@@ -178,11 +184,10 @@ def bench(
     calls take turns with pauses between, outputs are compared, and the ratio of the medians says who is faster. Compare
     figures of one run only.
     """
-    from dnnc.cli.measure import bench_command, parse_peers
 
-    bench_command(
+    commands("measure").bench_command(
         job,
-        parse_peers(peers or ()),
+        commands("measure").parse_peers(peers or ()),
         duration,
         warmup,
         seed,
@@ -242,11 +247,10 @@ def tune_(
     faster than what dnnc picks unmeasured, in turns with it. Control-C ends the search early; every finished
     measurement is in the log.
     """
-    from dnnc.cli.tune import Effort, tune_command
 
-    tune_command(
-        job, Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report, libraries), as_json
-    )
+    t = commands("tune")
+    effort = t.Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report, libraries)
+    t.tune_command(job, effort, as_json)
 
 
 @app.command("profile", epilog="Example:  dnnc profile model.onnx --dims batch=1 --detail")
@@ -271,9 +275,8 @@ def profile(
     Measured while the program runs, on its threads and with its caches. The rest is waiting at barriers, and what
     passes in Python.
     """
-    from dnnc.cli.measure import profile_command
 
-    profile_command(job, repeat, detail, seed, as_json)
+    commands("measure").profile_command(job, repeat, detail, seed, as_json)
 
 
 @app.command("inspect", epilog="Example:  dnnc inspect digits.onnx --stage operator --kernel 0 --dims N=1")
@@ -310,13 +313,12 @@ def inspect(
 
     Kernels come with their schedule and the nodes that they compute. Dims without a size stay symbols where that works.
     """
-    from dnnc.cli.arguments import parse_dims
-    from dnnc.cli.inspect import View, inspect_command
-    from dnnc.options import CompileOptions
+    from dnnc.options import CompileOptions  # loads NumPy
 
-    sizes = parse_dims(dims or ())
+    sizes = commands("arguments").parse_dims(dims or ())
     options = CompileOptions(target, precision.option, numerics.value, sizes, opt_level=int(opt_level.value), tune=tune)
-    inspect_command(model, View(stage.lower(), kernel, naive, locs), options, as_json)
+    i = commands("inspect")
+    i.inspect_command(model, i.View(stage.lower(), kernel, naive, locs), options, as_json)
 
 
 @app.command("opt", epilog='Example:  dnnc opt g.py -p "fold,cse,dce,fuse" --print-after-all')
@@ -354,13 +356,13 @@ def opt(
     `fuse` and `memory-plan` change nothing: they print their plan. Constants of graph text are read from the .npz file
     beside it.
     """
-    from dnnc.cli.opt import Settings, opt_command
-    from dnnc.ir.target import TargetFacts
-    from dnnc.passes.base import pass_context
+    from dnnc.ir.target import TargetFacts  # loads NumPy
+    from dnnc.passes.base import pass_context  # loads NumPy
 
-    settings = Settings(passes, print_after_all, check, explain, output)
+    o = commands("opt")
+    settings = o.Settings(passes, print_after_all, check, explain, output)
     context = pass_context(TargetFacts(lanes), numerics=numerics.value, precision=precision.option)
-    opt_command(graph, tuple(dims or ()), settings, context, as_json)
+    o.opt_command(graph, tuple(dims or ()), settings, context, as_json)
 
 
 @app.command("export", epilog="Example:  dnnc export g.py -o model.onnx --opset 21")
@@ -384,27 +386,24 @@ def export(
     verbose: Verbose = False,
 ) -> None:
     """Write graph text or a model as an ONNX model, with fixed sizes or in another opset where asked."""
-    from dnnc.cli.export import export_command
 
-    export_command(graph, output, tuple(dims or ()), opset, as_json)
+    commands("export").export_command(graph, output, tuple(dims or ()), opset, as_json)
 
 
 @app.command("passes", epilog="Example:  dnnc passes")
 @guarded
 def passes(as_json: Json = False, verbose: Verbose = False) -> None:
     """List the graph passes in the order of the pipeline, each with its reason. `dnnc opt -p` takes their names."""
-    from dnnc.cli.opt import passes_command
 
-    passes_command(as_json)
+    commands("opt").passes_command(as_json)
 
 
 @app.command("targets", epilog="Example:  dnnc targets --json")
 @guarded
 def targets(as_json: Json = False, verbose: Verbose = False) -> None:
     """Show what this machine can compile for, and why not for the rest."""
-    from dnnc.cli.info import targets_command
 
-    targets_command(as_json)
+    commands("info").targets_command(as_json)
 
 
 @app.command("ops", epilog="Example:  dnnc ops --onnx")
@@ -421,27 +420,24 @@ def ops(
     verbose: Verbose = False,
 ) -> None:
     """List the ops of the graph IR and how each is defined."""
-    from dnnc.cli.info import ops_command
 
-    ops_command(onnx, as_json, markdown)
+    commands("info").ops_command(onnx, as_json, markdown)
 
 
 @cache_app.command("info", epilog="Example:  dnnc cache info")
 @guarded
 def cache_info(cache: Cache = "auto", as_json: Json = False, verbose: Verbose = False) -> None:
     """Show where compiled kernels are kept, how many there are, and how large they are together."""
-    from dnnc.cli.info import cache_info_command
 
-    cache_info_command(cache, as_json)
+    commands("info").cache_info_command(cache, as_json)
 
 
 @cache_app.command("clear", epilog="Example:  dnnc cache clear")
 @guarded
 def cache_clear(cache: Cache = "auto", as_json: Json = False, verbose: Verbose = False) -> None:
     """Remove all compiled kernels. The next compilation makes them anew."""
-    from dnnc.cli.info import cache_clear_command
 
-    cache_clear_command(cache, as_json)
+    commands("info").cache_clear_command(cache, as_json)
 
 
 @log_app.command("show", epilog="Example:  dnnc log show m.tune.jsonl --task 'conv*'")
@@ -453,9 +449,8 @@ def log_show(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbos
     With --task the trials are listed as well, fastest first. The winner is what compiling with --tune takes; "gain" is
     how much faster it is than what is compiled without a log, measured in turns with it.
     """
-    from dnnc.cli.log import show_command
 
-    show_command(log, task, as_json)
+    commands("log").show_command(log, task, as_json)
 
 
 @log_app.command("best", epilog="Example:  dnnc log best m.tune.jsonl")
@@ -466,9 +461,8 @@ def log_best(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbos
     A trial is not used for being fast: only a winner is, which was compared with the untuned kernel and checked against
         float64.
     """
-    from dnnc.cli.log import best_command
 
-    best_command(log, task, as_json)
+    commands("log").best_command(log, task, as_json)
 
 
 @log_app.command("merge", epilog="Example:  dnnc log merge monday.jsonl tuesday.jsonl -o both.jsonl")
@@ -484,9 +478,8 @@ def log_merge(
     Equal lines are kept once, and lines that a crash has torn are left out. Where several logs have a winner for a
     task, the latest holds.
     """
-    from dnnc.cli.log import merge_command
 
-    merge_command(logs, output, as_json)
+    commands("log").merge_command(logs, output, as_json)
 
 
 @log_app.command("prune", epilog="Example:  dnnc log prune m.tune.jsonl -o m.winners.jsonl")
@@ -515,6 +508,5 @@ def log_prune(
 
     Compiling with the pruned log gives the same code. A search that goes on with it has to measure again what went.
     """
-    from dnnc.cli.log import prune_command
 
-    prune_command(log, output, trials, target, task, as_json)
+    commands("log").prune_command(log, output, trials, target, task, as_json)

@@ -77,7 +77,7 @@ def need_source(model: str) -> None:
 
 def load_saved(path: str, threads: int | None, cache: Any) -> Executable:
     """`dnnc.load`; a warning becomes a line on stderr."""
-    from dnnc.artifact.load import load
+    from dnnc.artifact.load import load  # loads the runtime
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ArtifactWarning)

@@ -48,7 +48,7 @@ class Precision(str, Enum):
 
 def precision_aliases() -> Mapping[str, str]:
     """Other names of precisions."""
-    from dnnc.options import PRECISION_ALIASES
+    from dnnc.options import PRECISION_ALIASES  # loads NumPy
 
     return PRECISION_ALIASES
 
@@ -178,7 +178,7 @@ def _job(
     tune: Tune = None,
     strict_compile: StrictCompile = False,
 ) -> Any:  # a Job, whose class loads NumPy
-    from dnnc.cli.models import Job
+    from dnnc.cli.models import Job  # loads NumPy
 
     return Job(
         model,
