@@ -89,9 +89,7 @@ def device_number(a: Any) -> int:
             return found
     if hasattr(a, "__dlpack_device__"):
         return int(a.__dlpack_device__()[1])
-    from cupy.cuda.runtime import pointerGetAttributes
-
-    return int(pointerGetAttributes(a.__cuda_array_interface__["data"][0]).device)
+    return int(_cupy().cuda.runtime.pointerGetAttributes(a.__cuda_array_interface__["data"][0]).device)
 
 
 def interface_array(a: Any) -> DeviceArray:
@@ -128,10 +126,14 @@ def _from_torch(a: Any, device: Device) -> DeviceArray:
     return DeviceArray(a.data_ptr(), tuple(a.shape), str(a.dtype).removeprefix("torch."), a, None, copied)
 
 
-def _from_dlpack(a: Any) -> Any:
-    import cupy
+def _cupy() -> Any:
+    import cupy  # an optional package
 
-    return cupy.from_dlpack(a)
+    return cupy
+
+
+def _from_dlpack(a: Any) -> Any:
+    return _cupy().from_dlpack(a)
 
 
 def _from_interface(a: Any) -> DeviceArray:
@@ -141,9 +143,7 @@ def _from_interface(a: Any) -> DeviceArray:
     shape = tuple(int(n) for n in told["shape"])
     copied, read_only = not _contiguous(shape, told.get("strides"), told["typestr"]), bool(told["data"][1])
     if copied:
-        import cupy
-
-        a = cupy.ascontiguousarray(cupy.asarray(a))
+        a = _cupy().ascontiguousarray(_cupy().asarray(a))
         told = a.__cuda_array_interface__
     stream = told.get("stream")
     ready = DEFAULT_STREAM if stream == 1 else stream  # as the interface calls it
@@ -220,9 +220,7 @@ def to_host(a: Any) -> Any:
     """A device array as a NumPy array."""
     if _is_torch(a):
         return a.detach().cpu().numpy()
-    import cupy
-
-    return cupy.asnumpy(a if hasattr(a, "__cuda_array_interface__") else cupy.from_dlpack(a))
+    return _cupy().asnumpy(a if hasattr(a, "__cuda_array_interface__") else _from_dlpack(a))
 
 
 def stream_address(stream: Any) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import NUMBERS, array_of, scalar
+from dnnc.array.creation import asarray
 from dnnc.array.custom_products import Product, multiplied, products, replaced
 from dnnc.array.lazy import apply_all
 from dnnc.array.sizes import Size
@@ -80,8 +81,6 @@ class CustomOp:
         Raises:
             InputError: an operand is complex; ShapeError: shapes or dtypes do not fit, as `type` or `compute` says.
         """
-        from dnnc.array.creation import asarray
-
         numbers = (*NUMBERS, Size)
         first = next((x for x in arrays if not isinstance(x, numbers)), None)
         if first is None:

@@ -313,11 +313,10 @@ def inspect(
 
     Kernels come with their schedule and the nodes that they compute. Dims without a size stay symbols where that works.
     """
-    from dnnc.options import CompileOptions  # loads NumPy
-
     sizes = commands("arguments").parse_dims(dims or ())
-    options = CompileOptions(target, precision.option, numerics.value, sizes, opt_level=int(opt_level.value), tune=tune)
     i = commands("inspect")
+    level = int(opt_level.value)
+    options = i.CompileOptions(target, precision.option, numerics.value, sizes, opt_level=level, tune=tune)
     i.inspect_command(model, i.View(stage.lower(), kernel, naive, locs), options, as_json)
 
 
@@ -356,13 +355,9 @@ def opt(
     `fuse` and `memory-plan` change nothing: they print their plan. Constants of graph text are read from the .npz file
     beside it.
     """
-    from dnnc.ir.target import TargetFacts  # loads NumPy
-    from dnnc.passes.base import pass_context  # loads NumPy
-
     o = commands("opt")
     settings = o.Settings(passes, print_after_all, check, explain, output)
-    context = pass_context(TargetFacts(lanes), numerics=numerics.value, precision=precision.option)
-    o.opt_command(graph, tuple(dims or ()), settings, context, as_json)
+    o.opt_command(graph, tuple(dims or ()), settings, o.context(lanes, numerics.value, precision.option), as_json)
 
 
 @app.command("export", epilog="Example:  dnnc export g.py -o model.onnx --opset 21")

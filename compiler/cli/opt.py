@@ -16,6 +16,7 @@ from dnnc.ir.files import replacing
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.constant_text import write_constants
 from dnnc.ir.graph.verify import verify
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import Pass, PassContext, PassManager, PassRecord, parse_passes, pass_context
 from dnnc.passes.pipelines import COPY_OUTPUTS, PASSES
 from dnnc.passes.planning.fuse import FusionPlan, plan_fusion
@@ -41,6 +42,11 @@ class Settings:
     check: bool
     explain: bool
     output: str
+
+
+def context(lanes: int, numerics: str, precision: str | None) -> PassContext:
+    """Return the context of passes for a target of which no more than the vectors are known."""
+    return pass_context(TargetFacts(lanes), numerics=numerics, precision=precision)
 
 
 def opt_command(path: str, dims: tuple[str, ...], settings: Settings, ctx: PassContext, as_json: bool) -> None:

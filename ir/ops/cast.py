@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from dnnc.ir import te
@@ -26,8 +27,6 @@ def largest(t: DType) -> float:
     """The largest finite number of a float type."""
     if t.name in ("f64", "f32", "f16"):
         return float(np.finfo(t.numpy).max)
-    import ml_dtypes
-
     limits: Any = ml_dtypes.finfo
     return float(limits(t.numpy).max)
 
