@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from dnnc.ir.graph import Graph, Value
     from dnnc.ir.loops.stmt import Kernel
     from dnnc.passes.base import Pass
-    from dnnc.passes.planning.program import Program as ScheduledGraph
-    from dnnc.passes.planning.program import Step
+    from dnnc.passes.planning.program import ScheduledGraph, Step
     from dnnc.passes.schedule.problem import Choice, Problem, Template
 
 Array = np.ndarray[Any, Any]

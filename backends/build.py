@@ -22,8 +22,7 @@ from dnnc.ir.errors import DnncError
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.planning.ladder import Failure, fail
-from dnnc.passes.planning.program import Program as ScheduledGraph
-from dnnc.passes.planning.program import Step
+from dnnc.passes.planning.program import ScheduledGraph, Step
 
 if TYPE_CHECKING:
     from dnnc.backends.base import Backend, BuildJob

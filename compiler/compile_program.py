@@ -20,7 +20,7 @@ from dnnc.options import CompileOptions, check_every_pass, for_prologue, steps_d
 from dnnc.passes.base import FOLD_LIMIT, PassContext, PassManager, PassRecord, pass_context
 from dnnc.passes.pipelines import compile_program as schedule_graph
 from dnnc.passes.planning.ladder import built
-from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Template
 from dnnc.report import LADDER
 from dnnc.report.collect import program_report

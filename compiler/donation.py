@@ -23,7 +23,7 @@ from dnnc.ir.graph import Graph
 
 if TYPE_CHECKING:
     from dnnc.backends.base import Instance
-    from dnnc.passes.planning.program import Program
+    from dnnc.passes.planning.program import ScheduledGraph
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +49,7 @@ def donated(graph: Graph, names: tuple[Sequence[str], Sequence[str]], donate: Ma
     return pairs
 
 
-def copied(program: Program, outputs: Sequence[str]) -> tuple[str, ...]:
+def copied(program: ScheduledGraph, outputs: Sequence[str]) -> tuple[str, ...]:
     """What a report says of donated outputs that are not made where they end. `outputs`: users' names."""
     graph, place = program.graph, program.memory.place
     names = [outputs[k] for k, j in graph.donated.items() if place[graph.outputs[k]] != ("input", j)]

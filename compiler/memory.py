@@ -14,7 +14,7 @@ from dnnc.ir.errors import InputError, ShapeError, locations
 
 if TYPE_CHECKING:
     from dnnc.ir.graph import Graph
-    from dnnc.passes.planning.program import Program
+    from dnnc.passes.planning.program import ScheduledGraph
 
 SHOWN = 3  # of the largest, in a message
 UNKNOWN = 1 << 46  # bytes, where the system does not tell: no machine has more
@@ -46,7 +46,7 @@ def check_possible(graph: Graph) -> None:
             )
 
 
-def check_program(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+def check_program(program: ScheduledGraph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Raise InputError, with input and output names, where a fixed-size program exceeds the memory."""
     g = program.graph
     named = [*zip(inputs, g.inputs, ["input"] * len(g.inputs)), *zip(outputs, g.outputs, ["output"] * len(g.outputs))]

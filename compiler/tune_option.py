@@ -13,7 +13,7 @@ from dnnc.backends.registry import open_backend
 from dnnc.ir.errors import TargetError, TuneError
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassManager, PassRecord
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.step import Choose, first_choice
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def choose_of(opts: CompileOptions, backend: Backend, kept: KernelCache | None =
     tuned = resolved(opts).tune
     if not isinstance(tuned, Mapping):
         return unmeasured(opts, backend, kept)
-    return _logs("replay").chooser(tuned, setting_of(opts, backend), unmeasured(opts, backend, kept))
+    choose: Choose = _logs("replay").chooser(tuned, setting_of(opts, backend), unmeasured(opts, backend, kept))
+    return choose
 
 
 def revise_of(choose: Choose) -> Revise | None:
@@ -96,7 +97,7 @@ def unmeasured(opts: CompileOptions, backend: Backend, kept: KernelCache | None 
     return lambda problem, candidates: model()(problem, candidates)
 
 
-def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:
+def tell(choose: Choose, program: ScheduledGraph, manager: PassManager | None) -> None:
     """Say in the report what was replayed."""
     if manager is None or not hasattr(choose, "report"):
         return  # nothing is loaded for programs that replay nothing

@@ -49,7 +49,7 @@ from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, available_cpus, make_options
 from dnnc.passes.analysis.segments import Segment, needs_host, prepare, split
 from dnnc.passes.base import pass_context
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.report.tuning import write_html
 from dnnc.tune_option import choose_of, setting_of
@@ -221,13 +221,13 @@ def tasks_of(model: Any, opts: CompileOptions) -> tuple[str, list[tuple[Task, in
     return name, tasks_in(made, setting_of(opts))
 
 
-def programs_of(model: Any, opts: CompileOptions) -> tuple[str, list[Program]]:
+def programs_of(model: Any, opts: CompileOptions) -> tuple[str, list[ScheduledGraph]]:
     """The name of a model, and its programs."""
     graph = graph_of(model, opts)
     return graph.name, list(programs(graph, opts))
 
 
-def tasks_in(made: Sequence[Program], setting: Setting) -> list[tuple[Task, int]]:
+def tasks_in(made: Sequence[ScheduledGraph], setting: Setting) -> list[tuple[Task, int]]:
     """The tasks of programs, those with most work first, each with its calls."""
     found: dict[str, Task] = {}
     calls: dict[str, int] = {}
@@ -271,7 +271,7 @@ def _read(model: Any, opts: CompileOptions) -> Graph:
         ) from e
 
 
-def programs(graph: Graph, opts: CompileOptions) -> Iterator[Program]:
+def programs(graph: Graph, opts: CompileOptions) -> Iterator[ScheduledGraph]:
     """The programs of a model: one, or those of its segments between host steps."""
     if not needs_host(graph):
         yield program_of(graph, opts)
@@ -282,7 +282,7 @@ def programs(graph: Graph, opts: CompileOptions) -> Iterator[Program]:
             yield program_of(step.graph, replace(opts, dims={}, outputs=()))
 
 
-def program_of(graph: Graph, opts: CompileOptions) -> Program:
+def program_of(graph: Graph, opts: CompileOptions) -> ScheduledGraph:
     """A graph as the compiler schedules it."""
     return schedule(specialise(graph, {}), open_backend(opts.target, opts.threads), opts)
 

@@ -9,7 +9,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
 from dnnc.passes.analysis.kinds import is_view
 from dnnc.passes.base import Pass, PassContext, PassManager, graphs
-from dnnc.passes.planning.program import Known, Planner, Program, Revise
+from dnnc.passes.planning.program import Known, Planner, Revise, ScheduledGraph
 from dnnc.passes.planning.prologue import hoist
 from dnnc.passes.rewrites.attention import attention
 from dnnc.passes.rewrites.canonicalize import canonicalize
@@ -186,7 +186,7 @@ def compile_program(
     revise: Revise | None = None,
     known: Known | None = None,
     passes: Sequence[Pass] | None = None,
-) -> Program:
+) -> ScheduledGraph:
     """A graph, changed in place by passes -> scheduled kernels with a memory plan.
 
     `revise`: may fuse differently; `known`: what nests became before; `passes`: None takes those of the level."""

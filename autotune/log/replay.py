@@ -13,7 +13,7 @@ from dnnc.autotune.search.task import Setting, workload_key
 from dnnc.autotune.search.variants import Decisions
 from dnnc.ir.errors import TuneError
 from dnnc.passes.planning.ladder import Refusal
-from dnnc.passes.planning.program import Program, Revise
+from dnnc.passes.planning.program import Revise, ScheduledGraph
 from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.passes.schedule.step import Choose, first_choice
 
@@ -83,7 +83,7 @@ class Replay:
         self._given.append(choice)
         return choice
 
-    def refused(self, program: Program) -> list[tuple[str, Refusal]]:
+    def refused(self, program: ScheduledGraph) -> list[tuple[str, Refusal]]:
         """Return winners that did not apply, with kernel names: of another version or other templates."""
         given = {id(c) for c in self._given}
         steps = [
@@ -93,7 +93,7 @@ class Replay:
         ]
         return list({id(r): (name, r) for name, r in steps}.values())  # calls of one kernel share their refusal
 
-    def report(self, program: Program) -> tuple[str, ...]:
+    def report(self, program: ScheduledGraph) -> tuple[str, ...]:
         """What a user should know: how many kernels are tuned, which are not, which winners were of no use."""
         refused = self.refused(program)
         tuned = len(self.found) - len(refused)

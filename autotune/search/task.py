@@ -1,6 +1,6 @@
 """A task: one kernel as plain data that another process can rebuild, and its name in a log.
 
-In: a scheduled Program, or the problem of one group. Out: Tasks, each once, with how often the program calls them; the
+In: a ScheduledGraph, or the problem of one group. Out: Tasks, each once, with how often the program calls them; the
 problem of a Task. The key of a workload covers the naive kernel (operators, shapes, types, layouts, what is fused),
 which buffers are constants, the target and the numerics: all that decides schedules and speed, no weights.
 """
@@ -20,7 +20,7 @@ from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.text import show_kernel
 from dnnc.passes.lower.nests import scalar_constant
 from dnnc.passes.planning.fuse import Group
-from dnnc.passes.planning.program import Program, Step, lower_group
+from dnnc.passes.planning.program import ScheduledGraph, Step, lower_group
 from dnnc.passes.schedule.problem import Problem, classify
 
 
@@ -93,7 +93,7 @@ def workload_key(problem: Problem, setting: Setting) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def extract(program: Program, setting: Setting) -> list[tuple[Task, int]]:
+def extract(program: ScheduledGraph, setting: Setting) -> list[tuple[Task, int]]:
     """Tasks of a program with their numbers of calls, in order. Kernels with sizes of run time are left out."""
     found: dict[str, Task] = {}
     calls: Counter[str] = Counter()

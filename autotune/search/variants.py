@@ -20,7 +20,7 @@ from dnnc.ir.types import TensorType
 from dnnc.passes.planning.fuse import Group
 from dnnc.passes.planning.fusion_variants import Variant, cut, variants, vary, weights_encoding
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Choice
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def described(variant: Variant, names: Sequence[str]) -> str:
 # --- what to measure --------------------------------------------------------------------------------------------------
 
 
-def variations(programs: Sequence[Program], setting: Setting, keys: Collection[str]) -> list[Variation]:
+def variations(programs: Sequence[ScheduledGraph], setting: Setting, keys: Collection[str]) -> list[Variation]:
     """Other ways to make the groups whose tasks have these keys, in order of the programs."""
     out: dict[tuple[str, Variant], Variation] = {}
     for p in programs:
@@ -61,7 +61,7 @@ def variations(programs: Sequence[Program], setting: Setting, keys: Collection[s
     return list(out.values())
 
 
-def _of_program(program: Program, setting: Setting, keys: Collection[str]) -> Iterator[Variation]:
+def _of_program(program: ScheduledGraph, setting: Setting, keys: Collection[str]) -> Iterator[Variation]:
     wholes: dict[str, tuple[Task, Graph, Group, list[Variant]]] = {}
     for graph, g, found in _variable(program.region, setting):
         task = _task(graph, g, program.memory, setting)

@@ -38,8 +38,7 @@ from dnnc.ir.graph import Value
 from dnnc.ir.loops.stmt import Eval, Kernel, walk_stmts
 from dnnc.ir.loops.text import parse_kernel
 from dnnc.ir.target import Limits, Target, TargetFacts
-from dnnc.passes.planning.program import Program as ScheduledGraph
-from dnnc.passes.planning.program import Step
+from dnnc.passes.planning.program import ScheduledGraph, Step
 from dnnc.passes.schedule.problem import Choice, Problem, Template
 
 Array = np.ndarray[Any, Any]

@@ -27,8 +27,7 @@ from dnnc.ir.errors import DnncError, InternalError, TargetError
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.planning.ladder import Failure, fail
-from dnnc.passes.planning.program import Program as ScheduledGraph
-from dnnc.passes.planning.program import Step
+from dnnc.passes.planning.program import ScheduledGraph, Step
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget

@@ -23,7 +23,7 @@ from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime.link import link
 from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.prologue import prologue_of
-from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.passes.planning.program import ScheduledGraph
 
 
 @cache

@@ -31,8 +31,7 @@ from dnnc.ir.graph import Value
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.text import parse_kernel
 from dnnc.ir.shapes import concrete_shape
-from dnnc.passes.planning.program import Program as ScheduledGraph
-from dnnc.passes.planning.program import Step, is_parallel
+from dnnc.passes.planning.program import ScheduledGraph, Step, is_parallel
 
 Array = np.ndarray[Any, Any]
 

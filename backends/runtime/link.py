@@ -32,8 +32,7 @@ from dnnc.ir.loops.stmt import Buffer, stored
 from dnnc.ir.op import Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.analysis.alias import root as root_of
-from dnnc.passes.planning.program import AnyStep, ControlStep, Step
-from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.passes.planning.program import AnyStep, ControlStep, ScheduledGraph, Step
 
 Array = np.ndarray[Any, Any]
 PROBED = 1024  # elements of a constant that are looked at before it is hashed

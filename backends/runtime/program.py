@@ -16,7 +16,7 @@ from dnnc.ir.types import TensorType
 
 if TYPE_CHECKING:
     from dnnc.backends.runtime.prologue import Prologue
-    from dnnc.passes.planning.program import Program as ScheduledGraph
+    from dnnc.passes.planning.program import ScheduledGraph
 
 Array = np.ndarray[Any, Any]
 Check = Callable[[Device, Any, Launch], None]  # runs a kernel once on a device and compares; AccuracyError

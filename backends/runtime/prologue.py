@@ -25,7 +25,7 @@ from dnnc.ir.op import Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.analysis.kinds import is_kernel, kind_of
 from dnnc.passes.base import pass_context
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.rewrites.dce import dce
 
 Array = np.ndarray[Any, Any]
@@ -152,7 +152,7 @@ def _laid(a: Array, t: TensorType, given: list[Array]) -> Array:
     return pack_aligned(a, t)
 
 
-def prologue_of(program: Program) -> Prologue | None:
+def prologue_of(program: ScheduledGraph) -> Prologue | None:
     """The prologue of a program whose plan numbers what its kernels read of parameters; None where they read none."""
     made, bound = program.graph.prologue, program.memory.bound
     if made is None or not bound:

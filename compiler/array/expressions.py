@@ -31,8 +31,7 @@ from dnnc.options import CompileOptions, cache_folder, make_options
 from dnnc.passes.analysis.segments import needs_host
 from dnnc.passes.base import PassManager
 from dnnc.passes.planning.ladder import built
-from dnnc.passes.planning.program import KnownGroups, Planner
-from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.passes.planning.program import KnownGroups, Planner, ScheduledGraph
 from dnnc.passes.schedule.step import first_choice
 from dnnc.schedules import Schedules
 from dnnc.tune_option import choose_of

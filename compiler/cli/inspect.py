@@ -22,7 +22,7 @@ from dnnc.options import CompileOptions
 from dnnc.passes.analysis.segments import HostStep, needs_host, split
 from dnnc.passes.analysis.segments import prepare as prepare_split
 from dnnc.passes.base import pass_context
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def read_graph(model: str, dims: dict[str, Any]) -> Graph:
     return specialise(graph, fixed)
 
 
-def lowered(graph: Graph, machine: Backend, options: CompileOptions) -> Program:
+def lowered(graph: Graph, machine: Backend, options: CompileOptions) -> ScheduledGraph:
     """The program of a graph, with open dims as symbols. InputError names them where that does not work."""
     if graph.dims and not machine.any_sizes:
         raise InputError(open_dims("kernels for a device are made for fixed sizes", list(graph.dims)))
@@ -141,7 +141,7 @@ def lowered(graph: Graph, machine: Backend, options: CompileOptions) -> Program:
         ) from e
 
 
-def program_sources(program: Program, machine: Backend, naive: bool = False) -> Sources:
+def program_sources(program: ScheduledGraph, machine: Backend, naive: bool = False) -> Sources:
     """The texts of a program that nobody has compiled to machine code."""
     linked = machine.describe(program)
     texts = {linked.symbols[s.text]: show_kernel(s.nest) for s in program.kernels} if naive else None

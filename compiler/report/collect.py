@@ -10,8 +10,7 @@ from dnnc.ir.errors import Loc
 from dnnc.ir.expr import Expr, Var, const, value
 from dnnc.ir.shapes import as_env, resolve
 from dnnc.passes.base import PassRecord
-from dnnc.passes.planning.program import AnyStep, Step
-from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.passes.planning.program import AnyStep, ScheduledGraph, Step
 from dnnc.report import Count, KernelReport, MemoryReport, ProgramReport
 from dnnc.report.log import Laps, Log
 

@@ -31,8 +31,7 @@ from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
 from dnnc.passes.base import Pass, PassContext, PassManager
 from dnnc.passes.lower.nests import group_inputs
-from dnnc.passes.planning.program import AnyStep, Body, ControlStep, Step
-from dnnc.passes.planning.program import Program as ScheduledGraph
+from dnnc.passes.planning.program import AnyStep, Body, ControlStep, ScheduledGraph, Step
 from dnnc.tools.accuracy import first_difference
 from dnnc.tools.shrink import Failure, shrink
 

@@ -3,7 +3,7 @@
 A failure is anything that a later stage refuses: a schedule that does not apply or does not verify, a kernel of too
 many statements, code that cannot be emitted or compiled or takes too long, a kernel that cannot be loaded, one that the
 kernel check finds wrong. `Planner` (program.py) plans; a driver builds and, where kernels fail, hands them to
-`Program.stepped_down`, which plans again without what failed. All drivers do so through `built`.
+`ScheduledGraph.stepped_down`, which plans again without what failed. All drivers do so through `built`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dnnc.passes.schedule.step import NAIVE
 
 if TYPE_CHECKING:
     from dnnc.passes.planning.fuse import Group
-    from dnnc.passes.planning.program import Program, Step
+    from dnnc.passes.planning.program import ScheduledGraph, Step
 
 T = TypeVar("T")
 BUILDS = 3  # schedules of a nest that are built and fail, before the group becomes smaller
@@ -120,13 +120,13 @@ def reason(e: BaseException) -> str:
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
-def fail(program: Program, failures: Sequence[Failure]) -> None:
+def fail(program: ScheduledGraph, failures: Sequence[Failure]) -> None:
     """Raise what kernels of a program failed with, if there are such: KernelsFailed where the program can step down."""
     if failures:
         raise KernelsFailed(failures) if program.can_step_down else failures[0].error
 
 
-def built(program: Program, build: Callable[[Program], T]) -> tuple[Program, T]:
+def built(program: ScheduledGraph, build: Callable[[ScheduledGraph], T]) -> tuple[ScheduledGraph, T]:
     """Build a program, and where kernels of it fail the next best one.
 
     Returns:

@@ -124,7 +124,7 @@ TURNS = 8  # schedules of a nest that are tried, beside the first of each templa
 
 
 @dataclass(frozen=True)
-class Program:
+class ScheduledGraph:
     """The steps of a model (fixed or symbolic dims) with its memory plan. `region`: the source of both."""
 
     graph: Graph
@@ -139,7 +139,7 @@ class Program:
         """Is there another program to try where kernels of this one fail?"""
         return self.planner is not None and self.planner.ladder.down
 
-    def stepped_down(self, failures: Sequence[Failure]) -> Program:
+    def stepped_down(self, failures: Sequence[Failure]) -> ScheduledGraph:
         """Return the program without failed schedules. Raise a failure where its node has no other schedule."""
         assert self.planner is not None
         return self.planner.without(self, failures)
@@ -386,7 +386,7 @@ class Planner:
         """The graph with its groups."""
         return plan_region(self.graph, self.fuse, self.ctx.facts, self.ladder.cut)
 
-    def program(self) -> Program:
+    def program(self) -> ScheduledGraph:
         """Groups, memory and kernels."""
         while True:
             region = self.region()
@@ -398,7 +398,7 @@ class Planner:
             except Unfit as e:
                 self.ladder.split(e.groups)
 
-    def scheduled(self, region: Region, memory: MemoryPlan) -> Program:
+    def scheduled(self, region: Region, memory: MemoryPlan) -> ScheduledGraph:
         steps = build_steps(
             region,
             memory,
@@ -409,10 +409,10 @@ class Planner:
             self.known,
             self.groups,
         )
-        return Program(self.graph, region.fusion, memory, steps, region, self)
+        return ScheduledGraph(self.graph, region.fusion, memory, steps, region, self)
 
-    def without(self, program: Program, failures: Sequence[Failure]) -> Program:
-        """See `Program.stepped_down`."""
+    def without(self, program: ScheduledGraph, failures: Sequence[Failure]) -> ScheduledGraph:
+        """See `ScheduledGraph.stepped_down`."""
         nests = set()
         for f in failures:
             nodes = len(f.step.group.nodes)

@@ -30,7 +30,7 @@ from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
-from dnnc.passes.planning.program import Program, Step, build_steps, is_parallel, plan_region
+from dnnc.passes.planning.program import ScheduledGraph, Step, build_steps, is_parallel, plan_region
 from dnnc.passes.schedule.problem import Choice
 from dnnc.schedules import Schedules, schedules_for
 from dnnc.tools.sample_graphs import graph_of
@@ -49,13 +49,13 @@ def unscheduled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dnnc.passes.planning.program._scheduled", lambda *_: pytest.fail("its schedule is known"))
 
 
-def program(target: str, cache: Path | None, text: str = NET, **more: Any) -> Program:
+def program(target: str, cache: Path | None, text: str = NET, **more: Any) -> ScheduledGraph:
     options = CompileOptions(target=target, threads=2, **more)
     store = KernelCache(cache)
     return schedule(graph_of(text), open_backend(target, 2), options, cache=store)
 
 
-def told(p: Program) -> list[Any]:
+def told(p: ScheduledGraph) -> list[Any]:
     """All that a step says without its kernel."""
     return [
         (

@@ -18,7 +18,7 @@ from dnnc.compile_program import schedule
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
 from dnnc.options import CompileOptions
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Choice
 from dnnc.passes.schedule.step import candidates
 from dnnc.tune_option import setting_of
@@ -32,7 +32,7 @@ def graph() -> Graph:
     return parse(TEXT)
 
 
-def program(options: CompileOptions = OPTIONS) -> Program:
+def program(options: CompileOptions = OPTIONS) -> ScheduledGraph:
     return schedule(graph(), open_backend(options.target, options.threads), options)
 
 

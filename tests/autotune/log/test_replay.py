@@ -29,7 +29,7 @@ from dnnc.ir.target import TargetFacts
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Choice
 from dnnc.tune_option import resolved, setting_of
 from support.tuning_logs import OPTIONS, choices, graph, other, program, setting, tasks
@@ -38,7 +38,7 @@ HERE: dict[str, Any] = {"target": "llvm -threads=2", "cache": False}  # this mac
 INPUTS = [np.random.default_rng(k).standard_normal(s, np.float32) for k, s in enumerate(((64, 96), (96, 128)))]
 
 
-def scheduled(winners: Any, text: str = "") -> tuple[Program, tuple[str, ...]]:
+def scheduled(winners: Any, text: str = "") -> tuple[ScheduledGraph, tuple[str, ...]]:
     """The program of the graph, or of a text, with what the replay says of it."""
     choose = chooser(winners, setting())
     cpu = parse_target(setting().target)
@@ -48,13 +48,13 @@ def scheduled(winners: Any, text: str = "") -> tuple[Program, tuple[str, ...]]:
     return made, choose.report(made)
 
 
-def unscheduled() -> Program:
+def unscheduled() -> ScheduledGraph:
     """The program of the graph by the templates' own choices."""
     cpu = parse_target(setting().target)
     return compile_program(graph(), PassContext(TargetFacts(lanes=cpu.lanes)), templates(cpu))
 
 
-def chosen(p: Program) -> dict[str, Choice]:
+def chosen(p: ScheduledGraph) -> dict[str, Choice]:
     return {s.kernel.name: s.choice for s in p.kernels}
 
 
@@ -287,7 +287,7 @@ def test_compiling_while_a_search_writes(tmp_path: Path) -> None:
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
-def scheduled_for(graph: Graph, opts: CompileOptions, manager: PassManager | None = None) -> Program:
+def scheduled_for(graph: Graph, opts: CompileOptions, manager: PassManager | None = None) -> ScheduledGraph:
     return schedule(graph, open_backend(opts.target), opts, manager)
 
 

@@ -17,7 +17,7 @@ from dnnc.ir.graph.text import parse
 from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Problem
 from dnnc.passes.schedule.step import Choose, candidates, first_choice
 
@@ -39,14 +39,14 @@ class Few:
         return np.where(x[:, ROWS] > 0, -0.1 * (2.0 ** x[:, ROWS] - 1), -100.0)
 
 
-def program(choose: Choose, target: str = CPU, dims: str = "") -> Program:
+def program(choose: Choose, target: str = CPU, dims: str = "") -> ScheduledGraph:
     text = MODEL if not dims else f"{dims}\n{MODEL.strip()}".replace("f32[60,", "f32[N,")
     graph = parse(text, {"w": np.ones((100, 80), np.float32)})
     setting = Setting(target)
     return compile_program(graph, PassContext(TargetFacts(lanes=16)), machine_of(target).templates(setting), choose)
 
 
-def rows(p: Program) -> int:
+def rows(p: ScheduledGraph) -> int:
     return int(dict(next(p.kernels).choice.knobs)["mr"])
 
 

@@ -24,7 +24,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
 from dnnc.options import CompileOptions
 from dnnc.passes.planning.fusion_variants import Variant
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Choice
 from dnnc.tune_option import plain_winners, setting_of
 from dnnc.tune_session import Tuned, program_of, tune
@@ -48,11 +48,11 @@ def graph() -> Graph:
     )
 
 
-def program(**options: Any) -> Program:
+def program(**options: Any) -> ScheduledGraph:
     return program_of(graph(), CompileOptions(**{**OPTIONS, **options}))
 
 
-def ways(p: Program | None = None) -> dict[str, Variation]:
+def ways(p: ScheduledGraph | None = None) -> dict[str, Variation]:
     """All variations of the model, by what they are called."""
     p, setting = p or program(), setting_of(CompileOptions(**OPTIONS))
     return {f"{v.task.name}: {v}": v for v in variations([p], setting, [t.key for t, _ in extract(p, setting)])}

@@ -24,7 +24,7 @@ from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.nests import group_inputs
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.planning.program import Program, Step
+from dnnc.passes.planning.program import ScheduledGraph, Step
 
 TARGET = parse_target("llvm -threads=2")
 ROWS = """
@@ -93,7 +93,7 @@ def symbolic() -> dict[str, Graph]:
     }
 
 
-def program(g: Graph, target: CpuTarget = TARGET) -> Program:
+def program(g: Graph, target: CpuTarget = TARGET) -> ScheduledGraph:
     return compile_program(g.copy(), PassContext(TargetFacts(lanes=target.lanes)), templates(target))
 
 

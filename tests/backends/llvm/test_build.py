@@ -26,7 +26,7 @@ from dnnc.ir.graph.text import parse
 from dnnc.ir.shapes import concrete_shape
 from dnnc.ir.types import Dense, Layout, Part, TensorType, parse_layout
 from dnnc.options import CompileOptions
-from dnnc.passes.planning.program import Program
+from dnnc.passes.planning.program import ScheduledGraph
 
 # --- packing ----------------------------------------------------------------------------------------------------------
 
@@ -79,18 +79,18 @@ def test_pack_of_rows_is_the_array() -> None:
 # --- constants --------------------------------------------------------------------------------------------------------
 
 
-def program(text: str, constants: dict[str, Any] | None = None, level: int = 3) -> Program:
+def program(text: str, constants: dict[str, Any] | None = None, level: int = 3) -> ScheduledGraph:
     opts = CompileOptions(opt_level=level)
     return schedule(parse(text, constants), open_backend("llvm -mcpu=x86-64-v4"), opts)
 
 
-def laid_out(p: Program) -> tuple[Any, Any]:
+def laid_out(p: ScheduledGraph) -> tuple[Any, Any]:
     """The block of constants, and the byte at which each lies."""
     constants = place_constants(p)
     return constants.block(), constants.offsets
 
 
-def stored(p: Program, name: str) -> Any:
+def stored(p: ScheduledGraph, name: str) -> Any:
     """The bytes of a constant as the program's block holds them, as its dtype."""
     block, offsets = laid_out(p)
     v = next(v for v in offsets if v.name == name)

@@ -24,13 +24,13 @@ from dnnc.ir.expr import Const, Expr, Load, Op, const, load, op, rebuild
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import Block, For, Kernel, Store, map_stmt
-from dnnc.passes.planning.program import Program, Scheduled
+from dnnc.passes.planning.program import Scheduled, ScheduledGraph
 from support.times import in_a_quiet_round, quiet
 
 GRAPHS = graphs()
 
 
-def check(p: Program, change: Callable[[Kernel], Kernel] = lambda k: k, only: str = "") -> None:
+def check(p: ScheduledGraph, change: Callable[[Kernel], Kernel] = lambda k: k, only: str = "") -> None:
     for step in p.steps:
         if only in step.kernel.name:
             kernel = change(step.kernel)

@@ -17,7 +17,7 @@ from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.planning.program import Program, Step
+from dnnc.passes.planning.program import ScheduledGraph, Step
 from dnnc.passes.schedule.problem import classify
 from dnnc.tools.sample_graphs import graph_of
 
@@ -26,7 +26,7 @@ MATMUL = Nest((), "i", "", "j", ("r",), 0, 1, 0)
 WIDE, NARROW = parse_target("llvm -mcpu=skylake-avx512"), parse_target("llvm -mcpu=haswell")
 
 
-def compiled(g: Graph, target: CpuTarget) -> Program:
+def compiled(g: Graph, target: CpuTarget) -> ScheduledGraph:
     return compile_program(g, PassContext(TargetFacts(lanes=target.lanes)), templates(target))
 
 

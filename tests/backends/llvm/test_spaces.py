@@ -26,7 +26,7 @@ from dnnc.ir.target import TargetFacts
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.planning.program import Program, Step
+from dnnc.passes.planning.program import ScheduledGraph, Step
 from dnnc.passes.schedule.problem import Choice, Problem, varied
 from dnnc.tools.sample_graphs import graph_of
 
@@ -73,7 +73,7 @@ MODELS = {
 }  # fmt: skip
 
 
-def drawn(g: Graph, seed: int, target: CpuTarget = TARGET, strict: bool = False) -> Program:
+def drawn(g: Graph, seed: int, target: CpuTarget = TARGET, strict: bool = False) -> ScheduledGraph:
     """A program whose schedules are drawn at random."""
     rng, offered = random.Random(seed), templates(target, strict)
 
@@ -88,7 +88,7 @@ def drawn(g: Graph, seed: int, target: CpuTarget = TARGET, strict: bool = False)
     )
 
 
-def steps(p: Program) -> list[Step]:
+def steps(p: ScheduledGraph) -> list[Step]:
     """The kernels of a program, each of which has the schedule that was chosen for it."""
     found = [s for s in p.steps if isinstance(s, Step)]
     assert not any(s.refusal for s in found), [str(s.refusal) for s in found]

@@ -31,7 +31,7 @@ from dnnc.ir.target import TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.planning.program import Program, Step
+from dnnc.passes.planning.program import ScheduledGraph, Step
 from dnnc.passes.schedule.problem import Choice, Problem
 
 RNG = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return int(request.param)
 
 
-def program(g: Graph, knobs: dict[str, int] | None = None, target: Any = TARGET) -> Program:
+def program(g: Graph, knobs: dict[str, int] | None = None, target: Any = TARGET) -> ScheduledGraph:
     def choose(problem: Problem, offered: Any) -> Choice:
         first: Choice = offered[0]
         return (
@@ -82,7 +82,7 @@ def program(g: Graph, knobs: dict[str, int] | None = None, target: Any = TARGET)
     return compile_program(g, PassContext(TargetFacts(lanes=target.lanes)), templates(target), choose)
 
 
-def heavy(p: Program) -> Step:
+def heavy(p: ScheduledGraph) -> Step:
     return next(s for s in p.kernels if s.choice.template == "winograd")
 
 

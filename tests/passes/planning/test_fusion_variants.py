@@ -22,7 +22,7 @@ from dnnc.passes.pipelines import PASSES, compile_program
 from dnnc.passes.planning.fuse import Group, plan_fusion
 from dnnc.passes.planning.fusion_variants import MOST_CUTS, Variant, cut, variants, vary
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
-from dnnc.passes.planning.program import Program, plan_region
+from dnnc.passes.planning.program import ScheduledGraph, plan_region
 from support.random_graphs import random_graph
 
 EPILOGUE = "def f(x: f32[8, 24], w: f32[24, 32], b: f32[32]):\n    return relu(add(matmul(x, w), b))"
@@ -84,7 +84,7 @@ def test_host_steps_and_control_flow_have_no_variants() -> None:
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def made(text: str, pick: int | None = None, constants: Any = None) -> tuple[Program, list[Variant]]:
+def made(text: str, pick: int | None = None, constants: Any = None) -> tuple[ScheduledGraph, list[Variant]]:
     """The program of a text, with a variant of each group that has so many."""
     found: list[Variant] = []
 
@@ -103,7 +103,7 @@ def made(text: str, pick: int | None = None, constants: Any = None) -> tuple[Pro
     ), found
 
 
-def run_program(p: Program, inputs: list[Any]) -> Any:
+def run_program(p: ScheduledGraph, inputs: list[Any]) -> Any:
     """Its kernels, one after the other, by the interpreter."""
     arrays = dict(zip(p.graph.inputs, inputs))
     for s in p.kernels:

@@ -25,7 +25,7 @@ from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.fuse import Group, plan_fusion
 from dnnc.passes.planning.ladder import Ladder, Unfit
 from dnnc.passes.planning.memory_plan import plan_memory
-from dnnc.passes.planning.program import KnownGroups, Program, Step, build_steps, lower_group, plan_region
+from dnnc.passes.planning.program import KnownGroups, ScheduledGraph, Step, build_steps, lower_group, plan_region
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
 from dnnc.passes.schedule.step import first_choice
 from dnnc.tools.sample_graphs import graph_of
@@ -204,7 +204,7 @@ def test_large_kernels_are_parallel_and_small_ones_are_not() -> None:
 
 def test_dims_of_a_program_are_in_order() -> None:
     g = parse("def g(x: f32[Z, A], y: f32[M]):\n    return relu(x), relu(y)")
-    p: Program = compile_program(g, PassContext(), templates(TARGET))
+    p: ScheduledGraph = compile_program(g, PassContext(), templates(TARGET))
     assert [v.name for v in p.dims] == ["A", "M", "Z"]
 
 
