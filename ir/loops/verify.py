@@ -20,6 +20,7 @@ from dnnc.ir.expr import (
     free,
     load,
     logical_not,
+    maximum,
     op,
     show,
     show_at,
@@ -213,7 +214,9 @@ class _Check:
                     width = const(lanes)  # the limit may be what it likes
             if not nonneg(i, facts):
                 yield f"cannot show {show(i)} >= 0 in {where}"
-            if not nonneg(d - i - width, facts):
+            room = d - i  # min(n, max(d - i, 0)) elements fit wherever i lies: none are read where it is beyond d
+            fits = isinstance(width, Op) and width.name == "min" and any(a is maximum(room, 0) for a in width.args)
+            if not fits and not nonneg(room - width, facts):
                 yield f"cannot show {show(i)} + {show(width)} <= {show(d)} in {where}"
 
     def vector_index(self, i: Expr, d: Expr, where: str, facts: tuple[Expr, ...]) -> Iterator[str]:

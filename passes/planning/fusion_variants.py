@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.ir.encodings import Winograd
-from dnnc.ir.graph import Graph, Node
+from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import Encoding, TensorType
@@ -79,21 +79,23 @@ def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
     """Return the region with some groups remade, nested ones too. Repacked weights are new constants."""
     groups: list[Group] = []
     fresh: list[Group] = []
+    kept: list[Value] = []
     for g in region.fusion.groups:
         variant = chosen.get(g)
         if variant is None:
             groups.append(g)
+            kept += [v for v in g.outputs if v in region.inplace]
             continue
         if variant.tile is not None:
             _retile(region.graph, g, variant.tile)
-        fresh += cut(g, variant.cuts)
-    order = {n: k for k, n in enumerate(region.graph.nodes())}
-    plan = FusionPlan(tuple(sorted([*groups, *fresh], key=lambda g: order[g.nodes[-1]])), region.fusion.views)
-    kept = {v: region.inplace[v] for g in groups for v in g.outputs if v in region.inplace}
+        parts = cut(g, variant.cuts)
+        fresh += parts
+        groups += parts  # where the group stood: they read what it read, and what read it comes behind
+    plan = FusionPlan(tuple(groups), region.fusion.views)
+    inplace = {v: region.inplace[v] for v in kept}
     nested = {g: tuple(vary(r, chosen) for r in inner) for g, inner in region.nested.items()}
-    return Region(
-        region.graph, plan, {**kept, **find_inplace(region.graph, FusionPlan(tuple(fresh), plan.views))}, nested
-    )
+    inplace |= find_inplace(region.graph, FusionPlan(tuple(fresh), plan.views))
+    return Region(region.graph, plan, inplace, nested)
 
 
 # --- what is kept in memory -------------------------------------------------------------------------------------------

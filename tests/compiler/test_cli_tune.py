@@ -219,7 +219,7 @@ def test_an_interrupted_run_ends_with_its_table(here: Path) -> None:
         "--threads",
         "1",
     ]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), os.environ["PYTHONPATH"]))}
     child: Any = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 300
     while time.monotonic() < until and (

@@ -177,7 +177,7 @@ def test_a_wrong_kernel_is_found_before_it_is_used(device: InterpretedDevice, mo
 def test_verify_model(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(NET, verify="model")
     monkeypatch.setattr(
-        "dnnc.backends.runtime.link.ConstantBlock.made", lambda placed: np.zeros(placed.nbytes, np.uint8)
+        "dnnc.backends.runtime.link.ConstantBlock.block", lambda placed: np.zeros(placed.nbytes, np.uint8)
     )
     with pytest.raises(dnnc.AccuracyError, match=r"output .* of the compiled model is off"):
         compiled(NET, verify="model")

@@ -118,7 +118,7 @@ def test_shapes_share_the_memory_between_kernels(cache: Path) -> None:
     for b, s in ((1, 3), (4, 64), (2, 2), (3, 50), (1, 1)):
         f(ones(b, s, 32))
         most = max(most, f.cache.instance(((b, s, 32),)).arena_bytes)
-    assert [held.frame.arena.nbytes for held in f._compiler.frames] == [most]
+    assert [held.frame.arena.nbytes for held in f._compiler.runner.frames] == [most]
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_calls_of_different_shapes_at_once(cache: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
             assert list(pool.map(lambda x: outputs(f, x), cases)) == want
-    assert len(f._compiler.frames) <= 5
+    assert len(f._compiler.runner.frames) <= 5
 
 
 @pytest.mark.slow
