@@ -53,6 +53,14 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
+def bits(r: Any) -> str:
+    """The digest of an array's bytes; the text of anything else, strings too."""
+    import numpy as np
+
+    plain = isinstance(r, np.ndarray) and r.dtype.kind != "O"
+    return digest(np.ascontiguousarray(r).tobytes()) if plain else repr(r.tolist() if hasattr(r, "tolist") else r)
+
+
 def describe(f: Any, results: Any) -> Row:
     """The digests of kernel texts in order, and of results."""
     import numpy as np
@@ -66,7 +74,7 @@ def describe(f: Any, results: Any) -> Row:
     arrays = [np.ascontiguousarray(r) for r in many if isinstance(r, np.ndarray) and r.dtype.kind in "biuf"]
     return {
         "kernels": kernels,
-        "results": [digest(np.ascontiguousarray(r).tobytes()) if isinstance(r, np.ndarray) else repr(r) for r in many],
+        "results": [bits(r) for r in many],
         "values": [np.resize(r, min(r.size, VALUES)).astype(np.float64).tolist() for r in arrays],
         "eps": [float(np.finfo(r.dtype).eps) if r.dtype.kind == "f" else 0.0 for r in arrays],
     }
