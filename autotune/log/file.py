@@ -38,7 +38,7 @@ class Log:
         path: the file; None keeps the log in memory alone.
         tasks: by key.
         trials: by key of their task, in the order of the log.
-        wins: what searches settled on, by key of their task, in the order of the log; `winners` says which holds.
+        wins: the winners of searches, by key of their task, in the order of the log; `winners` says which holds.
         fusions: decisions on fused groups, by key of the task that is the group in one kernel; `fused` says which hold.
         sessions: runs of the tuner, in the order of the log.
         torn: bytes after the last newline, which are left out.

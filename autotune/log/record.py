@@ -40,12 +40,12 @@ class Session:
 
 @dataclass(frozen=True)
 class Winner:
-    """The schedule that a search settled on: a checked finalist, or the templates' own where none was faster."""
+    """The winner of a search: a checked finalist, or the templates' own where none was faster."""
 
     task: str  # key of the Task
     choice: Choice  # the schedule
     seconds: float  # of one call in the final comparison
-    # the same of the templates' own first choice, measured in turns with it; None where it was not measured
+    # the same of the templates' own first choice, measured alternately with it; None if unmeasured
     baseline: float | None = None
     machine: str = ""  # what it was measured on
     version: str = ""  # of dnnc
@@ -54,7 +54,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class Fusion:
-    """What a search settled on for a fused group: is it one kernel, as compiled, or made in another way?"""
+    """The fusion decision of a search for a group: one kernel, as compiled, or another division."""
 
     task: str  # key of the Task that is the group in one kernel
     parts: tuple[str, ...]  # keys of the tasks that stand in its place, in order
@@ -63,7 +63,7 @@ class Fusion:
     tile: int | None = None
     taken: bool = False  # was the other way faster beyond a tie?
     seconds: float = 0.0  # of the parts together, with their winners
-    # of the group in one kernel, with its winner, measured in turns with the parts where these were near
+    # of the group in one kernel, with its winner, measured alternately with the parts if these were near
     baseline: float = 0.0
     machine: str = ""  # what it was measured on
     version: str = ""  # of dnnc

@@ -433,7 +433,7 @@ def _join(ray: Any, address: str | None) -> Callable[[], None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep the terminal's stderr quiet, whoever writes: Ray's C++ part repeats a wrong token for 20 s."""
+    """Silence stderr of the process, C++ included: Ray repeats a wrong token for 20 s."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -2,7 +2,7 @@
 
     python -m dnnc.autotune.search.inspect layer.txt --target cuda --choices 8 --check
 
-It is for whoever brings up a new machine or device: it compiles, measures and checks as tuning does, keeping nothing.
+Use it to bring up a new machine or device: it compiles, measures and checks as tuning does, keeping nothing.
 """
 
 from __future__ import annotations

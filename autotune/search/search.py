@@ -149,13 +149,13 @@ class _Session:
             for e in self.everything:
                 e.reason = e.reason or e.search.done()
             self.rivals.close()
-            settled = [
+            finished = [
                 e
                 for e in self.everything
                 if e.reason and e.search.task.key not in self.verdicts and self._deserves_final(e)
             ]
-            if settled and any(not e.reason for e in self.everything):
-                self._finals(settled)  # early, so that the log has their winners whatever happens later
+            if finished and any(not e.reason for e in self.everything):
+                self._finals(finished)  # early, so that the log has their winners whatever happens later
             reason = self._over()
             if reason:
                 return reason
