@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dnnc.ir.errors import ArtifactWarning as ArtifactWarning
     from dnnc.ir.errors import DnncError as DnncError
     from dnnc.ir.errors import DnncWarning as DnncWarning
+    from dnnc.ir.errors import GradientError as GradientError
     from dnnc.ir.errors import InputError as InputError
     from dnnc.ir.errors import InternalError as InternalError
     from dnnc.ir.errors import ModelError as ModelError
@@ -56,9 +57,9 @@ _WHERE = {
     "dnnc.frontends.trace": ("Spec", "cond", "scan", "trace", "while_loop"),
     "dnnc.frontends.trace.vmap": ("vmap",),
     "dnnc.ir.errors": (
-        "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "InputError", "InternalError",
-        "ModelError",
-        "ParseError", "ScheduleError", "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",
+        "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "GradientError", "InputError",
+        "InternalError", "ModelError", "ParseError", "ScheduleError",
+        "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",
     ),
     "dnnc.ir.target": ("Target",),
     "dnnc.jitted": ("jit",),

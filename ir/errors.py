@@ -17,6 +17,10 @@ class UnsupportedError(DnncError):
     """An operator, opset or dtype that dnnc does not implement."""
 
 
+class GradientError(UnsupportedError):
+    """A derivative that does not exist, or that dnnc has no rule for."""
+
+
 class ShapeError(DnncError):
     """Shapes or dtypes of a graph do not fit together."""
 

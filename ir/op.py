@@ -157,8 +157,10 @@ class OpDef:
     decompose_serial: like decompose, for machines on which one thread walks a row.
     batching(b, op, operands, attrs) -> results for stacks of operands; see `dnnc.ir.batching`. Without it, the op's
       traits, decomposition or tensor expression say how.
-    vjp(b, node, cotangents, needed) -> cotangents of the operands.
-    jvp(b, node, tangents) -> tangents of the results.
+    vjp(b, node, cotangents, needed) -> cotangents of operands by position: a mapping with values of the operands' types
+      for those of `needed` that have one. `cotangents` has one for each result, None for zero. Without it, the tensor
+      expression or the decomposition says how; see `dnnc.ir.autodiff`.
+    jvp(b, node, tangents) -> tangents of the results, None for zero; without it, the transpose of the vjp.
     sharding(*input types, **attrs) -> for each operand and result the factor of each of its axes.
     quantization(b, node, operands) -> the node on quantized operands.
     """
@@ -184,7 +186,7 @@ class OpDef:
     equal_dims: Callable[..., Sequence[tuple[Dim, Dim]]] | None = None
     decompose_serial: Callable[..., Any] | None = None
     batching: Callable[..., Sequence[Any]] | None = None
-    vjp: Callable[..., Sequence[Any]] | None = None
+    vjp: Callable[..., Mapping[int, Any]] | None = None
     jvp: Callable[..., Sequence[Any]] | None = None
     sharding: Callable[..., Sequence[Any]] | None = None
     quantization: Callable[..., Any] | None = None

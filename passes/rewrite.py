@@ -20,6 +20,7 @@ import numpy as np
 from dnnc.ir.errors import InternalError, ShapeError
 from dnnc.ir.graph import Graph, Node, Value, union
 from dnnc.ir.graph.builder import Builder, infer
+from dnnc.ir.graph.expand import between
 from dnnc.ir.op import Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext, graphs, is_pure
@@ -303,16 +304,6 @@ def replace_each(graph: Graph, rules: Mapping[str, Callable[[Node], Value | None
             graph.erase(n)
             changed = True
     return changed
-
-
-def between(before: Node | None, n: Node) -> list[Node]:
-    """The nodes that stand after `before` (the start of the graph if None) and in front of n, in order."""
-    out = []
-    at = n.prev
-    while at is not None and at is not before:
-        out.append(at)
-        at = at.prev
-    return out[::-1]
 
 
 def sweep(graph: Graph, dead: Iterable[Node], outputs: set[Value]) -> list[Node]:

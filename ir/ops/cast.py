@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from dnnc.ir import te
+from dnnc.ir.autodiff.rules import elementwise as rules
 from dnnc.ir.dtype import DType, bf16, boolean, dtype, f16, f32, i8, i32, i64, u8
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.intrinsics import cast_numpy
@@ -99,6 +100,7 @@ CAST_OPS: tuple[OpDef, ...] = (
         reference=_reference,
         flops=size_flops(0),
         traits=ELEMENTWISE | {Trait.CONVERSION, Trait.KEEPS_SIGN},
+        vjp=rules.cast,
         samples=(
             sample("f32[3, 7]", to=i32, domain=(-9.0, 9.0)),
             sample("f32[3, 7]", to=u8, domain=(-300.0, 300.0)),

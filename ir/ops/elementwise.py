@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir.autodiff.rules import elementwise as rules
 from dnnc.ir.dtype import boolean, u64
 from dnnc.ir.expr import Expr, cast, const, logical_not, maximum, minimum, select
 from dnnc.ir.loops.intrinsics import TABLE
@@ -44,6 +45,7 @@ def unary(
     to_bool: bool = False,
     cost: Cost = Cost.CHEAP,
     traits: Iterable[Trait] = (),
+    vjp: Callable[..., Any] | None = None,
 ) -> OpDef:
     """An op of one operand; `kinds` are the kinds of dtypes that it takes."""
     out = boolean if to_bool else None
@@ -64,6 +66,7 @@ def unary(
         traits=ELEMENTWISE.union(traits),
         samples=tuple(_samples(1, kinds, domain)),
         cost=cost,
+        vjp=vjp,
     )
 
 
@@ -486,9 +489,16 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
         ),
     ),
     # activations
-    unary("relu", relu_value, lambda x: np.maximum(x, 0), "fi", traits=(Trait.IDEMPOTENT,)),
+    unary("relu", relu_value, lambda x: np.maximum(x, 0), "fi", traits=(Trait.IDEMPOTENT,), vjp=rules.relu),
     unary(
-        "sigmoid", sigmoid_value, _sigmoid, flops=10, domain=(-9.0, 9.0), cost=Cost.COSTLY, traits=(Trait.NOT_NEGATIVE,)
+        "sigmoid",
+        sigmoid_value,
+        _sigmoid,
+        flops=10,
+        domain=(-9.0, 9.0),
+        cost=Cost.COSTLY,
+        traits=(Trait.NOT_NEGATIVE,),
+        vjp=rules.sigmoid,
     ),
     unary(
         "softplus",

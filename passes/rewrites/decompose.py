@@ -9,13 +9,11 @@ Runs ahead of the algebraic passes, so that these know one spelling of each comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
-from dnnc.ir.graph import Graph, Node, union
-from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph.expand import expand
 from dnnc.passes.base import PassContext, graphs
-from dnnc.passes.rewrite import between
 
 
 def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> bool:
@@ -30,21 +28,3 @@ def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> boo
                     stack += reversed(expand(g, m, m.op.decompose_serial if ctx.facts.serial_rows else None))
                     changed = True
     return changed
-
-
-def expand(g: Graph, n: Node, definition: Callable[..., Any] | None = None) -> list[Node]:
-    """Replace one node by its op's decomposition, or by another definition; returns the new nodes, in order."""
-    definition = definition or n.op.decompose
-    assert definition is not None
-    before = n.prev
-    made = definition(Builder(g, n, n.locs), *n.inputs, **n.attrs)
-    new = between(before, n)
-    for o, v in zip(n.outputs, made if isinstance(made, (tuple, list)) else (made,)):
-        name = o.name
-        g.replace_all_uses(o, v)
-        if v.node in new:
-            g.rename(o, "")
-            g.rename(v, name)
-            v.locs = union(v.locs, n.locs)
-    g.erase(n)
-    return new

@@ -1,0 +1,1 @@
+"""Automatic differentiation: derivatives of scalar and tensor expressions, rules of ops, walks over graphs."""

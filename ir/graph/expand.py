@@ -1,0 +1,50 @@
+"""Put nodes in the place of others: decompositions, and graphs inside of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.core import Graph, Node, Value, union
+
+
+def between(before: Node | None, n: Node) -> list[Node]:
+    """The nodes that stand after `before` (the start of the graph if None) and in front of n, in order."""
+    out = []
+    at = n.prev
+    while at is not None and at is not before:
+        out.append(at)
+        at = at.prev
+    return out[::-1]
+
+
+def expand(g: Graph, n: Node, definition: Callable[..., Any] | None = None) -> list[Node]:
+    """Replace one node by its op's decomposition, or by another definition; returns the new nodes, in order."""
+    definition = definition or n.op.decompose
+    assert definition is not None
+    before = n.prev
+    made = definition(Builder(g, n, n.locs), *n.inputs, **n.attrs)
+    new = between(before, n)
+    for o, v in zip(n.outputs, made if isinstance(made, (tuple, list)) else (made,)):
+        name = o.name
+        g.replace_all_uses(o, v)
+        if v.node in new:
+            g.rename(o, "")
+            g.rename(v, name)
+            v.locs = union(v.locs, n.locs)
+    g.erase(n)
+    return new
+
+
+def inline(b: Builder, g: Graph, operands: Sequence[Value | None]) -> list[Value]:
+    """Add the nodes of a closed graph for these operands; its outputs there."""
+    env: dict[Value | None, Value | None] = {None: None, **dict(zip(g.inputs, operands))}
+    for v, array in g.constants.items():
+        env[v] = b.graph.constant(array, locs=v.locs)
+    for n in g.nodes():
+        b.locs = n.locs or b.locs
+        attrs = {k: a.copy() if isinstance(a, Graph) else a for k, a in n.attrs.items()}
+        made = b.node(n.op, [env[v] for v in n.inputs], attrs)
+        env.update(zip(n.outputs, made.outputs))
+    return [v for o in g.outputs if (v := env[o]) is not None]
