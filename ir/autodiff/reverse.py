@@ -66,11 +66,11 @@ def pullback(
         needed = [k for k, v in enumerate(n.inputs) if v is not None and v in active]
         operands = list(n.inputs)  # a rule may replace the node
         for k, c in node_vjp(b, n, given, needed).items():
-            v = operands[k]
-            assert v is not None
-            if c.type != v.type:
-                raise GradientError(f"the rule of {n.op.name} gives the cotangent {c!r} of the operand {v!r}")
-            parts.setdefault(v, []).append(c)
+            operand = operands[k]
+            assert operand is not None
+            if c.type != operand.type:
+                raise GradientError(f"the rule of {n.op.name} gives the cotangent {c!r} of the operand {operand!r}")
+            parts.setdefault(operand, []).append(c)
     b.locs = locs
     return [taken(v) for v in wanted]
 
