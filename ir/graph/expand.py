@@ -46,9 +46,9 @@ def inline(b: Builder, g: Graph, operands: Sequence[Value | None]) -> list[Value
         b.locs = n.locs or b.locs
         attrs = {k: a.copy() if isinstance(a, Graph) else a for k, a in n.attrs.items()}
         made = b.node(n.op, [env[v] for v in n.inputs], attrs)
-        for o, made_here in zip(n.outputs, made.outputs):
-            env[o] = made_here
-    return [v for o in g.outputs if (v := env[o]) is not None]
+        for o, result in zip(n.outputs, made.outputs):
+            env[o] = result
+    return [found for o in g.outputs if (found := env[o]) is not None]
 
 
 def prune(g: Graph) -> None:
