@@ -199,20 +199,23 @@ def defined(g: Graph, results: Sequence[Value], call: Call, cotangents: Sequence
 
 
 def require_path(g: Graph, x: Value, results: Sequence[Value], name: str) -> None:
-    """GradientError where results depend on a value, but only through what is no float."""
-    smooth, any_way = {x}, {x}
-    ends = []
+    """GradientError where results depend on a value, but only through what is no float.
+
+    Conditions and indices of derivatives are constant almost everywhere: what depends on them alone is zero.
+    """
+    smooth, cut = {x}, {x}  # by floats alone; by any path, but for those of derivatives
+    first = None
     for n in g.nodes():
         operands = {v for v in n.inputs if v is not None}
-        if not any_way.isdisjoint(operands):
-            any_way.update(n.outputs)
+        floats = [o for o in n.outputs if o.type.dtype.is_float]
         if not smooth.isdisjoint(operands):
-            floats = [o for o in n.outputs if o.type.dtype.is_float]
             smooth.update(floats)
-            if not floats:
-                ends.append(n)
-    if smooth.isdisjoint(results) and not any_way.isdisjoint(results):
-        first = ends[0]
+        if cut.isdisjoint(operands) or (smooth.isdisjoint(operands) and any(loc.derivative for loc in n.locs)):
+            continue
+        cut.update(n.outputs)
+        if first is None and not floats and not smooth.isdisjoint(operands):
+            first = n
+    if first is not None and smooth.isdisjoint(results) and not cut.isdisjoint(results):
         raise GradientError(
             f"the result depends on {name} only through {first.op.name}{locations(first.locs)}, which gives "
             f"{first.outputs[0].type.dtype}: there is no derivative. Say stop_gradient if zero is meant"

@@ -1,4 +1,4 @@
-"""Whole derivative matrices of functions: `jacrev`, `jacfwd`, `hessian`, row by row or column by column under `vmap`."""
+"""Derivative matrices of functions: `jacrev`, `jacfwd`, `hessian`, row by row or column by column under `vmap`."""
 
 from __future__ import annotations
 
