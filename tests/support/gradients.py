@@ -33,7 +33,7 @@ ROUNDINGS = 16.0  # errors of the interpreter in the graph's dtypes that kernels
 
 
 def raised(s: Sample) -> Sample:
-    """A sample with float64 for each float dtype. Of a domain that is one point, which may be a kink, the surroundings."""
+    """A sample with float64 for each float dtype; around a domain that is one point, since that may be a kink."""
     types = tuple(TensorType(f64, t.shape) if t.dtype.is_float else t for t in s.inputs)
     attrs = tuple((k, f64 if isinstance(v, DType) and v.is_float else v) for k, v in s.attrs)
     lo, hi = s.domain
@@ -56,7 +56,7 @@ def differentiable(g: Graph) -> bool:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A graph whose inputs are another's, then cotangents of its float outputs; its outputs are cotangents of inputs."""
+    """A graph whose inputs are another's and cotangents of its float outputs; its outputs are cotangents of inputs."""
 
     graph: Graph
     seeds: int  # how many cotangents go in

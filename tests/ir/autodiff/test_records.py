@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gradients import check_compiled, check_sample, differentiable, gradient, graph_of, raised
 
 from dnnc.ir.errors import DnncError, GradientError
 from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import OPS
+from support.gradients import check_compiled, check_sample, differentiable, gradient, graph_of, raised
 
 
 def label(case: Any) -> str:
