@@ -443,7 +443,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     binary("max", maximum, np.maximum, traits=(Trait.KEEPS_SIGN,), vjp=rules.maximum),
     unary("neg", operator.neg, np.negative, "fi", traits=(Trait.INVOLUTION,), vjp=rules.neg),
     unary("abs", _abs, np.abs, "fiu", traits=(Trait.IDEMPOTENT, Trait.NOT_NEGATIVE), vjp=rules.absolute),
-    unary("sign", _sign, np.sign, "fiu", traits=(Trait.IDEMPOTENT, Trait.AMPLIFIES)),
+    unary("sign", _sign, np.sign, "fiu", traits=(Trait.IDEMPOTENT, Trait.AMPLIFIES), vjp=rules.flat),
     unary("reciprocal", lambda x: 1.0 / x, lambda x: 1.0 / x, domain=(0.3, 3.0), vjp=rules.reciprocal),
     unary(
         "sqrt",
@@ -455,10 +455,10 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
         vjp=rules.square_root,
     ),
     # rounding; round is half to even
-    unary("floor", intrinsic("floor"), np.floor, domain=(-5.0, 5.0), traits=STEPS),
-    unary("ceil", intrinsic("ceil"), np.ceil, domain=(-5.0, 5.0), traits=STEPS),
-    unary("round", intrinsic("rint"), np.rint, domain=(-5.0, 5.0), traits=STEPS),
-    unary("trunc", intrinsic("trunc"), np.trunc, domain=(-5.0, 5.0), traits=STEPS),
+    unary("floor", intrinsic("floor"), np.floor, domain=(-5.0, 5.0), traits=STEPS, vjp=rules.flat),
+    unary("ceil", intrinsic("ceil"), np.ceil, domain=(-5.0, 5.0), traits=STEPS, vjp=rules.flat),
+    unary("round", intrinsic("rint"), np.rint, domain=(-5.0, 5.0), traits=STEPS, vjp=rules.flat),
+    unary("trunc", intrinsic("trunc"), np.trunc, domain=(-5.0, 5.0), traits=STEPS, vjp=rules.flat),
     # exponentials and trigonometry
     unary("exp", intrinsic("exp"), np.exp, flops=8, cost=Cost.LIGHT, traits=(Trait.NOT_NEGATIVE,)),
     unary("expm1", intrinsic("expm1"), np.expm1, flops=8),
