@@ -6,6 +6,7 @@ from dnnc.ir.ops.bits import BITS_OPS
 from dnnc.ir.ops.cast import CAST_OPS
 from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.ops.conv import CONV_OPS
+from dnnc.ir.ops.conv_backward import CONV_BACKWARD_OPS
 from dnnc.ir.ops.create import CREATE_OPS
 from dnnc.ir.ops.deform import DEFORM_OPS
 from dnnc.ir.ops.digits import DIGITS_OPS
@@ -38,7 +39,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "reduce": REDUCE_OPS,
     "matmul": MATMUL_OPS,
     "attention": ATTENTION_OPS,
-    "conv": CONV_OPS,
+    "conv": (*CONV_OPS, *CONV_BACKWARD_OPS),
     "pool": POOL_OPS,
     "normalize": NORMALIZE_OPS,
     "movement": MOVEMENT_OPS,
