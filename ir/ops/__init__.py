@@ -22,6 +22,7 @@ from dnnc.ir.ops.matmul import MATMUL_OPS
 from dnnc.ir.ops.movement import MOVEMENT_OPS
 from dnnc.ir.ops.normalize import NORMALIZE_OPS
 from dnnc.ir.ops.pool import POOL_OPS
+from dnnc.ir.ops.pool_backward import POOL_BACKWARD_OPS
 from dnnc.ir.ops.quantize import QUANTIZE_OPS
 from dnnc.ir.ops.random import RANDOM_OPS
 from dnnc.ir.ops.recurrence import RECURRENCE_OPS
@@ -40,7 +41,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "matmul": MATMUL_OPS,
     "attention": ATTENTION_OPS,
     "conv": (*CONV_OPS, *CONV_BACKWARD_OPS),
-    "pool": POOL_OPS,
+    "pool": (*POOL_OPS, *POOL_BACKWARD_OPS),
     "normalize": NORMALIZE_OPS,
     "movement": MOVEMENT_OPS,
     "index": INDEX_OPS,
