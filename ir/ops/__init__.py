@@ -2,6 +2,7 @@
 
 from dnnc.ir.op import OpDef
 from dnnc.ir.ops.attention import ATTENTION_OPS
+from dnnc.ir.ops.batch_norm import BATCH_NORM_OPS
 from dnnc.ir.ops.bits import BITS_OPS
 from dnnc.ir.ops.cast import CAST_OPS
 from dnnc.ir.ops.control import CONTROL_OPS
@@ -43,7 +44,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "attention": ATTENTION_OPS,
     "conv": (*CONV_OPS, *CONV_BACKWARD_OPS),
     "pool": (*POOL_OPS, *POOL_BACKWARD_OPS),
-    "normalize": NORMALIZE_OPS,
+    "normalize": (*NORMALIZE_OPS, *BATCH_NORM_OPS),
     "movement": MOVEMENT_OPS,
     "index": INDEX_OPS,
     "create": CREATE_OPS,
