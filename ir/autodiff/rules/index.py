@@ -52,8 +52,12 @@ def _by_constant(b: Builder, g: Any, at: Array, t: TensorType, axis: int) -> Any
         return None
     at = at.astype(np.int64)
     at = np.where(at < 0, at + n, at)
-    if m % n == 0 and (at == np.arange(m) // (m // n)).all():
-        split = b.reshape(g, shape=(*t.shape[: axis + 1], m // n, *t.shape[axis + 1 :]))
+    run = -(-m // n)
+    if (at == np.arange(m) // run).all():
+        more = [0] * t.rank
+        more[axis] = n * run - m
+        g = b.pad(g, pads=(*(0 for _ in more), *more)) if more[axis] else g
+        split = b.reshape(g, shape=(*t.shape[: axis + 1], run, *t.shape[axis + 1 :]))
         return b.reduce_sum(split, axes=(axis + 1,), keepdims=False)
     if (at == at[0] + np.arange(m)).all() and 0 <= at[0] <= n - m:
         before, after = [0] * t.rank, [0] * t.rank
