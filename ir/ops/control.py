@@ -3,7 +3,8 @@
 A body reads nothing but its inputs. Those of a loop are the iteration's number (i64[]), the carried values, one row of
 each scanned operand, and the captured values; its results are the condition (where there is one), the new carried
 values and one row of each stacked result. A loop ends after `trips` iterations or when its condition is false,
-whichever comes first; without stacked results the number of iterations may be known at run time only.
+whichever comes first; without stacked results the number of iterations may be known at run time only. Its gradient
+keeps the state of every `checkpoint`-th iteration and computes those in between again; 0: it keeps all that it needs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir.autodiff import control as rules
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.graph.core import Graph
 from dnnc.ir.op import OpDef, Trait, require
@@ -32,7 +34,9 @@ def _loop_type(
     scanned: int = 0,
     length: Dim | None = None,
     backward: tuple[bool, ...] = (),
+    checkpoint: int = 0,
 ) -> tuple[TensorType, ...]:
+    require(checkpoint >= 0, "a loop keeps its state every so many iterations, not {}", checkpoint)
     for t, what, dtype in ((trips, "trips", i64), (condition, "condition", boolean)):
         ok = t is None or (t.dtype is dtype and t.rank == 0)
         require(ok, "the {} of a loop must be {}[], got {}", what, dtype, t)
@@ -68,6 +72,7 @@ def _loop(
     scanned: int = 0,
     length: int | None = None,
     backward: tuple[bool, ...] = (),
+    checkpoint: int = 0,
 ) -> tuple[Array, ...]:
     limit = length if trips is None else int(trips) if length is None else min(int(trips), length)
     running = condition is None or bool(condition)
@@ -115,6 +120,22 @@ def _cond(
 
 
 CONTROL_OPS: tuple[OpDef, ...] = (
-    OpDef("loop", _loop_type, reference=_loop, traits=CONTROL | {Trait.ITERATES}, deciding=2),
-    OpDef("cond", _cond_type, reference=_cond, traits=CONTROL, deciding=1),
+    OpDef(
+        "loop",
+        _loop_type,
+        reference=_loop,
+        traits=CONTROL | {Trait.ITERATES},
+        deciding=2,
+        vjp=rules.loop_vjp,
+        jvp=rules.loop_jvp,
+    ),
+    OpDef(
+        "cond",
+        _cond_type,
+        reference=_cond,
+        traits=CONTROL,
+        deciding=1,
+        vjp=rules.cond_vjp,
+        jvp=rules.cond_jvp,
+    ),
 )
