@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dnnc.ir.autodiff.reverse import node_vjp, pullback, zeros
-from dnnc.ir.errors import Loc
+from dnnc.ir.errors import Loc, derivative
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.core import Graph, Node, Value
 from dnnc.ir.graph.expand import expand, inline, prune
@@ -27,7 +27,7 @@ def pushforward(
         g: changed in place. Nodes that are defined by other ops and have no rule become those ops.
         tangents: for values of floats a value of the same type each.
         wanted: float values that may depend on these.
-        locs: where values that belong to no node come from.
+        locs: where the function comes from; what belongs to no node of it gets these locations.
 
     Returns:
         For each value its tangent; None where no float path leads to it.
@@ -37,7 +37,7 @@ def pushforward(
     """
     outputs = g.outputs
     g.outputs = [*outputs, *wanted]  # so that they follow where nodes are expanded
-    b = Builder(g, locs=locs)
+    b = Builder(g, locs=derivative(locs))
     have: dict[Value, Value] = dict(tangents)
     stack = list(g.nodes())[::-1]
     while stack:
@@ -47,7 +47,7 @@ def pushforward(
         if n.op.decompose is not None and n.op.vjp is None and n.op.jvp is None:
             stack += reversed(expand(g, n))
             continue
-        b.locs = n.locs
+        b.locs = derivative(n.locs)
         given = [None if v is None else have.get(v) for v in n.inputs]
         results = list(n.outputs)  # a rule may replace the node
         made = n.op.jvp(b, n, given) if n.op.jvp is not None else _by_transpose(b, n, given)
@@ -62,7 +62,7 @@ def pushforward(
 def _by_transpose(b: Builder, n: Node, tangents: Sequence[Value | None]) -> list[Value | None]:
     """The tangents of a node's float results, by the transpose of its pullback."""
     g = Graph(n.op.name)
-    inner = Builder(g, locs=n.locs)
+    inner = Builder(g, locs=derivative(n.locs))
     operands = [None if v is None else g.add_input(f"x{k}", v.type) for k, v in enumerate(n.inputs)]
     again = inner.node(n.op, operands, dict(n.attrs))
     results = list(again.outputs)
