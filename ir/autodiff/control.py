@@ -20,7 +20,7 @@ from dnnc.ir.errors import GradientError
 from dnnc.ir.expr import const, unwrap
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.core import Graph, Node, Value
-from dnnc.ir.graph.expand import extract, inline, reached
+from dnnc.ir.graph.expand import extract, inline, prune, reached
 from dnnc.ir.types import TensorType
 
 Given = Sequence["Value | None"]
@@ -28,6 +28,8 @@ Given = Sequence["Value | None"]
 
 def loop_vjp(b: Builder, n: Node, cotangents: Given, needed: Sequence[int]) -> Mapping[int, Value]:
     length, every = n.attrs["length"], n.attrs["checkpoint"]
+    if length == 0:
+        return {k: c for k in needed if k < 2 + n.attrs["carried"] and (c := cotangents[k - 2]) is not None}
     if any(v is not None for v in n.inputs[:2]):
         if length is None:
             raise GradientError(
@@ -61,6 +63,11 @@ def _through(
             g.inputs.remove(v)
             g.release([v.name])
     return {k: c for k, c in zip(needed, found) if c is not None}
+
+
+def within_bound_vjp(b: Builder, n: Node, cotangents: Given, needed: Sequence[int]) -> Mapping[int, Value]:
+    (c,) = cotangents
+    return {0: c} if c is not None and 0 in needed else {}
 
 
 # --- loops in other forms ---------------------------------------------------------------------------------------------
@@ -280,38 +287,38 @@ def _read(body: Graph, seeds: set[Value], results: Sequence[Value], at_hand: set
 
 
 def loop_jvp(b: Builder, n: Node, tangents: Given) -> list[Value | None]:
-    """The loop carries, scans and stacks tangents beside values.
+    """A loop that carries and scans tangents beside values, and stacks those of stacked results.
 
-    h = loop(None, c, h0, w, body=f, carried=1)   ->   h, th = loop(None, c, h0, th0, w, tw, body=f', carried=2)
+    h = loop(None, c, h0, w, body=f, carried=1)   ->   _, th = loop(None, c, h0, th0, w, tw, body=f', carried=2)
+
+    The given loop stays: what is linear in tangents must not make values, so that it can be taken apart from them.
     """
-    a, g = n.attrs, b.graph
+    a = n.attrs
     ends, carried, scanned = n.inputs[1] is not None, a["carried"], a["scanned"]
-    count = len(n.inputs) - 2
-    with_tangent = {k for k in range(count) if tangents[2 + k] is not None}
+    operands, given = n.inputs[2:], tangents[2:]
+    moving = {k for k, t in enumerate(given) if t is not None}
     while True:  # a state that depends on a tangent has one from the beginning
         body = a["body"].copy()
         inner = Builder(body, None, n.locs)
-        given = {body.inputs[1 + k]: body.add_input(f"t_{body.inputs[1 + k].name}", body.inputs[1 + k].type)
-                 for k in sorted(with_tangent)}  # fmt: skip
+        own = body.inputs[1 : 1 + len(operands)]
+        inside = {own[k]: body.add_input(f"t_{own[k].name}", own[k].type) for k in sorted(moving)}
         floats = [k for k, o in enumerate(body.outputs[ends:]) if o.type.dtype.is_float]
-        found = pushforward(body, given, [body.outputs[ends + k] for k in floats], n.locs)
+        found = pushforward(body, inside, [body.outputs[ends + k] for k in floats], n.locs)
         made = {k: t for k, t in zip(floats, found) if t is not None}
-        results = body.outputs[ends:]
-        more = {k for k in made if k < carried} - with_tangent
+        more = {k for k in made if k < carried} - moving
         if not more:
             break
-        with_tangent |= more
+        moving |= more
     first = carried + scanned
-    parts = [
-        [k for k in sorted(with_tangent) if lo <= k < hi] for lo, hi in ((0, carried), (carried, first), (first, count))
-    ]
-    states, rows, captured = parts
-    stacks = [k for k in made if k >= carried]
-    changed = [made[k] if k in made else zeros(inner, results[k].type) for k in states]
-    flags = a["backward"] or (False,) * (scanned + len(results) - carried)
+    states, rows, captured = (
+        [k for k in sorted(moving) if low <= k < high]
+        for low, high in ((0, carried), (carried, first), (first, len(operands)))
+    )
+    stacked = [k for k in made if k >= carried]
+    flags = a["backward"] or (False,) * (scanned + len(n.outputs) - carried)
 
     def mixed(values: Sequence[Any], tangent: Callable[[int], Any]) -> list[Any]:
-        """Operands, or inputs of the body, each kind followed by its tangents."""
+        """Operands, or inputs of the body; each kind is followed by its tangents."""
         return [
             *values[:carried],
             *map(tangent, states),
@@ -321,79 +328,46 @@ def loop_jvp(b: Builder, n: Node, tangents: Given) -> list[Value | None]:
             *map(tangent, captured),
         ]
 
-    own = body.inputs[1 : 1 + count]
-    inputs = [body.inputs[0], *mixed(own, lambda k: given[own[k]])]
-    outputs = [*body.outputs[: ends + carried], *changed, *results[carried:], *(made[k] for k in stacks)]
-    joint = extract(body, body.name, inputs, outputs)
-    back = (
-        *flags[:scanned],
-        *(flags[k - carried] for k in rows),
-        *flags[scanned:],
-        *(flags[scanned + k - carried] for k in stacks),
-    )
-    attrs = {**a, "body": joint, "carried": carried + len(states), "scanned": scanned + len(rows), "backward": back}
-    start = [
-        t if (t := tangents[2 + k]) is not None else zeros(b, own[k].type) for k in range(count) if k in with_tangent
-    ]
-    seed = dict(zip(sorted(with_tangent), start))
-    _before(g, n, start)
-    old = list(n.outputs)
-    types = [TensorType(results[k].type.dtype, (a["length"], *results[k].type.shape)) for k in stacks]
-    g.redefine(
-        n,
-        [*n.inputs[:2], *mixed(n.inputs[2:], lambda k: seed[k])],
-        attrs,
-        [*old[:carried], *(results[k].type for k in states), *old[carried:], *types],
-    )
-    out: list[Value | None] = [None] * len(old)
-    for j, k in enumerate(states):
-        out[k] = n.outputs[carried + j]
-    for j, k in enumerate(stacks):
-        out[k] = n.outputs[len(states) + len(old) + j]
+    changed = [made[k] if k in made else zeros(inner, own[k].type) for k in states]
+    results = [*body.outputs[: ends + carried], *changed, *(made[k] for k in stacked)]
+    joint = extract(body, body.name, [body.inputs[0], *mixed(own, lambda k: inside[own[k]])], results)
+    back = (*flags[:scanned], *(flags[k - carried] for k in rows), *(flags[scanned + k - carried] for k in stacked))
+    attrs = {
+        **a,
+        "body": joint,
+        "carried": carried + len(states),
+        "scanned": scanned + len(rows),
+        "backward": back,
+    }
+    start = {k: t if (t := given[k]) is not None else zeros(b, own[k].type) for k in moving}
+    done = b.node(n.op, [*n.inputs[:2], *mixed(operands, lambda k: start[k])], attrs).outputs
+    out: list[Value | None] = [None] * len(n.outputs)
+    for k, o in zip([*states, *stacked], done[carried:]):
+        out[k] = o
     return out
 
 
 def cond_jvp(b: Builder, n: Node, tangents: Given) -> list[Value | None]:
-    """The branches compute tangents beside values, zeros where one has none."""
-    g = b.graph
+    """A branch that computes tangents, zeros where a body has none; see `loop_jvp`."""
     have = [k for k, t in enumerate(tangents) if t is not None and k]
     bodies: dict[str, Graph] = {}
     found: dict[str, list[Value | None]] = {}
     for name in ("then", "other"):
         body = bodies[name] = n.attrs[name].copy()
-        given = {
-            body.inputs[k - 1]: body.add_input(f"t_{body.inputs[k - 1].name}", body.inputs[k - 1].type) for k in have
-        }
+        own = list(body.inputs)
+        given = {own[k - 1]: body.add_input(f"t_{own[k - 1].name}", own[k - 1].type) for k in have}
         floats = [k for k, o in enumerate(body.outputs) if o.type.dtype.is_float]
-        made = pushforward(body, given, [body.outputs[k] for k in floats], n.locs)
-        found[name] = [None] * len(n.outputs)
-        for k, t in zip(floats, made):
-            found[name][k] = t
+        made = dict(zip(floats, pushforward(body, given, [body.outputs[k] for k in floats], n.locs)))
+        found[name] = [made.get(k) for k in range(len(n.outputs))]
     live = [k for k in range(len(n.outputs)) if any(ts[k] is not None for ts in found.values())]
+    out: list[Value | None] = [None] * len(n.outputs)
+    if not live:
+        return out
     for name, body in bodies.items():
         inner = Builder(body, None, n.locs)
-        body.outputs = [
-            *body.outputs,
-            *(t if (t := found[name][k]) is not None else zeros(inner, n.outputs[k].type) for k in live),
-        ]
-    start = [t for k in have if (t := tangents[k]) is not None]
-    _before(g, n, start)
-    old = list(n.outputs)
-    g.redefine(n, [*n.inputs, *start], {**n.attrs, **bodies}, [*old, *(old[k].type for k in live)])
-    out: list[Value | None] = [None] * len(old)
-    for j, k in enumerate(live):
-        out[k] = n.outputs[len(old) + j]
+        body.outputs = [t if (t := found[name][k]) is not None else zeros(inner, n.outputs[k].type) for k in live]
+        prune(body)
+    done = b.node(n.op, [*n.inputs, *(tangents[k] for k in have)], bodies).outputs
+    for k, o in zip(live, done):
+        out[k] = o
     return out
-
-
-def _before(g: Graph, n: Node, values: Sequence[Value]) -> None:
-    """Move the nodes that compute values, and stand behind a node, in front of it; they do not depend on it."""
-    source = reached(values, ())
-    behind = []
-    at = n.next
-    while at is not None:
-        if not source.isdisjoint(at.outputs):
-            behind.append(at)
-        at = at.next
-    for m in behind:
-        g.move(m, n)

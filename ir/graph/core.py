@@ -331,12 +331,6 @@ class Graph:
         node.graph = None  # prev and next stay: walks that stand on the node go on from there
         self._count -= 1
 
-    def move(self, node: Node, anchor: Node) -> None:
-        """Put a node of this graph in front of another."""
-        self._link(node.prev, node.next)
-        self._link(anchor.prev, node)
-        self._link(node, anchor)
-
     def redefine(
         self, node: Node, inputs: Sequence[Value | None], attrs: Attrs, outputs: Sequence[Value | TensorType]
     ) -> None:

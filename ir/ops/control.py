@@ -14,10 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir import te
 from dnnc.ir.autodiff import control as rules
 from dnnc.ir.dtype import boolean, i64
+from dnnc.ir.expr import const, select
 from dnnc.ir.graph.core import Graph
-from dnnc.ir.op import OpDef, Trait, require
+from dnnc.ir.loops.stmt import call
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import sample
+from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
 Array = np.ndarray[Any, Any]
@@ -97,6 +102,10 @@ def _loop(
     if length is None:
         return tuple(state)
     require(k == length or not stacked, "a loop of {} rows ended after {}", length, k)
+    if not length:  # the body tells the shapes of rows that it does not make
+        made = body(np.int64(0), *state, *(np.zeros(x.shape[1:], x.dtype) for x in rows), *captured)
+        made = made[(condition is not None) + carried :]
+        return (*state, *(np.zeros((0, *y.shape), y.dtype) for y in made))
     rows_made = (
         np.stack(c[::-1] if flip else c) for c, flip in zip(stacked, (*back[scanned:], *(False,) * len(stacked)))
     )
@@ -119,7 +128,32 @@ def _cond(
     return tuple((then if bool(condition) else other)(*captured))
 
 
+def _within_type(x: TensorType, over: TensorType) -> TensorType:
+    require(over == TensorType(i64, (2,)), "within_bound takes an i64[2], both 0 or both 1, got {}", over)
+    return x
+
+
+def _within(x: Tensor, over: Tensor) -> Tensor:
+    ended = over[(call("guard", over[(const(0),)] * 2, 0, 2),)].eq(0)
+    return te.compute(x.dims, x.dtype, lambda *i: select(ended, x[i], const(0, x.dtype.computed)))
+
+
+def _within_numpy(x: Array, over: Array) -> Array:
+    if over.any():
+        raise IndexError("the condition of a loop still holds when its bound is reached")
+    return x
+
+
 CONTROL_OPS: tuple[OpDef, ...] = (
+    OpDef(  # the result of a loop with a bound; an index outside of `over` where its condition still holds
+        "within_bound",
+        _within_type,
+        _within,
+        reference=_within_numpy,
+        traits=PURE,
+        samples=(sample("f32[3, 2]", "i64[2]", domain=(0.0, 0.0)), sample("i32[]", "i64[2]", domain=(0.0, 0.0))),
+        vjp=rules.within_bound_vjp,
+    ),
     OpDef(
         "loop",
         _loop_type,

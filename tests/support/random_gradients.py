@@ -178,11 +178,13 @@ def _differs(
     size = float(sum(np.abs(t).sum() for t in terms))
     try:
         rough, fine = (slope(h) for h in STEPS)
+        middle, h = value(0.0), STEPS[1]
+        ahead, behind = (value(h) - middle) / h, (middle - value(-h)) / h
     except (DnncError, IndexError):
         counts["moved out of the domain"] += 1
         return None
-    scale = max(abs(fine), 0.05 * size, 1e-3 * max(1.0, abs(value(0.0))))
-    if not abs(rough - fine) <= AGREE * scale or abs(fine) > LARGEST:
+    scale = max(abs(fine), 0.05 * size, 1e-3 * max(1.0, abs(middle)))
+    if not abs(rough - fine) <= AGREE * scale or not abs(ahead - behind) <= 0.05 * scale or abs(fine) > LARGEST:
         if abs(fine) <= LARGEST and not np.isfinite(exact):
             counts["not finite"] += 1
         counts["not smooth"] += 1
