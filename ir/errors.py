@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class DnncError(Exception):
@@ -94,11 +94,19 @@ class Loc:
     opset: int = 0
     file: str = ""
     line: int = 0
+    derivative: bool = False  # is it the derivative of what stands there?
 
     def __str__(self) -> str:
         if self.file:
-            return f"{self.file}:{self.line}"
-        return f"{self.name or '?'} ({self.op}, opset {self.opset})" if self.op else self.name
+            at = f"{self.file}:{self.line}"
+        else:
+            at = f"{self.name or '?'} ({self.op}, opset {self.opset})" if self.op else self.name
+        return f"derivative of {at}" if self.derivative else at
+
+
+def derivative(locs: tuple[Loc, ...]) -> tuple[Loc, ...]:
+    """The places of nodes that differentiate what stands at other places."""
+    return tuple(replace(loc, derivative=True) for loc in locs or (Loc("a function"),))
 
 
 def locations(locs: tuple[Loc, ...]) -> str:

@@ -11,6 +11,7 @@ from dnnc.passes.analysis.kinds import is_view
 from dnnc.passes.base import Pass, PassContext, PassManager, graphs
 from dnnc.passes.planning.program import Known, Planner, Revise, ScheduledGraph
 from dnnc.passes.planning.prologue import hoist
+from dnnc.passes.rewrite import replace_each
 from dnnc.passes.rewrites.attention import attention
 from dnnc.passes.rewrites.canonicalize import canonicalize
 from dnnc.passes.rewrites.capture_loop_constants import sink_constants
@@ -62,6 +63,11 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
     )
 
 
+def drop_marks(graph: Graph, ctx: PassContext) -> bool:
+    """recomputed(x, token) -> x"""
+    return replace_each(graph, {"recomputed": lambda n: n.inputs[0]})
+
+
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
     """Copy outputs that are inputs, constants, parameters, their views or duplicates to memory of their own."""
     changed = False
@@ -95,6 +101,11 @@ DECOMPOSE = Pass("decompose", decompose, "what is defined by other ops becomes t
 FOLD_AGAIN = Pass("fold-again", fold, "decompositions of weights (transposes of gemm) are constants")
 CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation, nothing that does nothing")
 CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
+MARKS = Pass(
+    "recomputed",
+    nested(drop_marks),
+    "values that are computed again are ordinary ones, once nothing merges them with those that were kept",
+)
 CANONICALIZE_AGAIN = Pass("canonicalize-again", canonicalize, "x * x out of two subtractions that are now one")
 IDIOMS = Pass(
     "idioms",
@@ -164,13 +175,13 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS,
+    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, MARKS, CANONICALIZE_AGAIN, IDIOMS,
     ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS,
     PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
-    0: (DECOMPOSE, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),
+    0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),
     1: tuple(p for p in PASSES if p is not LAYOUT),
     3: PASSES,
 }

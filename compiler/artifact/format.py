@@ -28,7 +28,7 @@ from dnnc.ir.errors import ArtifactError, a_type
 from dnnc.ir.files import replacing
 
 MAGIC = b"\x89dnnc\r\n\x1a"  # no text begins so, and a transfer that rewrites line ends breaks it
-FORMAT = 2
+FORMAT = 3
 SUFFIX = ".dnnc"
 PAGE = 4096
 CHUNK = 4 << 20  # bytes that are hashed at once: large sections are hashed by several threads

@@ -76,7 +76,7 @@ class Restored:
         g = self.parsed(self.text("model"), "the graph", constants)
         try:
             table, places = json.loads(self.text("locations"))
-            locs = [Loc(str(n), str(op), int(v), str(file), int(line)) for n, op, v, file, line in table]
+            locs = [Loc(str(n), str(op), int(v), str(file), int(line), bool(d)) for n, op, v, file, line, d in table]
             for x, numbers in zip(places_of(g), places, strict=True):
                 x.locs = tuple(locs[k] for k in numbers)
         except (ValueError, TypeError, IndexError) as e:

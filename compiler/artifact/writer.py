@@ -198,7 +198,7 @@ def _locations(graph: Graph) -> bytes:
     """JSON: the locations that occur, and for each place of `places_of` the numbers of its own."""
     numbers: dict[Loc, int] = {}
     places = [[numbers.setdefault(loc, len(numbers)) for loc in x.locs] for x in places_of(graph)]
-    table = [[loc.name, loc.op, loc.opset, Path(loc.file).name, loc.line] for loc in numbers]
+    table = [[loc.name, loc.op, loc.opset, Path(loc.file).name, loc.line, loc.derivative] for loc in numbers]
     return json.dumps([table, places], separators=(",", ":")).encode()
 
 

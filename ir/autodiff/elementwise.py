@@ -40,7 +40,7 @@ def unbroadcast(b: Builder, g: Value, operand: Value) -> Value:
     )
     axes = tuple(k for k in axes if k < extra or g.type.shape[k] != 1)
     summed = b.reduce_sum(g, axes=axes, keepdims=True) if axes else g
-    return summed if summed.type.shape == shape else b.reshape(summed, shape=shape)  # type: ignore[no-any-return]
+    return summed if summed.type.shape == shape else b.reshape(summed, shape=shape)
 
 
 def vjp(b: Builder, n: Node, cotangents: Sequence[Value | None], needed: Sequence[int]) -> Mapping[int, Value] | None:
@@ -81,7 +81,7 @@ def vjp(b: Builder, n: Node, cotangents: Sequence[Value | None], needed: Sequenc
 
 
 def _as_wide(b: Builder, g: Value, result: Value) -> Value:
-    return g if g.type.shape == result.type.shape else b.expand(g, shape=result.type.shape)  # type: ignore[no-any-return]
+    return g if g.type.shape == result.type.shape else b.expand(g, shape=result.type.shape)
 
 
 def _many(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dnnc.ir.autodiff import elementwise, stages
-from dnnc.ir.errors import DnncError, GradientError, Loc, locations
+from dnnc.ir.errors import DnncError, GradientError, Loc, derivative, locations
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.core import Graph, Node, Value
 from dnnc.ir.graph.expand import expand
@@ -31,7 +31,7 @@ def pullback(
         g: changed in place. Nodes that are defined by other ops and have no rule become those ops.
         cotangents: for values of floats a value of the same type each.
         wanted: float values: inputs, constants, parameters, or results of nodes.
-        locs: where a value that two cotangents meet in comes from.
+        locs: where the function comes from; what belongs to no node of it gets these locations.
 
     Returns:
         For each value its cotangent; None where no float path leads from it to a value with a cotangent.
@@ -39,7 +39,7 @@ def pullback(
     Raises:
         GradientError: an op on the way has no derivative; names the node.
     """
-    b = Builder(g, locs=locs)
+    b = Builder(g, locs=derivative(locs))
     outputs = g.outputs
     g.outputs = [*outputs, *cotangents]  # so that they follow where nodes are expanded
     active = _active(g, wanted)
@@ -62,16 +62,16 @@ def pullback(
         given = [taken(o) for o in n.outputs]
         if all(c is None for c in given):
             continue
-        b.locs = n.locs
+        b.locs = derivative(n.locs)
         needed = [k for k, v in enumerate(n.inputs) if v is not None and v in active]
         operands = list(n.inputs)  # a rule may replace the node
         for k, c in node_vjp(b, n, given, needed).items():
-            v = operands[k]
-            assert v is not None
-            if c.type != v.type:
-                raise GradientError(f"the rule of {n.op.name} gives the cotangent {c!r} of the operand {v!r}")
-            parts.setdefault(v, []).append(c)
-    b.locs = locs
+            operand = operands[k]
+            assert operand is not None
+            if c.type != operand.type:
+                raise GradientError(f"the rule of {n.op.name} gives the cotangent {c!r} of the operand {operand!r}")
+            parts.setdefault(operand, []).append(c)
+    b.locs = derivative(locs)
     return [taken(v) for v in wanted]
 
 
@@ -80,7 +80,8 @@ def node_vjp(b: Builder, n: Node, cotangents: Sequence[Value | None], needed: Se
     try:
         if n.op.vjp is not None:
             return n.op.vjp(b, n, cotangents, needed)
-        if Trait.ELEMENTWISE in n.op.traits and n.op.compute is not None:
+        plain = Trait.ELEMENTWISE in n.op.traits and Trait.CUSTOM not in n.op.traits  # for operands of any shapes
+        if plain and n.op.compute is not None:
             made = elementwise.vjp(b, n, cotangents, needed)
             if made is not None:
                 return made

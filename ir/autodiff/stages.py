@@ -185,9 +185,9 @@ def pullback(
         if t in reach and t in parts:
             stage = t.stage
             assert stage is not None
-            for at, weight in _through(t, known.get(t, t), _total(parts[t])):
+            for loops, at, weight in _through(t, stage, known.get(t, t), _total(parts[t])):
                 if isinstance(at.buf, Tensor) and at.buf in reach:
-                    parts.setdefault(at.buf, []).append(transposed(stage, at, weight))
+                    parts.setdefault(at.buf, []).append(transposed(loops, at, weight))
     return {t: _total(parts[t]) for t in wanted if t in parts}
 
 
@@ -204,24 +204,22 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
     return te.compute(parts[0].dims, parts[0].dtype.computed, element, "cotangent")
 
 
-def _through(t: Tensor, known: Tensor, g: Tensor) -> list[tuple[Load, Expr]]:
-    """The loads in a stage with their cotangents, for the stage's own cotangent."""
-    s = t.stage
-    assert s is not None
+def _through(t: Tensor, s: Stage, known: Tensor, g: Tensor) -> list[tuple[Stage, Load, Expr]]:
+    """The loads in a stage with their cotangents, for the stage's own cotangent `g`, each with the loops around it."""
     if s.own is not None:
         raise GradientError("elements that depend on those before them need a rule of their own")
     if s.updates is not None:
-        raise GradientError("updates at places that the data tells need a rule of their own")
+        return _through_updates(s, s.updates, g)
     seed = g[s.axes]
     if not s.reduce or s.combine == "sum":
-        return pull(s.value, seed)
+        return _within(s, pull(s.value, seed))
     if s.combine == "fmax":  # a shift on which the result does not depend
         return []
     if s.combine in ("max", "min"):  # equal elements share
         hit = s.value.eq(known[s.axes])
         one = select(hit, const(1.0, s.value.dtype), const(0.0, s.value.dtype))
         count = Tensor("ties", t.dtype.computed, t.shape, stage=Stage(s.axes, one, s.reduce, "sum", s.where))
-        return pull(s.value, masked(hit, seed / count[s.axes]))
+        return _within(s, pull(s.value, masked(hit, seed / count[s.axes])))
     # the product of the others, which a zero does not spoil
     again = {v: var(f"{v.name}_", lo=0, hi=v.hi) for v in s.reduce}
     differs = logical_not(all_of([a.eq(v) for v, a in again.items()]))
@@ -232,4 +230,16 @@ def _through(t: Tensor, known: Tensor, g: Tensor) -> list[tuple[Load, Expr]]:
         (*t.shape, *map(extent, s.reduce)),
         stage=Stage((*s.axes, *s.reduce), substitute(s.value, again), tuple(again.values()), "prod", where),
     )
-    return pull(s.value, seed * others[(*s.axes, *s.reduce)])
+    return _within(s, pull(s.value, seed * others[(*s.axes, *s.reduce)]))
+
+
+def _through_updates(s: Stage, put: Scatter, g: Tensor) -> list[tuple[Stage, Load, Expr]]:
+    """t[i] = e; t[index(u)] += value   ->   cot e = g[i]; cot value = g[index(u)]"""
+    if put.combine != "sum":
+        raise GradientError("updates at places that the data tells need a rule of their own")
+    updates = Stage(put.axes, put.value)
+    return [*_within(s, pull(s.value, g[s.axes])), *_within(updates, pull(put.value, g[put.index]))]
+
+
+def _within(loops: Stage, loads: list[tuple[Load, Expr]]) -> list[tuple[Stage, Load, Expr]]:
+    return [(loops, at, weight) for at, weight in loads]

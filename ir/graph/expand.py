@@ -46,5 +46,17 @@ def inline(b: Builder, g: Graph, operands: Sequence[Value | None]) -> list[Value
         b.locs = n.locs or b.locs
         attrs = {k: a.copy() if isinstance(a, Graph) else a for k, a in n.attrs.items()}
         made = b.node(n.op, [env[v] for v in n.inputs], attrs)
-        env.update(zip(n.outputs, made.outputs))
-    return [v for o in g.outputs if (v := env[o]) is not None]
+        for o, result in zip(n.outputs, made.outputs):
+            env[o] = result
+    return [found for o in g.outputs if (found := env[o]) is not None]
+
+
+def prune(g: Graph) -> None:
+    """Erase the nodes and constants that no output needs."""
+    kept = set(g.outputs)
+    for n in g.nodes(reverse=True):
+        if not any(o.uses or o in kept for o in n.outputs):
+            g.erase(n)
+    for v in list(g.constants):
+        if not v.uses and v not in kept:
+            g.erase_constant(v)

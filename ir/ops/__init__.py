@@ -8,6 +8,7 @@ from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.ops.conv import CONV_OPS
 from dnnc.ir.ops.create import CREATE_OPS
 from dnnc.ir.ops.deform import DEFORM_OPS
+from dnnc.ir.ops.derivatives import DERIVATIVE_OPS
 from dnnc.ir.ops.digits import DIGITS_OPS
 from dnnc.ir.ops.dynamic import DYNAMIC_OPS
 from dnnc.ir.ops.elementwise import ELEMENTWISE_OPS
@@ -63,6 +64,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "suppress": SUPPRESS_OPS,
     "host": HOST_OPS,
     "image": IMAGE_OPS,
+    "derivatives": DERIVATIVE_OPS,
 }
 
 OPS: dict[str, OpDef] = {op.name: op for family in FAMILIES.values() for op in family}

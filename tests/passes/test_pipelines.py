@@ -29,6 +29,7 @@ def test_levels() -> None:
     assert {p.name for p in PASSES} - {p.name for p in LEVELS[1]} == {"layout"}
     assert [p.name for p in LEVELS[0]] == [
         "decompose",
+        "recomputed",
         "dce",
         "precision",
         "wide-sums",

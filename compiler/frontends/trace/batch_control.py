@@ -40,6 +40,15 @@ def _checks(n: Node) -> bool:
     return te.checks(made if isinstance(made, tuple) else (made,))
 
 
+def function(batcher: Batcher, b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> list[Lazy]:
+    """An op that holds functions of its operands and of what they make: all of these are stacks."""
+    bodies = {
+        name: batcher.body(g, [True] * len(g.inputs), [True] * len(g.outputs)) if isinstance(g, Graph) else g
+        for name, g in attrs.items()
+    }
+    return control_values(op.name, [b.stack(x) for x in xs], **bodies)
+
+
 def row_by_row(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> list[Lazy]:
     """Any op, as a loop over the rows."""
     g = Graph(f"each_{op.name}")

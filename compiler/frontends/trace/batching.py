@@ -57,6 +57,8 @@ class Batcher:
             return batch_control.cond(self, b, op, xs, attrs)
         if op.name == "loop":
             return batch_control.loop(self, b, op, xs, attrs)
+        if any(isinstance(a, Graph) for a in attrs.values()):
+            return batch_control.function(self, b, op, xs, attrs)
         rule = rule_of(op)
         if rule is not None:
             return rule(b, op, xs, attrs)

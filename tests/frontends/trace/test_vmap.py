@@ -39,7 +39,8 @@ REFUSED = {
     "to_string", "from_string",
     "nonzero", "compress", "unique", "non_max_suppression", "truncate", "view", "measure", "decode_image",
 }  # fmt: skip
-WITHOUT_SAMPLES = {"loop", "cond", "recurrence"}  # control flow has tests below; passes alone make recurrences
+# control flow has tests below; passes alone make recurrences; functions are in test_gradients.py
+WITHOUT_SAMPLES = {"loop", "cond", "recurrence", "checkpoint", "custom_vjp"}
 
 
 # --- every op ---------------------------------------------------------------------------------------------------------

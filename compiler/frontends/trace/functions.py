@@ -1,0 +1,106 @@
+"""Functions of array code as graphs, for transformations that rewrite them; and graphs as calls on lazy values again.
+
+`record` runs a function once, with placeholders for some arrays of its arguments. What else it reads (arrays around it,
+values of an outer trace) becomes an input of the graph, so a transformed function may stand inside of traces, loops and
+other transformations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.array.core import NUMBERS, Array, from_buffer
+from dnnc.array.lazy import Call, Lazy, apply_all, depends, leaf, placeholder
+from dnnc.frontends.trace.control import values as control_values
+from dnnc.frontends.trace.regions import Region
+from dnnc.frontends.trace.tracer import located
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.pytree import Rules, Tree, flatten
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A function as a graph. Its inputs are the placeholders' parts, then what it captured."""
+
+    graph: Graph
+    captured: tuple[Lazy, ...]
+    tree: Tree  # of the results
+    results: tuple[Array, ...]  # with values of the trace: for their dtypes and shapes
+    paths: tuple[str, ...]
+
+    def arrays(self, parts: Sequence[Lazy]) -> list[Array]:
+        """The results with other values."""
+        rest = iter(parts)
+        return [Array([next(rest) for _ in a._parts], a.dtype) for a in self.results]
+
+
+def stand_in(a: Array) -> Array:
+    """An array of placeholders of the same type."""
+    return Array([placeholder(p.type) for p in a._parts], a.dtype)
+
+
+def record(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inner: Sequence[Array], before: int
+) -> Recorded:
+    """Run a function whose arguments hold the placeholders `inner`, which were made after call number `before`."""
+    leaves, tree = flatten(located(fn, args, kwargs), "", Rules(NUMBERS, any=True))
+    made = [x if isinstance(x, Array) else from_buffer(np.array(x)) for _, x in leaves]
+    parts = [p for a in inner for p in a._parts]
+    name = getattr(fn, "__name__", "")
+    title = name if name.isidentifier() else "function"
+    region = Region(title, parts, [f"x{k}" for k in range(len(parts))], before)
+    g = region.finish([p for a in made for p in a._parts])
+    return Recorded(g, tuple(region.captured), tree, tuple(made), tuple(path for path, _ in leaves))
+
+
+def number() -> int:
+    """A number above those of all calls so far."""
+    return next(Call.counted)
+
+
+# --- graphs as calls --------------------------------------------------------------------------------------------------
+
+
+class Replay:
+    """Lazy values of a graph's values. Nodes run when somebody asks for what they make, each once."""
+
+    def __init__(self, graph: Graph, known: Mapping[Value, Lazy]) -> None:
+        self.graph = graph
+        self.known: dict[Value, Lazy] = dict(known)
+
+    def values(self, wanted: Sequence[Value]) -> list[Lazy]:
+        stack = list(wanted)[::-1]
+        while stack:
+            v = stack[-1]
+            if v in self.known:
+                stack.pop()
+                continue
+            n = v.node
+            if n is None:
+                self.known[v] = leaf(self.graph.constants[v], None)
+                continue
+            missing = [i for i in n.inputs if i is not None and i not in self.known]
+            stack += missing[::-1]
+            if not missing:
+                self.known.update(zip(n.outputs, applied(n, [None if i is None else self.known[i] for i in n.inputs])))
+        return [self.known[v] for v in wanted]
+
+
+def applied(n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy]:
+    """The results of a node for lazy operands. However deep the calls lie, they stay one program."""
+    if any(True for _ in n.subgraphs()):
+        return control_values(n.op.name, inputs, **n.attrs)
+    types = tuple(o.type for o in n.outputs)
+    if any(0 in t.shape for t in types):
+        return apply_all(n.op, *inputs, **n.attrs)
+    call = Call(n.op, tuple(inputs), n.attrs, types)
+    if n.attrs and not call.traced and depends(call):
+        call.traced, call.device = True, None
+    if call.traced:
+        call.trace()
+        call.locs = n.locs or call.locs
+    return [Lazy(t, call, k) for k, t in enumerate(types)]
