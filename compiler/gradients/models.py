@@ -15,14 +15,14 @@ from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
 from dnnc.frontends.onnx.reader import load
 from dnnc.ir import checks
+from dnnc.ir.autodiff.paths import cut_at, require_path
 from dnnc.ir.autodiff.reverse import pullback, zeros
 from dnnc.ir.errors import GradientError, InputError, UnsupportedError
 from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.expand import prune
 from dnnc.ir.types import TensorType
-from dnnc.passes.base import pass_context
-from dnnc.passes.rewrites.dce import dce
 
 COTANGENTS = (None, "sum", "input")
 
@@ -63,8 +63,7 @@ def grad_of_model(
         read = read_graph(model)
     else:
         read = read_onnx(model, wrt, dims, shapes, values)
-    names = read.weights if isinstance(wrt, bool) else checks.names(wrt, "wrt")
-    return read.gradient(names, of, value, cotangent)
+    return read.gradient(wrt, of, value, cotangent)
 
 
 def gradient_graph(
@@ -104,6 +103,9 @@ def gradient_graph(
         seed = _seed(b, o, called.get(v, v.name), cotangent)
         seeds[o] = b.add(seeds[o], seed) if o in seeds else seed  # outputs may be one value
     found = pullback(made, seeds, by)
+    for v, x, c in zip(wrt, by, found):
+        if c is None:
+            require_path(made, x, [made.outputs[k] for k in numbers], called.get(v, v.name))
     gradients = [zeros(b, v.type) if c is None else c for v, c in zip(by, found)]
     taken = set(made.outputs) if values else set()
     for k, (v, c) in enumerate(zip(by, gradients)):
@@ -112,7 +114,7 @@ def gradient_graph(
         taken.add(c)
         made.rename(c, f"grad_{v.name}")
     made.outputs = [*(made.outputs if values else ()), *gradients]
-    dce(made, pass_context())
+    prune(made)
     return made
 
 
@@ -147,26 +149,27 @@ class Model:
     weights: tuple[str, ...]
 
     def gradient(
-        self, wrt: Sequence[str], of: str | Sequence[str] | None, values: bool, cotangent: str | None
+        self,
+        wrt: str | Sequence[str] | bool,
+        of: str | Sequence[str] | None = None,
+        values: bool = False,
+        cotangent: str | None = None,
     ) -> Graph:
         """`gradient_graph` by names. InputError: a name that is not there, or twice."""
-        if not wrt:
-            raise InputError("wrt names nothing; give inputs or initializers of floats, or True for all of the latter")
         if of is None and len(self.outputs) != 1:
             raise InputError(
                 f"the model has the outputs {', '.join(self.outputs)}; say which is differentiated, such as "
                 f"of={next(iter(self.outputs), '')!r}"
             )
         many = list(self.outputs) if of is None else checks.names(of, "of")
-        known = {v: n for n, v in (*self.sources.items(), *self.outputs.items())}
-        return gradient_graph(
-            self.graph,
-            [_named(n, self.outputs, "of", "output") for n in _once(many, "of")],
-            [_named(n, self.sources, "wrt", "input or initializer") for n in _once(wrt, "wrt")],
-            values,
-            cotangent,
-            known,
-        )
+        targets = [_named(n, self.outputs, "of", "output") for n in _once(many, "of")]
+        if isinstance(wrt, bool):
+            wrt = [n for n in self.weights if wrt and cut_at(self.graph, self.sources[n], targets) is None]
+        by = [_named(n, self.sources, "wrt", "input or initializer") for n in _once(checks.names(wrt, "wrt"), "wrt")]
+        if not by:
+            raise InputError("wrt names nothing; give inputs or initializers of floats, or True for all of the latter")
+        called = {v: n for n, v in (*self.sources.items(), *self.outputs.items())}
+        return gradient_graph(self.graph, targets, by, values, cotangent, called)
 
 
 def _named(name: str, values: Mapping[str, Value], argument: str, what: str) -> Value:

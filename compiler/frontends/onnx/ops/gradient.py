@@ -17,6 +17,7 @@ import onnx
 
 from dnnc.frontends.onnx.call import Call, Item, materialize
 from dnnc.frontends.onnx.reader import Model
+from dnnc.ir.autodiff.paths import require_path
 from dnnc.ir.autodiff.reverse import pullback, zeros
 from dnnc.ir.autodiff.subgraph import part_between
 from dnnc.ir.errors import GradientError, ModelError, ShapeError
@@ -74,6 +75,9 @@ def gradient(c: Call) -> Any:
     b = Builder(g, locs=c.b.locs)
     ones = b.expand(b.constant(1.0, dtype=y.type.dtype), shape=y.type.shape)
     found = pullback(g, {g.outputs[0]: ones}, [inputs[variables[k]] for k in wanted], c.b.locs)
+    for k, v in zip(wanted, found):
+        if v is None:
+            require_path(g, inputs[variables[k]], g.outputs, xs[k])
     g.outputs = [zeros(b, variables[k].type) if v is None else v for k, v in zip(wanted, found)]
     fed = dict(zip(variables, given))
     results = dict(zip(wanted, inline(c.b, g, [*(fed[v] for v in places), *part.captured])))
