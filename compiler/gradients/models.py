@@ -148,6 +148,15 @@ class Model:
     outputs: Mapping[str, Value]
     weights: tuple[str, ...]
 
+    def differentiable(self, targets: Sequence[Value], inputs: bool = False) -> tuple[str, ...]:
+        """The weights but those that outputs depend on by integers and truth values only; float inputs too, if asked.
+
+        Inputs come ahead of weights, both in their order.
+        """
+        given = {v for v in self.graph.inputs if inputs and v.type.dtype.is_float}
+        every = [*(n for n, v in self.sources.items() if v in given), *self.weights]
+        return tuple(n for n in every if cut_at(self.graph, self.sources[n], targets) is None)
+
     def gradient(
         self,
         wrt: str | Sequence[str] | bool,
@@ -164,7 +173,7 @@ class Model:
         many = list(self.outputs) if of is None else checks.names(of, "of")
         targets = [_named(n, self.outputs, "of", "output") for n in _once(many, "of")]
         if isinstance(wrt, bool):
-            wrt = [n for n in self.weights if wrt and cut_at(self.graph, self.sources[n], targets) is None]
+            wrt = self.differentiable(targets) if wrt else ()
         by = [_named(n, self.sources, "wrt", "input or initializer") for n in _once(checks.names(wrt, "wrt"), "wrt")]
         if not by:
             raise InputError("wrt names nothing; give inputs or initializers of floats, or True for all of the latter")
