@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dnnc.ir.autodiff.reverse import derived
 from dnnc.ir.autodiff.rules.common import unbroadcast
 from dnnc.ir.expr import const, unwrap
 from dnnc.ir.graph.builder import Builder
@@ -77,15 +76,6 @@ def slice_(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]
         g = b.reshape(apart, shape=(*dims[:k], _sum(const(dims[k]) * s), *dims[k + 1 :]))
     ends = tuple(_sum(d, -const(a), -const(m)) for d, a, m in zip(x.type.shape, starts, g.type.shape))
     return {0: b.pad(g, pads=(*starts, *ends))}
-
-
-def pad(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:
-    """A constant border: what is inside, and for the fill the sum of the rest."""
-    if n.attrs["mode"] != "constant" or 1 in needed:
-        return derived(b, n, cotangents, needed)
-    (g,), x = cotangents, n.inputs[0]
-    assert x is not None
-    return {0: b.pad(g, pads=tuple(unwrap(-const(p)) for p in n.attrs["pads"]))}
 
 
 def pack(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:
