@@ -108,7 +108,7 @@ def _reference_at(
     return out
 
 
-# --- filters the other way round ---------------------------------------------------------------------------------------
+# --- filters the other way round --------------------------------------------------------------------------------------
 
 
 def _turn_type(w: TensorType, *, group: int = 1) -> TensorType:
