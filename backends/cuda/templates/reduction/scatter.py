@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ORDER: tuple[str, ...] = ()  # updates of an element keep their order
 BUSY = 512  # threads of a multiprocessor that hide the latency of its loads
 BLOCKS, PER = 2, 8  # blocks of a multiprocessor, which hide each other's barriers; updates of a thread in a round
-WIDE = 512  # elements of a row that keep as many threads busy
+WIDE = 512  # elements of a row that keep as many threads busy, each with one
 # cycles on an H100: a thread looks at an update, a block at one among others, a group applies one
 STEP, LOOK, APPLY = 300, 2.3, 1500
 
@@ -55,7 +55,7 @@ def _by_blocks(places: Places, target: GpuTarget) -> list[tuple[float, Knobs]]:
     rows, updates, width = (value(x) or 0 for x in (places.count, places.updates, places.width))
     if not rows * updates * width:
         return []
-    shares, threads = min(BLOCKS * target.sms, rows), 1024 if width >= WIDE else 512
+    shares, threads = min(BLOCKS * target.sms, rows), 1024 if width > WIDE else 512
     applied = updates * width / (shares * threads)
     return [(LOOK * updates + APPLY * applied, (("shares", shares), ("threads", threads), ("per", PER)))]
 
