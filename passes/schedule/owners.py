@@ -287,9 +287,9 @@ def by_threads(s: Scattered, shares: int, threads: int) -> Block:
     return b.block()
 
 
-def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
-    """A block has one of `shares` sets of rows. In each round its threads read the rows of `per` updates each, and
-    list those of the set in order:
+def by_blocks(s: Scattered, shares: int, threads: int, per: int, slabs: int = 1) -> Block:
+    """A block has one of `shares` sets of rows, and one of `slabs` ranges of their columns. In each round its threads
+    read the rows of `per` updates each, and list those of the set in order:
 
         n = how many of mine are in the set; place = sum of n of the threads before me; mine[place..] = my updates
         barrier();
@@ -302,18 +302,18 @@ def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
     """
     b, places = Builder(), Places.of(s)
     rows, updates, width = (int(value(x) or 0) for x in (places.count, places.updates, places.width))
-    size, warps = threads * per, threads // WARP
-    across = min(threads, 1 << (width - 1).bit_length())
+    size, warps, wide = threads * per, threads // WARP, -(-width // slabs)
+    across = min(threads, 1 << (wide - 1).bit_length())
     groups = threads // across
     striped = width * s.out.dtype.bytes >= STRIPE
     chunk = -(-rows // min(shares, rows))
     blocks = min(shares, rows) if striped else -(-rows // chunk)
 
     def columns(t: Expr, body: Callable[[list[Expr]], None]) -> None:
-        with b.loop("c", -(-width // across)) as c:
+        with b.loop("c", -(-wide // across)) as c:
             column = c * across + t % across
-            with b.when(column < width):
-                body(unflattened(column, [s.out.shape[k] for k, _ in places.columns]))
+            with b.when(column < wide), b.when(slab * wide + column < width):
+                body(unflattened(slab * wide + column, [s.out.shape[k] for k, _ in places.columns]))
 
     def number_in_set(row: Expr) -> Expr:
         return select((row % blocks).eq(block), row // blocks, const(-1)) if striped else row - block * chunk
@@ -324,7 +324,8 @@ def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
     def inside(k: Expr) -> Expr:
         return select(const(0) <= k, select(k < chunk, const(1), const(0)), const(0))
 
-    with b.loop("b", blocks, "block.x") as block:
+    with b.loop("b", blocks * slabs, "block.x") as number_of_block:
+        block, slab = number_of_block // slabs, number_of_block % slabs
         mine, totals = b.alloc("mine", i64, size, space="shared"), b.alloc("totals", i64, warps, space="shared")
         with b.loop("t", threads, "thread.x") as t:
             if s.initial is not None:  # the thread that starts an element is the one that updates it

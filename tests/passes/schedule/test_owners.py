@@ -166,8 +166,8 @@ def test_updates_of_a_row_in_batches(rows: int, updates: int, width: int, reduct
     problem = classify(list(g.nodes()), lower(g, list(g.nodes()), g.outputs))
     form, schedule = problem.form, Schedule(problem.kernel)
     assert isinstance(form, Scattered)
-    for shares, per in ((1, 1), (2, 4), (9, 1)):
-        schedule.body = owners.by_blocks(form, shares, 64, per)
+    for shares, per, slabs in ((1, 1, 1), (2, 4, 1), (9, 1, 2)):
+        schedule.body = owners.by_blocks(form, shares, 64 // slabs, per, slabs)
         kernel = verify_kernel(decompose(schedule.done(), ()))
         np.testing.assert_array_equal(run(problem, kernel, given), want, f"{shares} {per}")
 
