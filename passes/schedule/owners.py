@@ -400,9 +400,9 @@ def _apply_batch(
                     acc = select(entries[i][0].eq(entries[j][0]), made[i], acc)
                 v = combine(s.how, acc, v)
             made.append(b.let("made", cast(cast(v, s.out.dtype), wide)))
-        for i, v, counts in zip(where, made, live):
+        for place, v, counts in zip(where, made, live):
             with b.when(counts):
-                b.store(s.out, i, cast(v, s.out.dtype))
+                b.store(s.out, place, cast(v, s.out.dtype))
 
 
 @contextmanager
