@@ -137,23 +137,40 @@ def run(
     commands("compile").run_command(job, output, repeat, seed, as_json)
 
 
-@app.command("verify", epilog="Example:  dnnc verify model.onnx --dims batch=1 --bisect")
+@app.command(
+    "verify",
+    epilog="Example:  dnnc verify model.onnx --dims batch=1 --bisect  and  dnnc verify model.onnx --grad",
+)
 @compiles("verify")
 def verify_(
     job: Job,
     find: Annotated[
         bool, typer.Option("--bisect", help="Where something is off, find the first pass or kernel that does it.")
     ] = False,
+    gradients: Annotated[
+        bool, typer.Option("--grad", help="Check the gradients by all float weights and inputs instead of the outputs.")
+    ] = False,
+    directions: Annotated[
+        int,
+        typer.Option(
+            metavar="N", parser=whole(1), help="With --grad: random directions in which each group is differenced."
+        ),
+    ] = 2,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Compare what a model computes with the float64 interpreter, output by output. Exit code 1 where one is off by
     more than rounding.
 
-    With --bisect the pass or kernel that breaks it is named, and a small graph printed that shows it.
+    With --bisect the pass or kernel that breaks it is named, and a small graph printed that shows it. With --grad the
+    gradients of the outputs' weighed sum are compared: those of the compiled model with the interpreter's, and these
+    with differences in float64 and with forward mode.
     """
 
-    commands("verify").verify_command(job, find, seed, as_json)
+    if gradients:
+        commands("verify_gradients").verify_gradients(job, find, directions, seed, as_json)
+    else:
+        commands("verify").verify_command(job, find, seed, as_json)
 
 
 @app.command("bench", epilog="Example:  dnnc bench model.onnx --dims batch=1 --peers onnxruntime,openvino")

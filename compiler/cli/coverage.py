@@ -24,6 +24,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("", "MeanVarianceNormalization"): "f16 bf16 f64",
     ("", "PRelu"): "u32 u64",
     ("", "QuantizeLinear"): "i32",
+    ("ai.onnx.preview.training", "Gradient"): "i8 i16 i32 i64 u8 u16 u32 u64 bool str c64 c128",
 }
 DOMAINS = {
     "": "The default domain, also called `ai.onnx`.",

@@ -40,7 +40,13 @@ def open_model(job: Job, progress: Progress | None = None) -> Executable:
     """The model of a command line: compiled for what its options say, or loaded where it is a saved one."""
     if is_artifact(job.model):
         return open_saved(job)
-    options: dict[str, Any] = {
+    f: Executable = compile(load_model(job.model), progress, **compile_options(job))
+    return f
+
+
+def compile_options(job: Job) -> dict[str, Any]:
+    """The options of `dnnc.compile`."""
+    return {
         "target": job.target,
         "dims": parse_dims(job.dims),
         "threads": job.threads,
@@ -52,8 +58,6 @@ def open_model(job: Job, progress: Progress | None = None) -> Executable:
         "tune": job.tune,
         "strict_compile": job.strict_compile,
     }
-    f: Executable = compile(load_model(job.model), progress, **options)
-    return f
 
 
 def open_saved(job: Job) -> Executable:

@@ -18,7 +18,7 @@ from dnnc.ir.graph.interp import run
 from dnnc.ir.shapes import bind_dims, specialise
 from dnnc.options import CompileOptions
 from dnnc.report.tables import Table
-from dnnc.tools.accuracy import first_difference
+from dnnc.tools.accuracy import differences
 from dnnc.tools.bisect import OWN_FAULT, Finding, bisect
 
 
@@ -95,12 +95,10 @@ def judged(
 ) -> list[dict[str, Any]]:
     """Return each output's name, type, largest absolute and relative error, and whether it is in bounds."""
     want = run(graph, arrays, precision="float64")
-    found = first_difference(graph, arrays, got, asked)
+    wrong = dict(differences(graph, arrays, got, want, asked))
     out = []
     for k, (name, a, b) in enumerate(zip(names, got, want)):
-        reason = found[1] if found is not None and found[0] == k else ""
-        if found is not None and k > found[0]:
-            reason = (_single(graph, k, arrays, a, asked) or ("", ""))[1]
+        reason = wrong.get(k, "")
         error, scale = errors(a, b)
         entry = {
             "name": name,
@@ -112,13 +110,6 @@ def judged(
         }
         out.append({**entry, "reason": reason} if reason else entry)
     return out
-
-
-def _single(graph: Graph, k: int, arrays: list[Array], got: Array, asked: str | None) -> tuple[int, str] | None:
-    """The verdict on one output; `first_difference` tells the first that is off alone."""
-    alone = graph.copy()
-    alone.outputs = [alone.outputs[k]]
-    return first_difference(alone, arrays, [got], asked)
 
 
 def errors(a: Array, b: Array) -> tuple[float | None, float | None]:

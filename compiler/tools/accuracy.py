@@ -8,7 +8,7 @@ throughout, with the model's own weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,13 @@ def first_difference(
     graph: Graph, inputs: Sequence[Array], got: Sequence[Array], asked: str | None = None
 ) -> tuple[int, str] | None:
     """Return the first output that rounding does not explain, and why; None if right. Unsure integers pass."""
-    want = run(graph, inputs, precision="float64")
+    return next(differences(graph, inputs, got, run(graph, inputs, precision="float64"), asked), None)
+
+
+def differences(
+    graph: Graph, inputs: Sequence[Array], got: Sequence[Array], want: Sequence[Array], asked: str | None = None
+) -> Iterator[tuple[int, str]]:
+    """The outputs that rounding does not explain, and why; `want` is what the interpreter gives in float64."""
     k = longest_reduction(graph, bind_dims(graph, [a.shape for a in inputs]))
     storage = stored_type(graph, asked)
     form = "tf32" if asked == "tf32" else storage.name if storage is not None else ""
@@ -92,7 +98,8 @@ def first_difference(
     for i, (v, a, b) in enumerate(zip(graph.outputs, got, want)):
         t = v.type.dtype
         if a.shape != b.shape or a.dtype != t.numpy:
-            return i, f"{a.dtype}{list(a.shape)} where {t}{list(b.shape)} was expected"
+            yield i, f"{a.dtype}{list(a.shape)} where {t}{list(b.shape)} was expected"
+            continue
         limit = bound(t, k, b)
         if form and t.is_float:
             limit = max(limit, reduced(form, depth(graph), b))
@@ -105,12 +112,11 @@ def first_difference(
         limit += roundings * loss
         error, at = _worst(a, b)
         if error > limit:
-            return (
+            yield (
                 i,
                 f"element {at} is {a[at]!r}, the float64 reference says {b[at]!r}; the bound for {storage or t} is "
                 f"{limit:.3g}",
             )
-    return None
 
 
 def stored_type(graph: Graph, asked: str | None) -> DType | None:

@@ -94,8 +94,11 @@ class Joiner:
             reads_others = not others.isdisjoint(v for n in part.nodes for v in n.inputs if v is not None)
             if part.kind == "map" and not reads_others and self.feeds_reduction(part.nodes[-1], nodes):
                 remaining = tuple(n for n in self.parts[g].nodes if part_of[n] != k)
-                self.parts[g], self.parts[k] = Part(remaining, "reduction"), part
+                other = g if g != k else part_of[remaining[-1]]  # the group may have the number of what leaves it
+                self.parts[other], self.parts[k] = Part(remaining, "reduction"), part
+                self.of.update((n, other) for n in remaining)
                 self.of.update((n, k) for n in part.nodes)
+                g = other
 
     def feeds_reduction(self, n: Node, nodes: Collection[Node]) -> bool:
         """Does one of the nodes reduce a row of what n makes?"""
@@ -193,7 +196,7 @@ class Joiner:
 
     def runs_between(self, nodes: Sequence[Node]) -> bool:
         """Does some other group need a result of these nodes, and one of these nodes a result of it?"""
-        inside, last = set(nodes), self.order[nodes[-1]]
+        inside, end = set(nodes), self.end(self.order[nodes[-1]])
         groups = {self.of[n] for n in nodes}
         left = [u for n in nodes for v in n.outputs for u, _ in v.uses if u not in inside]
         seen: set[int] = set()
@@ -201,11 +204,20 @@ class Joiner:
             g = self.of[left.pop()]
             if g in groups:
                 return True
-            if g in seen or self.order[self.parts[g].nodes[0]] > last:
+            if g in seen or self.order[self.parts[g].nodes[0]] > end:
                 continue
             seen.add(g)
             left += [u for n in self.parts[g].nodes for v in n.outputs for u, _ in v.uses]
         return False
+
+    def end(self, last: int) -> int:
+        """The first place from `last` on that no group reaches over: from behind it no group ahead is fed."""
+        spans = ((self.order[p.nodes[0]], self.order[p.nodes[-1]]) for p in self.parts.values())
+        for start, stop in sorted(s for s in spans if s[1] > last):
+            if start > last:
+                break
+            last = max(last, stop)
+        return last
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 

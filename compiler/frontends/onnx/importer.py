@@ -32,6 +32,7 @@ from dnnc.frontends.onnx.call import (
 from dnnc.frontends.onnx.dim_constraints import Facts, Refined, must_match, of_factors
 from dnnc.frontends.onnx.ops.constant_indices import check_indices
 from dnnc.frontends.onnx.ops.control import CONTROL
+from dnnc.frontends.onnx.ops.gradient import GRADIENT, differentiated
 from dnnc.frontends.onnx.ops.sequence import SEQUENCE, structured_input, structured_output
 from dnnc.frontends.onnx.reader import LATEST, Model, function_opsets, initial_arrays, standard
 from dnnc.frontends.onnx.shape_inference import RULES
@@ -52,7 +53,7 @@ FOLD_INPUTS = 1 << 16  # elements: constant inputs up to this size are evaluated
 FOLD_OUTPUTS = 1 << 16
 MAX_DEPTH = 64  # functions within functions
 EAGER = frozenset(
-    ("Constant", "Identity", "ZipMap", *CONTROL, *SEQUENCE)
+    ("Constant", "Identity", "ZipMap", *CONTROL, *SEQUENCE, *GRADIENT)
 )  # converters that cope with constants themselves
 RANDOM = frozenset(
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
@@ -112,6 +113,10 @@ class Scope:
             s = s.parent
         raise KeyError(name)
 
+    def names(self) -> list[str]:
+        """All that can be found."""
+        return [*self.items, *(self.parent.names() if self.parent is not None else ())]
+
 
 class Importer:
     """One reading of a model under given facts."""
@@ -142,6 +147,8 @@ class Importer:
         self.forms, self.results = forms or {}, list[Form]()
         self.fold_all = bool(values)
         self.fresh: dict[str, int] = {}  # dims that only the data tells, made so far, by the stem of their names
+        self.differentiated = differentiated(model)
+        self.opaque: set[Value] = set()  # constants whose contents nothing may depend on while the model is read
 
     def run(self) -> Graph:
         g = self.model.graph
@@ -161,7 +168,15 @@ class Importer:
 
     def initializers(self, g: onnx.GraphProto, scope: Scope) -> None:
         arrays = self.weights if g is self.model.graph else initial_arrays(g, self.model.folder)
-        scope.items.update((name, of_array(a, name)) for name, a in arrays.items())
+        scope.items.update((name, self.unfolded(of_array(a, name), name)) for name, a in arrays.items())
+
+    def unfolded(self, item: Item, name: str) -> Item:
+        """The constant as a value without known contents if the model differentiates by it."""
+        if name not in self.differentiated or item.array is None:
+            return item
+        v = self.graph.constant(item.array, name, (Loc(name),))
+        self.opaque.add(v)
+        return of_value(v)
 
     def graph_input(self, i: onnx.ValueInfoProto) -> Entry:
         kind = kind_of(i.type, f"input {i.name!r}")
@@ -257,7 +272,7 @@ class Importer:
             return
         if name in scope.items:
             raise ModelError(f"node {loc} makes {name!r}, which exists already: every value is made once")
-        scope.items[name] = item
+        scope.items[name] = item = None if item is None else self.unfolded(item, name)
         if item is not None and not item.name and item.array is not None:
             item.name = name
         if (
@@ -351,7 +366,7 @@ class Importer:
                 if known is not None:
                     out.append(known)
                     continue
-                array = c.b.graph.constants.get(r)
+                array = None if r in self.opaque else c.b.graph.constants.get(r)
                 item = of_value(r, origins)
                 item.array = array
                 out.append(item)

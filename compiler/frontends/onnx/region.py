@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from dnnc.frontends.onnx.call import Call
 from dnnc.ir.dtype import i64
@@ -23,7 +23,7 @@ def region(c: Call, name: str, params: Sequence[TensorType], build: Build) -> tu
     try:
         values = [inner.add_input(f"{name}_{k}", t) for k, t in enumerate(params)]
         inner.outputs = list(build(*values))
-        return inner, _capture(inner, outer)
+        return inner, _capture(inner, outer, importer.opaque)
     except BaseException:
         _forget(inner)
         raise
@@ -31,8 +31,8 @@ def region(c: Call, name: str, params: Sequence[TensorType], build: Build) -> tu
         importer.graph = c.b.graph = outer
 
 
-def _capture(inner: Graph, outer: Graph) -> list[Value]:
-    """Let the graph read inputs and constants of its own in place of values from around it."""
+def _capture(inner: Graph, outer: Graph, opaque: Collection[Value]) -> list[Value]:
+    """Let the graph read inputs and constants of its own in place of values from around it; `opaque` ones: inputs."""
     own = set(inner.inputs)
     made: dict[Value, Value] = {}
     captured: list[Value] = []
@@ -41,7 +41,7 @@ def _capture(inner: Graph, outer: Graph) -> list[Value]:
         if v in own or v in inner.constants or (v.node is not None and v.node.graph is inner):
             return v
         if v not in made:
-            if v in outer.constants:
+            if v in outer.constants and v not in opaque:
                 made[v] = inner.constant(outer.constants[v], v.name, v.locs, v.type)
             else:
                 made[v] = inner.add_input(v.name, v.type, v.locs)

@@ -16,6 +16,7 @@ from dnnc.frontends.onnx.ops.control import CONTROL
 from dnnc.frontends.onnx.ops.dynamic import DYNAMIC
 from dnnc.frontends.onnx.ops.elementwise import ELEMENTWISE
 from dnnc.frontends.onnx.ops.gather_scatter import INDEX
+from dnnc.frontends.onnx.ops.gradient import DOMAIN, GRADIENT
 from dnnc.frontends.onnx.ops.image import IMAGE
 from dnnc.frontends.onnx.ops.image_decode import IMAGE_DECODE
 from dnnc.frontends.onnx.ops.linear import LINEAR
@@ -60,7 +61,7 @@ FAMILIES: tuple[dict[str, Callable[[Call], Any]], ...] = (
 CONVERTERS: dict[tuple[str, str], Callable[[Call], Any]] = {
     ("", name): f for family in FAMILIES for name, f in family.items()
 }
-CONVERTERS |= {("ai.onnx.preview.training", name): f for name, f in TRAINING.items()}
+CONVERTERS |= {(DOMAIN, name): f for name, f in (TRAINING | GRADIENT).items()}
 CONVERTERS |= {("ai.onnx.ml", name): f for name, f in (MAPS | ML | SVM | TREES).items()}
 CONVERTERS |= {("com.microsoft", name): f for name, f in MICROSOFT.items()}
 # operators that converters know, but for which ONNX has no schema

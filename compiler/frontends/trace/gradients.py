@@ -20,8 +20,9 @@ from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.functions import Recorded, Replay, number, record, stand_in
 from dnnc.ir import checks
 from dnnc.ir.autodiff.forward import pushforward
+from dnnc.ir.autodiff.paths import require_path
 from dnnc.ir.autodiff.reverse import pullback, zeros
-from dnnc.ir.errors import GradientError, InputError, a_type, locations
+from dnnc.ir.errors import GradientError, InputError, a_type
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.pytree import Branch, Leaf, Rules, Tree, flatten, unflatten
@@ -196,30 +197,6 @@ def defined(g: Graph, results: Sequence[Value], call: Call, cotangents: Sequence
         if c is None:
             require_path(g, x, results, path)
         yield zeros(Builder(g), x.type) if c is None else c
-
-
-def require_path(g: Graph, x: Value, results: Sequence[Value], name: str) -> None:
-    """GradientError where results depend on a value, but only through what is no float.
-
-    Conditions and indices of derivatives are constant almost everywhere: what depends on them alone is zero.
-    """
-    smooth, cut = {x}, {x}  # by floats alone; by any path, but for those of derivatives
-    first = None
-    for n in g.nodes():
-        operands = {v for v in n.inputs if v is not None}
-        floats = [o for o in n.outputs if o.type.dtype.is_float]
-        if not smooth.isdisjoint(operands):
-            smooth.update(floats)
-        if cut.isdisjoint(operands) or (smooth.isdisjoint(operands) and any(loc.derivative for loc in n.locs)):
-            continue
-        cut.update(n.outputs)
-        if first is None and not floats and not smooth.isdisjoint(operands):
-            first = n
-    if first is not None and smooth.isdisjoint(results) and not cut.isdisjoint(results):
-        raise GradientError(
-            f"the result depends on {name} only through {first.op.name}{locations(first.locs)}, which gives "
-            f"{first.outputs[0].type.dtype}: there is no derivative. Say stop_gradient if zero is meant"
-        )
 
 
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
