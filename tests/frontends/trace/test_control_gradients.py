@@ -251,3 +251,52 @@ def test_checkpoints_take_a_tenth_of_the_memory() -> None:
         arena[every], values[every] = f.report.programs[-1].memory.arena, f(w, x)
     assert arena[32] * 10 <= arena[None]
     np.testing.assert_allclose(values[32], values[None], rtol=1e-9, atol=1e-12)
+
+
+def decay(y: Any, rate: Any) -> Any:
+    """y * exp(-rate) by 20 steps of Runge and Kutta, in a loop that ends by its time."""
+
+    def step(s: Any) -> Any:
+        y, h = s["y"], 0.05
+        k1 = -rate * y
+        k2 = -rate * (y + h / 2 * k1)
+        k3 = -rate * (y + h / 2 * k2)
+        k4 = -rate * (y + h * k3)
+        return {"y": y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4), "t": s["t"] + h}
+
+    return dnnc.while_loop(lambda s: s["t"] < 1.0 - 1e-9, step, {"y": y, "t": 0.0}, bound=25)["y"]
+
+
+@pytest.mark.slow
+def test_a_differential_equation() -> None:
+    y, rate = np.array(2.0), np.array(0.7)
+    exact = 2 * np.exp(-0.7)
+    value, slopes = dnnc.jit(dnnc.value_and_grad(decay, argnums=(0, 1)), threads=1)(y, rate)
+    np.testing.assert_allclose([float(value), *map(float, slopes)], [exact, exact / 2, -exact], atol=1e-7)
+    bend = dnnc.jit(dnnc.grad(dnnc.grad(decay, argnums=1), argnums=1), threads=1)(y, rate)
+    np.testing.assert_allclose(float(bend), exact, atol=1e-6)
+    ys, rates = np.array([1.0, 2.0, 3.0]), np.array([0.5, 0.7, 0.9])
+    each = dnnc.jit(dnnc.vmap(dnnc.grad(decay, argnums=1)), threads=1)(ys, rates)
+    np.testing.assert_allclose(each, -ys * np.exp(-rates), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_functions_with_rules_of_their_own_inside_scan() -> None:
+    """checkpoint and custom_vjp in a body give the numbers of the plain function."""
+    w, x, rows = (RNG.standard_normal(s) * 0.5 for s in ((3, 3), (3,), (6, 3)))
+    square = dnnc.custom_vjp(lambda x: x * x)
+    square.defvjp(lambda x: (x * x, x), lambda x, g: (2 * x * g,))
+    step = dnnc.checkpoint(lambda h, row, w: xp.tanh(h @ w + row))
+
+    def loss(w: Any, x: Any, special: bool, every: int | None) -> Any:
+        def one(h: Any, row: Any) -> Any:
+            y = step(h, row, w) if special else xp.tanh(h @ w + row)
+            return y, xp.sum(square(y) if special else y * y)
+
+        last, sums = dnnc.scan(one, x, rows, checkpoint=every)
+        return xp.sum(last) + xp.sum(sums)
+
+    want = dnnc.grad(lambda w: loss(w, xp.asarray(x), False, None))(w)
+    for every in (None, 2):
+        got = dnnc.jit(dnnc.grad(lambda w, x, k=every: loss(w, x, True, k)), threads=1)(w, x)
+        np.testing.assert_allclose(got, np.asarray(want), rtol=1e-10, atol=1e-12)

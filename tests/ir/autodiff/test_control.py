@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dnnc
+import support.random_gradients as tools
 from dnnc.ir.autodiff.reverse import pullback
 from dnnc.ir.dtype import DType, boolean, f16, f64, i64
 from dnnc.ir.errors import GradientError
@@ -17,7 +18,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.types import Dim, TensorType
 from support.gradient_checks import check
-from support.random_gradients import Array, check_gradient, gradient_graph
+from support.random_gradients import Array, check_gradient, check_seed, gradient_graph
 
 RNG = np.random.default_rng(5)
 Case = tuple[Graph, list[Array]]
@@ -235,3 +236,26 @@ def test_compiled_gradients_are_those_of_the_interpreter(make: Any) -> None:
         return None
 
     assert check_gradient(g, xs, compiled) is None
+
+
+@pytest.mark.slow
+@pytest.mark.family("random")
+@pytest.mark.parametrize("part", range(20))
+def test_random_graphs(part: int) -> None:
+    """Seeds that `python -m support.fuzz --gradients` has, each a graph with loops and branches."""
+    for seed in range(20_000 + part, 20_100, 20):
+        failure = check_seed(seed, 10)
+        assert failure is None, f"seed {seed}: {failure}"
+
+
+def test_checks_of_random_gradients_find_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that is off, or that forgets a part, does not pass."""
+    g = recurrent()
+    joint, made, wanted, live = gradient_graph(g)
+    off = joint.copy()
+    b = Builder(off)
+    off.outputs[len(g.outputs)] = b.mul(off.outputs[len(g.outputs)], 1.001)
+    monkeypatch.setattr(tools, "gradient_graph", lambda _: (off, made, wanted, live))
+    assert (message := check_gradient(g, arrays(g))) is not None and message.startswith("wrong gradient")
+    monkeypatch.setattr(tools, "gradient_graph", lambda _: (joint, made, wanted, live[:-1]))
+    assert (message := check_gradient(g, arrays(g))) is not None and message.startswith("wrong gradient")
