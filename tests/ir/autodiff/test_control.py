@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 import dnnc
 import support.random_gradients as tools
+from dnnc.frontends.onnx import from_onnx
 from dnnc.ir.autodiff.reverse import pullback
 from dnnc.ir.dtype import DType, boolean, f16, f64, i64
 from dnnc.ir.errors import GradientError
@@ -259,3 +262,59 @@ def test_checks_of_random_gradients_find_a_wrong_one(monkeypatch: pytest.MonkeyP
     assert (message := check_gradient(g, arrays(g))) is not None and message.startswith("wrong gradient")
     monkeypatch.setattr(tools, "gradient_graph", lambda _: (joint, made, wanted, live[:-1]))
     assert (message := check_gradient(g, arrays(g))) is not None and message.startswith("wrong gradient")
+
+
+# --- models of ONNX ---------------------------------------------------------------------------------------------------
+
+LOOP_TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+model (double[2, 3] x, double[3, 3] w) => (double[2, 3] last, double[60, 2, 3] rows)
+<int64 trips = {60}, bool go = {1}>
+{
+    last, rows = Loop (trips, go, x) <body = step (int64 k, bool c, double[2, 3] h)
+        => (bool c2, double[2, 3] h2, double[2, 3] y) {
+        p = MatMul (h, w)
+        h2 = Tanh (p)
+        y = Mul (h2, p)
+        c2 = Identity (c)
+    }>
+}
+"""
+UNTIL_TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+model (double[2, 3] x, double[3, 3] w) => (double[2, 3] last)
+<int64 trips = {50}, bool go = {1}, double small = {0.05}, int64[2] axes = {0, 1}>
+{
+    last = Loop (trips, go, x) <body = step (int64 k, bool c, double[2, 3] h) => (bool c2, double[2, 3] h2) {
+        p = MatMul (h, w)
+        h2 = Tanh (p)
+        s = ReduceL2 <keepdims = 0> (h2, axes)
+        c2 = Greater (s, small)
+    }>
+}
+"""
+SCAN_TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+model (double[2, 3] x, double[40, 2, 3] rows, double[3, 3] w) => (double[2, 3] last, double[40, 2, 3] ys)
+{
+    last, ys = Scan <num_scan_inputs = 1, scan_input_directions = [1],
+        body = step (double[2, 3] h, double[2, 3] r) => (double[2, 3] h2, double[2, 3] y) {
+        p = MatMul (h, w)
+        q = Add (p, r)
+        h2 = Tanh (q)
+        y = Mul (h2, r)
+    }> (x, rows)
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [LOOP_TEXT, UNTIL_TEXT, SCAN_TEXT], ids=["loop", "until", "scan"])
+def test_loops_of_onnx(text: str) -> None:
+    g = from_onnx(onnx.parser.parse_model(text))
+    assert loops(g)
+    xs = [a * 0.5 for a in arrays(g)]
+    joint = check(g, xs)
+    more = [RNG.standard_normal(v.type.shape) for v in joint.inputs[len(xs) :]]
+    for got, want in zip(dnnc.compile(joint, threads=1)(*xs, *more), run(joint, [*xs, *more])):
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11)
