@@ -76,6 +76,7 @@ class ContractionForm(Enum):
 
     PRODUCT = "product"  # [..., M, K] @ [..., K, N], as NumPy's matmul
     CONVOLUTION = "convolution"  # images [N, C, ...] and filters [O, C/group, ...], strided, padded, dilated
+    FILTERS = "filters"  # images [N, C, ...] and cotangents [N, O, ...] -> filters [O, C/group, ...], over pixels
     ATTENTION = "attention"  # queries [..., M, D], keys [..., N, D], values [..., N, E], and a mask
 
 

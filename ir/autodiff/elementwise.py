@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dnnc.ir import te
+from dnnc.ir.autodiff.rules.common import unbroadcast as unbroadcast
 from dnnc.ir.autodiff.scalar import pull
 from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.expr import Const, Expr, Load, Op, rebuild, select
@@ -27,20 +28,6 @@ OPS = {
     "==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", "&": "logical_and", "|": "logical_or",
     "^": "logical_xor", "not": "logical_not", "isnan": "isnan",
 }  # fmt: skip
-
-
-def unbroadcast(b: Builder, g: Value, operand: Value) -> Value:
-    """The cotangent of an operand that was broadcast: summed over the axes along which it was repeated."""
-    shape = operand.type.shape
-    if g.type.shape == shape:
-        return g
-    extra = g.type.rank - len(shape)
-    axes = tuple(
-        k for k, d in enumerate(g.type.shape) if k < extra or (shape[k - extra] == 1 and d is not shape[k - extra])
-    )
-    axes = tuple(k for k in axes if k < extra or g.type.shape[k] != 1)
-    summed = b.reduce_sum(g, axes=axes, keepdims=True) if axes else g
-    return summed if summed.type.shape == shape else b.reshape(summed, shape=shape)
 
 
 def vjp(b: Builder, n: Node, cotangents: Sequence[Value | None], needed: Sequence[int]) -> Mapping[int, Value] | None:

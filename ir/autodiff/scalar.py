@@ -14,7 +14,7 @@ from typing import Any
 
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import GradientError
-from dnnc.ir.expr import Const, E, Expr, Load, Op, cast, const, logical_not, op, select
+from dnnc.ir.expr import Const, E, Expr, Load, Op, cast, const, logical_not, op, select, walk
 from dnnc.ir.loops.intrinsics import cast_target
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.te import Tensor
@@ -147,6 +147,7 @@ def pull(root: Expr, seed: Expr) -> list[tuple[Load, Expr]]:
         active[e] = isinstance(e, Load) and isinstance(e.buf, Tensor) and e.buf.dtype.is_float
         if isinstance(e, Op):
             active[e] = any([visit(c) for c in e.args])
+            _check_bits(e)
         if active[e]:
             order.append(e)
         return active[e]
@@ -166,6 +167,12 @@ def pull(root: Expr, seed: Expr) -> list[tuple[Load, Expr]]:
             if part is not None and active.get(child):
                 cotangents[child] = plus(cotangents[child], part) if child in cotangents else part
     return found
+
+
+def _check_bits(e: Op) -> None:
+    target = cast_target(e.name)
+    if target is not None and target[1] and any(isinstance(x, Load) and x.dtype.is_float for x in walk(e)):
+        raise GradientError(f"{e.name} makes a number of the bits of others, which has no derivative")
 
 
 def _shares(e: Op, g: Expr) -> Sequence[Expr | None]:

@@ -2,10 +2,12 @@
 
 from dnnc.ir.op import OpDef
 from dnnc.ir.ops.attention import ATTENTION_OPS
+from dnnc.ir.ops.batch_norm import BATCH_NORM_OPS
 from dnnc.ir.ops.bits import BITS_OPS
 from dnnc.ir.ops.cast import CAST_OPS
 from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.ops.conv import CONV_OPS
+from dnnc.ir.ops.conv_backward import CONV_BACKWARD_OPS
 from dnnc.ir.ops.create import CREATE_OPS
 from dnnc.ir.ops.deform import DEFORM_OPS
 from dnnc.ir.ops.derivatives import DERIVATIVE_OPS
@@ -22,6 +24,7 @@ from dnnc.ir.ops.matmul import MATMUL_OPS
 from dnnc.ir.ops.movement import MOVEMENT_OPS
 from dnnc.ir.ops.normalize import NORMALIZE_OPS
 from dnnc.ir.ops.pool import POOL_OPS
+from dnnc.ir.ops.pool_backward import POOL_BACKWARD_OPS
 from dnnc.ir.ops.quantize import QUANTIZE_OPS
 from dnnc.ir.ops.random import RANDOM_OPS
 from dnnc.ir.ops.recurrence import RECURRENCE_OPS
@@ -39,9 +42,9 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "reduce": REDUCE_OPS,
     "matmul": MATMUL_OPS,
     "attention": ATTENTION_OPS,
-    "conv": CONV_OPS,
-    "pool": POOL_OPS,
-    "normalize": NORMALIZE_OPS,
+    "conv": (*CONV_OPS, *CONV_BACKWARD_OPS),
+    "pool": (*POOL_OPS, *POOL_BACKWARD_OPS),
+    "normalize": (*NORMALIZE_OPS, *BATCH_NORM_OPS),
     "movement": MOVEMENT_OPS,
     "index": INDEX_OPS,
     "create": CREATE_OPS,

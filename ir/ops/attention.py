@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import te
+from dnnc.ir.autodiff.rules import matmul as rules
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
@@ -140,5 +141,6 @@ ATTENTION_OPS: tuple[OpDef, ...] = (
             sample("f32[4, 8]", "f32[6, 8]", "f32[6, 3]", "f32[4, 1]", scale=0.5, masked_rows="zero"),
             sample("f16[3, 16]", "f16[10, 16]", "f16[10, 16]", "f32[3, 10]", scale=0.25),
         ),
+        vjp=rules.attention,
     ),
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import te
+from dnnc.ir.autodiff.rules import movement as rules
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.op import MOVEMENT, OpDef, Trait, require
 from dnnc.ir.ops.common import Array, dim, sample
@@ -130,5 +131,6 @@ BLOCK_OPS: tuple[OpDef, ...] = (
         reference=lambda x, **_: x,
         traits=MOVEMENT | {Trait.RELAYOUT},
         samples=(sample("f32[1, 20, 3, 3]", layout=parse_layout("0 1/16 2 3 1%16")), sample("f16[5, 4]", layout=None)),
+        vjp=rules.pack,
     ),
 )

@@ -92,6 +92,7 @@ CAST_OPS: tuple[OpDef, ...] = (
         flops=size_flops(1),
         traits=ELEMENTWISE,
         samples=(sample("bf16[3, 7]", dtype=bf16), sample("f16[5]", dtype=f16), sample("f32[4]", dtype=f32)),
+        vjp=rules.rounded,
     ),
     OpDef(
         "cast",

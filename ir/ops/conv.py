@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import conv as rules
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const, minimum, unwrap
 from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
@@ -342,8 +343,9 @@ def _transpose_reference(
             w[(..., *at)].reshape(group, c, o).swapaxes(1, 2), x.reshape(n, group, c, int(np.prod(x.shape[2:])))
         )
         shifted(y, win, x.shape[2:], at)[...] += part.reshape(n, group * o, *x.shape[2:])
-    cut = tuple(slice(int(p), int(p) + s) for p, s in zip(win.begin, sizes))  # type: ignore[arg-type]
-    return _bias_numpy(y[(..., *cut)], b)
+    ahead = [max(-int(p), 0) for p in win.begin]  # type: ignore[arg-type]
+    cut = tuple(slice(max(int(p), 0), max(int(p), 0) + s) for p, s in zip(win.begin, sizes))  # type: ignore[arg-type]
+    return _bias_numpy(np.pad(y, [(0, 0), (0, 0), *((a, 0) for a in ahead)])[(..., *cut)], b)
 
 
 def _transpose_flops(x: TensorType, w: TensorType, *_: Any, **__: Any) -> Dim:
@@ -367,6 +369,7 @@ CONV_OPS: tuple[OpDef, ...] = (
         contraction=ContractionForm.CONVOLUTION,
         terms=lambda x, w, *_, **__: product(w.shape[1:]),
         equal_dims=_equal_dims,
+        vjp=rules.conv,
         samples=(
             sample("f32[1, 4, 7, 9]", "f32[6, 4, 3, 3]", "f32[6]", strides=(1, 1), pads=(1, 1, 1, 1)),
             sample("f32[2, 3, 11, 11]", "f32[8, 3, 7, 7]", strides=(2, 2), pads=(3, 3, 3, 3)),
@@ -390,6 +393,7 @@ CONV_OPS: tuple[OpDef, ...] = (
         equal_dims=channel_dims,
         traits=CONTRACTION,
         batching=batching.images,
+        vjp=rules.conv_transpose,
         samples=(
             sample("f32[1, 4, 5, 3]", "f32[4, 3, 2, 2]", "f32[3]", strides=(2, 2)),
             sample(
@@ -397,6 +401,7 @@ CONV_OPS: tuple[OpDef, ...] = (
             ),
             sample("f16[1, 3, 7]", "f16[3, 2, 4]", strides=(3,), dilations=(2,)),
             sample("f64[1, 2, 3, 3, 2]", "f64[2, 2, 2, 2, 3]", pads=(1, 0, 1, 0, 1, 1)),
+            sample("f32[1, 3, 4, 4]", "f32[3, 2, 3, 3]", pads=(-1, 0, 1, -1)),
         ),
     ),
 )

@@ -80,6 +80,7 @@ def binary(
     cost: Cost = Cost.CHEAP,
     neutral: float | bool | None = None,
     traits: Iterable[Trait] = (),
+    vjp: Callable[..., Any] | None = None,
 ) -> OpDef:
     """An op of two operands of one dtype, which broadcast."""
     out = boolean if to_bool else None
@@ -102,6 +103,7 @@ def binary(
         samples=tuple(_samples(2, kinds, domain)),
         cost=cost,
         neutral=neutral,
+        vjp=vjp,
     )
 
 
@@ -230,6 +232,7 @@ def activation(
     flops: int = 4,
     cost: Cost = Cost.CHEAP,
     traits: Iterable[Trait] = (),
+    vjp: Callable[..., Any] | None = None,
 ) -> OpDef:
     """A float op of one operand with attributes; one sample for each given set of them, and one in a half type."""
 
@@ -251,6 +254,7 @@ def activation(
         traits=ELEMENTWISE.union(traits),
         samples=tuple(samples),
         cost=cost,
+        vjp=vjp,
     )
 
 
@@ -384,7 +388,11 @@ def _shrink(b: Any, x: Any, *, bias: float, lambd: float) -> Any:
 
 
 def composed(
-    name: str, type_: Callable[..., TensorType], decompose: Callable[..., Any], *attrs: dict[str, Any]
+    name: str,
+    type_: Callable[..., TensorType],
+    decompose: Callable[..., Any],
+    *attrs: dict[str, Any],
+    vjp: Callable[..., Any] | None = None,
 ) -> OpDef:
     samples = [sample("f32[3, 7]", domain=(-4.0, 4.0), **a) for a in attrs or ({},)]
     return OpDef(
@@ -394,6 +402,7 @@ def composed(
         flops=size_flops(4),
         traits=ELEMENTWISE,
         samples=(*samples, sample("f16[9]", **(attrs or ({},))[0])),
+        vjp=vjp,
     )
 
 
@@ -407,25 +416,49 @@ ORDER: tuple[tuple[str, Callable[..., Expr], Callable[..., Array], str], ...] = 
 
 ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     # arithmetic
-    binary("add", operator.add, np.add, neutral=-0.0, traits=(Trait.COMMUTATIVE, Trait.KEEPS_SIGN)),
-    binary("sub", operator.sub, np.subtract, neutral=0.0),
-    binary("mul", operator.mul, np.multiply, neutral=1.0, traits=(Trait.COMMUTATIVE, Trait.KEEPS_SIGN)),
-    binary("div", _div, _div_numpy, domain=(-3.0, 3.0), neutral=1.0, cost=Cost.LIGHT, traits=(Trait.KEEPS_SIGN,)),
-    binary("mod", _mod, _mod_numpy, domain=(-3.0, 3.0), traits=(Trait.AMPLIFIES,)),
-    binary("fmod", intrinsic("truncmod"), meaning("truncmod"), domain=(-3.0, 3.0), traits=(Trait.AMPLIFIES,)),
-    binary("pow", _pow, _pow_numpy, domain=(0.1, 3.0), neutral=1.0, cost=Cost.COSTLY),
-    binary("min", minimum, np.minimum, traits=(Trait.KEEPS_SIGN,)),
-    binary("max", maximum, np.maximum, traits=(Trait.KEEPS_SIGN,)),
-    unary("neg", operator.neg, np.negative, "fi", traits=(Trait.INVOLUTION,)),
-    unary("abs", _abs, np.abs, "fiu", traits=(Trait.IDEMPOTENT, Trait.NOT_NEGATIVE)),
-    unary("sign", _sign, np.sign, "fiu", traits=(Trait.IDEMPOTENT, Trait.AMPLIFIES)),
-    unary("reciprocal", lambda x: 1.0 / x, lambda x: 1.0 / x, domain=(0.3, 3.0)),
-    unary("sqrt", intrinsic("sqrt"), np.sqrt, domain=(0.0, 5.0), cost=Cost.LIGHT, traits=(Trait.KEEPS_SIGN,)),
+    binary("add", operator.add, np.add, neutral=-0.0, traits=(Trait.COMMUTATIVE, Trait.KEEPS_SIGN), vjp=rules.add),
+    binary("sub", operator.sub, np.subtract, neutral=0.0, vjp=rules.sub),
+    binary("mul", operator.mul, np.multiply, neutral=1.0, traits=(Trait.COMMUTATIVE, Trait.KEEPS_SIGN), vjp=rules.mul),
+    binary(
+        "div",
+        _div,
+        _div_numpy,
+        domain=(-3.0, 3.0),
+        neutral=1.0,
+        cost=Cost.LIGHT,
+        traits=(Trait.KEEPS_SIGN,),
+        vjp=rules.div,
+    ),
+    binary("mod", _mod, _mod_numpy, domain=(-3.0, 3.0), traits=(Trait.AMPLIFIES,), vjp=rules.mod),
+    binary(
+        "fmod",
+        intrinsic("truncmod"),
+        meaning("truncmod"),
+        domain=(-3.0, 3.0),
+        traits=(Trait.AMPLIFIES,),
+        vjp=rules.fmod,
+    ),
+    binary("pow", _pow, _pow_numpy, domain=(0.1, 3.0), neutral=1.0, cost=Cost.COSTLY, vjp=rules.power),
+    binary("min", minimum, np.minimum, traits=(Trait.KEEPS_SIGN,), vjp=rules.minimum),
+    binary("max", maximum, np.maximum, traits=(Trait.KEEPS_SIGN,), vjp=rules.maximum),
+    unary("neg", operator.neg, np.negative, "fi", traits=(Trait.INVOLUTION,), vjp=rules.neg),
+    unary("abs", _abs, np.abs, "fiu", traits=(Trait.IDEMPOTENT, Trait.NOT_NEGATIVE), vjp=rules.absolute),
+    unary("sign", _sign, np.sign, "fiu", traits=(Trait.IDEMPOTENT, Trait.AMPLIFIES), vjp=rules.flat),
+    unary("reciprocal", lambda x: 1.0 / x, lambda x: 1.0 / x, domain=(0.3, 3.0), vjp=rules.reciprocal),
+    unary(
+        "sqrt",
+        intrinsic("sqrt"),
+        np.sqrt,
+        domain=(0.0, 5.0),
+        cost=Cost.LIGHT,
+        traits=(Trait.KEEPS_SIGN,),
+        vjp=rules.square_root,
+    ),
     # rounding; round is half to even
-    unary("floor", intrinsic("floor"), np.floor, domain=(-5.0, 5.0), traits=STEPS),
-    unary("ceil", intrinsic("ceil"), np.ceil, domain=(-5.0, 5.0), traits=STEPS),
-    unary("round", intrinsic("rint"), np.rint, domain=(-5.0, 5.0), traits=STEPS),
-    unary("trunc", intrinsic("trunc"), np.trunc, domain=(-5.0, 5.0), traits=STEPS),
+    unary("floor", intrinsic("floor"), np.floor, domain=(-5.0, 5.0), traits=STEPS, vjp=rules.flat),
+    unary("ceil", intrinsic("ceil"), np.ceil, domain=(-5.0, 5.0), traits=STEPS, vjp=rules.flat),
+    unary("round", intrinsic("rint"), np.rint, domain=(-5.0, 5.0), traits=STEPS, vjp=rules.flat),
+    unary("trunc", intrinsic("trunc"), np.trunc, domain=(-5.0, 5.0), traits=STEPS, vjp=rules.flat),
     # exponentials and trigonometry
     unary("exp", intrinsic("exp"), np.exp, flops=8, cost=Cost.LIGHT, traits=(Trait.NOT_NEGATIVE,)),
     unary("expm1", intrinsic("expm1"), np.expm1, flops=8),
@@ -440,7 +473,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     unary("atan", intrinsic("atan"), np.arctan, flops=8),
     unary("sinh", intrinsic("sinh"), np.sinh, flops=8),
     unary("cosh", intrinsic("cosh"), np.cosh, flops=8),
-    unary("tanh", intrinsic("tanh"), np.tanh, flops=8, cost=Cost.COSTLY),
+    unary("tanh", intrinsic("tanh"), np.tanh, flops=8, cost=Cost.COSTLY, vjp=rules.tanh),
     unary("asinh", intrinsic("asinh"), np.arcsinh, flops=8),
     unary("acosh", intrinsic("acosh"), np.arccosh, flops=8, domain=(1.0, 9.0)),
     unary("atanh", intrinsic("atanh"), np.arctanh, flops=8, domain=(-0.9, 0.9)),
@@ -473,6 +506,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
             sample("bool[3]", "f16[2, 1]", "f16[3]"),
             sample("bool[3]", "bool[3]", "bool[1]"),
         ),
+        vjp=rules.where,
     ),
     OpDef(
         "clip",
@@ -487,6 +521,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
             sample("i32[9]", low=-3, high=4, domain=(-10, 10)),
             sample("u8[9]", low=None, high=4, domain=(0, 10)),
         ),
+        vjp=rules.clip,
     ),
     # activations
     unary("relu", relu_value, lambda x: np.maximum(x, 0), "fi", traits=(Trait.IDEMPOTENT,), vjp=rules.relu),
@@ -508,9 +543,10 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
         domain=(-9.0, 9.0),
         cost=Cost.COSTLY,
         traits=(Trait.NOT_NEGATIVE,),
+        vjp=rules.softplus,
     ),
-    unary("mish", _mish, lambda x: x * np.tanh(_softplus(x)), flops=24, cost=Cost.COSTLY),
-    binary("prelu", _prelu_value, lambda x, s: np.where(x < 0, x * s, x), "fi"),
+    unary("mish", _mish, lambda x: x * np.tanh(_softplus(x)), flops=24, cost=Cost.COSTLY, vjp=rules.mish),
+    binary("prelu", _prelu_value, lambda x, s: np.where(x < 0, x * s, x), "fi", vjp=rules.prelu),
     activation(
         "gelu",
         _gelu,
@@ -521,6 +557,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
         flops=12,
         cost=Cost.COSTLY,
         traits=(Trait.CANCELS,),
+        vjp=rules.gelu,
     ),
     activation(
         "leaky_relu",
@@ -529,6 +566,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
         _alpha_type(0.01),
         {"alpha": 0.01},
         {"alpha": 0.3},
+        vjp=rules.leaky_relu,
     ),
     activation(
         "elu",
@@ -538,6 +576,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
         {"alpha": 1.0},
         {"alpha": 0.5},
         flops=12,
+        vjp=rules.elu,
     ),
     activation(
         "hard_sigmoid",
@@ -546,12 +585,13 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
         _hard_sigmoid_type,
         {"alpha": 0.2, "beta": 0.5},
         {"alpha": 1 / 6, "beta": 0.4},
+        vjp=rules.hard_sigmoid,
     ),
-    composed("selu", _selu_type, _selu, {}),
-    composed("celu", _alpha_type(1.0), _celu, {"alpha": 1.0}, {"alpha": 0.7}),
-    composed("hard_swish", _float, _hard_swish),
+    composed("selu", _selu_type, _selu, {}, vjp=rules.selu),
+    composed("celu", _alpha_type(1.0), _celu, {"alpha": 1.0}, {"alpha": 0.7}, vjp=rules.celu),
+    composed("hard_swish", _float, _hard_swish, vjp=rules.hard_swish),
     composed("swish", _alpha_type(1.0), _swish, {"alpha": 1.0}, {"alpha": 1.7}),
-    composed("softsign", _float, _softsign),
+    composed("softsign", _float, _softsign, vjp=rules.softsign),
     composed("thresholded_relu", _alpha_type(1.0), _thresholded_relu, {"alpha": 1.0}, {"alpha": -0.5}),
     composed("shrink", _shrink_type, _shrink, {"bias": 0.0, "lambd": 0.5}, {"bias": 0.25, "lambd": 1.0}),
 )

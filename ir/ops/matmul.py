@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import matmul as rules
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const
 from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
@@ -182,6 +183,7 @@ MATMUL_OPS: tuple[OpDef, ...] = (
             sample("u8[3, 5]", "i8[5, 4]", out_dtype=i32, domain=(-128, 255)),
             sample("bf16[2, 3, 8]", "bf16[2, 8, 4]"),
         ),
+        vjp=rules.matmul,
     ),
     OpDef(
         "gemm",

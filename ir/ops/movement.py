@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import movement as rules
 from dnnc.ir.expr import Expr, const, select, value
 from dnnc.ir.op import MOVEMENT, VIEW, OpDef, Trait, require
 from dnnc.ir.ops.blocks import BLOCK_OPS
@@ -234,6 +235,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         traits=VIEW,
         batching=batching.trailing,
         samples=(sample("f32[2, 3]"), sample("f16[5]"), sample("bool[]")),
+        vjp=rules.identity,
     ),
     OpDef(
         "reshape",
@@ -252,6 +254,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
             sample("f32[0, 4]", shape=(2, 0)),
             sample("bool[2, 6, 5]", shape=(3, 4, 5)),
         ),
+        vjp=rules.reshape,
     ),
     OpDef(
         "squeeze",
@@ -287,6 +290,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
             sample("f16[2, 3, 4, 5]", perm=(0, 2, 3, 1)),
             sample("i64[2, 3, 4]", perm=(2, 0, 1)),
         ),
+        vjp=rules.transpose,
     ),
     OpDef(
         "expand",
@@ -297,6 +301,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         batching=batching.expand,
         equal_dims=_expand_dims,
         samples=(sample("f32[3, 1]", shape=(2, 3, 5)), sample("f16[4]", shape=(1,)), sample("i64[]", shape=(7,))),
+        vjp=rules.expand,
     ),
     OpDef(
         "tile",
@@ -310,6 +315,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
             sample("f16[5]", repeats=(3,)),
             sample("u8[2, 3]", repeats=(1, 0)),
         ),
+        vjp=rules.tile,
     ),
     OpDef(
         "concat",
@@ -325,6 +331,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
             sample("i64[0, 2]", "i64[3, 2]", "i64[0, 2]", axis=0),
             sample("bool[4]", axis=0),
         ),
+        vjp=rules.concat,
     ),
     *SLICE_OPS,
     *BLOCK_OPS,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import normalize as rules
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.loops.stmt import call
@@ -357,6 +358,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
             flops=rows_flops(12),
             traits=ROWWISE | traits,
             reduced=one_axis,
+            vjp=vjp,
             batching=batching.along_axis,
             samples=(
                 sample("f32[4, 17]", axis=-1, domain=(-9.0, 9.0)),
@@ -365,9 +367,9 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
                 sample("bf16[2, 9]", axis=1),
             ),
         )
-        for name, compute, numpy, traits in (
-            ("softmax", _softmax, _softmax_numpy, {Trait.NOT_NEGATIVE}),
-            ("log_softmax", _log_softmax, _log_softmax_numpy, set[Trait]()),
+        for name, compute, numpy, traits, vjp in (
+            ("softmax", _softmax, _softmax_numpy, {Trait.NOT_NEGATIVE}, rules.softmax),
+            ("log_softmax", _log_softmax, _log_softmax_numpy, set[Trait](), rules.log_softmax),
         )
     ),
     OpDef(
@@ -384,6 +386,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
             sample("bf16[16]", dtype=bf16, domain=(0.0, 0.0)),
             sample("f32[3, 1, 7]", dtype=f32),
         ),
+        vjp=rules.softmax,
     ),
     OpDef(
         "layer_norm",
@@ -398,6 +401,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
             sample("f32[2, 3, 4]", "f32[3, 4]", axis=1, epsilon=1e-3),
             sample("f16[2, 9]", "f16[9]", "f16[1]", axis=1),
         ),
+        vjp=rules.layer_norm,
     ),
     OpDef(
         "rms_norm",
@@ -412,6 +416,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
             sample("f16[2, 3, 4]", "f16[3, 4]", axis=1),
             sample("f64[5]", "f64[]", axis=0, epsilon=1e-6),
         ),
+        vjp=rules.rms_norm,
     ),
     OpDef(
         "mean_variance_norm",
@@ -426,6 +431,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
             sample("f16[3, 9]", axes=(1,)),
             sample("f64[4, 3]", axes=None, epsilon=1e-9),
         ),
+        vjp=rules.mean_variance_norm,
     ),
     OpDef(
         "lrn",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import pool as rules
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
@@ -173,14 +174,20 @@ def _avg(x: Tensor, *, kernel: Ints, count_include_pad: bool, uncounted: Ints | 
     win = window(len(kernel), kernel, **sides)
     wide = x.dtype.computed
     s = _windows(x, win, "sum", lambda at, i: x[at], wide, "window_sum")
-    none = uncounted or (0,) * len(kernel)
+    shape = x.dims[2:]
+    return te.compute(
+        s.dims, x.dtype, lambda *i: averaged(s[i], win, shape, i[2:], count_include_pad, uncounted)
+    )
 
-    def value(*i: Expr) -> Expr:
-        if not win.padded or (count_include_pad and not any(none)):
-            return s[i] / float(np.prod(kernel))
-        return s[i] / cast(_counted(win, x.dims[2:], i[2:], count_include_pad, none), wide)
 
-    return te.compute(s.dims, x.dtype, value)
+def averaged(
+    e: Expr, win: Window, spatial: Sequence[Dim], index: Sequence[Expr], include: bool, uncounted: Ints | None
+) -> Expr:
+    """A number divided by how many positions of a window count."""
+    none = uncounted or (0,) * len(win.kernel)
+    if not win.padded or (include and not any(none)):
+        return e / float(np.prod(win.kernel))  # type: ignore[arg-type]
+    return e / cast(_counted(win, spatial, index, include, none), e.dtype)
 
 
 def _avg_numpy(
@@ -189,15 +196,24 @@ def _avg_numpy(
     win = window(len(kernel), kernel, **sides)
     sizes = sizes_numpy(win, x.shape[2:])
     padded = pad_numpy(x, win, 0)
-    ones = pad_numpy(np.ones(x.shape[2:], x.dtype), win, 1 if count_include_pad else 0)
+    total = np.zeros((*x.shape[:2], *sizes), x.dtype)
+    for at in offsets(win):
+        total += shifted(padded, win, sizes, at)
+    return total / covered(win, x.shape[2:], sizes, x.dtype, count_include_pad, uncounted)
+
+
+def covered(
+    win: Window, spatial: Sequence[int], sizes: Sequence[int], dtype: Any, include: bool, uncounted: Ints | None
+) -> Array:
+    """How many positions of each window count."""
+    ones = pad_numpy(np.ones(tuple(spatial), dtype), win, 1 if include else 0)
     for axis, u in enumerate(uncounted or ()):
         if u:
             ones[(slice(None),) * axis + (slice(-u, None),)] = 0
-    total, n = np.zeros((*x.shape[:2], *sizes), x.dtype), np.zeros(sizes, x.dtype)
+    n = np.zeros(tuple(sizes), dtype)
     for at in offsets(win):
-        total += shifted(padded, win, sizes, at)
         n += shifted(ones, win, sizes, at)
-    return total / n
+    return n
 
 
 def _avg_at(
@@ -323,6 +339,7 @@ POOL_OPS: tuple[OpDef, ...] = (
         flops=_flops,
         traits=BLOCKS | {Trait.SELECTS},
         batching=batching.images,
+        vjp=rules.max_pool,
         samples=(*_SAMPLES, *_INT_SAMPLES),
     ),
     OpDef(
@@ -343,6 +360,7 @@ POOL_OPS: tuple[OpDef, ...] = (
         flops=_flops,
         traits=BLOCKS | {Trait.SELECTS},
         batching=batching.images,
+        vjp=rules.avg_pool,
         samples=(
             *_SAMPLES,
             sample("f32[1, 2, 9, 8]", kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), count_include_pad=True),

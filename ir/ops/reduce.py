@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import reduce as rules
 from dnnc.ir.dtype import DType, boolean, from_numpy, i64, u8
 from dnnc.ir.expr import E, Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
@@ -95,6 +96,7 @@ def reduction(
     kinds: str = "fiu",
     domain: tuple[float, float] = (-2.0, 2.0),
     sign: tuple[Trait, ...] = (Trait.KEEPS_SIGN,),
+    vjp: Callable[..., Any] | None = None,
 ) -> OpDef:
     """`after(combine of before(x), number of elements combined)`."""
 
@@ -135,6 +137,7 @@ def reduction(
         samples=tuple(samples),
         reduced=axes_of,
         batching=batching.along_axes,
+        vjp=vjp,
     )
 
 
@@ -197,6 +200,7 @@ def _extreme(name: str, combine: str, reference: Combine) -> OpDef:
         samples=samples,
         reduced=axes_of,
         batching=batching.along_axes,
+        vjp=rules.extreme,
     )
 
 
@@ -299,7 +303,7 @@ def _cum_type(x: TensorType, *, axis: int = 0, exclusive: bool = False, reverse:
     return x
 
 
-def running(name: str, combine: str, f: Callable[..., Array], identity: int) -> OpDef:
+def running(name: str, combine: str, f: Callable[..., Array], identity: int, vjp: Callable[..., Any]) -> OpDef:
     """`out[i] = combine of x[r] over r <= i`: r < i if exclusive, from the end if reverse; n^2 work here."""
 
     def compute(x: Tensor, *, axis: int, exclusive: bool, reverse: bool) -> Tensor:
@@ -336,6 +340,7 @@ def running(name: str, combine: str, f: Callable[..., Array], identity: int) -> 
         traits=LOOPS | {Trait.ACCUMULATES},
         samples=samples,
         batching=batching.along_axis,
+        vjp=vjp,
     )
 
 
@@ -344,9 +349,13 @@ def _zero_to(f: Callable[..., Array], identity: Callable[[Array], Any]) -> Combi
 
 
 REDUCE_OPS: tuple[OpDef, ...] = (
-    reduction("reduce_sum", "sum", _same, None, lambda x, a, k: np.sum(x, a, dtype=x.dtype, keepdims=k)),
-    reduction("reduce_mean", "sum", _same, _mean, _mean_numpy),
-    reduction("reduce_prod", "prod", _same, None, lambda x, a, k: np.prod(x, a, dtype=x.dtype, keepdims=k)),
+    reduction(
+        "reduce_sum", "sum", _same, None, lambda x, a, k: np.sum(x, a, dtype=x.dtype, keepdims=k), vjp=rules.total
+    ),
+    reduction("reduce_mean", "sum", _same, _mean, _mean_numpy, vjp=rules.mean),
+    reduction(
+        "reduce_prod", "prod", _same, None, lambda x, a, k: np.prod(x, a, dtype=x.dtype, keepdims=k), vjp=rules.prod
+    ),
     reduction(
         "reduce_l1",
         "sum",
@@ -354,6 +363,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         None,
         lambda x, a, k: np.sum(np.abs(x), a, dtype=x.dtype, keepdims=k),
         sign=(Trait.NOT_NEGATIVE,),
+        vjp=rules.l1,
     ),
     reduction(
         "reduce_sum_square",
@@ -362,6 +372,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         None,
         lambda x, a, k: np.sum(x * x, a, dtype=x.dtype, keepdims=k),
         sign=(Trait.NOT_NEGATIVE,),
+        vjp=rules.sum_square,
     ),
     reduction(
         "reduce_l2",
@@ -371,6 +382,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         lambda x, a, k: np.sqrt(np.sum(x * x, a, keepdims=k)),
         "f",
         sign=(Trait.NOT_NEGATIVE,),
+        vjp=rules.l2,
     ),
     reduction(
         "reduce_log_sum",
@@ -381,6 +393,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         "f",
         (0.1, 3.0),
         sign=(),
+        vjp=rules.log_sum,
     ),
     _extreme("reduce_max", "max", _zero_to(np.max, lowest)),
     _extreme("reduce_min", "min", _zero_to(np.min, highest)),
@@ -399,9 +412,10 @@ REDUCE_OPS: tuple[OpDef, ...] = (
             sample("f16[2, 5, 3]", axes=(0, -1), keepdims=True),
             sample("f64[4]", axes=None, keepdims=False, domain=(700.0, 900.0)),
         ),
+        vjp=rules.log_sum_exp,
     ),
     arg("argmax", "max", np.argmax),
     arg("argmin", "min", np.argmin),
-    running("cumsum", "sum", np.cumsum, 0),
-    running("cumprod", "prod", np.cumprod, 1),
+    running("cumsum", "sum", np.cumsum, 0, rules.cumsum),
+    running("cumprod", "prod", np.cumprod, 1, rules.cumprod),
 )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import movement as rules
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select, value
@@ -203,6 +204,7 @@ SLICE_OPS: tuple[OpDef, ...] = (
             sample("i64[4, 6]", starts=(1, 5), steps=(2, -3), shape=(2, 2)),
             sample("f32[3, 2]", starts=(0, 0), steps=(1, 1), shape=(0, 2)),
         ),
+        vjp=rules.slice_,
     ),
     OpDef(
         "dynamic_slice",
@@ -233,5 +235,6 @@ SLICE_OPS: tuple[OpDef, ...] = (
             sample("f32[3, 2]", pads=(4, 0, 2, 5), mode="wrap"),
             sample("f32[6, 5]", "f32[1]", pads=(-1, 2, 1, -3)),
         ),
+        vjp=rules.pad,
     ),
 )

@@ -193,7 +193,7 @@ class Joiner:
 
     def runs_between(self, nodes: Sequence[Node]) -> bool:
         """Does some other group need a result of these nodes, and one of these nodes a result of it?"""
-        inside, last = set(nodes), self.order[nodes[-1]]
+        inside, end = set(nodes), self.end(self.order[nodes[-1]])
         groups = {self.of[n] for n in nodes}
         left = [u for n in nodes for v in n.outputs for u, _ in v.uses if u not in inside]
         seen: set[int] = set()
@@ -201,11 +201,20 @@ class Joiner:
             g = self.of[left.pop()]
             if g in groups:
                 return True
-            if g in seen or self.order[self.parts[g].nodes[0]] > last:
+            if g in seen or self.order[self.parts[g].nodes[0]] > end:
                 continue
             seen.add(g)
             left += [u for n in self.parts[g].nodes for v in n.outputs for u, _ in v.uses]
         return False
+
+    def end(self, last: int) -> int:
+        """The first place from `last` on that no group reaches over: from behind it no group ahead is fed."""
+        spans = ((self.order[p.nodes[0]], self.order[p.nodes[-1]]) for p in self.parts.values())
+        for start, stop in sorted(s for s in spans if s[1] > last):
+            if start > last:
+                break
+            last = max(last, stop)
+        return last
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 

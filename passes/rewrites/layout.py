@@ -112,6 +112,10 @@ class Layouts(ABC):
     def matmul(self, n: Node) -> None:
         """Choose for a product of matrices."""
 
+    def backward_filter(self, n: Node) -> None:
+        """Choose for the filters' gradient of a convolution."""
+        self.plain(n)
+
     @abstractmethod
     def pools(self, n: Node) -> bool:
         """Is this a window over rows that is better computed in a layout? Then its operand is packed."""
@@ -225,6 +229,7 @@ class Layouts(ABC):
 # Ops with a rule of their own.
 RULES: dict[str, Callable[[Layouts, Node], None]] = {
     "conv": lambda layouts, n: layouts.conv(n),
+    "conv_backward_filter": lambda layouts, n: layouts.backward_filter(n),
     "matmul": lambda layouts, n: layouts.matmul(n),
     "pack": lambda layouts, n: None,
     "lrn": lambda layouts, n: layouts.across(n),
@@ -270,6 +275,23 @@ class _Blocked(Layouts):
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
         self.set_output(n, lay)
+
+    def backward_filter(self, n: Node) -> None:
+        """Images and cotangents in blocks, filters as the convolution has them: vectors are its output channels."""
+        x, g = n.inputs
+        assert x is not None and g is not None
+        out, group = n.output.type, n.attrs["group"]
+        channels, made = x.type.shape[1], g.type.shape[1]
+        if not isinstance(channels, int) or not isinstance(made, int) or out.dtype.computed not in WIDE or made == 1:
+            return self.plain(n)
+        depthwise = group == channels == made
+        whole = all(c // group % self.lanes == 0 for c in (channels, made))
+        if group != 1 and not depthwise and not whole:
+            return self.plain(n)
+        blocks = not depthwise and (not x.type.row_major or channels >= self.lanes)
+        self.set_input(n, 0, blocked(out.rank, self.lanes) if blocks or depthwise else ROW_MAJOR)
+        self.set_input(n, 1, blocked(out.rank, self.lanes))
+        self.set_output(n, filters(out.rank, self.lanes, blocks))
 
     def few(self, n: Node) -> None:
         """Images and filters of a convolution of few outputs in blocks of its inputs, the outputs in rows."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates import contraction, maps, recurrence, reduce, scan, scatter, sequence, winograd
+from dnnc.backends.llvm.templates import backward_filter, contraction, maps, recurrence, reduce, scan, scatter, sequence, winograd
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
@@ -16,6 +16,7 @@ def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
     """`strict`: the order of a sum depends neither on knowing its length nor on the choice: same bits."""
     made = [
         _template("contraction", contraction, target),
+        _template("backward_filter", backward_filter, target),
         _template("winograd", winograd, target),
         _template("recurrence", recurrence, target),
         _template("scan", scan, target),

@@ -21,17 +21,13 @@ def batch_normalization(c: Call) -> Any:
         raise UnsupportedError("attribute spatial=0: statistics per element instead of per channel")
     if c.opset < 14 or not c.flag("training_mode"):
         return c.b.batch_norm(x, scale, bias, mean, var, epsilon=epsilon)
-    axes = tuple(k for k in range(x.type.rank) if k != 1)
-    wide = c.cast(x, mean.type.dtype)
-    now = c.b.reduce_mean(wide, axes=axes, keepdims=True)
-    off = c.b.sub(wide, now)
-    channels = (x.type.shape[1],)
-    now, spread = c.b.reshape(now, shape=channels), c.b.reduce_mean(c.b.mul(off, off), axes=axes, keepdims=False)
+    y, *statistics = c.b.batch_norm_training(x, scale, bias, epsilon=epsilon)
+    now, spread = (c.cast(v, mean.type.dtype) for v in statistics)
     momentum = c.number("momentum", 0.9)
     running = [
         c.b.add(c.b.mul(old, momentum), c.b.mul(new, 1.0 - momentum)) for old, new in ((mean, now), (var, spread))
     ]
-    return (c.b.batch_norm(x, scale, bias, now, spread, epsilon=epsilon), *running)
+    return (y, *running)
 
 
 def layer_normalization(c: Call) -> Any:
