@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import fft as rules
 from dnnc.ir.expr import Expr, const, select
 from dnnc.ir.op import PURE, Cost, OpDef, require
 from dnnc.ir.ops.common import Array, dim, require_kind, same_dtype, sample
@@ -272,6 +273,7 @@ FFT_OPS: tuple[OpDef, ...] = (
             sample("f32[2, 1, 2]", axis=1),
             sample("f32[256, 3, 1]", axis=0),
         ),
+        vjp=rules.dft,
     ),
     OpDef(
         "fft_pass",

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir.autodiff.rules import host as rules
 from dnnc.ir.dtype import u8
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import dim as symbol
@@ -95,6 +96,7 @@ HOST_OPS: tuple[OpDef, ...] = (
             sample("f32[5]", "i64[]", size=symbol("n", 0, 5), domain=(0.0, 5.0)),
             sample("i32[3, 4]", "i32[1]", size=symbol("n", 0, 4), axis=-1, domain=(0, 4)),
         ),
+        vjp=rules.truncate,
     ),
     # a reshape to a shape that is computed; 0 copies a dim where `copy_zeros`, -1 is what remains
     OpDef(
@@ -106,6 +108,7 @@ HOST_OPS: tuple[OpDef, ...] = (
             sample("f32[4]", "i64[1]", shape=(4,), domain=(-1, -1)),
             sample("i32[3, 1]", "i64[2]", shape=(symbol("a", 0, 3), 1), domain=(0, 0)),
         ),
+        vjp=rules.view,
     ),
     # an effect, though it has none on anybody: without readers it is what gives the size
     OpDef(

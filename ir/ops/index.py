@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import index as rules
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
@@ -306,6 +307,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
             sample("f32[3, 2]", "i64[0]", axis=0, domain=(0, 2)),
         ),
         index=Index(1, _along_axis),
+        vjp=rules.gather,
     ),
     OpDef(
         "gather_elements",
@@ -319,6 +321,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
             sample("f16[2, 5, 3]", "i32[2, 7, 3]", axis=1, domain=(-5, 4)),
         ),
         index=Index(1, _along_axis),
+        vjp=rules.gather_elements,
     ),
     OpDef(
         "gather_nd",
@@ -333,6 +336,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
             sample("f32[3, 3]", "i64[2]", domain=(-3, 2)),
         ),
         index=Index(1, _leading),
+        vjp=rules.gather_nd,
     ),
     OpDef(
         "scatter_elements",
@@ -343,6 +347,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         batching=batching.along_axis,
         samples=(*_SCATTER_SAMPLES, sample("f16[2, 6, 3]", "i32[2, 4, 2]", "f16[2, 4, 2]", axis=1, domain=(-5, 5))),
         index=Index(1, _along_axis),
+        vjp=rules.scatter_elements,
     ),
     OpDef(
         "scatter_nd",
@@ -353,6 +358,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         batching=batching.scatter_nd,
         samples=(*_SCATTER_ND_SAMPLES, sample("i64[4, 5]", "i32[6, 2]", "i64[6]", domain=(-4, 3))),
         index=Index(1, _leading),
+        vjp=rules.scatter_nd,
     ),
     OpDef(
         "one_hot",
@@ -374,6 +380,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         traits=MOVEMENT,
         batching=batching.trailing,
         samples=(sample("f32[4, 5]", k=1, upper=True), sample("f16[2, 5, 3]", k=-1, upper=False), sample("i64[3, 3]")),
+        vjp=rules.trilu,
     ),
     OpDef(
         "reverse_sequence",
@@ -386,5 +393,6 @@ INDEX_OPS: tuple[OpDef, ...] = (
             sample("f16[2, 4, 3]", "i64[2]", batch_axis=0, time_axis=1, domain=(1, 4)),
         ),
         index=Index(1, whole, wraps=False),
+        vjp=rules.reverse_sequence,
     ),
 )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import linalg as rules
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, const, select
 from dnnc.ir.loops.stmt import call
@@ -98,6 +99,7 @@ INVERSE_OPS: tuple[OpDef, ...] = (
         batching=batching.trailing,
         cost=Cost.HEAVY,
         samples=(sample("f64[3, 3]"), sample("f64[2, 1, 4, 4]"), sample("f32[1, 1]", domain=(1, 2))),
+        vjp=rules.inverse,
     ),
     OpDef(
         "clear_column",

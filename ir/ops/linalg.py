@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import linalg as rules
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, const, select
 from dnnc.ir.loops.stmt import call
@@ -138,6 +139,7 @@ LINALG_OPS: tuple[OpDef, ...] = (
             sample("f16[3, 2, 2]"),
             sample("f32[4, 1, 1]"),
         ),
+        vjp=rules.det,
     ),
     OpDef(
         "eliminated_pivot",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import batching, te
+from dnnc.ir.autodiff.rules import borders
 from dnnc.ir.autodiff.rules import movement as rules
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean, i64
@@ -235,6 +236,6 @@ SLICE_OPS: tuple[OpDef, ...] = (
             sample("f32[3, 2]", pads=(4, 0, 2, 5), mode="wrap"),
             sample("f32[6, 5]", "f32[1]", pads=(-1, 2, 1, -3)),
         ),
-        vjp=rules.pad,
+        vjp=borders.pad,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dnnc.ir import batching
+from dnnc.ir.autodiff.rules import sort as rules
 from dnnc.ir.expr import const, value
 from dnnc.ir.op import PURE, Cost, OpDef
 from dnnc.ir.ops.common import dim, sample
@@ -40,6 +41,7 @@ SORT_OPS: tuple[OpDef, ...] = (
             sample("bool[2, 5]", axis=1, descending=True),
             sample("f32[2, 5]", axis=1, keep=0),
         ),
+        vjp=rules.sort,
     ),
     *KEY_OPS,
 )

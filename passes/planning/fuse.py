@@ -183,7 +183,7 @@ class _Fuser:
         if not all(self.allowed(n, u, anchored) for u in users):
             return None
         if any(self.reads_index(u, n.output) for u in users):
-            if Trait.ELEMENTWISE not in n.op.traits:
+            if Trait.ELEMENTWISE not in n.op.traits and not self.repeats_index(n, users):
                 # an index is written several times into an expression: chains of gathers would grow exponentially
                 return None
             self.indexing.add(n)
@@ -207,6 +207,10 @@ class _Fuser:
     def reads_index(self, u: Node, v: Value) -> bool:
         """Does u read v as an index, or to make one?"""
         return u in self.indexing or (u.op.index is not None and u.op.index.loads and u.inputs[u.op.index.operand] is v)
+
+    def repeats_index(self, n: Node, users: Sequence[Node]) -> bool:
+        """Does a broadcast give one index to all updates of a row? Then their scatter looks at it once."""
+        return producer(n.output, "expand") is n and all(kind_of(u) == "scatter" for u in users)
 
     def stays_in_row(self, n: Node, g: int) -> bool:
         """True if a group over rows takes a node that reduces them, or computes from their numbers (if `broken`)."""
@@ -281,7 +285,8 @@ class _Fuser:
             permuted = not is_pointwise(u)
             return self.follows(v, u) and not (permuted and kind_of(n) != "contraction")
         if kind_of(u) == "scatter":  # what it starts from and each update are computed once
-            return [k for m, k in v.uses if m is u] in ([0], [2])
+            read = [k for m, k in v.uses if m is u]
+            return read in ([0], [2]) or (read == [1] and self.repeats_index(n, [u]))
         if is_pointwise(u):
             return (
                 _same(v.type.shape, out.shape) or n.op.cost < Cost.LIGHT

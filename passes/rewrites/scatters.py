@@ -6,9 +6,11 @@
     y = scatter_nd(x, [[0, 0], [0, 1], [0, 2]], u: [3])    ->    y = scatter_nd(x, [[0]], u: [1, 3]), where rows of x
                                                                  have 3 elements
     y = scatter_nd(x, [[2], [3]], u)                       ->    y = concat(slice(x, 0:2), u, slice(x, 4:n))
+    y = scatter_nd([[0, 0, 0], [0, 0, 0]], at, u)          ->    y = scatter_nd(expand(0, shape=(2, 3)), at, u)
 
 Sums and products of less than 32 bits are added up in f32 and rounded once. Indices that are constants and name whole
 rows, one after another, name these rows; those that name a box, once each, need no index: exporters' slice assignment.
+What starts as one number everywhere is written by the scatter's kernel, which would read it else.
 """
 
 from __future__ import annotations
@@ -29,8 +31,26 @@ Array = np.ndarray[Any, Any]
 def scatters(graph: Graph, ctx: PassContext) -> bool:
     """Name rows and ranges. Returns whether anything changed."""
     return replace_each(
-        graph, {"scatter_elements": lambda n: _by_rows(graph, n), "scatter_nd": lambda n: _of_ranges(graph, n)}
+        graph,
+        {
+            "scatter_elements": lambda n: _by_rows(graph, n) or _of_one_number(graph, n),
+            "scatter_nd": lambda n: _of_ranges(graph, n) or _of_one_number(graph, n),
+        },
     )
+
+
+def _of_one_number(graph: Graph, n: Node) -> Value | None:
+    """A scatter into a constant whose elements are equal."""
+    x, at, u = n.inputs
+    constant = None if x is None else graph.constants.get(x)
+    if constant is None or constant.size < 2 or constant.dtype.kind in "OSU":
+        return None
+    parts = np.ascontiguousarray(constant).reshape(constant.size, 1).view(np.uint8)
+    if (parts != parts[:1]).any():
+        return None
+    b = Builder(graph, n, n.locs)
+    start = b.expand(b.constant(constant.reshape(-1)[0]), shape=constant.shape)
+    return b.op(n.op, start, at, u, **n.attrs)  # type: ignore[no-any-return]
 
 
 def wide_sums(graph: Graph, ctx: PassContext) -> bool:
