@@ -115,3 +115,16 @@ def locations(locs: tuple[Loc, ...]) -> str:
         return ""
     shown = ", ".join(str(loc) for loc in locs[:3])
     return f" at {shown}" + (f" and {len(locs) - 3} more" if len(locs) > 3 else "")
+
+
+def outside(where: str, index: object = None) -> InputError:
+    """The error of a program that stopped at an index. `where`: the kernels that may have read it."""
+    if "within_bound" in where:
+        return InputError(
+            f"a loop with a bound reached it while its condition still holds, or an index read at run time lies "
+            f"outside of its axis, in {where}: give while_loop a larger bound, and check the values of integer inputs"
+        )
+    told = "" if index is None else f", {index},"
+    return InputError(
+        f"an index read at run time{told} lies outside of its axis, in {where}: check the values of integer inputs"
+    )

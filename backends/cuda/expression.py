@@ -14,7 +14,7 @@ from dnnc.backends.cuda.library import is_call
 from dnnc.backends.runtime.device import STATUS_BYTES, Device
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import CompiledKernel, MemoryRef, Program
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import outside
 from dnnc.ir.lru import LRU
 from dnnc.ir.shapes import concrete_shape
 
@@ -110,10 +110,7 @@ class CudaExpression:
             self.device.fill(self._status, 0, STATUS_BYTES, 0)
             self.device.synchronize(0)
             where = self.guards.get(number) or ", ".join(self.guards.values())
-            raise InputError(
-                f"an index read at run time, {value}, lies outside of its axis, in {where}: check the values of "
-                "integer operands"
-            )
+            raise outside(where, value)
 
 
 def _place(p: MemoryRef, buffers: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from dnnc.backends.cuda.emit import kernel_number
 from dnnc.backends.cuda.graph import Frame, LoadedProgram
 from dnnc.backends.runtime.device import Device
 from dnnc.backends.runtime.program import Program
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import outside
 from dnnc.ir.expr import Var
 from dnnc.ir.types import TensorType
 
@@ -73,10 +73,7 @@ class CudaInstance:
         guarded = [k for k in self.program.kernels if k.guarded]
         told = [k for k in guarded if kernel_number(k.symbol) == number] or guarded
         where = "; ".join([f"{k.name}{k.where}" for k in told][:3])
-        raise InputError(
-            f"an index read at run time, {value}, lies outside of its axis, in {where}: check the values of integer "
-            "inputs"
-        )
+        raise outside(where, value)
 
     @property
     def ready(self) -> LoadedProgram | None:

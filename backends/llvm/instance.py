@@ -26,7 +26,7 @@ from dnnc.backends.llvm.runtime import runtime
 from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame
 from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.results import maker
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import outside
 from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.shapes import concrete_shape
 
@@ -157,13 +157,9 @@ class CpuInstance:
         return held
 
     def fail(self, frame: Frame) -> None:
-        code = frame.status[0]
         frame.forget()
         where = "; ".join([f"{k.name}{k.where}" for k in self.program.kernels if k.guarded][:3])
-        raise InputError(
-            f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of "
-            "integer inputs"
-        )
+        raise outside(where)
 
 
 class CpuRunner:

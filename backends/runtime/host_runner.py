@@ -11,7 +11,7 @@ import numpy as np
 
 from dnnc.backends.runtime.frames import aligned_empty
 from dnnc.backends.runtime.program import Branch, Call, Loop, MemoryRef, Program, Row
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import outside
 from dnnc.ir.expr import Var
 from dnnc.ir.shapes import concrete_shape
 
@@ -54,7 +54,7 @@ class HostInstance:
         run.calls(self.program.calls, [a.ctypes.data for a in (*arrays, *results)])
         if run.status:
             where = "; ".join(f"{k.name}{k.where}" for k in self.program.kernels if k.guarded)
-            raise InputError(f"an index read at run time lies outside of its axis, in {where}: check integer inputs")
+            raise outside(where)
 
 
 class _Run:

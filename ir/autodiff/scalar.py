@@ -94,6 +94,8 @@ def split(e: Expr) -> tuple[Expr, Expr]:
     """(condition, number) of `select(condition, number, 0)`."""
     if isinstance(e, Op) and e.name == "select" and isinstance(e.args[2], Const) and e.args[2].value == 0:
         return e.args[0], e.args[1]
+    if isinstance(e, Op) and e.name == "select" and isinstance(e.args[1], Const) and e.args[1].value == 0:
+        return negated(e.args[0]), e.args[2]
     return const(True, boolean), e
 
 

@@ -331,6 +331,35 @@ class Graph:
         node.graph = None  # prev and next stay: walks that stand on the node go on from there
         self._count -= 1
 
+    def redefine(
+        self, node: Node, inputs: Sequence[Value | None], attrs: Attrs, outputs: Sequence[Value | TensorType]
+    ) -> None:
+        """Give a node other operands, attributes and results; `outputs` has its own values, and types of new ones."""
+        for i, v in enumerate(node.inputs):
+            if v is not None:
+                v.uses.pop((node, i), None)
+        node.inputs, node.attrs = list(inputs), attrs
+        for i, v in enumerate(node.inputs):
+            if v is not None:
+                v.uses[node, i] = None
+        dropped = [o for o in node.outputs if o not in outputs]
+        if any(o.uses or self.is_output(o) for o in dropped):
+            raise InternalError(f"cannot take results from {node!r}: they are still read")
+        self.release([o.name for o in dropped])
+        node.outputs = [o if isinstance(o, Value) else Value(self._claim(""), o, node, locs=node.locs) for o in outputs]
+        for k, o in enumerate(node.outputs):
+            o.index = k
+        self._declare_in(node)
+
+    def adopt(self, old: Value, new: Value) -> None:
+        """Let the node that makes `new` make `old` in its place, for all readers of either."""
+        assert new.node is not None and old.node is not None
+        self.replace_all_uses(new, old)
+        self.release([new.name])
+        old.node.outputs[old.index] = new
+        new.node.outputs[new.index] = old
+        old.node, old.index, new.node, new.index = new.node, new.index, old.node, old.index
+
     def erase_constant(self, value: Value) -> None:
         """Remove a constant that nobody reads."""
         if value.uses or self.is_output(value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from dnnc.ir.graph.builder import Builder
@@ -60,3 +60,38 @@ def prune(g: Graph) -> None:
     for v in list(g.constants):
         if not v.uses and v not in kept:
             g.erase_constant(v)
+
+
+def reached(wanted: Iterable[Value], stop: Collection[Value]) -> set[Value]:
+    """The values from which some are computed, themselves included; those in `stop` count as given."""
+    found: set[Value] = set()
+    stack = list(wanted)
+    while stack:
+        v = stack.pop()
+        if v not in found:
+            found.add(v)
+            if v.node is not None and v not in stop:
+                stack += [x for x in v.node.inputs if x is not None]
+    return found
+
+
+def extract(g: Graph, name: str, given: Sequence[Value], wanted: Sequence[Value]) -> Graph:
+    """The part of a graph that computes values from others, as a graph of its own: `given` are its inputs."""
+    new = Graph(name)
+    env: dict[Value | None, Value | None] = {None: None}
+    for v in given:
+        env[v] = new.add_input(v.name, v.type, v.locs)
+    every = reached(wanted, set(given))
+    for v in [v for v in g.constants if v in every and v not in env]:
+        c = env[v] = new.constant(g.constants[v], v.name, v.locs, v.type)
+        g.share_digest(v, new, c)
+    for n in g.nodes():
+        if all(o in env or o not in every for o in n.outputs):
+            continue
+        attrs = {k: a.copy() if isinstance(a, Graph) else a for k, a in n.attrs.items()}
+        types, names = [o.type for o in n.outputs], [o.name for o in n.outputs]
+        m = new.append(Node(n.op, [env.get(v) for v in n.inputs], attrs, types, n.locs, names))
+        for o, p in zip(n.outputs, m.outputs):
+            env.setdefault(o, p)
+    new.outputs = [found for v in wanted if (found := env[v]) is not None]
+    return new

@@ -3,7 +3,8 @@
 A body reads nothing but its inputs. Those of a loop are the iteration's number (i64[]), the carried values, one row of
 each scanned operand, and the captured values; its results are the condition (where there is one), the new carried
 values and one row of each stacked result. A loop ends after `trips` iterations or when its condition is false,
-whichever comes first; without stacked results the number of iterations may be known at run time only.
+whichever comes first; without stacked results the number of iterations may be known at run time only. Its gradient
+keeps the state of every `checkpoint`-th iteration and computes those in between again; 0: it keeps all that it needs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir import te
+from dnnc.ir.autodiff import control as rules
 from dnnc.ir.dtype import boolean, i64
+from dnnc.ir.expr import const, select
 from dnnc.ir.graph.core import Graph
-from dnnc.ir.op import OpDef, Trait, require
+from dnnc.ir.loops.stmt import call
+from dnnc.ir.op import PURE, OpDef, Trait, require
+from dnnc.ir.ops.common import sample
+from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +39,9 @@ def _loop_type(
     scanned: int = 0,
     length: Dim | None = None,
     backward: tuple[bool, ...] = (),
+    checkpoint: int = 0,
 ) -> tuple[TensorType, ...]:
+    require(checkpoint >= 0, "a loop keeps its state every so many iterations, not {}", checkpoint)
     for t, what, dtype in ((trips, "trips", i64), (condition, "condition", boolean)):
         ok = t is None or (t.dtype is dtype and t.rank == 0)
         require(ok, "the {} of a loop must be {}[], got {}", what, dtype, t)
@@ -68,6 +77,7 @@ def _loop(
     scanned: int = 0,
     length: int | None = None,
     backward: tuple[bool, ...] = (),
+    checkpoint: int = 0,
 ) -> tuple[Array, ...]:
     limit = length if trips is None else int(trips) if length is None else min(int(trips), length)
     running = condition is None or bool(condition)
@@ -92,6 +102,10 @@ def _loop(
     if length is None:
         return tuple(state)
     require(k == length or not stacked, "a loop of {} rows ended after {}", length, k)
+    if not length:  # the body tells the shapes of rows that it does not make
+        made = body(np.int64(0), *state, *(np.zeros(x.shape[1:], x.dtype) for x in rows), *captured)
+        made = made[(condition is not None) + carried :]
+        return (*state, *(np.zeros((0, *y.shape), y.dtype) for y in made))
     rows_made = (
         np.stack(c[::-1] if flip else c) for c, flip in zip(stacked, (*back[scanned:], *(False,) * len(stacked)))
     )
@@ -114,7 +128,48 @@ def _cond(
     return tuple((then if bool(condition) else other)(*captured))
 
 
+def _within_type(x: TensorType, over: TensorType) -> TensorType:
+    require(over == TensorType(i64, (2,)), "within_bound takes an i64[2], both 0 or both 1, got {}", over)
+    return x
+
+
+def _within(x: Tensor, over: Tensor) -> Tensor:
+    ended = over[(call("guard", over[(const(0),)] * 2, 0, 2),)].eq(0)
+    return te.compute(x.dims, x.dtype, lambda *i: select(ended, x[i], const(0, x.dtype.computed)))
+
+
+def _within_numpy(x: Array, over: Array) -> Array:
+    if over.any():
+        raise IndexError("the condition of a loop still holds when its bound is reached")
+    return x
+
+
 CONTROL_OPS: tuple[OpDef, ...] = (
-    OpDef("loop", _loop_type, reference=_loop, traits=CONTROL | {Trait.ITERATES}, deciding=2),
-    OpDef("cond", _cond_type, reference=_cond, traits=CONTROL, deciding=1),
+    OpDef(  # the result of a loop with a bound; an index outside of `over` where its condition still holds
+        "within_bound",
+        _within_type,
+        _within,
+        reference=_within_numpy,
+        traits=PURE,
+        samples=(sample("f32[3, 2]", "i64[2]", domain=(0.0, 0.0)), sample("i32[]", "i64[2]", domain=(0.0, 0.0))),
+        vjp=rules.within_bound_vjp,
+    ),
+    OpDef(
+        "loop",
+        _loop_type,
+        reference=_loop,
+        traits=CONTROL | {Trait.ITERATES},
+        deciding=2,
+        vjp=rules.loop_vjp,
+        jvp=rules.loop_jvp,
+    ),
+    OpDef(
+        "cond",
+        _cond_type,
+        reference=_cond,
+        traits=CONTROL,
+        deciding=1,
+        vjp=rules.cond_vjp,
+        jvp=rules.cond_jvp,
+    ),
 )

@@ -106,7 +106,7 @@ def loop(g: Generator) -> None:
         body=body.graph,
         carried=len(carried),
         scanned=len(scanned),
-        length=length if bounded or g.chance(0.5) else None,
+        length=length if bounded or g.bounds_all or g.chance(0.5) else None,
         backward=back_all,
     )
 

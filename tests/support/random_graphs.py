@@ -95,6 +95,7 @@ def random_graph(seed: int, nodes: int = 12) -> tuple[Graph, list[Array]]:
 
 class Generator:
     recipes: Sequence[Callable[[Generator], None]]
+    bounds_all = False  # do all loops have a length?
 
     def __init__(self, rng: np.random.Generator, large: bool, symbolic: bool, around: Generator | None = None) -> None:
         """`around`: the Generator of the graph in which this one's is a body."""

@@ -14,7 +14,7 @@ from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.regions import Region
 from dnnc.frontends.trace.tracer import is_traced, tracing
 from dnnc.ir.checks import function, integer
-from dnnc.ir.dtype import i64
+from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.errors import InputError, a_type
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.attributes import complete
@@ -147,46 +147,67 @@ def cond(condition: Any, then: Callable[..., Any], other: Callable[..., Any], *o
     return first.again(values("cond", [test._parts[0], *every], then=regions[0].graph, other=regions[1].graph))
 
 
-def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
+def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, bound: int | None = None) -> Any:
     """`state = init; while condition(state): state = body(state)` as a loop of the program.
 
     Args:
         condition: gives one truth value.
         body: gives the next state, with the structure, shapes and dtypes of the one before.
         init: an array, a number (which is an array of int64, float64 or bool), or a tree of them.
+        bound: the most iterations that there may be. A gradient in reverse mode needs it: memory for so many is kept.
 
     Returns:
         The last state.
 
     Raises:
-        InputError: the condition is no truth value, or the state changes its structure, a shape or a dtype.
+        InputError: the condition is no truth value, the state changes its structure, a shape or a dtype, or the
+            condition still holds after `bound` iterations.
     """
     function(condition, "while_loop: condition", [init])
     function(body, "while_loop: body", [init])
+    if bound is not None:
+        bound = integer(bound, "bound", 1)
     start = pack(init, "state")
     if in_python(start):
-        return _while(condition, body, start)
+        return _while(condition, body, start, bound)
     first = truth(condition(start.again(start.parts)), "while_loop")
     before = _now()
     inner = [placeholder(TensorType(i64, ())), *(placeholder(p.type) for p in start.parts)]
     made = matched(pack(body(start.again(inner[1:])), "state"), start, "while_loop")
     holds = truth(condition(start.again(made.parts)), "while_loop")
-    region = Region("body", inner, ["number", *(f"state{k}" for k in range(len(inner) - 1))], before)
-    graph = region.finish([holds._parts[0], *made.parts])
-    return start.again(
-        values("loop", [None, first._parts[0], *start.parts, *region.captured], body=graph, carried=len(start.parts))
-    )
+    names = ["number", *(f"state{k}" for k in range(len(inner) - 1))]
+    if bound is not None:  # the loop carries its condition, so that it can be looked at afterwards
+        inner.insert(1, placeholder(TensorType(boolean, ())))
+        names.insert(1, "going")
+    carried = len(start.parts) + (bound is not None)
+    region = Region("body", inner, names, before)
+    graph = region.finish([*holds._parts * (1 + carried - len(start.parts)), *made.parts])
+    state = [*first._parts * (carried - len(start.parts)), *start.parts]
+    operands = [None, first._parts[0], *state, *region.captured]
+    done = values("loop", operands, body=graph, carried=carried, length=bound)
+    return start.again(done if bound is None else _within(done))
 
 
-def _while(condition: Callable[[Any], Any], body: Callable[[Any], Any], start: Pack) -> Any:
+def _within(done: Sequence[Lazy]) -> list[Lazy]:
+    """The state of a loop with a bound, whose condition came first; reading it fails while that holds."""
+    going, *state = done
+    (one,) = values("cast", [going], to=i64)
+    (over,) = values("expand", [one], shape=(2,))
+    return [values("within_bound", [x, over])[0] for x in state]
+
+
+def _while(condition: Callable[[Any], Any], body: Callable[[Any], Any], start: Pack, bound: int | None) -> Any:
     """The loop in Python: a program for each iteration, of the state and the condition."""
-    state = start
+    state, count = start, 0
     while True:
         test = truth(condition(unflatten(start.tree, [Array(a._parts, a.dtype) for a in state.arrays])), "while_loop")
         materialise([*test._parts, *state.parts])
         if not bool(test):
             return start.again(state.parts)
+        if count == bound:
+            raise InputError(f"while_loop: the condition still holds after {bound} iterations; give it a larger bound")
         state = matched(pack(body(start.again(state.parts)), "state"), start, "while_loop")
+        count += 1
 
 
 def scan(
@@ -195,6 +216,7 @@ def scan(
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
+    checkpoint: int | None = None,
 ) -> tuple[Any, Any]:
     """`state, y = fn(state, x)` for each row of `xs`; the last state and the `y`s, stacked.
 
@@ -204,6 +226,8 @@ def scan(
         xs: a tree of arrays, whose rows along axis 0 are taken in turns; None gives `fn` None.
         length: number of iterations where there is no `xs`.
         reverse: from the last row to the first; results are stacked at the rows they belong to.
+        checkpoint: a gradient keeps the state of every so many iterations, and computes those in between again. The
+            square root of their number takes the least memory. None keeps what the gradient needs of all.
 
     Raises:
         InputError: there are no rows, their numbers differ, or the state changes its structure, a shape or a dtype.
@@ -211,6 +235,7 @@ def scan(
     function(fn, "scan", [init, xs])
     if length is not None:
         length = integer(length, "length", 1)
+    every = 0 if checkpoint is None else integer(checkpoint, "checkpoint", 1)
     start, rows = pack(init, "state"), pack(xs, "xs")
     n = _rows(rows, length)
     if in_python(start, rows):
@@ -225,6 +250,7 @@ def scan(
     graph = region.finish([*made.parts, *out.parts])
     back = (True,) * (len(row) + len(out.parts)) if reverse else ()
     attrs = {"body": graph, "carried": len(start.parts), "scanned": len(row), "length": n, "backward": back}
+    attrs["checkpoint"] = every
     done = values("loop", [None, None, *start.parts, *rows.parts, *region.captured], **attrs)
     return start.again(done[: len(start.parts)]), out.again(done[len(start.parts) :])
 
