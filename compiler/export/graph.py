@@ -13,6 +13,7 @@ from onnx import helper
 from dnnc.export.arithmetic import ARITHMETIC
 from dnnc.export.call import Call, Convert
 from dnnc.export.control import cond, loop
+from dnnc.export.expressions import spelled_out
 from dnnc.export.files import check, write
 from dnnc.export.layers import LAYERS
 from dnnc.export.movement import MOVEMENT
@@ -175,7 +176,7 @@ def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[st
     except Refused:
         raise
     except UnsupportedError as e:
-        if n.op.decompose is None:
+        if n.op.decompose is None and (n.op.compute is None or n.op.name in INSIDE | ABSENT):
             raise Refused(f"{n.op.name}{locations(n.locs)} cannot be exported: {e}") from None
     del w.nodes[before[0] :]
     w.sizes = before[1]
@@ -183,12 +184,18 @@ def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[st
 
 
 def expanded(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[str]:
-    """The results of what an op is defined by."""
+    """The results of what an op is defined by: other ops, or a tensor expression."""
     g = Graph(n.op.name)
     inputs = [None if v is None else g.add_input(v.name, v.type) for v in n.inputs]
-    assert n.op.decompose is not None
-    made = n.op.decompose(Builder(g, None, n.locs), *inputs, **n.attrs)
-    g.outputs = list(made) if isinstance(made, (tuple, list)) else [made]
+    b = Builder(g, None, n.locs)
+    if n.op.decompose is not None:
+        made = n.op.decompose(b, *inputs, **n.attrs)
+        g.outputs = list(made) if isinstance(made, (tuple, list)) else [made]
+    else:
+        try:
+            g.outputs = spelled_out(b, n.op, inputs, n.attrs)
+        except UnsupportedError as e:
+            raise Refused(f"{n.op.name}{locations(n.locs)} cannot be exported: {e}") from None
     return body(g, w, dict(enumerate(x for x in operands if x is not None)))
 
 
