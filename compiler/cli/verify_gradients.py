@@ -72,11 +72,16 @@ def read(job: Job) -> Model:
 def checked(model: Model, job: Job, directions: int, seed: int, bar: Bar) -> dict[str, Any]:
     """What is found, as `--json` prints it."""
     floats = [n for n, v in model.outputs.items() if v.type.dtype.is_float]
+    if not floats:
+        raise GradientError(
+            f"no float is among the outputs {', '.join(model.outputs)}: there is nothing to differentiate"
+        )
     names = model.differentiable([model.outputs[n] for n in floats], inputs=True)
     probe = model.gradient(names, floats, False, "input")
     options = compile_options(job)
     f = compile(probe, bar, **{**options, "dims": {n: d for n, d in options["dims"].items() if n in probe.dims}})
-    arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
+    texts = [*job.inputs, *(f"{v.name}=random" for v in probe.inputs[len(model.graph.inputs) :])] if job.inputs else ()
+    arrays = make_arrays(f, texts, parse_dims(job.dims), seed)
     result = f(*arrays)
     got = list(result) if isinstance(result, tuple) else [result]
     own = len(model.graph.inputs)

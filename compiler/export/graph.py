@@ -39,6 +39,8 @@ INSIDE = frozenset(
     "unravel suppress row_starts triples".split()
 )
 ABSENT = frozenset("roi_weights roi_rows roi_bins roi_max string_rank".split())
+# Ops of derivatives: exported as what their tensor expressions say, like ops that are defined by nothing else.
+SPELLED_OUT = frozenset("max_pool_offset max_pool_backward max_pool_select avg_pool_backward within_bound".split())
 CONTROL: dict[str, Callable[..., list[str]]] = {"cond": cond, "loop": loop}
 
 
@@ -164,8 +166,8 @@ def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[st
     """Return a node's result names: by its op's function, or by its definition where there is none or it refuses."""
     c = Call(n, operands, w)
     before = len(w.nodes), dict(w.sizes)
+    known = OPS.get(n.op.name) is n.op  # a user's op may have any name
     try:
-        known = OPS.get(n.op.name) is n.op  # a user's op may have any name
         if known and n.op.name in CONTROL:
             return CONTROL[n.op.name](c, body)
         convert = TABLE.get(n.op.name) if known else None
@@ -176,7 +178,8 @@ def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[st
     except Refused:
         raise
     except UnsupportedError as e:
-        if n.op.decompose is None and (n.op.compute is None or n.op.name in INSIDE | ABSENT):
+        spelled = n.op.compute is not None and (n.op.name in SPELLED_OUT or not known)
+        if n.op.decompose is None and not spelled:
             raise Refused(f"{n.op.name}{locations(n.locs)} cannot be exported: {e}") from None
     del w.nodes[before[0] :]
     w.sizes = before[1]

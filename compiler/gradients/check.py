@@ -29,7 +29,8 @@ from dnnc.ir.graph.interp import run
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
 
-STEPS = (1e-6, 1e-5, 1e-7, 1e-4, 1e-3)  # relative to the size of what is changed; more are tried while they disagree
+# Relative to the size of what is changed, each a tenth of another; they are tried until two neighbours agree.
+STEPS = (1e-6, 1e-7, 1e-5, 1e-8, 1e-9, 1e-4)
 TOLERANCE = 1e-5  # of the derivative's size: what a right derivative may differ by
 TRUSTED = 4.0  # disagreements of neighbouring steps that a right derivative may be off by
 UNSURE = 0.01  # of the derivative's size: when steps disagree by more, differences tell nothing
@@ -166,24 +167,24 @@ def judge(derivative: float, size: float, quotients: Iterable[tuple[float, float
         quotients: (forward, backward) at one step size after the other, in the order of STEPS; as many are read as are
             needed.
     """
-    seen: list[tuple[float, float]] = []
+    seen: dict[int, tuple[float, float]] = {}  # by the exponent of the step
     trust = error = math.inf
     scale = 0.0
-    for pair in quotients:
-        middle = sum(pair) / 2
+    for step, pair in zip(STEPS, quotients):
+        middle, exponent = sum(pair) / 2, round(math.log10(step))
         scale = max(size, abs(derivative), abs(middle) if math.isfinite(middle) else 0.0)
         if scale == 0.0:
             return Verdict("right", 0.0, 0.0)
-        for other in seen:
-            disagreement = abs(sum(other) / 2 - middle) / scale
+        for other in (sum(seen[k]) / 2 for k in (exponent - 1, exponent + 1) if k in seen):
+            disagreement = abs(other - middle) / scale
             if disagreement < trust:
-                trust, error = disagreement, min(abs(m - derivative) for m in (middle, sum(other) / 2)) / scale
-        seen.append(pair)
+                trust, error = disagreement, min(abs(m - derivative) for m in (middle, other)) / scale
+        seen[exponent] = pair
         if trust <= TOLERANCE and error <= TOLERANCE:
             return Verdict("right", error, trust)
     if trust <= UNSURE and error <= TOLERANCE + TRUSTED * trust:
         return Verdict("right", error, trust)
-    gaps = [abs(forward - backward) / scale for forward, backward in seen[:3:2]]  # the two smallest steps
+    gaps = [abs(forward - backward) / scale for forward, backward in (seen[-7], seen[-8])]
     if min(gaps) > TOLERANCE and min(gaps) > max(gaps) / 2:
         return Verdict("kink", error, trust)
     return Verdict("wrong" if trust <= UNSURE else "unsure", error, trust)

@@ -9,7 +9,7 @@ from onnx import numpy_helper, parser
 
 import dnnc
 from dnnc.bound import of_graph
-from dnnc.gradients.check import Loss, Point, directional, dot_test, groups_of, judge
+from dnnc.gradients.check import STEPS, Loss, Point, directional, dot_test, groups_of, judge
 from dnnc.gradients.models import grad_of_model, read_onnx
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -177,7 +177,11 @@ def test_hand_built_graph_twice():
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
-        ({"wrt": "w3", "of": "loss"}, dnnc.InputError, "wrt: the model has no input or initializer 'w3'; it has x, labels, w1"),
+        (
+            {"wrt": "w3", "of": "loss"},
+            dnnc.InputError,
+            "wrt: the model has no input or initializer 'w3'; it has x, labels, w1",
+        ),
         ({"wrt": "w1", "of": "los"}, dnnc.InputError, "of: the model has no output 'los'; did you mean 'loss'"),
         ({"wrt": "w1"}, dnnc.InputError, "the outputs loss, logits; say which is differentiated, such as of='loss'"),
         ({"wrt": "labels", "of": "loss"}, dnnc.GradientError, r"labels is i64\[5\]: only floats have derivatives"),
@@ -266,13 +270,18 @@ def test_a_kink_is_told_from_a_wrong_gradient():
     assert directional(off, groups_of(point.loss, 1), 2, 0)[1].worst.kind == "wrong"
 
 
-def test_differences_that_tell_nothing():
-    """A step at every step size: no two differences agree."""
-    jumps = [(1 / h, -1 / h + k) for k, h in enumerate((1e-6, 1e-5, 1e-7, 1e-4, 1e-3))]
-    noisy = [(10.0**k, -(3.0**k)) for k in range(5)]
-    assert judge(1.0, 1.0, noisy).kind == "unsure"
-    assert judge(0.0, 0.0, [(0.0, 0.0)] * 5).kind == "right"
-    assert judge(1.0, 1.0, jumps).kind in ("unsure", "wrong")
+def test_what_differences_tell():
+    """Kinks near by make an error that falls with the step; a step of the function makes differences that grow."""
+
+    def judged(quotient, derivative=1.0):
+        return judge(derivative, 1.0, [(quotient(h), quotient(-h)) for h in STEPS]).kind
+
+    assert judged(lambda h: 1 + 100 * abs(h)) == "right"
+    assert judged(lambda h: 1 + 100 * abs(h), 1.001) == "wrong"
+    assert judged(lambda h: 1 + 1e-12 / h) == "right"  # rounding
+    assert judged(lambda h: 1 + 0.5 * (h > 0)) == "kink"
+    assert judged(lambda h: 1 + 1e-3 / abs(h)) == "unsure"
+    assert judge(0.0, 0.0, [(0.0, 0.0)]).kind == "right"
 
 
 def test_path_bytes_and_proto(tmp_path):
