@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from dnnc.frontends.trace.custom_rules import checkpoint as checkpoint
     from dnnc.frontends.trace.custom_rules import custom_vjp as custom_vjp
     from dnnc.frontends.trace.custom_rules import stop_gradient as stop_gradient
-    from dnnc.frontends.trace.gradients import grad as grad
     from dnnc.frontends.trace.gradients import jvp as jvp
     from dnnc.frontends.trace.gradients import linearize as linearize
-    from dnnc.frontends.trace.gradients import value_and_grad as value_and_grad
     from dnnc.frontends.trace.gradients import vjp as vjp
     from dnnc.frontends.trace.jacobians import hessian as hessian
     from dnnc.frontends.trace.jacobians import jacfwd as jacfwd
     from dnnc.frontends.trace.jacobians import jacrev as jacrev
     from dnnc.frontends.trace.vmap import vmap as vmap
+    from dnnc.gradients.entry import grad as grad
+    from dnnc.gradients.entry import value_and_grad as value_and_grad
     from dnnc.ir.errors import AccuracyError as AccuracyError
     from dnnc.ir.errors import ArtifactError as ArtifactError
     from dnnc.ir.errors import ArtifactWarning as ArtifactWarning
@@ -67,9 +67,10 @@ _WHERE = {
     "dnnc.frontends.onnx": ("from_onnx",),
     "dnnc.frontends.trace": ("Spec", "cond", "scan", "trace", "while_loop"),
     "dnnc.frontends.trace.custom_rules": ("checkpoint", "custom_vjp", "stop_gradient"),
-    "dnnc.frontends.trace.gradients": ("grad", "jvp", "linearize", "value_and_grad", "vjp"),
+    "dnnc.frontends.trace.gradients": ("jvp", "linearize", "vjp"),
     "dnnc.frontends.trace.jacobians": ("hessian", "jacfwd", "jacrev"),
     "dnnc.frontends.trace.vmap": ("vmap",),
+    "dnnc.gradients.entry": ("grad", "value_and_grad"),
     "dnnc.ir.errors": (
         "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "GradientError", "InputError",
         "InternalError", "ModelError", "ParseError", "ScheduleError",

@@ -131,6 +131,8 @@ class Jitted:
                 "by return"
             )
         lazy = [a for a in arrays if isinstance(a, Array)]
+        if any(p.tracked for a in lazy for p in a._parts):
+            return self._fn(*args, **kwargs)  # `backward` needs the history; the program is one all the same
         if lazy:
             evaluate(*lazy)
         where = common(self._fn.__name__, [_device(a) for a in arrays])
@@ -155,7 +157,10 @@ class Jitted:
         for a in args:
             device: str | None = HOST
             if type(a) is Array and len(a._parts) == 1:
-                device, a = a._parts[0].device, a._parts[0].data
+                part = a._parts[0]
+                if part.tracked:
+                    return None
+                device, a = part.device, part.data
             where = where or device
             if (
                 type(a) not in BUFFERS

@@ -55,7 +55,7 @@ def _inplace(name: str) -> Any:
         made = _function(name)(self, as_operand(other))
         if made.shape != self.shape:
             raise InputError(f"{name} in place: the result of shape {made.shape} does not fit into {self.shape}")
-        self._set(made.astype(self._dtype, copy=False)._parts)
+        self._written(made.astype(self._dtype, copy=False)._parts)
         return self
 
     return method
@@ -73,7 +73,7 @@ def _unary(name: str) -> Any:
 class Array:
     """An n-dimensional array of one dtype, computed when it is needed. Make one by `dnnc.array.asarray`."""
 
-    __slots__ = ("__weakref__", "_dtype", "_pairs", "_parts", "_shown")
+    __slots__ = ("__weakref__", "_dtype", "_grad", "_pairs", "_parts", "_shown")
     __array_ufunc__ = None  # NumPy's operators leave the work to ours
     __hash__ = None  # type: ignore[assignment]
 
@@ -87,6 +87,51 @@ class Array:
         for p in self._parts:
             if p.owner is None or p.owner() is None:
                 p.owner = weakref.ref(self)
+
+    def _written(self, parts: Sequence[Lazy]) -> None:
+        """Take other values in place. An array that requires a gradient still does, from these on."""
+        begins = self.requires_grad
+        self._set(parts)
+        if begins:
+            gradients().begin(self)
+
+    # --- gradients ----------------------------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Does `backward` of what is computed with the array give it a gradient? Set it before computing."""
+        p = self._parts[0]
+        return p.tracked and (root := getattr(p, "root", None)) is not None and root() is self
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if bool(value) != self.requires_grad:
+            (gradients().begin if value else gradients().end)(self)
+
+    @property
+    def grad(self) -> Array | None:
+        """The gradient that `backward` has added up; None before."""
+        return getattr(self, "_grad", None)
+
+    @grad.setter
+    def grad(self, value: Array | None) -> None:
+        self._grad = value
+
+    def backward(self, gradient: Any = None) -> None:
+        """Add the gradient of this array to `grad` of all arrays that it depends on and that require one.
+
+        Args:
+            gradient: the cotangent of this array, of its shape and dtype; an array without axes needs none.
+
+        Raises:
+            GradientError: it depends on no such array, it has axes and no `gradient` is given, or an op on the way has
+                no derivative.
+        """
+        gradients().backward(self, gradient)
+
+    def unchain_backward(self) -> None:
+        """Forget how this array was computed, and all that it was computed of: gradients end there (truncated BPTT)."""
+        gradients().unchain(self)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -148,6 +193,10 @@ class Array:
                 well.
         """
         name = device_name(device)
+        if name != self.device and any(p.tracked for p in self._parts):
+            raise ValueInputError(
+                "to_device: gradients do not flow between devices; move the array before it requires a gradient"
+            )
         if stream is not None and HOST in (name, self.device):
             raise ValueInputError(
                 f"stream={stream!r}: copies from and to the host take none; they are made when this returns"
@@ -339,13 +388,18 @@ class Array:
         return indexing().read(self, key)  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any, /) -> None:
-        self._set(indexing().written(self, key, value)._parts)
+        self._written(indexing().written(self, key, value)._parts)
 
 
 @cache
 def namespace() -> Any:
     """`dnnc.array`, which imports this module."""
     return import_module("dnnc.array")
+
+
+@cache
+def gradients() -> Any:
+    return import_module("dnnc.frontends.trace.backward")
 
 
 @cache

@@ -176,7 +176,7 @@ def read(x: Array, key: Any) -> Array:
 
 def _at_once(x: Array, key: Any, k: Key) -> bool:
     """True if the place is likely to change from call to call, as an integer of a loop does."""
-    if k.arrays or any(p.traced for p in x._parts):
+    if k.arrays or any(p.traced or p.tracked for p in x._parts):
         return False
     items = key if isinstance(key, tuple) else (key,)
     return math.prod(k.basic.sizes) <= SMALL or any(
@@ -255,7 +255,7 @@ def written(x: Array, key: Any, value: Any) -> Array:
         _fits(key, x)
         return where(reshape(key, key.shape + (1,) * (x.ndim - key.ndim)), v, x)
     k = parse(key, x.shape)
-    if _at_once(x, key, k) and not any(p.traced for p in v._parts):
+    if _at_once(x, key, k) and not any(p.traced or p.tracked for p in v._parts):
         return _written_at_once(x, k.basic, _fitted(v, k.basic.shape))
     if not k.arrays and k.basic.whole(x.shape):
         everything = moved(broadcast_to(_fitted(v, k.basic.shape), k.basic.shape), "reshape", shape=x.shape)

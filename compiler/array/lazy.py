@@ -53,12 +53,18 @@ def is_flat(op: OpDef) -> bool:
 
 
 class Call:
-    """One application of an op. `key`: its structure; `device`: of operands. Traced: rising `number`, `locs`."""
+    """One application of an op. `key`: its structure; `device`: of operands. Traced: rising `number`, `locs`.
 
-    __slots__ = ("attrs", "depth", "device", "heavy", "inputs", "key", "locs", "number", "op", "traced", "types")
+    Tracked: an operand depends on an array that requires a gradient, see `dnnc.frontends.trace.backward`.
+    """
+
+    __slots__ = (
+        "attrs", "depth", "device", "heavy", "inputs", "key", "locs", "number", "op", "traced", "tracked", "types",
+    )  # fmt: skip
     counted = itertools.count(1)
     heavy: bool
     traced: bool
+    tracked: bool
 
     def __init__(
         self, op: OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any], types: tuple[TensorType, ...]
@@ -67,20 +73,21 @@ class Call:
         self.key = (op.name, *attrs.values())
         self.number = 0
         self.locs: tuple[Loc, ...] = ()
-        depth, traced, heavy, apart = 0, False, op.cost is Cost.HEAVY, False
+        depth, traced, heavy, apart, tracked = 0, False, op.cost is Cost.HEAVY, False, False
         device: str | None = None
         for x in inputs:
             if x is None:
                 continue
             depth = max(depth, x.depth)
             traced = traced or x.traced
+            tracked = tracked or x.tracked
             heavy = heavy or (x.call is not None and x.call.heavy)
             if x.device is not None and x.device != device:
                 apart = apart or device is not None
                 device = x.device
         if apart and not traced:
             common(op.name, [x.device for x in inputs if x is not None])
-        self.depth, self.traced, self.heavy = depth + 1, traced, heavy
+        self.depth, self.traced, self.heavy, self.tracked = depth + 1, traced, heavy, tracked
         self.device = None if traced else device
 
     def trace(self) -> None:
@@ -89,13 +96,33 @@ class Call:
 
 
 class Lazy:
-    """One value; see above. `owner`: weak reference to the user's array. `device`: None for a neutral value."""
+    """One value; see above. `owner`: weak reference to the user's array. `device`: None for a neutral value.
 
-    __slots__ = ("call", "data", "depth", "device", "index", "owner", "seen", "traced", "type")
+    A tracked value has a history that outlives its computation: `origin` is the call that computed it; `root` is a weak
+    reference to the array whose gradient is asked for, where the history begins.
+    """
+
+    __slots__ = (
+        "call",
+        "data",
+        "depth",
+        "device",
+        "index",
+        "origin",
+        "owner",
+        "root",
+        "seen",
+        "traced",
+        "tracked",
+        "type",
+    )
 
     depth: int
     device: str | None
     traced: bool
+    tracked: bool
+    origin: Call | None
+    root: weakref.ref[Any] | None
 
     def __init__(
         self,
@@ -107,13 +134,10 @@ class Lazy:
     ) -> None:
         self.type, self.call, self.index, self.data = type, call, index, data
         if call is None:
-            self.device, self.depth, self.traced = device, 0, data is None
+            self.device, self.depth, self.traced, self.tracked = device, 0, data is None, False
         else:
-            self.device, self.depth, self.traced = (
-                call.device,
-                call.depth,
-                call.traced,
-            )  # does it depend on a placeholder?
+            self.device, self.depth, self.traced = call.device, call.depth, call.traced  # by a placeholder
+            self.tracked = call.tracked
         self.seen = False  # computed once within a program that did not keep it
         self.owner: weakref.ref[Any] | None = None
 
@@ -428,6 +452,8 @@ def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
     outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,))]
     results = PROGRAMS_MADE.run(reached, outputs, device or HOST)
     for x, r in zip(outputs, results):
+        if x.tracked and getattr(x, "root", None) is None:
+            x.origin = x.call
         x.data, x.call, x.depth = r, None, 0
 
 

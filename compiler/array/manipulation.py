@@ -60,7 +60,7 @@ def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
 
 def _reshaped(p: Lazy, shape: tuple[int, ...]) -> Lazy:
     """What is computed already is shared, and no op of a program."""
-    if p.data is None or in_trace():
+    if p.data is None or p.tracked or in_trace():
         return apply("reshape", p, shape=shape)
     return leaf(
         p.data.viewed(shape, p.data.dtype) if isinstance(p.data, DeviceData) else p.data.reshape(shape), p.device

@@ -32,7 +32,7 @@ def _partial(shape: tuple[int, ...], b: Basic) -> list[int]:
 
 def shared(x: Array, b: Basic) -> Array | None:
     """Return x[key] as a view of computed memory where its elements are contiguous; else None."""
-    if in_trace():
+    if in_trace() or any(p.tracked for p in x._parts):
         return None
     parts = [_piece(p, b) for p in x._parts if p.data is not None]
     found = [p for p in parts if p is not None]

@@ -72,7 +72,8 @@ def _scattered(stage: Stage, at: Load, weight: Expr, conditions: Sequence[Expr],
     t = typed(Tensor, at.buf)
     where = all_of([in_range(c) for c in conditions])
     always = not conjuncts(where)
-    index = at.idx if always else tuple(select(where, in_range(i), 0) for i in at.idx)
+    places = [maximum(minimum(in_range(i), d - 1), 0) for i, d in zip(at.idx, t.shape)]  # both arms may be evaluated
+    index = at.idx if always else tuple(select(where, i, 0) for i in places)
     update = weight if always else masked(where, in_range(weight))
     put = Scatter((*stage.axes, *stage.reduce), index, update, "sum")
     wide = t.dtype.computed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from dnnc.ir.autodiff.rules import batch_norm as rules
 from dnnc.ir.op import REDUCTION, OpDef, require
 from dnnc.ir.ops.common import channel_dims, rows_flops, same_dim, sample

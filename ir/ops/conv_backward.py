@@ -1,8 +1,10 @@
-"""The filters' cotangent of a convolution: images slid over the cotangents of results, a sum over images and pixels.
+"""What cotangents of convolutions are made of: the sum over images and pixels that is the filters' one, and filters
+turned for the images' one.
 
-    w[o, c, k] = sum over n, p of x[n, c, p*stride + k*dilation - pad] * g[n, o, p]
+    conv_backward_filter   w[o, c, k] = sum over n, p of x[n, c, p*stride + k*dilation - pad] * g[n, o, p]
+    turn_filters           y[c, o, k] = w[o, c, K - 1 - k], of each group: a transposed convolution's as a convolution's
 
-It is linear in both operands, and its own gradient is a convolution and a transposed one.
+The first is linear in both operands, and its own gradient is a convolution and a transposed one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.autodiff.rules import conv as rules
 from dnnc.ir.expr import Expr, cast, const
-from dnnc.ir.op import CONTRACTION, ContractionForm, OpDef, require
+from dnnc.ir.op import CONTRACTION, MOVEMENT, ContractionForm, OpDef, require
 from dnnc.ir.ops.common import CHUNK, Array, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.ops.matmul import float64
 from dnnc.ir.ops.window import Ints, offsets, pad_numpy, shifted, window
@@ -106,6 +108,31 @@ def _reference_at(
     return out
 
 
+# --- filters the other way round --------------------------------------------------------------------------------------
+
+
+def _turn_type(w: TensorType, *, group: int = 1) -> TensorType:
+    ok = 3 <= w.rank <= 5 and group > 0 and (not isinstance(w.shape[0], int) or w.shape[0] % group == 0)
+    require(ok, "filters [O, C, ...] of {} groups are needed; got {}", group, w)
+    return TensorType(w.dtype, (dim(const(w.shape[1]) * group), dim(const(w.shape[0]) // group), *w.shape[2:]))
+
+
+def _turn(w: Tensor, *, group: int) -> Tensor:
+    each, made = dim(const(w.dims[0]) // group), w.dims[1]
+
+    def element(*v: Expr) -> Expr:
+        o = v[1] if group == 1 else v[0] // made * each + v[1]
+        return w[(o, v[0] if group == 1 else v[0] % made, *(const(k) - 1 - i for k, i in zip(w.dims[2:], v[2:])))]
+
+    return te.compute((dim(const(made) * group), each, *w.dims[2:]), w.dtype, element)
+
+
+def _turn_numpy(w: Array, *, group: int = 1) -> Array:
+    o, c, *kernel = w.shape
+    apart = np.flip(w, tuple(range(2, w.ndim))).reshape(group, o // group, c, *kernel)
+    return np.ascontiguousarray(apart.swapaxes(1, 2)).reshape(group * c, o // group, *kernel)
+
+
 def _flops(x: TensorType, g: TensorType, *, kernel: tuple[Dim, ...], group: int = 1, **_: Any) -> Dim:
     return dim(const(product(g.shape)) * (const(x.shape[1]) // group) * product(kernel) * 2)
 
@@ -135,6 +162,20 @@ CONV_BACKWARD_OPS: tuple[OpDef, ...] = (
             sample("f16[2, 4, 13]", "f16[2, 5, 6]", kernel=(3,), strides=(2,), pads=(1, 0)),
             sample("f64[1, 2, 4, 5, 6]", "f64[1, 3, 3, 5, 6]", kernel=(2, 3, 3), pads=(0, 1, 1, 0, 1, 1)),
             sample("f32[1, 2, 6, 6]", "f32[1, 3, 4, 3]", kernel=(3, 3), pads=(-1, 0, 1, -1)),
+        ),
+    ),
+    OpDef(
+        "turn_filters",
+        _turn_type,
+        _turn,
+        reference=_turn_numpy,
+        traits=MOVEMENT,
+        vjp=rules.turn_filters,
+        samples=(
+            sample("f32[16, 8, 3, 3]"),
+            sample("f32[6, 2, 3, 2]", group=3),
+            sample("f16[5, 3, 4]"),
+            sample("f64[4, 2, 1, 2, 3]", group=2),
         ),
     ),
 )  # fmt: skip

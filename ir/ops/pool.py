@@ -175,9 +175,7 @@ def _avg(x: Tensor, *, kernel: Ints, count_include_pad: bool, uncounted: Ints | 
     wide = x.dtype.computed
     s = _windows(x, win, "sum", lambda at, i: x[at], wide, "window_sum")
     shape = x.dims[2:]
-    return te.compute(
-        s.dims, x.dtype, lambda *i: averaged(s[i], win, shape, i[2:], count_include_pad, uncounted)
-    )
+    return te.compute(s.dims, x.dtype, lambda *i: averaged(s[i], win, shape, i[2:], count_include_pad, uncounted))
 
 
 def averaged(

@@ -87,9 +87,7 @@ def _offset_numpy(x: Array, y: Array, *, kernel: Ints, **sides: Any) -> Array:
 # --- from windows to their elements -----------------------------------------------------------------------------------
 
 
-def _spread(
-    win: Window, made: Sequence[Dim], shape: Sequence[Dim], dtype: Any, value: Any
-) -> Tensor:
+def _spread(win: Window, made: Sequence[Dim], shape: Sequence[Dim], dtype: Any, value: Any) -> Tensor:
     """For each element of `shape` the sum of value(window, position within it) over the windows that hold it.
 
     Along an axis element i is in the windows (i + pad) // stride - m, m = 0, 1, .., at the place of what is left.

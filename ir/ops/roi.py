@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import te
+from dnnc.ir.autodiff.rules import roi as rules
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
@@ -419,6 +420,7 @@ ROI_OPS: tuple[OpDef, ...] = (
             sample("f16[1, 2, 3, 7]", "i32[2]", "f16[2, 1, 3]", domain=(0.0, 0.5)),
         ),
         index=Index(1, whole),
+        vjp=rules.rows,
     ),
     OpDef(
         "roi_columns",

@@ -94,8 +94,11 @@ class Joiner:
             reads_others = not others.isdisjoint(v for n in part.nodes for v in n.inputs if v is not None)
             if part.kind == "map" and not reads_others and self.feeds_reduction(part.nodes[-1], nodes):
                 remaining = tuple(n for n in self.parts[g].nodes if part_of[n] != k)
-                self.parts[g], self.parts[k] = Part(remaining, "reduction"), part
+                other = g if g != k else part_of[remaining[-1]]  # the group may have the number of what leaves it
+                self.parts[other], self.parts[k] = Part(remaining, "reduction"), part
+                self.of.update((n, other) for n in remaining)
                 self.of.update((n, k) for n in part.nodes)
+                g = other
 
     def feeds_reduction(self, n: Node, nodes: Collection[Node]) -> bool:
         """Does one of the nodes reduce a row of what n makes?"""

@@ -28,6 +28,7 @@ from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import replace_each
 
 MOST_PHASES = 64  # that are convolutions of their own
+MOST_WASTE = 1.5  # taps, with those that are zeros, for each that is none
 
 
 def conv_transpose(graph: Graph, ctx: PassContext) -> bool:
@@ -78,7 +79,7 @@ class _Rewrite:
 
     def run(self) -> Value:
         outs = self.n.output.type.shape
-        together = self.group == 1 or self.phases == 1 or self.phases > MOST_PHASES
+        together = self.phases == 1 or self.phases > MOST_PHASES or (self.group == 1 and not self.wastes())
         crop = [p % s for p, s in zip(self.begin, self.strides)] if together else [0] * self.rank
         y = self.as_one(crop) if together else self.by_phase()
         rows = [_rows(o, c, s) * s for o, c, s in zip(outs[2:], crop, self.strides)]
@@ -86,6 +87,11 @@ class _Rewrite:
             y = self.b.slice(y, starts=(0, 0, *crop), steps=(1,) * (self.rank + 2), shape=outs)
         assert isinstance(y, Value)
         return y
+
+    def wastes(self) -> bool:
+        """Would many taps be zeros if all phases had as many, and do phases have whole blocks of channels?"""
+        taps = math.prod(math.ceil(k / s) * s for k, s in zip(self.kernel, self.strides))
+        return taps > MOST_WASTE * math.prod(self.kernel) and self.channels % self.block == 0
 
     def as_one(self, crop: list[int]) -> Value:
         """The phases of all axes as channels of one convolution, in steps of whole blocks."""
@@ -149,6 +155,9 @@ class _Rewrite:
 
     def filters(self, w: Value, phase: tuple[int, ...], taps: list[int], each: int) -> Value:
         """[C, O/g, *K] -> [O, C/g, *taps]: the filter of a phase at tap t is w at s*(taps - 1 - t) + phase."""
+        rows = (range(s * (m - 1) + r, -1, -s) for s, m, r in zip(self.strides, taps, phase))
+        if all(len(row) == m and row[0] < k for row, m, k in zip(rows, taps, w.type.shape[2:])):
+            return self.turned(w, phase, taps, each)
         last = tuple(s * (m - 1) + r for s, m, r in zip(self.strides, taps, phase))
         part = self.b.slice(
             w, starts=(0, 0, *last), steps=(1, 1, *(-s for s in self.strides)), shape=(self.inputs, each, *taps)
@@ -158,6 +167,17 @@ class _Rewrite:
         made = self.b.reshape(turned, shape=(self.group * each, self.inputs // self.group, *taps))
         assert isinstance(made, Value)
         return made
+
+    def turned(self, w: Value, phase: tuple[int, ...], taps: list[int], each: int) -> Value:
+        """The same, of filters that are turned once for all phases."""
+        y = self.b.turn_filters(w, group=self.group)
+        size = w.type.shape[2:]
+        first = tuple(k - 1 - r - s * (m - 1) for k, r, s, m in zip(size, phase, self.strides, taps))
+        if tuple(taps) != size:
+            shape = (self.group * each, self.inputs // self.group, *taps)
+            y = self.b.slice(y, starts=(0, 0, *first), steps=(1, 1, *self.strides), shape=shape)
+        assert isinstance(y, Value)
+        return y
 
     def stretched(self, w: Value) -> Value:
         """Filters with the zeros of their dilation: [C, O/g, K] -> [C, O/g, (K - 1) * d + 1]."""

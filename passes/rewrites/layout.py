@@ -128,6 +128,10 @@ class Layouts(ABC):
     def within_channels(self, n: Node) -> bool:
         """Is this a resampling, a crop or a border that can be made of its operand as it lies?"""
 
+    def turn_filters(self, n: Node) -> None:
+        """Choose for filters that are turned."""
+        self.plain(n)
+
     # --- what follows its operands ------------------------------------------------------------------------------------
 
     def keeps(self, n: Node) -> bool:
@@ -230,6 +234,7 @@ class Layouts(ABC):
 RULES: dict[str, Callable[[Layouts, Node], None]] = {
     "conv": lambda layouts, n: layouts.conv(n),
     "conv_backward_filter": lambda layouts, n: layouts.backward_filter(n),
+    "turn_filters": lambda layouts, n: layouts.turn_filters(n),
     "matmul": lambda layouts, n: layouts.matmul(n),
     "pack": lambda layouts, n: None,
     "lrn": lambda layouts, n: layouts.across(n),
@@ -292,6 +297,19 @@ class _Blocked(Layouts):
         self.set_input(n, 0, blocked(out.rank, self.lanes) if blocks or depthwise else ROW_MAJOR)
         self.set_input(n, 1, blocked(out.rank, self.lanes))
         self.set_output(n, filters(out.rank, self.lanes, blocks))
+
+    def turn_filters(self, n: Node) -> None:
+        """Blocks of the forward's filters become those of the backward's: a square of lanes each, which is turned."""
+        w = n.inputs[0]
+        assert w is not None
+        sizes = w.type.shape[:2]
+        if n.attrs["group"] != 1 or not all(isinstance(k, int) and k >= self.lanes for k in sizes):
+            return self.plain(n)
+        if w.type.dtype.computed not in WIDE:
+            return self.plain(n)
+        lay = filters(w.type.rank, self.lanes, True)
+        self.set_input(n, 0, lay)
+        self.set_output(n, lay)
 
     def few(self, n: Node) -> None:
         """Images and filters of a convolution of few outputs in blocks of its inputs, the outputs in rows."""

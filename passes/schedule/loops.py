@@ -312,13 +312,27 @@ def _narrowed(s: For) -> For:
         gap = c.args[1] - c.args[0] - int(c.name == "<")  # the guard is gap >= 0
         slope = dict(terms(gap)[0]).get(s.var, 0)
         rest = gap - s.var * slope
-        if slope not in (1, -1) or s.var in free(rest):
+        if slope == 0 or s.var in free(rest):
             continue
-        lo, hi = (maximum(s.lo, 0 - rest), s.hi) if slope == 1 else (s.lo, minimum(s.hi, rest + 1))
+        last = _quotient(rest, abs(slope))
+        if last is None:
+            continue
+        lo, hi = (maximum(s.lo, 0 - last), s.hi) if slope > 0 else (s.lo, minimum(s.hi, last + 1))
         v = loop_var(s.var.name, lo, hi)
         left = guarded([x for x in conds if x is not c], body)
         return _narrowed(For(v, lo, hi, s.kind, substitute_block(left, {s.var: v})))
     return s
+
+
+def _quotient(e: Expr, divisor: int) -> Expr | None:
+    """e / divisor, rounded down; None where it may be negative, by how much is not known, and digits are asked for."""
+    if divisor == 1:
+        return e
+    low = bounds(e)[0]
+    if low is None:
+        return None
+    more = max(-(low // divisor), 0)
+    return (e + more * divisor) // divisor - more
 
 
 def _reads_memory(e: Expr) -> bool:

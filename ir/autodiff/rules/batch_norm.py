@@ -1,8 +1,8 @@
 """The rule of batch norm in training mode: two sums for each channel, then one pass over the elements.
 
-    s = (x - mean) * inverse            standardised
-    cot bias = sum(g)                   cot scale = sum(g * s)
-    cot x = (g - mean(g) - s * mean(g * s)) * scale * inverse
+s = (x - mean) * inverse            standardised
+cot bias = sum(g)                   cot scale = sum(g * s)
+cot x = (g - mean(g) - s * mean(g * s)) * scale * inverse
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.core import Node
 
 
-def batch_norm_training(
-    b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]
-) -> Mapping[int, Any]:
+def batch_norm_training(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Mapping[int, Any]:
     (x, scale, bias), (_, mean, var) = n.inputs, n.outputs
     assert x is not None and scale is not None and bias is not None
     (g, *given), rank = cotangents, x.type.rank

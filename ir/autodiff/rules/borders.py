@@ -1,7 +1,7 @@
 """The rule of pad: an element gets what it has sent to itself and to the border, in pieces that lie side by side.
 
-    y = pad(x: [4], (2, 1), mode="reflect")  # x2 x1 x0 x1 x2 x3 x2
-    cot x = pad(flip(g[0:3]), to 4) + pad(g[3:6], from 1) + pad(g[6:7], from 2)
+y = pad(x: [4], (2, 1), mode="reflect")  # x2 x1 x0 x1 x2 x3 x2
+cot x = pad(flip(g[0:3]), to 4) + pad(g[3:6], from 1) + pad(g[6:7], from 2)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules of convolutions: each cotangent is again a convolution, for which there are kernels.
 
-    y = conv(x, w)             cot x = conv_transpose(g, w)      cot w = conv_backward_filter(x, g)
-    y = conv_transpose(x, w)   cot x = conv(g, w)                cot w = conv_backward_filter(g, x)
+y = conv(x, w)             cot x = conv_transpose(g, w)      cot w = conv_backward_filter(x, g)
+y = conv_transpose(x, w)   cot x = conv(g, w)                cot w = conv_backward_filter(g, x)
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ def conv(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) 
 
 def images(b: Builder, g: Any, w: Any, spatial: Sequence[Any], sides: Mapping[str, Any]) -> Any:
     """The cotangent of a convolution's images, which are of the size `spatial`."""
+    rank = len(spatial)
+    strided = any(s > 1 for s in sides["strides"] or ())
+    if strided and all(k == 1 for k in w.type.shape[2:]) and not any(sides["pads"] or ()):
+        each = b.conv_transpose(g, w, group=sides["group"])  # of the pixels that are read; the others are 0
+        return b.avg_pool_backward(each, spatial=tuple(spatial), kernel=(1,) * rank, strides=sides["strides"])
     made = b.conv_transpose(g, w, **sides)
     short = [unwrap(const(d) - m) for d, m in zip(spatial, made.type.shape[2:])]  # where strides do not divide
     if all(d is const(0) or d == 0 for d in short):
@@ -72,3 +77,8 @@ def conv_backward_filter(b: Builder, n: Node, cotangents: Sequence[Any], needed:
     if 1 in needed:
         out[1] = b.conv(x, h, **sides)
     return out
+
+
+def turn_filters(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:
+    (g,) = cotangents
+    return {0: b.turn_filters(g, group=n.attrs["group"])}

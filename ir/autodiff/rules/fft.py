@@ -33,7 +33,9 @@ def dft(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -
         made = b.mul(b.dft(g, axis=axis), 1.0 / length)
     elif half and parts == 1:
         length = n.attrs["length"] or size
-        made = b.dft(b.mul(g, _shares(b, g, axis, length, 0.5, length)), axis=axis, inverse=True, onesided=True)
+        made = b.dft(
+            b.mul(g, _shares(b, g, axis, length, 0.5, length)), axis=axis, length=length, inverse=True, onesided=True
+        )
     else:
         length = n.attrs["length"] or size
         made = b.mul(b.dft(_fitted(b, g, axis, length), axis=axis, inverse=True), float(length))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dnnc.ir.autodiff.reverse import derived
 from dnnc.ir.autodiff.rules.common import unbroadcast
 from dnnc.ir.expr import const, unwrap
 from dnnc.ir.graph.builder import Builder
@@ -60,23 +59,23 @@ def concat(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]
 
 
 def slice_(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:
-    """Zeros around it; where elements were left out, what the expression implies."""
-    (x,) = n.inputs
+    """Zeros around the elements, and between them where some were left out."""
+    (g,), (x,) = cotangents, n.inputs
     assert x is not None
-    if any(s != 1 for s in n.attrs["steps"]):
-        return derived(b, n, cotangents, needed)
-    starts, shape = n.attrs["starts"], n.attrs["shape"]
-    ends = tuple(_sum(d, -const(s), -const(m)) for d, s, m in zip(x.type.shape, starts, shape))
-    return {0: b.pad(cotangents[0], pads=(*starts, *ends))}
-
-
-def pad(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:
-    """A constant border: what is inside, and for the fill the sum of the rest."""
-    if n.attrs["mode"] != "constant" or 1 in needed:
-        return derived(b, n, cotangents, needed)
-    (g,), x = cotangents, n.inputs[0]
-    assert x is not None
-    return {0: b.pad(g, pads=tuple(unwrap(-const(p)) for p in n.attrs["pads"]))}
+    rank, steps, shape = x.type.rank, n.attrs["steps"], n.attrs["shape"]
+    if any(s < 0 for s in steps):
+        first = tuple(_sum(m, -1) if s < 0 else 0 for s, m in zip(steps, shape))
+        g = b.slice(g, starts=first, steps=tuple(-1 if s < 0 else 1 for s in steps), shape=shape)
+    starts = [_sum(a, (const(m) - 1) * s) if s < 0 else a for a, s, m in zip(n.attrs["starts"], steps, shape)]
+    for k, s in enumerate(map(abs, steps)):
+        if s == 1:
+            continue
+        dims = g.type.shape
+        apart = b.reshape(g, shape=(*dims[: k + 1], 1, *dims[k + 1 :]))
+        apart = b.pad(apart, pads=tuple(s - 1 if a == rank + 1 + k + 1 else 0 for a in range(2 * rank + 2)))
+        g = b.reshape(apart, shape=(*dims[:k], _sum(const(dims[k]) * s), *dims[k + 1 :]))
+    ends = tuple(_sum(d, -const(a), -const(m)) for d, a, m in zip(x.type.shape, starts, g.type.shape))
+    return {0: b.pad(g, pads=(*starts, *ends))}
 
 
 def pack(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:

@@ -78,15 +78,19 @@ def test_second_derivative(op: OpDef, s: Sample) -> None:
         check_sample(op, s, rng_of(op, s), order=2)
 
 
+# layouts are made by passes; a compiled graph takes and gives row-major arrays
+COMPILED = [(op, s) for op, s in RAISED if Trait.RELAYOUT not in op.traits]
+
+
 @pytest.mark.family("samples")
-@pytest.mark.parametrize("op,s", RAISED, ids=label)
+@pytest.mark.parametrize("op,s", COMPILED, ids=label)
 def test_compiled(op: OpDef, s: Sample) -> None:
     if not without(op, s):
         check_compiled(op, s, rng_of(op, s))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op,s", RAISED, ids=label)
+@pytest.mark.parametrize("op,s", COMPILED, ids=label)
 def test_compiled_for_a_device(op: OpDef, s: Sample) -> None:
     if not without(op, s):
         check_compiled(op, s, rng_of(op, s), "cuda")

@@ -83,3 +83,18 @@ def test_sums_are_wide(dtype: str) -> None:
     )
     small = BY_NAME[dtype].bits < 32
     assert checked(g) == ("cast cast scatter_elements cast" if small else "scatter_elements")
+
+
+@pytest.mark.parametrize(
+    "start,left",
+    [
+        (np.zeros((3, 4), np.float32), "expand scatter_nd"),
+        (np.full((3, 4), 2.5, np.float32), "expand scatter_nd"),
+        (np.arange(12, dtype=np.float32).reshape(3, 4), "scatter_nd"),
+        (np.array([[0.0] * 4, [-0.0] * 4, [0.0] * 4], np.float32), "scatter_nd"),
+    ],
+)
+def test_what_starts_as_one_number(start: np.ndarray, left: str) -> None:
+    """Two zeros are two numbers."""
+    text = "def g(u: f32[2, 4], at: i64[2, 1], *, x: f32[3, 4]):\n    y = scatter_nd(x, at, u, reduction='add')\n"
+    assert checked(parse(text + "    return y", {"x": start})) == left
