@@ -29,7 +29,12 @@ from dnnc.ir.ops import OPS
 
 OLDEST = 18  # opset: from here on axes are operands, as this exporter writes them
 
-TABLE: dict[str, Convert] = {**ARITHMETIC, **LAYERS, **MOVEMENT, **REGIONS, **REST}
+# Ops of derivatives that are exported as what their tensor expressions say, like ops that nothing else defines.
+SPELLED_OUT = "max_pool_offset max_pool_backward max_pool_select avg_pool_backward turn_filters within_bound".split()
+TABLE: dict[str, Convert] = {
+    **{name: lambda c: expanded(c.node, c.inputs, c.w) for name in SPELLED_OUT},
+    **ARITHMETIC, **LAYERS, **MOVEMENT, **REGIONS, **REST,
+}  # fmt: skip
 # Ops without a function that are defined by no others. Those of INSIDE are steps of what other ops are defined by,
 # which are exported whole (sort, dft, det, unique, nonzero, non_max_suppression). ABSENT is what an import makes of
 # MaxRoiPool and of vocabularies, and parts of RoiAlign.
@@ -39,8 +44,6 @@ INSIDE = frozenset(
     "unravel suppress row_starts triples".split()
 )
 ABSENT = frozenset("roi_weights roi_rows roi_bins roi_max string_rank".split())
-# Ops of derivatives: exported as what their tensor expressions say, like ops that are defined by nothing else.
-SPELLED_OUT = frozenset("max_pool_offset max_pool_backward max_pool_select avg_pool_backward within_bound".split())
 CONTROL: dict[str, Callable[..., list[str]]] = {"cond": cond, "loop": loop}
 
 
@@ -178,8 +181,7 @@ def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[st
     except Refused:
         raise
     except UnsupportedError as e:
-        spelled = n.op.compute is not None and (n.op.name in SPELLED_OUT or not known)
-        if n.op.decompose is None and not spelled:
+        if n.op.decompose is None and (known or n.op.compute is None):
             raise Refused(f"{n.op.name}{locations(n.locs)} cannot be exported: {e}") from None
     del w.nodes[before[0] :]
     w.sizes = before[1]

@@ -34,6 +34,8 @@ STEPS = (1e-6, 1e-7, 1e-5, 1e-8, 1e-9, 1e-4)
 TOLERANCE = 1e-5  # of the derivative's size: what a right derivative may differ by
 TRUSTED = 4.0  # disagreements of neighbouring steps that a right derivative may be off by
 UNSURE = 0.01  # of the derivative's size: when steps disagree by more, differences tell nothing
+ROUNDED = 2e-6  # in proportion to the size of each variable: what float32 kernels may do to what they compute
+CHANGES = 4.0  # as far as a gradient may be off, in changes by a move of that size
 NEAR = 1e-3  # how far away a place near by is, in proportion to the size of each variable
 DOT_TOLERANCE = 1e-9  # of forward against reverse mode, which share no differences
 
@@ -124,6 +126,11 @@ class Point:
         wides = [wide(a) for a in arrays]
         return Point(loss, wides, loss.outputs(wides), loss.gradients(wides))
 
+    def moved(self, rng: np.random.Generator, size: float) -> Point:
+        """A place near by: no variable of it is exactly zero, and no two are equal."""
+        moved = [a + size * draw(rng, a) if k in self.loss.variables else a for k, a in enumerate(self.arrays)]
+        return Point.at(self.loss, moved)
+
     def change(self, direction: Mapping[int, Array], step: float) -> float:
         """How much the loss grows by a step in a direction (an array for each changed input)."""
         moved = [a + step * direction[k] if k in direction else a for k, a in enumerate(self.arrays)]
@@ -211,7 +218,7 @@ def directional(
             direction = {m: draw(rng, point.arrays[m]) for m in g.members}
             verdict = point.verdict(direction)
             if verdict.kind == "kink":
-                near = near or Point.at(point.loss, moved(rng, point.arrays, point.loss.variables))
+                near = near or point.moved(rng, NEAR)
                 again = near.verdict(direction)
                 verdict = Verdict("kink" if again.kind == "right" else again.kind, again.error, again.trust)
             verdicts.append(verdict)
@@ -219,9 +226,23 @@ def directional(
     return out
 
 
-def moved(rng: np.random.Generator, arrays: Sequence[Array], variables: Sequence[int]) -> list[Array]:
-    """A place near by: no value that is exactly zero, and no two that are equal."""
-    return [a + NEAR * draw(rng, a) if k in variables else a for k, a in enumerate(arrays)]
+def unexplained(point: Point, got: Mapping[int, Array], reasons: Mapping[int, str], seed: int) -> dict[int, str]:
+    """The reasons, by variable, why compiled gradients are off, but where the float64 gradient is as unsteady.
+
+    Rounding puts units near a kink on its other side. So does a move of all variables by as much: what that changes of
+    the float64 gradient a right one may be off by.
+    """
+    if not reasons:
+        return {}
+    near = point.moved(np.random.default_rng(seed), ROUNDED)
+    left = {}
+    for k, reason in reasons.items():
+        with np.errstate(all="ignore"):
+            change = np.abs(near.gradients[k] - point.gradients[k]).max(initial=0.0)
+            off = np.abs(wide(got[k]) - point.gradients[k]).max(initial=0.0)
+        if not off <= CHANGES * change:
+            left[k] = reason
+    return left
 
 
 # --- forward against reverse mode -------------------------------------------------------------------------------------
