@@ -17,7 +17,7 @@ from dnnc.cli.verify import fixed
 from dnnc.driver import compile
 from dnnc.frontends.onnx import NeedsValues
 from dnnc.frontends.onnx.signature import declared
-from dnnc.gradients.check import Checked, Loss, Point, Verdict, directional, dot_test, groups_of
+from dnnc.gradients.check import Checked, Loss, Point, Verdict, directional, dot_test, groups_of, unexplained
 from dnnc.gradients.models import Model, read_graph, read_onnx
 from dnnc.ir.errors import GradientError, InputError
 from dnnc.ir.graph import Graph
@@ -72,11 +72,16 @@ def read(job: Job) -> Model:
 def checked(model: Model, job: Job, directions: int, seed: int, bar: Bar) -> dict[str, Any]:
     """What is found, as `--json` prints it."""
     floats = [n for n, v in model.outputs.items() if v.type.dtype.is_float]
+    if not floats:
+        raise GradientError(
+            f"no float is among the outputs {', '.join(model.outputs)}: there is nothing to differentiate"
+        )
     names = model.differentiable([model.outputs[n] for n in floats], inputs=True)
     probe = model.gradient(names, floats, False, "input")
     options = compile_options(job)
     f = compile(probe, bar, **{**options, "dims": {n: d for n, d in options["dims"].items() if n in probe.dims}})
-    arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
+    texts = [*job.inputs, *(f"{v.name}=random" for v in probe.inputs[len(model.graph.inputs) :])] if job.inputs else ()
+    arrays = make_arrays(f, texts, parse_dims(job.dims), seed)
     result = f(*arrays)
     got = list(result) if isinstance(result, tuple) else [result]
     own = len(model.graph.inputs)
@@ -86,7 +91,11 @@ def checked(model: Model, job: Job, directions: int, seed: int, bar: Bar) -> dic
     loss = Loss(whole, arrays[own:], [k for k, v in enumerate(whole.inputs) if v.name in kept])
     bar("interpret", 0, 1)
     point = Point.at(loss, [*arrays[:own], *bound.values()])
-    compiled = errors(fixed(f.resolved.graph, arrays), arrays, got, point, job.precision)
+    graph = fixed(f.resolved.graph, arrays)
+    wrong = dict(differences(graph, arrays, got, list(point.gradients.values()), job.precision))
+    by_variable = dict(zip(loss.variables, got))
+    reasons = unexplained(point, by_variable, {loss.variables[k]: why for k, why in wrong.items()}, seed)
+    compiled = {k: (error(a, point.gradients[k]), reasons.get(k, "")) for k, a in by_variable.items()}
     rows = directional(point, groups_of(loss, own), directions, seed, bar)
     dot = forward_mode(point, seed)
     groups = [row(r, compiled) for r in rows]
@@ -94,19 +103,11 @@ def checked(model: Model, job: Job, directions: int, seed: int, bar: Bar) -> dic
     return {"right": right, "groups": groups, "forward_mode": dot}
 
 
-def errors(
-    graph: Graph, arrays: list[Array], got: list[Array], point: Point, asked: str | None
-) -> dict[int, tuple[float, str]]:
-    """Of each variable how far the compiled gradient is off, relative to its norm, and why that is not rounding."""
-    want = list(point.gradients.values())
-    reasons = dict(differences(graph, arrays, got, want, asked))
-    out = {}
-    for k, (variable, a, b) in enumerate(zip(point.gradients, got, want)):
-        with np.errstate(all="ignore"):
-            norm = float(np.linalg.norm(b.reshape(-1)))
-            off = float(np.linalg.norm((a.astype(np.float64) - b).reshape(-1)))
-        out[variable] = (off / norm if norm else off), reasons.get(k, "")
-    return out
+def error(got: Array, want: Array) -> float:
+    """How far a compiled gradient is off, relative to the norm."""
+    with np.errstate(all="ignore"):
+        norm, off = (float(np.linalg.norm(x.reshape(-1))) for x in (want, got.astype(np.float64) - want))
+    return off / norm if norm else off
 
 
 def forward_mode(point: Point, seed: int) -> dict[str, Any]:

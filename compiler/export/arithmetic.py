@@ -283,6 +283,7 @@ BOOLEAN = {
 }  # fmt: skip
 
 ARITHMETIC: dict[str, Convert] = {
+    "recomputed": lambda c: c.w.op("Identity", c.x()),
     **{name: same(op) for name, op in SAME.items()},
     **{name: predicate(op) for name, op in BOOLEAN.items()},
     "not_equal": not_equal,

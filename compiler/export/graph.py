@@ -13,6 +13,7 @@ from onnx import helper
 from dnnc.export.arithmetic import ARITHMETIC
 from dnnc.export.call import Call, Convert
 from dnnc.export.control import cond, loop
+from dnnc.export.expressions import spelled_out
 from dnnc.export.files import check, write
 from dnnc.export.layers import LAYERS
 from dnnc.export.movement import MOVEMENT
@@ -28,7 +29,12 @@ from dnnc.ir.ops import OPS
 
 OLDEST = 18  # opset: from here on axes are operands, as this exporter writes them
 
-TABLE: dict[str, Convert] = {**ARITHMETIC, **LAYERS, **MOVEMENT, **REGIONS, **REST}
+# Ops of derivatives that are exported as what their tensor expressions say, like ops that nothing else defines.
+SPELLED_OUT = "max_pool_offset max_pool_backward max_pool_select avg_pool_backward turn_filters within_bound".split()
+TABLE: dict[str, Convert] = {
+    **{name: lambda c: expanded(c.node, c.inputs, c.w) for name in SPELLED_OUT},
+    **ARITHMETIC, **LAYERS, **MOVEMENT, **REGIONS, **REST,
+}  # fmt: skip
 # Ops without a function that are defined by no others. Those of INSIDE are steps of what other ops are defined by,
 # which are exported whole (sort, dft, det, unique, nonzero, non_max_suppression). ABSENT is what an import makes of
 # MaxRoiPool and of vocabularies, and parts of RoiAlign.
@@ -163,8 +169,8 @@ def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[st
     """Return a node's result names: by its op's function, or by its definition where there is none or it refuses."""
     c = Call(n, operands, w)
     before = len(w.nodes), dict(w.sizes)
+    known = OPS.get(n.op.name) is n.op  # a user's op may have any name
     try:
-        known = OPS.get(n.op.name) is n.op  # a user's op may have any name
         if known and n.op.name in CONTROL:
             return CONTROL[n.op.name](c, body)
         convert = TABLE.get(n.op.name) if known else None
@@ -175,7 +181,7 @@ def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[st
     except Refused:
         raise
     except UnsupportedError as e:
-        if n.op.decompose is None:
+        if n.op.decompose is None and (known or n.op.compute is None):
             raise Refused(f"{n.op.name}{locations(n.locs)} cannot be exported: {e}") from None
     del w.nodes[before[0] :]
     w.sizes = before[1]
@@ -183,12 +189,18 @@ def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[st
 
 
 def expanded(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[str]:
-    """The results of what an op is defined by."""
+    """The results of what an op is defined by: other ops, or a tensor expression."""
     g = Graph(n.op.name)
     inputs = [None if v is None else g.add_input(v.name, v.type) for v in n.inputs]
-    assert n.op.decompose is not None
-    made = n.op.decompose(Builder(g, None, n.locs), *inputs, **n.attrs)
-    g.outputs = list(made) if isinstance(made, (tuple, list)) else [made]
+    b = Builder(g, None, n.locs)
+    if n.op.decompose is not None:
+        made = n.op.decompose(b, *inputs, **n.attrs)
+        g.outputs = list(made) if isinstance(made, (tuple, list)) else [made]
+    else:
+        try:
+            g.outputs = spelled_out(b, n.op, inputs, n.attrs)
+        except UnsupportedError as e:
+            raise Refused(f"{n.op.name}{locations(n.locs)} cannot be exported: {e}") from None
     return body(g, w, dict(enumerate(x for x in operands if x is not None)))
 
 

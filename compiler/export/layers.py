@@ -11,6 +11,7 @@ from dnnc.export.arithmetic import where
 from dnnc.export.call import Call, Convert
 from dnnc.ir.dtype import DType, f64, i8, i32, i64, u8
 from dnnc.ir.errors import UnsupportedError
+from dnnc.ir.expr import const, unwrap
 from dnnc.ir.ops.window import window
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -159,6 +160,29 @@ def conv_transpose(c: Call) -> str:
         if c.maybe(2) is None
         else _refuse("a transposed convolution with negative pads and a bias")
     )
+
+
+def conv_backward_filter(c: Call) -> str:
+    """A convolution of the channels of x, as images with a channel for each sample, by those of the cotangent.
+
+    Its strides are the dilations, its dilations the strides; of what it gives, the size of the filters is kept.
+    """
+    a, w = c.attrs, c.w
+    n, channels, *sizes = c.type(0).shape
+    kernel, group, rank = _numbers(a["kernel"], "filters"), a["group"], len(sizes)
+    x, pads = _padded(c, c.x(), 0)
+    if pads is None and a["pads"] is not None:  # they are in x
+        begin, end = a["pads"][:rank], a["pads"][rank:]
+        sizes = [unwrap(const(s) + p + q) for s, p, q in zip(sizes, begin, end)]
+    per, last = unwrap(const(channels) // group), range(2, 2 + rank)
+    apart = w.op("Reshape", x, w.dims((n, group, per, *sizes)))
+    turned = w.op("Transpose", apart, perm=[2, 1, 0, *range(3, 3 + rank)])
+    images = w.op("Reshape", turned, w.dims((per, unwrap(const(n) * group), *sizes)))
+    filters = w.op("Transpose", c.x(1), perm=[1, 0, *last])
+    swapped = {"strides": _numbers(a["dilations"], "dilations"), "dilations": _numbers(a["strides"], "strides")}
+    y = w.typed("Conv", c.dtype, images, filters, pads=pads, group=group, **swapped)
+    kept = w.typed("Slice", c.dtype, y, w.ints([0] * rank), w.ints(kernel or ()), w.ints(list(last)))
+    return w.op("Transpose", kept, perm=[1, 0, *last])  # type: ignore[no-any-return]
 
 
 def _refuse(what: str) -> str:
@@ -329,6 +353,7 @@ LAYERS: dict[str, Convert] = {
     "attention": attention,
     "conv": conv,
     "conv_transpose": conv_transpose,
+    "conv_backward_filter": conv_backward_filter,
     "max_pool": max_pool,
     "max_pool_index": max_pool_index,
     "avg_pool": avg_pool,

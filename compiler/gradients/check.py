@@ -29,10 +29,13 @@ from dnnc.ir.graph.interp import run
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
 
-STEPS = (1e-6, 1e-5, 1e-7, 1e-4, 1e-3)  # relative to the size of what is changed; more are tried while they disagree
+# Relative to the size of what is changed, each a tenth of another; they are tried until two neighbours agree.
+STEPS = (1e-6, 1e-7, 1e-5, 1e-8, 1e-9, 1e-4)
 TOLERANCE = 1e-5  # of the derivative's size: what a right derivative may differ by
 TRUSTED = 4.0  # disagreements of neighbouring steps that a right derivative may be off by
 UNSURE = 0.01  # of the derivative's size: when steps disagree by more, differences tell nothing
+ROUNDED = 2e-6  # in proportion to the size of each variable: what float32 kernels may do to what they compute
+CHANGES = 4.0  # as far as a gradient may be off, in changes by a move of that size
 NEAR = 1e-3  # how far away a place near by is, in proportion to the size of each variable
 DOT_TOLERANCE = 1e-9  # of forward against reverse mode, which share no differences
 
@@ -123,6 +126,11 @@ class Point:
         wides = [wide(a) for a in arrays]
         return Point(loss, wides, loss.outputs(wides), loss.gradients(wides))
 
+    def moved(self, rng: np.random.Generator, size: float) -> Point:
+        """A place near by: no variable of it is exactly zero, and no two are equal."""
+        moved = [a + size * draw(rng, a) if k in self.loss.variables else a for k, a in enumerate(self.arrays)]
+        return Point.at(self.loss, moved)
+
     def change(self, direction: Mapping[int, Array], step: float) -> float:
         """How much the loss grows by a step in a direction (an array for each changed input)."""
         moved = [a + step * direction[k] if k in direction else a for k, a in enumerate(self.arrays)]
@@ -166,24 +174,24 @@ def judge(derivative: float, size: float, quotients: Iterable[tuple[float, float
         quotients: (forward, backward) at one step size after the other, in the order of STEPS; as many are read as are
             needed.
     """
-    seen: list[tuple[float, float]] = []
+    seen: dict[int, tuple[float, float]] = {}  # by the exponent of the step
     trust = error = math.inf
     scale = 0.0
-    for pair in quotients:
-        middle = sum(pair) / 2
+    for step, pair in zip(STEPS, quotients):
+        middle, exponent = sum(pair) / 2, round(math.log10(step))
         scale = max(size, abs(derivative), abs(middle) if math.isfinite(middle) else 0.0)
         if scale == 0.0:
             return Verdict("right", 0.0, 0.0)
-        for other in seen:
-            disagreement = abs(sum(other) / 2 - middle) / scale
+        for other in (sum(seen[k]) / 2 for k in (exponent - 1, exponent + 1) if k in seen):
+            disagreement = abs(other - middle) / scale
             if disagreement < trust:
-                trust, error = disagreement, min(abs(m - derivative) for m in (middle, sum(other) / 2)) / scale
-        seen.append(pair)
+                trust, error = disagreement, min(abs(m - derivative) for m in (middle, other)) / scale
+        seen[exponent] = pair
         if trust <= TOLERANCE and error <= TOLERANCE:
             return Verdict("right", error, trust)
     if trust <= UNSURE and error <= TOLERANCE + TRUSTED * trust:
         return Verdict("right", error, trust)
-    gaps = [abs(forward - backward) / scale for forward, backward in seen[:3:2]]  # the two smallest steps
+    gaps = [abs(forward - backward) / scale for forward, backward in (seen[-7], seen[-8])]
     if min(gaps) > TOLERANCE and min(gaps) > max(gaps) / 2:
         return Verdict("kink", error, trust)
     return Verdict("wrong" if trust <= UNSURE else "unsure", error, trust)
@@ -210,7 +218,7 @@ def directional(
             direction = {m: draw(rng, point.arrays[m]) for m in g.members}
             verdict = point.verdict(direction)
             if verdict.kind == "kink":
-                near = near or Point.at(point.loss, moved(rng, point.arrays, point.loss.variables))
+                near = near or point.moved(rng, NEAR)
                 again = near.verdict(direction)
                 verdict = Verdict("kink" if again.kind == "right" else again.kind, again.error, again.trust)
             verdicts.append(verdict)
@@ -218,9 +226,23 @@ def directional(
     return out
 
 
-def moved(rng: np.random.Generator, arrays: Sequence[Array], variables: Sequence[int]) -> list[Array]:
-    """A place near by: no value that is exactly zero, and no two that are equal."""
-    return [a + NEAR * draw(rng, a) if k in variables else a for k, a in enumerate(arrays)]
+def unexplained(point: Point, got: Mapping[int, Array], reasons: Mapping[int, str], seed: int) -> dict[int, str]:
+    """The reasons, by variable, why compiled gradients are off, but where the float64 gradient is as unsteady.
+
+    Rounding puts units near a kink on its other side. So does a move of all variables by as much: what that changes of
+    the float64 gradient a right one may be off by.
+    """
+    if not reasons:
+        return {}
+    near = point.moved(np.random.default_rng(seed), ROUNDED)
+    left = {}
+    for k, reason in reasons.items():
+        with np.errstate(all="ignore"):
+            change = np.abs(near.gradients[k] - point.gradients[k]).max(initial=0.0)
+            off = np.abs(wide(got[k]) - point.gradients[k]).max(initial=0.0)
+        if not off <= CHANGES * change:
+            left[k] = reason
+    return left
 
 
 # --- forward against reverse mode -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
@@ -24,6 +24,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.expand import prune
 from dnnc.ir.types import TensorType
 
+T = TypeVar("T")
 COTANGENTS = (None, "sum", "input")
 
 
@@ -181,7 +182,7 @@ class Model:
         return gradient_graph(self.graph, targets, by, values, cotangent, called)
 
 
-def _named(name: str, values: Mapping[str, Value], argument: str, what: str) -> Value:
+def _named(name: str, values: Mapping[str, T], argument: str, what: str) -> T:
     if name in values:
         return values[name]
     near = difflib.get_close_matches(name, values, 3)
@@ -215,6 +216,10 @@ def read_onnx(
     """Read an ONNX model so that nothing of what `wrt` names is folded. NeedsValues: shapes depend on its contents."""
     opened = load(model)
     initial = [t.name for t in opened.graph.initializer]
+    if not isinstance(wrt, bool):
+        known = dict.fromkeys([*(i.name for i in opened.graph.input), *initial])
+        for name in checks.names(wrt, "wrt"):
+            _named(name, known, "wrt", "input or initializer")
     if isinstance(wrt, bool):
         _, every = bound_weights(opened, True)
         asked = [n for n in every if n in set(initial)]
