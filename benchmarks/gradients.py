@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import io
+import itertools
 import multiprocessing
 import statistics
 import tempfile
@@ -92,7 +93,7 @@ def resnet50(batch: int, size: int = 224, blocks: Sequence[int] = (3, 4, 6, 3), 
 
 def mlp(batch: int) -> Model:
     sizes = (784, 1024, 1024, 10)
-    layers = [f for i, o in zip(sizes, sizes[1:]) for f in (nn.Linear(i, o), nn.ReLU())][:-1]
+    layers = [f for i, o in itertools.pairwise(sizes) for f in (nn.Linear(i, o), nn.ReLU())][:-1]
     return Model(Classifier(*layers), (torch.randn(batch, 784), torch.randint(0, 10, (batch,))))
 
 
@@ -207,8 +208,9 @@ def medians(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
 
 
 def error(model: Model, results: Sequence[Array], names: Sequence[str]) -> float:
-    """The median of the differences from PyTorch's gradients, relative to the norm of each: a unit that rounding puts on
-    the other side of a kink makes a larger one.
+    """The median of the differences from PyTorch's gradients, relative to their norms.
+
+    Not the largest: that is of a unit which rounding puts on the other side of a kink.
     """
     wanted = {n.replace(".", "_"): p.grad for n, p in model.loss.named_parameters()}
     pairs = [(torch.from_numpy(np.array(r)), wanted[n.replace(".", "_")]) for n, r in zip(names, results)]

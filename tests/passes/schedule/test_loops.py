@@ -459,10 +459,19 @@ def k(x: f32[16], y: f32[16]):
     )
 
 
+def test_narrow_by_steps() -> None:
+    check_schedule(
+        "def k(y: f32[16, 40]):\n    for j in range(16):\n        for i in range(16):\n"
+        "            if 3 <= 2*i + j:\n                if 3*i < j:\n                    y[i, 2*i] = 1.0\n",
+        lambda s: s.apply(narrow),
+        "def k(y: f32[16, 40]):\n    for j in range(16):\n"
+        "        for i in range(max(-((j + 1) // 2) + 2, 0), (j + 2) // 3):\n            y[i, 2*i] = 1.0\n",
+    )
+
+
 def test_narrow_leaves_other_guards_and_other_loops() -> None:
     for text in (
         "def k(y: f32[16]):\n    for i in parallel(16):\n        if i < 5:\n            y[i] = 1.0\n",
-        "def k(y: f32[16]):\n    for i in range(16):\n        if 2*i < 5:\n            y[i] = 1.0\n",
         "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        if x[i] < 5.0:\n            y[i] = 1.0\n",
     ):
         check_schedule(text, lambda s: s.apply(narrow), text)
