@@ -9,6 +9,7 @@ import dnnc
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.op import Trait
 from dnnc.ir.tolerances import bound
@@ -340,3 +341,15 @@ def test_no_index_is_read_through_another_within_a_group(between: str) -> None:
     assert all(sum(n.op.name == "gather_elements" for n in grp.nodes) == 1 for grp in plan.groups)
     kernels = [show_kernel(lower(g, grp.nodes, grp.outputs).kernel) for grp in plan.groups]
     assert max(map(len, kernels)) < 1000
+
+
+def test_a_scatter_reads_a_broadcast_index_itself() -> None:
+    """All elements of a row of updates have one index; an index that is computed by elements stays in memory."""
+    text = (
+        "def g(x: f32[4, 9, 8], at: i64[5, 1], u: f32[4, 5, 8]):\n    r = {}(at{})\n    e = expand(r, shape=(4, 5, 8))\n"
+        "    y = scatter_elements(x, e, u, axis=1, reduction='add')\n    return y"
+    )
+    (group,) = [x for x in plan_fusion(parse(text.format("reshape", ", shape=(5, 1)"))).groups if len(x.nodes) > 1]
+    assert [n.op.name for n in group.nodes] == ["expand", "scatter_elements"]
+    used = parse(text.format("reshape", ", shape=(5, 1)").replace("return y", "return y, e"))
+    assert all(len(x.nodes) == 1 for x in plan_fusion(used).groups)
