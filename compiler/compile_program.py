@@ -40,6 +40,7 @@ def context_of(options: CompileOptions, backend: Backend, fold_limit: int = FOLD
         numerics=options.numerics,
         precision=options.precision,
         fold_limit=fold_limit,
+        memory=None if options.memory is None else int(options.memory),
         fallback=steps_down(options),
         check=check_every_pass(),
     )

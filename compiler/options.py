@@ -9,6 +9,7 @@ DNNC_THREADS     threads of a call where `threads` is not given
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -47,6 +48,7 @@ class JitOptions(TypedDict, total=False):
     verify: bool | str
     cache: bool | str | Path
     threads: int | None
+    memory: int | str | None
     strict_compile: bool
 
 
@@ -79,6 +81,8 @@ class CompileOptions:
         verify: False, "kernels" (each new kernel against float64), or "model" (the whole model too).
         cache: "auto" for the user's cache folder, a path, or False.
         threads: threads of a call; None takes all CPUs of the affinity mask, and more than those are never used.
+        memory: bytes that intermediate values may take at the peak, as a number or "512MB", "2GiB"; what would take
+            more is computed again where it is read. None keeps all that is read again. The report says the peak.
         strict_compile: is it an error where a kernel fails to schedule, to compile or to pass its check? Otherwise the
             next schedule is taken, then smaller groups of nodes, then their naive loop nests, and `Executable.report`
             says so.
@@ -101,6 +105,7 @@ class CompileOptions:
     verify: bool | str = "kernels"
     cache: bool | str | Path = "auto"
     threads: int | None = None
+    memory: int | str | None = None
     strict_compile: bool = False
 
     def __post_init__(self) -> None:
@@ -126,6 +131,7 @@ class CompileOptions:
                 f"threads={self.threads!r}: expected an integer of at least 1, or None for all CPUs that the process "
                 "may use"
             )
+        object.__setattr__(self, "memory", _check_memory(self.memory))
         object.__setattr__(self, "dims", MappingProxyType(_check_dims(self.dims)))
         object.__setattr__(self, "outputs", _check_outputs(self.outputs))
         object.__setattr__(self, "donate", MappingProxyType(_check_donate(self.donate)))
@@ -179,6 +185,24 @@ def _check_target(target: object, threads: int | None) -> None:
     asked = parsed.option("threads")
     if asked and threads is not None and asked != str(threads):
         raise TargetError(f"target={target!r} says -threads={asked}, but threads={threads} is given; give one of them")
+
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{p}{b}": m ** (k + 1) for k, p in enumerate("KMGT") for b, m in (("B", 1000), ("iB", 1024))},
+}
+
+
+def _check_memory(memory: object) -> int | None:
+    """A budget in bytes."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", memory) if isinstance(memory, str) else None
+    unit = next((u for u in UNITS if found and u.lower() == found[2].lower()), None)
+    if found and unit is not None:
+        memory = int(float(found[1]) * UNITS[unit])
+    if memory is not None and not (_is_int(memory) and memory > 0):  # type: ignore[operator]
+        raise InputError(f'memory={memory!r}: expected a number of bytes, such as 1 << 30 or "512MB", or None')
+    return memory  # type: ignore[return-value]
 
 
 def _check_tune(tune: object) -> None:

@@ -17,6 +17,7 @@ from dnnc.ir.types import Dim
 
 ALIGN = 64  # bytes: a cache line
 TRIES = 24  # orders of placement that are tried before the best is taken
+LEAST_TRIES, MOST_WORK = 4, 2_000_000  # of those, and pairs looked at while compiling: half a second
 WORK = 16_000  # slots and pairs looked at, at most, while a call waits for its plan: 3 ms
 Piece = tuple[int, int, int]  # byte within a slot, bytes, and the step that writes them
 Life = tuple[int, int]  # first and last step
@@ -92,6 +93,7 @@ class _Places:
                     self.meeting[slot].append((p, q))
                     self.meeting[other].append((q, p))
             alive.append(p)
+        self.last: tuple[tuple[tuple[int, ...], int], tuple[list[int], int]] | None = None  # what was asked, the answer
         self.cost = 1 + len(lives) + sum(map(len, self.meeting))  # of one order of placement
 
     def least(self, sizes: Sequence[int]) -> int:
@@ -108,7 +110,16 @@ class _Places:
         return list(accumulate(change))[:-1]
 
     def place(self, sizes: Sequence[int], tries: int = TRIES) -> tuple[list[int], int]:
-        """Offsets and the total, of the best of so many orders.
+        """Offsets and the total, of the best of so many orders; fewer where there are very many pairs."""
+        tries = min(tries, max(LEAST_TRIES, MOST_WORK // self.cost))
+        key = (tuple(sizes), tries)
+        if self.last is None or self.last[0] != key:
+            self.last = key, self._best(sizes, tries)
+        offsets, total = self.last[1]
+        return list(offsets), total
+
+    def _best(self, sizes: Sequence[int], tries: int) -> tuple[list[int], int]:
+        """The best of so many orders.
 
         Slots are placed one after another, each at the lowest address that is free throughout its life: the largest
         first, or those first that are alive when most bytes are (Pisarchyk and Lee, "Efficient Memory Management for

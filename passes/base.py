@@ -31,6 +31,7 @@ class PassContext:
     precision: str | None = None
     # bytes; a constant that is larger than this and than what it is computed from is not computed while compiling
     fold_limit: int = FOLD_LIMIT
+    memory: int | None = None  # bytes that intermediate values may take at the peak; None keeps all that is read again
     fallback: bool = False  # is another schedule taken where one turns out not to hold, or is that an error?
     check: bool = False  # verify the graph after each pass
     # called with "before NAME" ahead of the first pass and "after NAME" behind each
@@ -51,11 +52,12 @@ def pass_context(
     numerics: str = "standard",
     precision: str | None = None,
     fold_limit: int = FOLD_LIMIT,
+    memory: int | None = None,
     fallback: bool = True,
     check: bool = False,
 ) -> PassContext:
     """The context of a compilation for a target; see PassContext."""
-    return PassContext(facts, numerics, precision, fold_limit, fallback, check)
+    return PassContext(facts, numerics, precision, fold_limit, memory, fallback, check)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
 from dnnc.passes.rewrites.precision import precision
 from dnnc.passes.rewrites.recurrence import recurrence
+from dnnc.passes.rewrites.rematerialize import rematerialize
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
@@ -134,6 +135,11 @@ SCATTERS = Pass(
 WIDE_SUMS = Pass(
     "wide-sums", nested(wide_sums), "scatters add up in f32; after precision, which says how floats are stored"
 )
+REMATERIALIZE = Pass(
+    "rematerialize",
+    rematerialize,
+    "with a budget of memory, values are computed again in the place of kept; after all that merges equal ones",
+)
 PRECISION = Pass(
     "precision",
     nested(precision),
@@ -177,8 +183,8 @@ PLACE_CONCATS = Pass(
 PASSES = (
     FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, MARKS, CANONICALIZE_AGAIN, IDIOMS,
     ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS,
-    PLACE_CONCATS,
+    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN,
+    COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

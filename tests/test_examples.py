@@ -107,6 +107,15 @@ def test_training_reaches_its_accuracy(
 
 
 @pytest.mark.slow
+def test_gradients_are_closed_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    script("gradients").main(["--size=32"])
+    exact = r"(.*: (\d\.\de-1\d|0\.0e\+00)\n)"
+    scan = r".*1000 steps: 0\.0\d+ of the memory, \d\.\de-1\d\n"
+    solver = r"(.* method \d\.\de-0[56]\n){2}"
+    assert re.fullmatch(f"{exact}{{6}}{scan}{solver}{exact}", capsys.readouterr().out)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRAY_EXAMPLES)
 def test_array_programs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     given, found = ARRAY_EXAMPLES[name]

@@ -33,6 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import zoo
 from engines import PEERS, Engine, Task, exact
+from judge import off_by_one_unit
 from timing import Neighbours
 
 from dnnc.ir.graph.interp import Precision
@@ -41,7 +42,7 @@ from dnnc.tools.timing import alternate, percentiles, ratios
 from families.apart import Outcome, Tell, run_apart
 from families.index import HALVES, Row, append, is_held, read_index, read_lines, select
 from families.summary import COMPILING, JUDGING, RESIZING, failure_class, markdown, one_line
-from families.verdict import decide, off_by_one_unit
+from families.verdict import decide
 
 Array = np.ndarray[Any, Any]
 TIMED = ("onnxruntime", "openvino")

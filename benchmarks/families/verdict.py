@@ -57,17 +57,3 @@ def decide(ours: Arrays, others: Mapping[str, Arrays], interpret: Callable[[str,
         return Verdict("wrong", error, "float64", bound, theirs)
     confirmed = not theirs or min(theirs.values()) <= bound
     return Verdict("right" if confirmed else "unconfirmed", error, "float64", bound, theirs)
-
-
-def off_by_one_unit(inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
-    """Float inputs moved by one unit in the last place up or down; others as they are."""
-    rng = np.random.default_rng(seed)
-    out = {}
-    for name, a in inputs.items():
-        if a.dtype.kind == "f":
-            out[name] = np.where(
-                rng.random(a.shape) < 0.5, np.nextafter(a, a.dtype.type(np.inf)), np.nextafter(a, a.dtype.type(-np.inf))
-            )
-        else:
-            out[name] = a
-    return out

@@ -217,7 +217,7 @@ def bench(
     epilog="Example:  dnnc tune model.onnx --dims batch=1 --budget 2m && dnnc run model.onnx --dims batch=1 --tune "
     "model.tune.jsonl",
 )
-@compiles("inputs", "verify", "cache", "tune", "strict_compile")
+@compiles("inputs", "verify", "cache", "tune", "memory", "strict_compile")
 def tune_(
     job: Job,
     budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take in all: 120s, 2m, 1h.")] = "60s",

@@ -33,6 +33,7 @@ class Job:
     inputs: tuple[str, ...]
     precision: str | None = None
     tune: str | None = None
+    memory: str | None = None
     strict_compile: bool = False
 
 
@@ -56,6 +57,7 @@ def compile_options(job: Job) -> dict[str, Any]:
         "precision": job.precision,
         "cache": parse_cache(job.cache),
         "tune": job.tune,
+        "memory": job.memory,
         "strict_compile": job.strict_compile,
     }
 

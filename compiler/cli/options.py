@@ -122,6 +122,14 @@ Tune = Annotated[
         "--tune", metavar="LOG", help="Take schedules from a tuning log; docs/tuning_log.md.", show_default=False
     ),
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BYTES",
+        help="Budget of intermediate values, such as 512MB: what takes more is computed again.",
+        show_default=False,
+    ),
+]
 StrictCompile = Annotated[
     bool,
     typer.Option(
@@ -176,6 +184,7 @@ def _job(
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
     tune: Tune = None,
+    memory: Memory = None,
     strict_compile: StrictCompile = False,
 ) -> Any:  # a Job, whose class loads NumPy
     from dnnc.cli.models import Job  # loads NumPy
@@ -192,6 +201,7 @@ def _job(
         tuple(inputs or ()),
         precision.option,
         tune,
+        memory,
         strict_compile,
     )
 

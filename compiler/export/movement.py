@@ -271,6 +271,7 @@ MOVEMENT: dict[str, Convert] = {
     "space_to_depth": lambda c: moved(c, "SpaceToDepth", blocksize=c.attrs["block"]),
     "interleave": interleave,
     "pack": lambda c: c.w.op("Identity", c.x()),
+    "within_bound": lambda c: c.w.op("Identity", c.x()),  # ONNX has no errors: its Loop ends at the bound
     "gather": gather,
     "gather_elements": gather_elements,
     "gather_nd": gather_nd,

@@ -79,7 +79,8 @@ def node_vjp(b: Builder, n: Node, cotangents: Sequence[Value | None], needed: Se
     """The cotangents of a node's operands `needed`, by position; an operand without one has the cotangent zero."""
     try:
         if n.op.vjp is not None:
-            return n.op.vjp(b, n, cotangents, needed)
+            found = n.op.vjp(b, n, cotangents, needed)  # a rule may give more
+            return {k: c for k, c in found.items() if k in needed}
         plain = Trait.ELEMENTWISE in n.op.traits and Trait.CUSTOM not in n.op.traits  # for operands of any shapes
         if plain and n.op.compute is not None:
             made = elementwise.vjp(b, n, cotangents, needed)

@@ -24,7 +24,6 @@ from dnnc.ir.expr import (
     cast,
     const,
     extent,
-    free,
     load,
     logical_not,
     rebuild,
@@ -116,8 +115,7 @@ def _step(name: str, t: Tensor, places: Mapping[Tensor, int]) -> Step:
     xs = [x for x in places if x in read]
     digest = hashlib.sha256(te.text(xs, (t,)).encode()).hexdigest()[:12]
     record = _record(show_definition(f"{name}_vjp_{digest}", xs, (t,)))
-    sizes = {v.name: v for u in (*xs, *te.stages((t,))) for d in u.shape for v in free(d)}
-    return Step(record, tuple(places[x] for x in xs), {n: sizes[n] for n in sorted(sizes)})
+    return Step(record, tuple(places[x] for x in xs), te.sizes(xs, (t,)))
 
 
 @lru_cache(maxsize=4096)

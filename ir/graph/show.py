@@ -47,9 +47,9 @@ def definitions(g: Graph) -> tuple[dict[str, str], dict[Any, str]]:
 
 def show_definition(name: str, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> str:
     """The definition of an op by tensor expressions, with what is known of the sizes in it in front."""
-    every = [d for t in (*inputs, *te.stages(outputs)) for d in t.shape]
-    facts = {v.name: line for d in every for v in free(d) if (line := _show_dim(v))}
-    return "".join(facts[n] for n in sorted(facts)) + show_op(name, inputs, outputs)
+    in_shapes = {v for t in (*inputs, *te.stages(outputs)) for d in t.shape for v in free(d)}
+    facts = (_show_dim(v, v in in_shapes) for v in te.sizes(inputs, outputs).values())
+    return "".join(facts) + show_op(name, inputs, outputs)
 
 
 def every_node(g: Graph) -> Iterator[Node]:
@@ -70,8 +70,9 @@ def all_dims(g: Graph) -> dict[str, Var]:
     return out
 
 
-def _show_dim(v: Var) -> str:
-    if v is dim(v.name):
+def _show_dim(v: Var, in_shapes: bool = True) -> str:
+    """What is known of a dim; a shape tells of it, too."""
+    if v is dim(v.name) and in_shapes:
         return ""
     parts = [str(v.lo)] + ([str(v.hi)] if v.hi is not None or v.div != 1 else []) + ([str(v.div)] if v.div != 1 else [])
     return f"{v.name}: dim[{', '.join(parts)}]\n"

@@ -116,7 +116,7 @@ def _gather_nd_numpy(x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     width, q = indices.shape[-1], indices.ndim - 1
     batch = np.ogrid[tuple(slice(n) for n in x.shape[:batch_dims])] if batch_dims else []
     lead = [b.reshape(b.shape + (1,) * (q - batch_dims)) for b in batch]
-    out = x[(*lead, *(indices[..., k] for k in range(width)))]
+    out = x[(*lead, *(indices[..., k].astype(np.int64) for k in range(width)))]  # NumPy takes no index of 4 bits
     return np.broadcast_to(out, (*indices.shape[:-1], *x.shape[batch_dims + width :]))
 
 

@@ -440,6 +440,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         reference=_lrn_numpy,
         flops=rows_flops(16),
         traits=REDUCTION | {Trait.WINDOW},
+        vjp=rules.lrn,
         samples=(
             sample("f32[1, 7, 3, 3]", size=5, alpha=0.1),
             sample("f16[2, 5, 3]", size=4, alpha=0.3, beta=0.5, bias=2.0),

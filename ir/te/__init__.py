@@ -16,6 +16,7 @@ from dnnc.ir.te.core import placeholder_axis as placeholder_axis
 from dnnc.ir.te.core import recur as recur
 from dnnc.ir.te.core import reduce as reduce
 from dnnc.ir.te.core import scatter as scatter
+from dnnc.ir.te.core import sizes as sizes
 from dnnc.ir.te.core import stages as stages
 from dnnc.ir.te.core import terms as terms
 from dnnc.ir.te.core import text as text

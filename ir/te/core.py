@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import ShapeError
-from dnnc.ir.expr import Const, E, Expr, Linear, Load, Op, Var, cast, children, const, load, unwrap, var, walk
+from dnnc.ir.expr import Const, E, Expr, Linear, Load, Op, Var, cast, children, const, free, load, unwrap, var, walk
 from dnnc.ir.loops.stmt import Buffer
 from dnnc.ir.op import Trait
 from dnnc.ir.types import Dim, product
@@ -199,6 +199,16 @@ def values_of(s: Stage) -> tuple[Expr, ...]:
     """The expressions of a stage."""
     guards = () if s.where is None else (s.where,)
     return (s.value, *guards, *(() if s.updates is None else (*s.updates.index, s.updates.value)))
+
+
+def sizes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Var]:
+    """The symbolic sizes in the shapes and expressions of an op, by name."""
+    every = list(stages(outputs))
+    found = {v for t in (*inputs, *every) for d in t.shape for v in free(d)}
+    for s in (t.stage for t in every if t.stage is not None):
+        axes = {*s.axes, *(s.reduce if s.updates is None else s.updates.axes)}
+        found |= {v for e in values_of(s) for v in free(e) - axes}
+    return {v.name: v for v in sorted(found, key=lambda v: v.name)}
 
 
 def _in_place(x: Load, axes: Sequence[Var]) -> bool:

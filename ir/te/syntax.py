@@ -28,7 +28,6 @@ from dnnc.ir.expr import (
     Var,
     children,
     const,
-    free,
     load,
     rebuild,
     show,
@@ -57,9 +56,7 @@ def show_op(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> s
 class _Printer:
     def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         self.stages = list(te.stages(outputs))
-        dims = {v.name for t in (*inputs, *self.stages) for d in t.shape for v in free(d)}
-        for s in (t.stage for t in self.stages if t.stage is not None):
-            dims |= {v.name for e in te.values_of(s) for v in free(e) - {*s.axes, *_over(s)}}
+        dims = te.sizes(inputs, outputs)
         taken = {n.rstrip("0123456789")[1:] for n in dims if n[0] in "xtire" and n[-1].isdigit()}
         self.mark = next(m for m in ("_" * k for k in range(len(dims) + 1)) if m not in taken)
         self.names = {t: Buffer(f"x{self.mark}{k}", t.dtype, t.shape) for k, t in enumerate(inputs)}

@@ -61,6 +61,7 @@ class Joiner:
         self.results = set(graph.outputs)
         self.donated = {self.source(graph.outputs[k]) for k in graph.donated}
         self.of = {n: g for g, p in parts.items() for n in p.nodes}
+        self.fed = self.find_fed()
 
     def source(self, v: Value) -> Value:
         """The value that a view shows, or the value itself."""
@@ -112,7 +113,9 @@ class Joiner:
         for a in self.neighbours(b):
             part = self.joined(a, b)
             if part is not None:
-                for g in {self.of[n] for n in part.nodes} - {b}:
+                groups = {self.of[n] for n in part.nodes} | {b}
+                self.merge_fed(groups, b)
+                for g in groups - {b}:
                     del self.parts[g]
                 self.parts[b] = part
                 self.of.update((n, b) for n in part.nodes)
@@ -196,28 +199,39 @@ class Joiner:
 
     def runs_between(self, nodes: Sequence[Node]) -> bool:
         """Does some other group need a result of these nodes, and one of these nodes a result of it?"""
-        inside, end = set(nodes), self.end(self.order[nodes[-1]])
         groups = {self.of[n] for n in nodes}
-        left = [u for n in nodes for v in n.outputs for u, _ in v.uses if u not in inside]
-        seen: set[int] = set()
-        while left:
-            g = self.of[left.pop()]
-            if g in groups:
-                return True
-            if g in seen or self.order[self.parts[g].nodes[0]] > end:
-                continue
-            seen.add(g)
-            left += [u for n in self.parts[g].nodes for v in n.outputs for u, _ in v.uses]
-        return False
+        mask = sum(1 << g for g in groups)
+        others = {self.of[u] for n in nodes for v in n.outputs for u, _ in v.uses} - groups
+        return any(self.fed[g] & mask for g in others)
 
-    def end(self, last: int) -> int:
-        """The first place from `last` on that no group reaches over: from behind it no group ahead is fed."""
-        spans = ((self.order[p.nodes[0]], self.order[p.nodes[-1]]) for p in self.parts.values())
-        for start, stop in sorted(s for s in spans if s[1] > last):
-            if start > last:
-                break
-            last = max(last, stop)
-        return last
+    def find_fed(self) -> dict[int, int]:
+        """For each group the set of those that need its results, at whatever distance: bit g stands for group g."""
+        fed = dict.fromkeys(self.parts, 0)
+        nodes = list(self.order)[::-1]
+        changed = True
+        while changed:  # twice, but where groups reach over others
+            changed = False
+            for n in nodes:
+                g = self.of[n]
+                found = fed[g]
+                for v in n.outputs:
+                    for u, _ in v.uses:
+                        h = self.of[u]
+                        if h != g:
+                            found |= fed[h] | 1 << h
+                if found != fed[g]:
+                    fed[g], changed = found, True
+        return fed
+
+    def merge_fed(self, groups: Collection[int], b: int) -> None:
+        """Whatever feeds one of these groups, which are one from now on, feeds all that any of them feeds."""
+        mask, found = sum(1 << g for g in groups), 1 << b
+        for g in groups:
+            found |= self.fed[g]
+        self.fed[b] = found & ~mask
+        for g, feeds in self.fed.items():
+            if feeds & mask:
+                self.fed[g] = feeds | found
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 

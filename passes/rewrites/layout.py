@@ -299,7 +299,9 @@ class _Blocked(Layouts):
         self.set_output(n, filters(out.rank, self.lanes, blocks))
 
     def turn_filters(self, n: Node) -> None:
-        """Blocks of the forward's filters become those of the backward's: a square of lanes each, which is turned."""
+        """Blocks become blocks, each a square of lanes that is turned. They are packed for it anew: what the forward
+        packed would be kept until then.
+        """
         w = n.inputs[0]
         assert w is not None
         sizes = w.type.shape[:2]
@@ -308,7 +310,12 @@ class _Blocked(Layouts):
         if w.type.dtype.computed not in WIDE:
             return self.plain(n)
         lay = filters(w.type.rank, self.lanes, True)
-        self.set_input(n, 0, lay)
+        if w.type.row_major and self.graph.variance(w).call_invariant:
+            self.set_input(n, 0, lay)
+        elif w.type.row_major:
+            n.set_input(0, Builder(self.graph, n, n.locs).op("pack", w, layout=lay.layout))
+        if n.inputs[0] is not None and n.inputs[0].type.encoding != lay:
+            return self.plain(n)
         self.set_output(n, lay)
 
     def few(self, n: Node) -> None:

@@ -22,20 +22,37 @@ The loop over shares is parallel without a proof: the condition says that rows d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dnnc.ir.dtype import i64
-from dnnc.ir.expr import E, Expr, Load, const, free, maximum, minimum, select, substitute, unwrap, value, walk
+from dnnc.ir.expr import (
+    E,
+    Expr,
+    Load,
+    cast,
+    const,
+    free,
+    load,
+    maximum,
+    minimum,
+    select,
+    substitute,
+    unwrap,
+    value,
+    walk,
+)
 from dnnc.ir.loops.stmt import Block, Buffer, Builder, call
 from dnnc.ir.types import product
-from dnnc.passes.lower.scatter import Scattered
+from dnnc.passes.lower.scatter import Scattered, combine
 
 WARP = 32
 LINE = 64  # bytes of a cache line
 MOST_LINES = 16  # of a row and of an update that are fetched ahead
 AHEAD = 4096  # bytes of updates that are fetched ahead
+STRIPE = 128  # bytes of a row from which on a GPU's memory does not care which rows a block has
+BATCH = 8  # updates of a row that are read ahead of the first one's addition
 
 
 @dataclass(frozen=True)
@@ -270,41 +287,52 @@ def by_threads(s: Scattered, shares: int, threads: int) -> Block:
     return b.block()
 
 
-def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
-    """A block has one of `shares` ranges of rows. In each round its threads read the rows of `per` updates each, and
-    list those of the range in order:
+def by_blocks(s: Scattered, shares: int, threads: int, per: int, slabs: int = 1) -> Block:
+    """A block has one of `shares` sets of rows, and one of `slabs` ranges of their columns. In each round its threads
+    read the rows of `per` updates each, and list those of the set in order:
 
-        n = how many of mine are in the range; place = sum of n of the threads before me; mine[place..] = my updates
+        n = how many of mine are in the set; place = sum of n of the threads before me; mine[place..] = my updates
         barrier();
             for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value);
             barrier()
 
-    A group of threads has every so many rows, a thread of it every so many columns. Sizes are known; there are updates.
+    A group of threads has every so many rows of a set, a thread of it every so many columns. A set is every so many
+    rows, so that rows with many updates, which tables often begin with, are in different sets; of narrow rows it is a
+    range. Sizes are known; there are updates.
     """
     b, places = Builder(), Places.of(s)
     rows, updates, width = (int(value(x) or 0) for x in (places.count, places.updates, places.width))
-    chunk, size, warps = -(-rows // shares), threads * per, threads // WARP
-    across = min(threads, 1 << (width - 1).bit_length())
+    size, warps, wide = threads * per, threads // WARP, -(-width // slabs)
+    across = min(threads, 1 << (wide - 1).bit_length())
     groups = threads // across
+    striped = width * s.out.dtype.bytes >= STRIPE
+    chunk = -(-rows // min(shares, rows))
+    blocks = min(shares, rows) if striped else -(-rows // chunk)
 
     def columns(t: Expr, body: Callable[[list[Expr]], None]) -> None:
-        with b.loop("c", -(-width // across)) as c:
+        with b.loop("c", -(-wide // across)) as c:
             column = c * across + t % across
-            with b.when(column < width):
-                body(unflattened(column, [s.out.shape[k] for k, _ in places.columns]))
+            with b.when(column < wide), b.when(slab * wide + column < width):
+                body(unflattened(slab * wide + column, [s.out.shape[k] for k, _ in places.columns]))
 
-    def inside(row: Expr) -> Expr:
-        return select(const(0) <= row, select(row < chunk, const(1), const(0)), const(0))
+    def number_in_set(row: Expr) -> Expr:
+        return select((row % blocks).eq(block), row // blocks, const(-1)) if striped else row - block * chunk
 
-    with b.loop("b", -(-rows // chunk), "block.x") as block:
+    def row_of(k: Expr) -> Expr:
+        return k * blocks + block if striped else block * chunk + k
+
+    def inside(k: Expr) -> Expr:
+        return select(const(0) <= k, select(k < chunk, const(1), const(0)), const(0))
+
+    with b.loop("b", blocks * slabs, "block.x") as number_of_block:
+        block, slab = number_of_block // slabs, number_of_block % slabs
         mine, totals = b.alloc("mine", i64, size, space="shared"), b.alloc("totals", i64, warps, space="shared")
         with b.loop("t", threads, "thread.x") as t:
-            first = block * chunk
             if s.initial is not None:  # the thread that starts an element is the one that updates it
                 with b.loop("k", -(-chunk // groups)) as k:
-                    row = k * groups + t // across
-                    with b.when(row < chunk), b.when(first + row < rows):
-                        columns(t, lambda at: s.start(b, places.place(first + row, at)))
+                    own = k * groups + t // across
+                    with b.when(own < chunk), b.when(row_of(own) < rows):
+                        columns(t, lambda at: s.start(b, places.place(row_of(own), at)))
             with b.loop("round", -(-updates // size)) as turn:
                 at, n, place = (b.alloc(name, i64, count) for name, count in (("at", per), ("n", 1), ("place", 1)))
                 b.store(n, (0,), const(0))
@@ -313,7 +341,7 @@ def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
                     b.store(at, (j,), const(-1))
                     with b.when(number < updates):
                         update = places.update(within(number, updates), [s.over[u] for _, u in places.columns])
-                        b.store(at, (j,), places.row(update) - first)
+                        b.store(at, (j,), number_in_set(b.let("row", places.row(update))))
                     b.store(n, (0,), n[0] + inside(at[j]))
                 _places(b, n, place, totals, t, warps)
                 with b.loop("j", per, "unroll") as j, b.when(const(0) < inside(at[j])):
@@ -323,24 +351,67 @@ def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
                 total: Expr = const(0)
                 for w in range(warps):
                     total = total + totals[w]
-                with b.loop("q", b.let("total", total)) as q:
+                total = b.let("total", total)
+
+                def listed(q: Expr) -> tuple[Expr, Expr, Expr]:
+                    """The number in the set of a listed update's row, the row, and the update."""
                     entry = b.let("entry", mine[within(q, size)])
-                    with b.when((entry // size % groups).eq(t // across)):
-                        row, number = (
-                            b.let("row", within(entry // size + first, rows)),
-                            b.let("number", within(entry % size + turn * size, updates)),
-                        )
-                        columns(t, lambda at: _apply(b, places, row, number, at))
+                    row = b.let("row", within(row_of(entry // size), rows))
+                    return entry // size, row, b.let("number", within(entry % size + turn * size, updates))
+
+                if groups == 1:
+                    with b.loop("q", (total + (BATCH - 1)) // BATCH) as q:
+                        first = q * BATCH
+                        entries = [listed(minimum(first + j, total - 1))[1:] for j in range(BATCH)]
+                        live = [first + j < total for j in range(BATCH)]
+                        columns(t, lambda at: _apply_batch(b, places, entries, live, at))
+                else:
+                    with b.loop("q", total) as q:
+                        own, row, number = listed(q)
+                        with b.when((own % groups).eq(t // across)):
+                            columns(t, lambda at: _apply(b, places, row, number, at))
                 b.do("barrier")
     return b.block()
 
 
 def _apply(b: Builder, places: Places, row: Expr, number: Expr, at: Sequence[Expr]) -> None:
     """Update an element of a row, where updates are as wide as that."""
+    with _reached(b, places, at):
+        places.scattered.update(b, places.update(number, at), places.place(row, at))
+
+
+def _apply_batch(
+    b: Builder, places: Places, entries: Sequence[tuple[Expr, Expr]], live: Sequence[Expr], at: Sequence[Expr]
+) -> None:
+    """Apply updates (row, number) to an element of their rows, as one after the other would; those that live, the first
+    ones, count. All is read before anything is written, so that a thread waits for memory once: what an update has made
+    of a row passes on to the next one of that row in registers.
+    """
+    s, made = places.scattered, list[Expr]()
+    wide, where = s.out.dtype.computed, [tuple(places.place(row, at)) or (const(0),) for row, _ in entries]
+    with _reached(b, places, at):
+        env = [dict(zip(s.over, places.update(number, at))) for _, number in entries]
+        old = [b.let("old", cast(load(s.out, i), wide)) for i in where] if s.how != "last" else []
+        new = [b.let("new", substitute(s.value, e)) for e in env]
+        for j, v in enumerate(new):
+            if s.how != "last":
+                acc = old[j]
+                for i in range(j):
+                    acc = select(entries[i][0].eq(entries[j][0]), made[i], acc)
+                v = combine(s.how, acc, v)
+            made.append(b.let("made", cast(cast(v, s.out.dtype), wide)))
+        for place, v, counts in zip(where, made, live):
+            with b.when(counts):
+                b.store(s.out, place, cast(v, s.out.dtype))
+
+
+@contextmanager
+def _reached(b: Builder, places: Places, at: Sequence[Expr]) -> Iterator[None]:
+    """Where updates are as wide as the row."""
     with ExitStack() as scopes:
         for i, (_, u) in zip(at, places.columns):
             scopes.enter_context(b.when(i < places.scattered.extents[u]))
-        places.scattered.update(b, places.update(number, at), places.place(row, at))
+        yield
 
 
 def _places(b: Builder, n: Buffer, place: Buffer, totals: Buffer, t: Expr, warps: int) -> None:

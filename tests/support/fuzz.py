@@ -1,11 +1,14 @@
 """Random graphs against the interpreter: `PYTHONPATH=tests python -m support.fuzz --seeds 0:200[:3] [--nodes 12]
-[--target llvm]`.
+[--target llvm] [--gradients]`.
 
 Every seed is a graph with inputs (random_graphs.py). It is compiled at the highest optimization level for one and for
 two threads, at each other level for one or two, and once in another way that goes with the seed (numerics, an older
 CPU, the interpreter as target), run, and compared with the float64 interpreter. A graph that fails is made small by
 dropping nodes while it still fails, and printed as text. Seeds run in child processes, so a crash costs one seed and is
 reported like a wrong number.
+
+`--gradients`: graphs with loops and branches, whose gradients are compared with differences, see random_gradients.py;
+`--compile-every 10` compiles the gradients of every tenth seed only.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from dnnc.ir.graph.interp import run
 from dnnc.ir.shapes import resolve
 from dnnc.tools.accuracy import first_difference
 from dnnc.tools.shrink import Failure, shrink
+from support import random_gradients
 from support.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
@@ -173,7 +177,12 @@ def check_seed(seed: int, nodes: int, tries: Sequence[dict[str, Any]], cache: An
     return None
 
 
-# --- making a failing graph small -------------------------------------------------------------------------------------
+def check_gradient_seed(seed: int, nodes: int, target: str, every: int, cache: Any) -> Failure | None:
+    """The first failure of a seed's gradient, made small. Of every so many seeds one is compiled."""
+    turn = seed // every
+    options = {"target": target, "opt_level": LEVELS[turn % len(LEVELS)], "threads": 1 + turn % 2}
+    compiled = None if seed % every else lambda g, x: check(g, x, options, cache)
+    return random_gradients.check_seed(seed, nodes, compiled)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,6 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:100", help="first:end or first:end:step")
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--target", default="llvm")
+    parser.add_argument("--gradients", action="store_true", help="check gradients of graphs with loops and branches")
+    parser.add_argument("--compile-every", type=int, default=1, help="of so many gradients one is compiled, too")
     parser.add_argument("--here", action="store_true", help="in this process: a crash ends the run")
     args = parser.parse_args(argv)
     first, *more = map(int, args.seeds.split(":"))
@@ -204,10 +215,15 @@ def _here(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]
     failed = 0
     for seed in seeds:
         print(f"seed {seed}", flush=True)
-        failure = check_seed(seed, args.nodes, settings(args.target, seed=seed), cache)
+        if args.gradients:
+            failure = check_gradient_seed(seed, args.nodes, args.target, args.compile_every, cache)
+        else:
+            failure = check_seed(seed, args.nodes, settings(args.target, seed=seed), cache)
         if failure is not None:
             print(f"FAILED seed {seed}: {failure}", flush=True)
             failed += 1
+    if args.gradients:
+        print("COUNTS " + ", ".join(f"{k}: {n}" for k, n in sorted(random_gradients.counts.items())), flush=True)
     return len(seeds), failed
 
 
@@ -221,6 +237,9 @@ def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, 
         str(args.nodes),
         "--target",
         args.target,
+        "--compile-every",
+        str(args.compile_every),
+        *(["--gradients"] if args.gradients else []),
     ]
     child = subprocess.Popen([sys.executable, "-m", "support.fuzz", *words], stdout=subprocess.PIPE, text=True)
     started, failed, lines = 0, 0, []
@@ -243,7 +262,7 @@ def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, 
     at = seeds[max(started - 1, 0)]
     print(
         f"FAILED seed {at}: the process ended with status {child.returncode} (ended here after {PATIENCE:g} s where it "
-        f"is -9)\n{random_graph(at, args.nodes)[0]}",
+        f"is -9)\n{(random_gradients.random_differentiable if args.gradients else random_graph)(at, args.nodes)[0]}",
         flush=True,
     )
     return max(started, 1), failed + 1

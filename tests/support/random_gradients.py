@@ -28,9 +28,9 @@ from support import random_recipes as recipes
 from support.random_control import branch, loop
 from support.random_graphs import Array, Generator, Made
 
-DIRECTIONS = 2
-STEPS = (2e-4, 2e-5)
-AGREE = 1e-5  # of differences with both steps, relative to the sum of all terms
+DIRECTIONS = 1
+STEPS = (1e-4, 1e-5)
+AGREE = 3e-5  # of differences with one step and with two, relative to the sum of all terms
 RIGHT = 1e-5
 LARGEST = 1e7  # of a derivative: differences cancel beyond it
 RECIPES = (
@@ -151,6 +151,9 @@ def check_gradient(graph: Graph, inputs: Sequence[Array], compiled: Any = None) 
     if any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(got, base)):
         return "values: those of the gradient's graph are others"
     slopes = dict(zip(live, got[len(base) :]))
+    if any(np.isnan(a).any() for a in slopes.values()) and _meets_infinity(joint, [*inputs, *weights]):
+        counts["singular"] += 1  # sqrt(x - x): PyTorch's is NaN, too
+        return None
     message = None
     for _ in range(DIRECTIONS):
         direction = {k: rng.standard_normal(np.shape(inputs[k])) for k in wanted}
@@ -162,6 +165,13 @@ def check_gradient(graph: Graph, inputs: Sequence[Array], compiled: Any = None) 
     return message
 
 
+def _meets_infinity(graph: Graph, inputs: Sequence[Array]) -> bool:
+    """Is a value of the graph infinite?"""
+    whole = graph.copy()
+    whole.outputs = [o for n in whole.nodes() for o in n.outputs if o.type.dtype.is_float]
+    return any(np.isinf(a).any() for a in run(whole, inputs, "float64"))
+
+
 def _differs(
     graph: Graph, inputs: Sequence[Array], made: Sequence[int], weights: Sequence[Array], slopes: Any, direction: Any
 ) -> str | None:
@@ -170,23 +180,26 @@ def _differs(
         out = run(graph, moved, "float64")
         return float(sum((out[k] * w).sum() for k, w in zip(made, weights)))
 
-    def slope(h: float) -> float:
-        return (8 * (value(h) - value(-h)) - (value(2 * h) - value(-2 * h))) / (12 * h)
-
     terms = [a * direction[k] for k, a in slopes.items()]
+    if any(np.isinf(t).any() for t in terms):
+        counts["infinite slopes"] += 1
+        return None
     exact = float(sum(t.sum() for t in terms))
     size = float(sum(np.abs(t).sum() for t in terms))
-    try:
-        rough, fine = (slope(h) for h in STEPS)
-        middle, h = value(0.0), STEPS[1]
-        ahead, behind = (value(h) - middle) / h, (middle - value(-h)) / h
-    except (DnncError, IndexError):
-        counts["moved out of the domain"] += 1
-        return None
-    scale = max(abs(fine), 0.05 * size, 1e-3 * max(1.0, abs(middle)))
-    if not abs(rough - fine) <= AGREE * scale or not abs(ahead - behind) <= 0.05 * scale or abs(fine) > LARGEST:
-        if abs(fine) <= LARGEST and not np.isfinite(exact):
-            counts["not finite"] += 1
+    for h in STEPS:
+        try:
+            middle, (ahead, far_ahead), (behind, far_behind) = value(0.0), *((value(d), value(2 * d)) for d in (h, -h))
+        except (DnncError, IndexError):
+            counts["moved out of the domain"] += 1
+            return None
+        near, far = (ahead - behind) / (2 * h), (far_ahead - far_behind) / (4 * h)
+        fine = (4 * near - far) / 3
+        scale = max(abs(fine), 0.05 * size, 1e-3 * max(1.0, abs(middle)))
+        kink = abs(ahead - 2 * middle + behind) / h
+        smooth = abs(near - far) <= AGREE * scale and kink <= 0.05 * scale and abs(fine) <= LARGEST
+        if smooth:
+            break
+    if not smooth:
         counts["not smooth"] += 1
         return None
     counts["directions"] += 1
@@ -208,7 +221,7 @@ def _not_adjoint(
     left = [t * weights[list(made).index(k)] for k, t in tangents.items()]
     right = [a * direction[k] for k, a in slopes.items()]
     a, b = (float(sum(t.sum() for t in ts)) for ts in (left, right))
-    size = max(float(sum(np.abs(t).sum() for t in ts)) for ts in (left, right, [np.zeros(1)]))
+    size = max(float(sum(np.abs(t).sum() for t in ts)) for ts in (left, right))
     if abs(a - b) <= 1e-9 * max(size, 1e-6) or not np.isfinite(size):
         return None
     return f"wrong tangent: <J u, w> is {a:.9g}, <u, J' w> {b:.9g}"

@@ -7,7 +7,17 @@ from dataclasses import replace
 from types import ModuleType
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates import backward_filter, contraction, maps, recurrence, reduce, scan, scatter, sequence, winograd
+from dnnc.backends.llvm.templates import (
+    backward_filter,
+    contraction,
+    maps,
+    recurrence,
+    reduce,
+    scan,
+    scatter,
+    sequence,
+    winograd,
+)
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 

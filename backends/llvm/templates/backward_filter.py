@@ -14,17 +14,15 @@ bounds of the loops over pixels, so no product is masked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import try_fuse
-from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Var, const, extent, free, value
+from dnnc.ir.expr import Var, extent, value
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.op import ContractionForm
 from dnnc.passes.lower.form import Contraction, Normed
-from dnnc.passes.schedule.k_blocking import LIMIT, stretches
+from dnnc.passes.schedule.k_blocking import stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, reorder, split
 from dnnc.passes.schedule.memory import distribute, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied

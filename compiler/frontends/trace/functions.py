@@ -73,19 +73,20 @@ class Replay:
         self.known: dict[Value, Lazy] = dict(known)
 
     def values(self, wanted: Sequence[Value]) -> list[Lazy]:
-        stack = list(wanted)[::-1]
+        """The values, and those that they need, in the order of the graph."""
+        needed: set[Node] = set()
+        stack = list(wanted)
         while stack:
-            v = stack[-1]
+            v = stack.pop()
             if v in self.known:
-                stack.pop()
                 continue
-            n = v.node
-            if n is None:
+            if v.node is None:
                 self.known[v] = leaf(self.graph.constants[v], None)
-                continue
-            missing = [i for i in n.inputs if i is not None and i not in self.known]
-            stack += missing[::-1]
-            if not missing:
+            elif v.node not in needed:
+                needed.add(v.node)
+                stack += [i for i in v.node.inputs if i is not None]
+        for n in self.graph.nodes() if needed else ():
+            if n in needed:
                 self.known.update(zip(n.outputs, applied(n, [None if i is None else self.known[i] for i in n.inputs])))
         return [self.known[v] for v in wanted]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dnnc.array.devices import on_host
-from dnnc.array.lazy import Lazy
+from dnnc.array.lazy import Call, Lazy
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Node, Value
 
@@ -31,21 +31,30 @@ class Region:
             self.known[key_of(x)] = self.graph.add_input(n, x.type)
 
     def finish(self, outputs: Sequence[Lazy]) -> Graph:
-        """The graph that gives these values."""
+        """The graph that gives these values. Its nodes stand in the order in which they were traced: a gradient's parts
+        that free memory come where the function's derivative makes them, and not where results are listed.
+        """
+        calls: dict[Call, None] = {}
+        seen = set(self.known)
         stack = list(reversed(outputs))
         while stack:
             x = stack[-1]
-            if key_of(x) not in self.known:
-                todo = self._enter(x)
-                if todo:
-                    stack.extend(reversed(todo))
-                    continue
+            todo = [] if key_of(x) in seen else self._missing(x, seen)
+            if todo:
+                stack.extend(reversed(todo))
+                continue
             stack.pop()
+            if key_of(x) not in seen:
+                seen.add(key_of(x))
+                if x.call is not None and key_of(x) not in self.known:
+                    calls.setdefault(x.call)
+        for call in sorted(calls, key=lambda c: c.number):  # stable: what is not traced comes first, in order
+            self._add(call)
         self.graph.outputs = [self.known[key_of(x)] for x in outputs]
         return self.graph
 
-    def _enter(self, x: Lazy) -> list[Lazy]:
-        """Add a value, unless others are missing that it needs: these."""
+    def _missing(self, x: Lazy, seen: set[Any]) -> list[Lazy]:
+        """The operands of a value that are to be entered first. Captures and constants are entered at once."""
         if self.before is not None and is_outside(x, self.before):
             self.capture(x)
             return []
@@ -57,14 +66,13 @@ class Region:
                 )
             self.known[key_of(x)] = self.graph.constant(on_host(x.data))
             return []
-        call = x.call
-        todo = [i for i in call.inputs if i is not None and key_of(i) not in self.known]
-        if not todo:
-            inputs = [None if i is None else self.known[key_of(i)] for i in call.inputs]
-            node = self.graph.append(Node(call.op, inputs, call.attrs, call.types, call.locs))
-            for k, v in enumerate(node.outputs):
-                self.known[id(call), k] = v
-        return todo
+        return [i for i in x.call.inputs if i is not None and key_of(i) not in seen]
+
+    def _add(self, call: Call) -> None:
+        inputs = [None if i is None else self.known[key_of(i)] for i in call.inputs]
+        node = self.graph.append(Node(call.op, inputs, call.attrs, call.types, call.locs))
+        for k, v in enumerate(node.outputs):
+            self.known[id(call), k] = v
 
     def capture(self, x: Lazy) -> None:
         """Read a value from around as a further input."""

@@ -30,16 +30,16 @@ def pad(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -
         return {**out, **derived(b, n, cotangents, [1])} if 1 in needed else out
     every = []
     for size, begin, end in zip(x.type.shape, pads[:rank], pads[rank:]):
-        if not all(isinstance(d, int) for d in (size, begin, end)):
+        if not (isinstance(size, int) and isinstance(begin, int) and isinstance(end, int)):
             return derived(b, n, cotangents, needed)
-        every.append(_runs(size, begin, end, mode))
-    if any(len(runs) > MOST for runs in every):
+        every.append((size, _runs(size, begin, end, mode)))
+    if any(len(runs) > MOST for _, runs in every):
         return derived(b, n, cotangents, needed)
     if x.type.size == 0 or g.type.size == 0:
         return {0: zeros(b, x.type)}
-    for axis, runs in enumerate(every):
+    for axis, (size, runs) in enumerate(every):
         if (pads[axis], pads[rank + axis]) != (0, 0):
-            g = _collected(b, g, axis, runs, int(x.type.shape[axis]))
+            g = _collected(b, g, axis, runs, size)
     return {0: g}
 
 

@@ -25,7 +25,7 @@ def unbroadcast(b: Builder, g: Value, operand: Value) -> Value:
     summed = b.reduce_sum(g, axes=axes, keepdims=True) if axes else g
     if extra > 0:
         summed = b.reshape(summed, shape=summed.type.shape[extra:])
-    return spread(b, summed, shape)
+    return spread(b, summed, shape)  # type: ignore[no-any-return]
 
 
 def spread(b: Builder, v: Any, shape: Sequence[Dim]) -> Any:

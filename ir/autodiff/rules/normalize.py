@@ -97,3 +97,33 @@ def _scaled(
     if 2 in needed and rest and rest[0] is not None:
         out[2] = unbroadcast(b, g, rest[0])
     return {k: narrow(b, c, x.type.dtype) for k, c in out.items()}
+
+
+def lrn(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:
+    """g / s^beta - x * (2 alpha beta / size) * the sum of g * y / s over the windows that an element is in.
+
+    s is the denominator before it is raised. Sums over a window are sums of shifted channels.
+    """
+    x, dtype = n.inputs[0], n.output.type.dtype
+    assert x is not None
+    size, alpha, beta, bias = (n.attrs[k] for k in ("size", "alpha", "beta", "bias"))
+    x, y, g = (wide(b, v) for v in (x, n.output, cotangents[0]))
+    before = (size - 1) // 2
+    s = b.add(b.mul(_neighbours(b, b.mul(x, x), before, size - 1 - before), alpha / size), bias)
+    of_sums = _neighbours(b, b.div(b.mul(g, y), s), size - 1 - before, before)
+    power = b.pow(s, b.constant(-beta, dtype=s.type.dtype))
+    c = b.sub(b.mul(g, power), b.mul(b.mul(x, 2 * alpha * beta / size), of_sums))
+    return {0: narrow(b, c, dtype)}
+
+
+def _neighbours(b: Builder, v: Any, before: int, behind: int) -> Any:
+    """For each channel the sum of those from `before` ahead of it to `behind` behind it."""
+    rank, shape = v.type.rank, v.type.shape
+    pads = tuple(before if k == 1 else behind if k == rank + 1 else 0 for k in range(2 * rank))
+    padded = b.pad(v, pads=pads)
+    total = None
+    for k in range(before + behind + 1):
+        starts = tuple(k if a == 1 else 0 for a in range(rank))
+        part = b.slice(padded, starts=starts, steps=(1,) * rank, shape=shape)
+        total = part if total is None else b.add(total, part)
+    return total

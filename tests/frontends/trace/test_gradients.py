@@ -14,7 +14,9 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.lazy import PROGRAMS_MADE
+from dnnc.ir import te
 from dnnc.ir.errors import GradientError, InputError
+from dnnc.ir.loops.stmt import call
 
 Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(7)
@@ -304,7 +306,7 @@ def test_errors_say_what_is_wrong() -> None:
         (lambda: dnnc.grad(lambda x: xp.sum(xp.astype(x > 0, xp.float64)))(X), GradientError, "only through greater"),
         (lambda: dnnc.grad(lambda x: x, argnums=2)(1.0), InputError, "argnums=2, but the call has 1"),
         (lambda: dnnc.grad(lambda x: x)(), InputError, "cannot take 0 arguments"),
-        (lambda: dnnc.grad(3), InputError, "expected a function"),  # type: ignore[arg-type]
+        (lambda: dnnc.grad(3), InputError, "of a model it takes wrt="),
         (lambda: dnnc.vjp(xp.sin, X)[1](np.ones(3)), InputError, r"must be float64 of shape \(2, 3\), got"),
         (lambda: dnnc.vjp(lambda x: {"a": x}, X)[1]({"b": X}), InputError, "in the structure of the results"),
         (lambda: dnnc.vjp(lambda x: xp.argmax(x), X), GradientError, "is int64, expected real floats"),
@@ -315,3 +317,30 @@ def test_errors_say_what_is_wrong() -> None:
     for run, error, message in cases:
         with pytest.raises(error, match=message):
             run()
+
+
+# --- kernels of users -------------------------------------------------------------------------------------------------
+
+
+def test_ops_of_users_are_differentiated_by_their_expression() -> None:
+    def pull(x: te.Tensor, m: te.Tensor) -> te.Tensor:
+        (n,) = x.dims
+        return te.reduce((n,), (n,), x.dtype, "sum", lambda i, j: m[j] * call("tanh", x[j] - x[i]))
+
+    op = dnnc.custom_op("pull", pull)
+    x, m = rng.standard_normal(5), rng.standard_normal(5)
+    weights = xp.asarray([1.0, -2.0, 3.0, 0.5, 0.1])
+    dx, dm = dnnc.grad(lambda x, m: xp.sum(op(x, m) * weights), argnums=(0, 1))(x, m)
+    close(dx, differences(lambda x: xp.sum(op(x, m) * weights), x), 1e-6)
+    close(dm, differences(lambda m: xp.sum(op(x, m) * weights), m), 1e-6)
+    close(dnnc.jit(dnnc.grad(lambda x: xp.sum(op(x, xp.asarray(m)) * weights)))(x), dx)
+
+
+def test_kernels_of_users_are_differentiated() -> None:
+    f = dnnc.elementwise_kernel("T x, T y", "T z", "z = x > y ? exp(x) * y : y * y", "picked")
+    x, y = rng.standard_normal(7), rng.standard_normal(7)
+    dx, dy = dnnc.grad(lambda x, y: xp.sum(f(x, y)), argnums=(0, 1))(x, y)
+    close(dx, np.where(x > y, np.exp(x) * y, 0.0), 1e-9)
+    close(dy, np.where(x > y, np.exp(x), 2 * y), 1e-9)
+    norm = dnnc.reduction_kernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "norm")
+    close(dnnc.grad(lambda x: norm(x))(x), x / np.linalg.norm(x), 1e-9)

@@ -205,6 +205,61 @@ def g(x: f32[32, 32], w: f32[32, 32]):
     check(g, "llvm")
 
 
+def test_a_group_that_leaves_another_one_may_have_had_its_number() -> None:
+    """The quotient is stored with the sum that reads it, and then apart from it where one thread walks a row."""
+    g = parse(
+        """
+def g(x0: f16[2, 1, 7], x1: f16[3, 1], w0: f16[2, 3, 7]):
+    v0: f16[2, 3, 7] = div(x0, x1)
+    v1: f16[2, 3, 7] = div(w0, x1)
+    v2: f16[2, 1, 7] = reduce_sum(v1, axes=(1,), keepdims=True)
+    v4: f16[2, 3, 7] = mul(v1, v0)
+    v5: f16[2, 3, 7] = neg(v4)
+    v6: f16[1, 3, 1] = reduce_sum(v5, axes=(0, 2), keepdims=True)
+    return v2, v6"""
+    )
+    made = [[v.name for grp in plan_fusion(g, serial_rows=s).groups for v in grp.outputs] for s in (False, True)]
+    assert made == [["v1", "v6", "v2"], ["v1", "v2", "v6"]]
+    check(g, "llvm")
+
+
+def test_groups_that_would_read_each_others_results_stay_apart() -> None:
+    """The way from one part of a group to another leads through a group that begins behind both."""
+    g = parse(
+        """
+def g(x0: f32[2, 6, 5, 4], x1: f32[6], w0: f32[2, 6, 5, 4]):
+    v1 = reshape(x0, shape=(2, 3, 2, 5, 4))
+    v2 = mean_variance_norm(v1, axes=(2, 3, 4))
+    v3 = reshape(v2, shape=(2, 6, 5, 4))
+    v4 = reshape(x1, shape=(6, 1, 1))
+    v7 = reduce_sum(w0, axes=(0, 2, 3), keepdims=True)
+    v10 = mul(w0, v4)
+    v11 = mul(w0, v3)
+    v12 = reduce_sum(v11, axes=(0, 2, 3), keepdims=True)
+    v15 = reshape(v10, shape=(2, 3, 2, 5, 4))
+    v16 = reduce_mean(v1, axes=(2, 3, 4), keepdims=True)
+    v17 = sub(v1, v16)
+    v18 = mul(v17, v17)
+    v19 = reduce_mean(v18, axes=(2, 3, 4), keepdims=True)
+    v20 = add(v19, 0.00001)
+    v21 = sqrt(v20)
+    v22 = reciprocal(v21)
+    v23 = mul(v17, v22)
+    v24 = mul(v15, v23)
+    v25 = reduce_sum(v24, axes=(2, 3, 4), keepdims=True)
+    v26 = div(v25, 40.0)
+    v27 = mul(v23, v26)
+    v28 = reduce_sum(v15, axes=(2, 3, 4), keepdims=True)
+    v29 = div(v28, 40.0)
+    v30 = sub(v15, v29)
+    v31 = sub(v30, v27)
+    v32 = mul(v31, v22)
+    v33 = reshape(v32, shape=(2, 6, 5, 4))
+    return v33, v12, v7"""
+    )
+    check(g, "llvm")
+
+
 def test_what_the_ladder_cuts_is_a_kernel_of_its_own() -> None:
     g = parse(ADAM.format(s="37, 33"))
     cut = {n for n in g.nodes() if n.outputs[0].name == "m2"}

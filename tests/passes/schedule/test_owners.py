@@ -36,7 +36,9 @@ from dnnc.passes.lower.nests import lower
 from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
+from dnnc.passes.schedule import owners
 from dnnc.passes.schedule.problem import Problem, Template, classify
+from dnnc.passes.schedule.state import Schedule
 
 Array = Any
 DTYPES = ("f32", "f64", "i8", "i64", "u16", "f16")
@@ -146,6 +148,28 @@ def test_random_scatters(reduction: str, dtype: str, monkeypatch: pytest.MonkeyP
 def test_many_random_scatters(reduction: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dnnc.backends.llvm.templates.scatter.SERIAL_BELOW", 0)
     check(seed, reduction, DTYPES[seed % len(DTYPES)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("rows,updates,width", [(5, 20, 40), (3, 9, 33), (1, 20, 36), (5, 1, 50)])
+def test_updates_of_a_row_in_batches(rows: int, updates: int, width: int, reduction: str) -> None:
+    """Blocks whose threads own a column each: several updates of one row in a batch, with others between them."""
+    rng = np.random.default_rng(rows)
+    g = parse(
+        f"def g(x: f32[{rows}, {width}], at: i64[{updates}, 1], u: f32[{updates}, {width}]):\n"
+        f"    y = scatter_nd(x, at, u, reduction='{reduction}')\n    return y"
+    )
+    given = {v.name: rng.integers(-2, 3, v.type.shape).astype(np.float32) for v in g.inputs}
+    given["at"] = rng.integers(-rows, rows, (updates, 1))
+    want = reference(g, list(given.values()), "float64")[0]
+    problem = classify(list(g.nodes()), lower(g, list(g.nodes()), g.outputs))
+    form, schedule = problem.form, Schedule(problem.kernel)
+    assert isinstance(form, Scattered)
+    for shares, per, slabs in ((1, 1, 1), (2, 4, 1), (9, 1, 2)):
+        schedule.body = owners.by_blocks(form, shares, 64 // slabs, per, slabs)
+        kernel = verify_kernel(decompose(schedule.done(), ()))
+        np.testing.assert_array_equal(run(problem, kernel, given), want, f"{shares} {per}")
 
 
 SYMBOLIC = "N: dim[1, 1000]\nE: dim[0, 1000]\nB: dim[1, 64]\ndef g({}):\n    y = {}\n    return y"

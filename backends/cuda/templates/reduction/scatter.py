@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 ORDER: tuple[str, ...] = ()  # updates of an element keep their order
 BUSY = 512  # threads of a multiprocessor that hide the latency of its loads
 BLOCKS, PER = 2, 8  # blocks of a multiprocessor, which hide each other's barriers; updates of a thread in a round
-WIDE = 512  # elements of a row that keep as many threads busy
+WIDE = (
+    512  # elements of a row that a block has, a thread for each; wider rows are cut: a row with many updates takes long
+)
 # cycles on an H100: a thread looks at an update, a block at one among others, a group applies one
 STEP, LOOK, APPLY = 300, 2.3, 1500
 
@@ -55,9 +57,10 @@ def _by_blocks(places: Places, target: GpuTarget) -> list[tuple[float, Knobs]]:
     rows, updates, width = (value(x) or 0 for x in (places.count, places.updates, places.width))
     if not rows * updates * width:
         return []
-    shares, threads = min(BLOCKS * target.sms, rows), 1024 if width >= WIDE else 512
-    applied = updates * width / (shares * threads)
-    return [(LOOK * updates + APPLY * applied, (("shares", shares), ("threads", threads), ("per", PER)))]
+    shares, threads, slabs = min(BLOCKS * target.sms, rows), 512, -(-width // WIDE)
+    applied = updates * width / (shares * threads * slabs)
+    knobs: Knobs = (("shares", shares), ("threads", threads), ("per", PER))
+    return [(LOOK * updates * slabs + APPLY * applied, (*knobs, *((("slabs", slabs),) if slabs > 1 else ())))]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -76,6 +79,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     assert isinstance(s, Scattered)
     shares, threads = int(knobs["shares"]), int(knobs["threads"])
     sched.body = (
-        by_blocks(s, shares, threads, int(knobs["per"])) if knobs.get("per") else by_threads(s, shares, threads)
+        by_blocks(s, shares, threads, int(knobs["per"]), int(knobs.get("slabs", 1)))
+        if knobs.get("per")
+        else by_threads(s, shares, threads)
     )
     return sched.done()
