@@ -20,13 +20,13 @@ from dnnc.ir import te
 from dnnc.ir.autodiff.elementwise import OPS
 from dnnc.ir.dtype import DType, boolean, i64
 from dnnc.ir.errors import UnsupportedError
-from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Var, const, extent, unwrap
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Var, extent, unwrap
 from dnnc.ir.graph import Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.loops.intrinsics import cast_target
 from dnnc.ir.op import OpDef
 from dnnc.ir.te import Stage, Tensor
-from dnnc.ir.types import Dim
+from dnnc.ir.types import Dim, product
 
 COMBINES = {"sum": "reduce_sum", "prod": "reduce_prod", "max": "reduce_max", "min": "reduce_min", "fmax": "reduce_max"}
 UPDATES = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "last": "none"}
@@ -75,10 +75,7 @@ def _updated(b: Builder, t: Tensor, base: Value, s: Stage, values: Mapping[Tenso
 
 
 def _count(shape: Sequence[Dim]) -> Dim:
-    total: Expr = const(1)
-    for d in shape:
-        total = total * d
-    return unwrap(total)
+    return product(shape)
 
 
 def _cast(b: Builder, v: Value, to: DType) -> Value:
@@ -104,7 +101,7 @@ class _Loops:
         if isinstance(e, Const):
             return b.constant(e.value, dtype=e.dtype)
         if isinstance(e, Var):
-            return self.counted(e) if e in self.places else b.full(shape=(), value=e, dtype=i64)  # type: ignore[no-any-return]
+            return self.counted(e) if e in self.places else b.full(shape=(), value=e, dtype=i64)
         if isinstance(e, Linear):
             total = b.constant(e.const, dtype=i64)
             for t, k in e.terms:
@@ -132,8 +129,9 @@ class _Loops:
         if t not in self.values:
             raise UnsupportedError(f"{t.name} is read before it is computed")
         source = self.values[t]
-        if all(i in self.places for i in e.idx) and len(set(e.idx)) == len(e.idx):  # its axes are loops
-            return _cast(self.b, self.placed(source, [self.places[i] for i in e.idx]), t.dtype.computed)
+        loops = [i for i in e.idx if isinstance(i, Var) and i in self.places]
+        if len(set(loops)) == len(e.idx):
+            return _cast(self.b, self.placed(source, [self.places[i] for i in loops]), t.dtype.computed)
         flat = self.b.reshape(source, shape=(_count(source.type.shape),))
         return _cast(self.b, self.b.gather(flat, self.number(e.idx, t.dims), axis=0), t.dtype.computed)
 
@@ -143,7 +141,7 @@ class _Loops:
         turned = source if order == list(range(len(order))) else self.b.transpose(source, perm=tuple(order))
         sizes = dict(zip(sorted(places), turned.type.shape))
         shape = tuple(sizes.get(k, 1) for k in range(len(self.shape)))
-        return turned if turned.type.shape == shape else self.b.reshape(turned, shape=shape)  # type: ignore[no-any-return]
+        return turned if turned.type.shape == shape else self.b.reshape(turned, shape=shape)
 
     def number(self, index: Sequence[Expr], dims: Sequence[Dim]) -> Value:
         """The number of an element in row-major order, of the nearest one for an index outside of its axis."""
@@ -153,7 +151,7 @@ class _Loops:
             size = b.constant(d, dtype=i64) if isinstance(d, int) else b.full(shape=(), value=d, dtype=i64)
             inside = b.max(b.min(self.value(i), b.sub(size, b.constant(1, dtype=i64))), b.constant(0, dtype=i64))
             total = b.add(b.mul(total, size), inside)
-        return total  # type: ignore[no-any-return]
+        return total
 
     def operated(self, e: Op) -> Value:
         b = self.b

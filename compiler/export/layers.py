@@ -179,7 +179,10 @@ def conv_backward_filter(c: Call) -> str:
     turned = w.op("Transpose", apart, perm=[2, 1, 0, *range(3, 3 + rank)])
     images = w.op("Reshape", turned, w.dims((per, unwrap(const(n) * group), *sizes)))
     filters = w.op("Transpose", c.x(1), perm=[1, 0, *last])
-    swapped = {"strides": _numbers(a["dilations"], "dilations"), "dilations": _numbers(a["strides"], "strides")}
+    swapped: dict[str, Any] = {
+        "strides": _numbers(a["dilations"], "dilations"),
+        "dilations": _numbers(a["strides"], "strides"),
+    }
     y = w.typed("Conv", c.dtype, images, filters, pads=pads, group=group, **swapped)
     kept = w.typed("Slice", c.dtype, y, w.ints([0] * rank), w.ints(kernel or ()), w.ints(list(last)))
     return w.op("Transpose", kept, perm=[1, 0, *last])  # type: ignore[no-any-return]

@@ -162,7 +162,7 @@ def draw(rng: np.random.Generator, a: Array) -> Array:
     """A random direction in proportion to the size of what is changed."""
     finite = a[np.isfinite(a)] if a.size else a
     size = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
-    return rng.standard_normal(a.shape) * (size or 1.0)
+    return np.asarray(rng.standard_normal(a.shape) * (size or 1.0))
 
 
 def judge(derivative: float, size: float, quotients: Iterable[tuple[float, float]]) -> Verdict:

@@ -9,7 +9,7 @@ from onnx import numpy_helper, parser
 
 import dnnc
 from dnnc.bound import of_graph
-from dnnc.gradients.check import STEPS, Loss, Point, directional, dot_test, groups_of, judge
+from dnnc.gradients.check import STEPS, Loss, Point, directional, dot_test, groups_of, judge, unexplained
 from dnnc.gradients.models import grad_of_model, read_onnx
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -282,6 +282,20 @@ def test_what_differences_tell():
     assert judged(lambda h: 1 + 0.5 * (h > 0)) == "kink"
     assert judged(lambda h: 1 + 1e-3 / abs(h)) == "unsure"
     assert judge(0.0, 0.0, [(0.0, 0.0)]).kind == "right"
+
+
+def test_rounding_near_a_kink_is_no_error():
+    """Where a product is as small as rounding, either slope of ReLU is right; a wrong slope elsewhere is not."""
+    m = model("g (float[64] x) => (float[64] y) { h = Sub (x, w)  y = Relu (h) }", w=np.ones(64, np.float32))
+    point = point_of(m)
+    x = np.where(np.arange(64) < 32, 1 + 1e-8, 2.0)
+    point = Point.at(point.loss, [x, *point.arrays[1:]])
+    other = point.gradients[0].copy()
+    other[:32] = 0.0
+    assert unexplained(point, {0: other}, {0: "off"}, 0) == {}
+    assert unexplained(point, {0: other + 100}, {0: "off"}, 0) == {0: "off"}
+    flat = Point.at(point.loss, [np.full(64, 2.0), *point.arrays[1:]])
+    assert unexplained(flat, {0: flat.gradients[0] * 1.001}, {0: "off"}, 0) == {0: "off"}
 
 
 def test_path_bytes_and_proto(tmp_path):
