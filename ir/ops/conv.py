@@ -345,7 +345,8 @@ def _transpose_reference(
         shifted(y, win, x.shape[2:], at)[...] += part.reshape(n, group * o, *x.shape[2:])
     ahead = [max(-int(p), 0) for p in win.begin]  # type: ignore[arg-type]
     cut = tuple(slice(max(int(p), 0), max(int(p), 0) + s) for p, s in zip(win.begin, sizes))  # type: ignore[arg-type]
-    return _bias_numpy(np.pad(y, [(0, 0), (0, 0), *((a, 0) for a in ahead)])[(..., *cut)], b)
+    grown: Array = np.pad(y, [(0, 0), (0, 0), *((a, 0) for a in ahead)])
+    return _bias_numpy(grown[(..., *cut)], b)
 
 
 def _transpose_flops(x: TensorType, w: TensorType, *_: Any, **__: Any) -> Dim:

@@ -82,7 +82,7 @@ def _reference(x: Array, g: Array, *, kernel: tuple[int, ...], group: int = 1, *
     padded, (n, o), sizes = pad_numpy(x, win, 0), g.shape[:2], g.shape[2:]
     c, flat = x.shape[1] // group, int(np.prod(sizes))
     apart = g.reshape(n, group, o // group, flat)
-    w = np.zeros((group, o // group, c, *kernel), np.result_type(x, g))
+    w: Array = np.zeros((group, o // group, c, *kernel), np.result_type(x, g))
     for at in offsets(win):
         part = shifted(padded, win, sizes, at).reshape(n, group, c, flat)
         w[(..., *at)] = np.matmul(apart, part.swapaxes(2, 3)).sum(0)

@@ -184,7 +184,7 @@ def averaged(
     """A number divided by how many positions of a window count."""
     none = uncounted or (0,) * len(win.kernel)
     if not win.padded or (include and not any(none)):
-        return e / float(np.prod(win.kernel))  # type: ignore[arg-type]
+        return e / float(np.prod(win.kernel))  # type: ignore[arg-type, no-any-return]
     return e / cast(_counted(win, spatial, index, include, none), e.dtype)
 
 

@@ -156,7 +156,8 @@ def _spread_numpy(win: Window, parts: Any, g: Array, spatial: Sequence[int]) -> 
         view += part
     ahead = [(0, 0), (0, 0), *((max(-int(b), 0), max(-int(e), 0)) for b, e in zip(win.begin, win.end))]  # type: ignore[arg-type]
     cut = tuple(slice(max(int(b), 0), max(int(b), 0) + n) for b, n in zip(win.begin, spatial))  # type: ignore[arg-type]
-    return np.pad(x, ahead)[(..., *cut)]
+    grown: Array = np.pad(x, ahead)
+    return grown[(..., *cut)]
 
 
 def _select_type(o: TensorType, h: TensorType, *, kernel: Ints, **sides: Any) -> TensorType:
@@ -247,7 +248,8 @@ def _samples(*operands: str, spatial: bool) -> tuple[Any, ...]:
     out = []
     for x, y, attrs in _SHAPES:
         types = [f"{t}{list(x if which == 'x' else y)}" for t, which in (o.split() for o in operands)]
-        out.append(sample(*types, **({"spatial": x[2:]} if spatial else {}), **attrs))
+        more: dict[str, Any] = {"spatial": x[2:]} if spatial else {}
+        out.append(sample(*types, **more, **attrs))
     return tuple(out)
 
 

@@ -19,7 +19,8 @@ def batch_norm_training(b: Builder, n: Node, cotangents: Sequence[Any], needed: 
     (x, scale, bias), (_, mean, var) = n.inputs, n.outputs
     assert x is not None and scale is not None and bias is not None
     (g, *given), rank = cotangents, x.type.rank
-    v, out = wide(b, x), {}
+    out: dict[int, Any] = {}
+    v = wide(b, x)
     inverse = b.reciprocal(b.sqrt(b.add(var, n.attrs["epsilon"])))
 
     def beside(p: Any) -> Any:
