@@ -344,12 +344,11 @@ def test_no_index_is_read_through_another_within_a_group(between: str) -> None:
 
 
 def test_a_scatter_reads_a_broadcast_index_itself() -> None:
-    """All elements of a row of updates have one index; an index that is computed by elements stays in memory."""
-    text = (
-        "def g(x: f32[4, 9, 8], at: i64[5, 1], u: f32[4, 5, 8]):\n    r = {}(at{})\n    e = expand(r, shape=(4, 5, 8))\n"
-        "    y = scatter_elements(x, e, u, axis=1, reduction='add')\n    return y"
-    )
-    (group,) = [x for x in plan_fusion(parse(text.format("reshape", ", shape=(5, 1)"))).groups if len(x.nodes) > 1]
+    """All elements of a row of updates have one index. What others read too is a kernel of its own."""
+    text = """def g(x: f32[4, 9, 8], at: i64[5, 1], u: f32[4, 5, 8]):
+    e = expand(at, shape=(4, 5, 8))
+    y = scatter_elements(x, e, u, axis=1, reduction='add')
+    return y"""
+    (group,) = plan_fusion(parse(text)).groups
     assert [n.op.name for n in group.nodes] == ["expand", "scatter_elements"]
-    used = parse(text.format("reshape", ", shape=(5, 1)").replace("return y", "return y, e"))
-    assert all(len(x.nodes) == 1 for x in plan_fusion(used).groups)
+    assert len(plan_fusion(parse(text.replace("return y", "return y, e"))).groups) == 2
