@@ -30,7 +30,7 @@ DOMAIN = "ai.onnx.preview.training"
 
 def differentiated(model: Model) -> frozenset[str]:
     """The names by which Gradient nodes of a model differentiate: what they stand for must not be folded."""
-    bodies = (model.graph, *model.functions.values())
+    bodies: tuple[Any, ...] = (model.graph, *model.functions.values())
     return frozenset(
         name.decode("utf-8", "surrogateescape")
         for body in bodies
@@ -75,8 +75,8 @@ def gradient(c: Call) -> Any:
     b = Builder(g, locs=c.b.locs)
     ones = b.expand(b.constant(1.0, dtype=y.type.dtype), shape=y.type.shape)
     found = pullback(g, {g.outputs[0]: ones}, [inputs[variables[k]] for k in wanted], c.b.locs)
-    for k, v in zip(wanted, found):
-        if v is None:
+    for k, cotangent in zip(wanted, found):
+        if cotangent is None:
             require_path(g, inputs[variables[k]], g.outputs, xs[k])
     g.outputs = [zeros(b, variables[k].type) if v is None else v for k, v in zip(wanted, found)]
     fed = dict(zip(variables, given))
