@@ -133,6 +133,7 @@ def test_imports_go_one_way() -> None:
     report(bad)
 
 
+@pytest.mark.slow
 def test_a_backend_is_imported_by_itself_alone() -> None:
     """Everything else finds it through the registry, which names modules in strings."""
     bad = []

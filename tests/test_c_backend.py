@@ -129,6 +129,7 @@ def test_code_is_kept(mlp: Any, tmp_path: Path) -> None:
     assert [f.report.programs[-1].compiled for f in (first, second)] == [len(first.report.programs[-1].kernels), 0]
 
 
+@pytest.mark.slow
 def test_digits() -> None:
     samples = np.load(ROOT / "examples" / "digits_samples.npz")
     f = dnnc.compile(ROOT / "examples" / "digits.onnx", target="c", cache=False)
@@ -166,6 +167,7 @@ def test_indices_outside_are_an_error() -> None:
 # --- kernels that fail ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_cannot_be_printed_steps_down(mlp: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     from dnnc_c import backend, emit
 
@@ -205,6 +207,7 @@ def test_nodes(op: str, attrs: dict[str, Any], inputs: Any, rng: np.random.Gener
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_loops_and_branches(rng: np.random.Generator) -> None:
     def f(x: Any, n: Any) -> Any:
         x = dnnc.cond(n > 3, lambda v: v * 2, lambda v: v - 1, x)

@@ -22,6 +22,7 @@ def package() -> list[Count]:
     return counts(Structure())
 
 
+@pytest.mark.slow
 def test_counts_of_the_package(package: list[Count]) -> None:
     over = [c for c in package if c.count > c.most]
     assert not over, "\n".join(f"{c.title}: {c.count}, at most {c.most}\n  " + "\n  ".join(c.places) for c in over)

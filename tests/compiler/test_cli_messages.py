@@ -89,6 +89,7 @@ def test_values_of_options(line: str, message: str) -> None:
     assert message in text and "Value error" not in text and "Input should" not in text
 
 
+@pytest.mark.slow
 def test_level_2_is_the_usual_one() -> None:
     assert CompileOptions(opt_level=2) == CompileOptions()
     assert dnnc_json("run", MODEL, "--dims", "N=1", "-O", "2")["outputs"]

@@ -51,6 +51,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Interpre
     yield from one_device(monkeypatch, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("precision", [None, "float16", "bfloat16"])
 @pytest.mark.parametrize(("text", "kernels"), [(PREFILL, 2), (DECODE, 4)], ids=["prefill", "decode"])

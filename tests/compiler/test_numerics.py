@@ -93,6 +93,7 @@ X = np.full(4096, 1e-39, np.float32)
 I = np.arange(4096, dtype=np.int32)  # noqa: E741
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("numerics", ["strict", "standard", "fast"])
 @pytest.mark.parametrize("threads", [1, 2])

@@ -91,6 +91,7 @@ def same(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("called", [False, True], ids=["before a call", "after a call"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,6 +44,7 @@ def objects() -> dict[str, tuple[Any, str]]:
     }
 
 
+@pytest.mark.slow
 def test_reprs_are_one_short_line() -> None:
     for name, (x, part) in objects().items():
         text = repr(x)

@@ -229,6 +229,7 @@ def samples(family: str) -> list[Graph]:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.family("samples")
 @pytest.mark.parametrize("target", [CPU, CUDA])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -331,6 +331,7 @@ def test_report_and_sources() -> None:
         f.source("llvm", "sigmoid")
 
 
+@pytest.mark.slow
 def test_a_model_without_native_code() -> None:
     f = staged("def main(s: str[2]):\n    t = string_concat(s, s)\n    return t\n")
     assert f.report.programs == () and "on the host: 1 node" in str(f.report)

@@ -23,6 +23,7 @@ N, M = dim("N"), dim("M")
 shapes = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4).map(tuple)
 
 
+@pytest.mark.slow
 @given(st.lists(shapes, min_size=1, max_size=3))
 def test_broadcast_as_numpy(given_shapes: list[tuple[int, ...]]) -> None:
     try:

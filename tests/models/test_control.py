@@ -131,6 +131,7 @@ def check(f: Any, g: Graph, n: int) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * max(1.0, float(np.abs(b).max())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_numbers(name: str, tmp_path: Any) -> None:
     g = graph(name)

@@ -69,6 +69,7 @@ def test_the_other_objective() -> None:
     assert top(model, *world(30, seed=1)) > 0.95
 
 
+@pytest.mark.slow
 def test_scores_are_logarithms_of_speed(learned: XGBModel) -> None:
     x, seconds, groups = world(30, seed=2)
     y, scores = speeds(seconds, groups), learned.predict(x)

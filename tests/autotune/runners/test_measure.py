@@ -417,6 +417,7 @@ def test_a_graph_of_calls_is_timed() -> None:
     assert len(cold) == 100 and len(warm) == 1
 
 
+@pytest.mark.slow
 def test_a_slow_kernel_is_given_up() -> None:
     device, kernel, _, _ = on_device("def f(x: f32[4, 8]):\n    return relu(x)\n", seconds=1e-4)
     assert kernel.measure(limit=1e-5) == pytest.approx(1e-4) and device.launched < 20

@@ -95,6 +95,7 @@ def test_an_address_where_nobody_listens_fails_at_once() -> None:
     quiet(time.monotonic() - start < 5)
 
 
+@pytest.mark.slow
 def test_a_target_that_is_none() -> None:
     with pytest.raises(TargetError, match="there is no such backend; expected llvm, cuda"):
         RayRunner("quantum")

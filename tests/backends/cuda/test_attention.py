@@ -125,12 +125,14 @@ def test_tensor_cores(name: str) -> None:
     check(GRAPHS[name].replace("T[", "f16["), HALF)
 
 
+@pytest.mark.slow
 @pytest.mark.family("choices")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_ordinary_cores(name: str) -> None:
     check(GRAPHS[name].replace("T[", "f32[").replace("f16[", "f32["), FULL)
 
 
+@pytest.mark.slow
 @pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "t, m, n, knobs",
@@ -152,6 +154,7 @@ def test_shapes_of_blocks(t: str, m: int, n: int, knobs: dict[str, int]) -> None
     check(plain("2, ", m, n, 24, 40, t, mask="1, 1, 1"), knobs)
 
 
+@pytest.mark.slow
 @pytest.mark.family("shapes")
 @pytest.mark.parametrize("d", [8, 72, 136, 256])
 def test_sizes_of_heads(d: int) -> None:

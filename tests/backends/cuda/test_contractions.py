@@ -120,6 +120,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.family("choices")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_ordinary_cores(name: str) -> None:
@@ -258,6 +259,7 @@ def test_fewer_steps_than_stages() -> None:
     check(mma, matmul("16, 16", "16, 16", "16, 16", "f16"), {**MMA, "stages": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "text, knobs",

@@ -198,6 +198,7 @@ BLOCK = """def g(x: f32[1, {rows}, 64], *, s1: f32[64], b1: f32[64], w1: f32[64,
     return add(y, z)"""
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("rows, launches", [(1, 3), (8, 5)])
 @pytest.mark.parametrize("precision", [None, "float16"])

@@ -44,6 +44,7 @@ def lowered(op: OpDef, s: Sample) -> list[Kernel]:
     return [lower(g, x.nodes, x.outputs).kernel for x in plan_fusion(g).groups if x.kind not in ("control", "host")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", WITH_KERNELS)
 def test_lowered_kernels_print(family: str) -> None:
     for op in ON_DEVICE[family]:

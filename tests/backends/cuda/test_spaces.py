@@ -91,6 +91,7 @@ def spaces(text: str, arch: str = H200) -> list[tuple[Problem, list[Choice]]]:
     return [(p, space(p, offered)) for p in problems(text)]
 
 
+@pytest.mark.slow
 @pytest.mark.family("choices")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_any_choice_means_the_same(name: str) -> None:

@@ -277,6 +277,7 @@ def test_wrong_constant_indices_are_an_error_of_the_model(target: str, level: in
             compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
 
 
+@pytest.mark.slow
 @pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "op",

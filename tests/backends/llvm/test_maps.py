@@ -60,6 +60,7 @@ def test_a_border_is_filled_and_the_rest_copied() -> None:
     same(g)
 
 
+@pytest.mark.slow
 @pytest.mark.family("choices")
 @pytest.mark.parametrize("channels", [16, 24, 36, 3])
 def test_channels_in_blocks_become_rows_by_tiles(channels: int) -> None:

@@ -140,6 +140,7 @@ def result(step: Step) -> np.ndarray:
     return arrays[step.kernel.entry.buffers[-1].name]
 
 
+@pytest.mark.slow
 @pytest.mark.family("choices")
 @pytest.mark.parametrize(
     "name",

@@ -143,6 +143,7 @@ def test_knobs_that_do_not_fit_are_refused(tile: int) -> None:
     assert dict(step.choice.knobs)["mo"] % int(dict(step.choice.knobs)["nv"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("text", ["llvm", "llvm -threads=1", "llvm -mcpu=haswell", "llvm -mcpu=x86-64-v2"])
 def test_native_blocks(text: str, tile: int) -> None:

@@ -90,6 +90,7 @@ def test_frequencies() -> None:
         check(xp.fft.rfftfreq(n), np.fft.rfftfreq(n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_decompositions(dtype: str) -> None:
     a = sample(dtype, (2, 4, 3))

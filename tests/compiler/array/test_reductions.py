@@ -63,6 +63,7 @@ def test_moments(dtype: str) -> None:
     check(xp.std(x, axis=1, correction=1.0, keepdims=True), np.std(a, axis=1, ddof=1, keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", (*INTS, *FLOATS))
 def test_sorting(dtype: str) -> None:

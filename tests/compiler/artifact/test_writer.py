@@ -101,6 +101,7 @@ def test_texts_and_report_come_back(net: Executable, path: Path) -> None:
     assert two.scheduled is None
 
 
+@pytest.mark.slow
 def test_constants_are_used_where_they_lie_in_the_file(net: Executable, path: Path) -> None:
     f = net
     f.save(path)

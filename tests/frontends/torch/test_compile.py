@@ -249,6 +249,7 @@ def test_interpolation_stays_one_operator(pieces: list[Any]) -> None:
     assert all("resize" in str(p.read({}).graph) for p in pieces if p.open)
 
 
+@pytest.mark.slow
 def test_nothing_but_weights_and_constants() -> None:
     module = nn.Embedding(4, 3)
     f = compiled(lambda: (module.weight * 2, torch.arange(3), 5))

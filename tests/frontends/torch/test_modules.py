@@ -31,6 +31,7 @@ def same(found: Any, wanted: Any, bound: float = 3e-5) -> None:
         ), (x - y).abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", MODULES)

@@ -115,6 +115,7 @@ def check(text: str, target: str, seed: int = 0, numerics: str = "standard") -> 
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.family("shapes")
 @pytest.mark.parametrize("name", JOINED)
 def test_one_kernel(name: str) -> None:

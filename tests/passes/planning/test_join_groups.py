@@ -275,6 +275,7 @@ def test_without_fusion_every_node_is_alone() -> None:
 # --- in place ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 @pytest.mark.parametrize("shape", ["37, 33", "n, 33", "100000"])
 def test_an_update_in_place(target: str, shape: str) -> None:
@@ -292,6 +293,7 @@ def test_an_update_in_place(target: str, shape: str) -> None:
         assert a is xs[k] and np.array_equal(a, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 def test_running_statistics_in_place(target: str) -> None:
     g = parse(BATCH_NORM)

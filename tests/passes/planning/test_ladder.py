@@ -203,6 +203,7 @@ def test_the_naive_nest_at_last(plant: Planted, monkeypatch: pytest.MonkeyPatch)
     assert any(k.choice == "naive()" for k in kernels(f))
 
 
+@pytest.mark.slow
 def test_an_error_where_the_naive_nest_is_wrong(plant: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     plant.template(None)
     refuse(monkeypatch, lambda text: True)

@@ -178,6 +178,7 @@ def test_labels_of_numbers() -> None:
     assert got.tolist() == [20, 30, 30]  # the last of equal keys counts
 
 
+@pytest.mark.slow
 def test_labels_of_words() -> None:
     x = words("b", "zz", "a")
     both("LabelEncoder", [x], kinds={0: I64}, keys_strings=["a", "b"], values_int64s=[10, 20], default_int64=-7)
@@ -215,6 +216,7 @@ def test_one_hot_encoder() -> None:
         ours("OneHotEncoder", [np.array([3, 4], np.int64)], opset=1, cats_int64s=[7, 3, 1], zeros=0)
 
 
+@pytest.mark.slow
 def test_lookup_of_many_sizes() -> None:
     from dnnc.ir.ops import OPS
 

@@ -99,6 +99,7 @@ def test_regressor(mode: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize("targets", [1, 3])
@@ -124,6 +125,7 @@ def test_regressor_in_double_precision() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
 def test_classifier_of_three(transform: str) -> None:
@@ -140,6 +142,7 @@ def test_classifier_of_three(transform: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.family("choices")
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
 @pytest.mark.parametrize("positive", [True, False])
@@ -160,6 +163,7 @@ def test_classifier_of_two_with_one_score(transform: str, positive: bool, column
     )
 
 
+@pytest.mark.slow
 def test_classifier_of_two_with_two_scores() -> None:
     """The label is that of the larger score. ONNX Runtime says 1 as soon as the second score is positive, and takes the
     only score of a row without votes for the second class as that of both.
@@ -190,6 +194,7 @@ def test_classifier_with_words() -> None:
     )
 
 
+@pytest.mark.slow
 def test_whole_numbers_are_compared_as_floats() -> None:
     attrs = forest(4, 4, 4, "class", 3, ("BRANCH_LEQ",), several=True)
     x = RNG.integers(-3, 4, (9, 4))
@@ -220,6 +225,7 @@ def ensemble(x: Any, dtype: Any = np.float32, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("aggregate", [0, 1, 2, 3])

@@ -61,6 +61,7 @@ def test_nonzero(kind: str) -> None:
     assert any("truncate" in where for where in f.report.host)
 
 
+@pytest.mark.slow
 def test_nonzero_of_nan_a_scalar_nothing_and_much() -> None:
     f = compiled("m (float[N] x) => (int64[R,S] y) { y = NonZero (x) }")
     x = np.array([np.nan, 0, -0.0, np.inf], np.float32)
@@ -149,6 +150,7 @@ def test_unique_slices(axis: int, in_order: int) -> None:
         same(f(x), runtime(text, x))
 
 
+@pytest.mark.slow
 def test_unique_merges_nan_and_the_zeros() -> None:
     f = compiled("m (float[6] x) => (float[S] y, int64[S] i, int64[N] v, int64[S] c) { y, i, v, c = Unique (x) }")
     y, i, v, c = f(np.array([np.nan, 0, -0.0, np.nan, -1, 0], np.float32))
@@ -241,6 +243,7 @@ def test_nms_of_few_scores_cuts_no_candidates() -> None:
     np.testing.assert_array_equal(got, greedy(b, s, 7, 0.2, 0.35))
 
 
+@pytest.mark.slow
 def test_nms_without_candidates_and_without_a_limit() -> None:
     f = compiled(NMS.format(0))
     b, s = boxes(1, 9, False), np.full((1, 2, 9), 0.5, np.float32)

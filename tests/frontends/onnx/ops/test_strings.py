@@ -257,6 +257,7 @@ def _pool(rng: np.random.Generator, longest: int) -> tuple[list[int], list[int],
     return pool, starts, len(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("seed", range(12))
 def test_ngrams(seed: int) -> None:
