@@ -30,6 +30,7 @@ from dnnc.passes.planning.program import ScheduledGraph, Step
 from dnnc.passes.schedule.problem import Choice, Problem, varied
 from dnnc.tools.sample_graphs import graph_of
 
+AVX512 = parse_target("llvm -mcpu=skylake-avx512 -threads=2")
 AVX2 = parse_target("llvm -mcpu=haswell -threads=2")
 DRAWS = 3  # choices of each kernel that are interpreted
 
@@ -201,13 +202,16 @@ def test_rows_that_are_gathered_from_memory_verify(parts: tuple[int, int]) -> No
 
 
 def built(g: Graph, template: str, **knobs: int | str) -> str:
-    """The text of the first kernel of a graph that a template makes by itself, some knobs of that choice set."""
+    """The text of the first kernel of a graph that a template makes by itself, some knobs of that choice set.
+
+    For the same CPU on any machine: the texts that are looked for name its lanes.
+    """
 
     def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
         first = candidates[0]
         return Choice(template, varied(first.knobs, **knobs)) if first.template == template else first
 
-    p = compile_program(g.copy(), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET), choose)
+    p = compile_program(g.copy(), PassContext(TargetFacts(lanes=AVX512.lanes)), templates(AVX512), choose)
     return next(s.text for s in steps(p) if s.choice.template == template)
 
 
