@@ -166,7 +166,7 @@ def test_strict_choices_compute_the_same_bits(name: str) -> None:
 )
 def test_sums_across_memory_are_made_side_by_side(types: list[str], axis: int, columns: int) -> None:
     p = compile_program(
-        one_node("reduce_sum", types, axes=(axis,)), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET)
+        one_node("reduce_sum", types, axes=(axis,)), PassContext(TargetFacts(lanes=AVX512.lanes)), templates(AVX512)
     )
     assert dict(steps(p)[0].choice.knobs).get("columns", 0) == columns
 
@@ -175,8 +175,8 @@ def test_rows_that_come_from_memory_are_asked_for_ahead() -> None:
     for rows, length, asked in ((2048, 1024, 1), (1024, 1024, 1), (512, 1024, 0), (2048, 128, 0), (64, 32768, 0)):
         p = compile_program(
             one_node("softmax", [f"f32 {rows} {length}"], axis=1),
-            PassContext(TargetFacts(lanes=TARGET.lanes)),
-            templates(TARGET),
+            PassContext(TargetFacts(lanes=AVX512.lanes)),
+            templates(AVX512),
         )
         (step,) = steps(p)
         assert dict(step.choice.knobs).get("pf", 0) == asked == step.text.count("prefetch")
