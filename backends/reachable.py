@@ -157,12 +157,18 @@ class _Reach:
         right |= ((found == got) | (np.isnan(found) & np.isnan(got))).any(0)
         # Near a pole every magnitude above the smallest is in reach. The reference meets the pole, or changes its sign
         # without small values: reciprocals of numbers spread evenly around 0 have none below a quarter of their median.
+        # Sums of many errors reach further and have some; then the largest is further above the median than the
+        # smallest below it, as where numbers themselves pass 0 it is not.
         size = np.abs(found)
         finite = np.isfinite(size)
         least = np.min(size, axis=0, where=finite, initial=np.inf)
         pole = ~finite.all(0) & finite.any(0)
         if found.dtype.kind == "f":
-            pole |= (found < 0).any(0) & (found > 0).any(0) & (least >= np.median(size, axis=0) / 4)
+            median = np.median(size, axis=0)
+            largest = np.max(size, axis=0, where=finite, initial=0.0)
+            with np.errstate(invalid="ignore"):  # inf * 0 where nothing is finite
+                lopsided = np.sqrt(least) * np.sqrt(largest) >= 2 * median
+            pole |= (found < 0).any(0) & (found > 0).any(0) & ((least >= median / 4) | lopsided)
         reached: Array = right | (pole & ~np.isnan(got) & (np.abs(got) >= least / 2))
         return reached
 

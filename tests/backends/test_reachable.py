@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,19 @@ def test_beside_a_pole_small_values_and_nan_are_wrong() -> None:
         ([np.nan, 1e8, 1.5], True),
     ):
         assert refused(sample(text, arrays, np.float32([got]))) == wrong, got
+
+
+def test_below_a_fraction_sums_that_cancel_are_poles() -> None:
+    """In some orders they leave exactly 0. What reaches them of many errors is no even spread; alone they are small."""
+    half = np.random.default_rng(0).uniform(-1, 1, (64, 20)).astype(np.float32)
+    x = np.concatenate([half, -half], 1)
+    x[:, 0] = np.nextafter(x[:, 0], np.float32(2))
+    total = "reduce_sum(x, axes=(1,), keepdims=True)"
+    for value, got, wrong in ((f"div(1.0, {total})", np.inf, False), (total, np.inf, True), (total, 1e-3, True)):
+        s = sample(f"def g(x: f32[64, 40]):\n    return {value}", [x], np.zeros(0))
+        s = replace(s, got=np.full(s.want.shape, got, np.float32), k=40)
+        for seed in range(4):
+            assert (judge(s, np.random.default_rng(seed)) is not None) == wrong, (value, got, seed)
 
 
 def test_outputs_beside_huge_ones_have_a_bound_of_their_own() -> None:

@@ -30,6 +30,7 @@ from dnnc.passes.planning.program import ScheduledGraph, Step
 from dnnc.passes.schedule.problem import Choice, Problem, varied
 from dnnc.tools.sample_graphs import graph_of
 
+AVX512 = parse_target("llvm -mcpu=skylake-avx512 -threads=2")
 AVX2 = parse_target("llvm -mcpu=haswell -threads=2")
 DRAWS = 3  # choices of each kernel that are interpreted
 
@@ -165,7 +166,7 @@ def test_strict_choices_compute_the_same_bits(name: str) -> None:
 )
 def test_sums_across_memory_are_made_side_by_side(types: list[str], axis: int, columns: int) -> None:
     p = compile_program(
-        one_node("reduce_sum", types, axes=(axis,)), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET)
+        one_node("reduce_sum", types, axes=(axis,)), PassContext(TargetFacts(lanes=AVX512.lanes)), templates(AVX512)
     )
     assert dict(steps(p)[0].choice.knobs).get("columns", 0) == columns
 
@@ -174,8 +175,8 @@ def test_rows_that_come_from_memory_are_asked_for_ahead() -> None:
     for rows, length, asked in ((2048, 1024, 1), (1024, 1024, 1), (512, 1024, 0), (2048, 128, 0), (64, 32768, 0)):
         p = compile_program(
             one_node("softmax", [f"f32 {rows} {length}"], axis=1),
-            PassContext(TargetFacts(lanes=TARGET.lanes)),
-            templates(TARGET),
+            PassContext(TargetFacts(lanes=AVX512.lanes)),
+            templates(AVX512),
         )
         (step,) = steps(p)
         assert dict(step.choice.knobs).get("pf", 0) == asked == step.text.count("prefetch")
@@ -201,13 +202,16 @@ def test_rows_that_are_gathered_from_memory_verify(parts: tuple[int, int]) -> No
 
 
 def built(g: Graph, template: str, **knobs: int | str) -> str:
-    """The text of the first kernel of a graph that a template makes by itself, some knobs of that choice set."""
+    """The text of the first kernel of a graph that a template makes by itself, some knobs of that choice set.
+
+    For the same CPU on any machine: the texts that are looked for name its lanes.
+    """
 
     def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
         first = candidates[0]
         return Choice(template, varied(first.knobs, **knobs)) if first.template == template else first
 
-    p = compile_program(g.copy(), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET), choose)
+    p = compile_program(g.copy(), PassContext(TargetFacts(lanes=AVX512.lanes)), templates(AVX512), choose)
     return next(s.text for s in steps(p) if s.choice.template == template)
 
 
