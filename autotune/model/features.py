@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 PROBLEMS = ("contraction", "normed", "attention", "recurrence", "sequence", "reduce", "scatter", "map")
 TEMPLATES = (
-    "contraction", "winograd", "reduce", "sequence", "map", "attention", "recurrence", "gemv", "gemv_norm", "wgmma",
-    "mma", "tf32", "simt",
+    "contraction", "backward_filter", "winograd", "reduce", "sequence", "map", "attention", "recurrence", "gemv",
+    "gemv_norm", "wgmma", "mma", "tf32", "simt",
     "window", "patch", "scan", "scatter", "threads",
 )  # fmt: skip
 # of all templates; what is missing here, the model does not see
 KNOBS = (
-    "mr", "nv", "ku", "pf", "kc", "tile", "tg", "share", "mo", "lanes", "chains", "unroll", "short", "grain", "serial",
-    "turn", "straight", "rows",
+    "mr", "nv", "ku", "px", "pf", "kc", "tile", "tg", "share", "mo", "lanes", "chains", "unroll", "short", "grain",
+    "serial", "turn", "straight", "rows",
     "pixels", "bm", "bn", "stages", "group", "split", "resident", "down", "across", "bk", "slices", "tm", "tn", "per",
     "parts", "threads", "wide",
     "row", "team", "width", "bytes", "chunks", "keys", "warps", "units", "kept", "sends", "blocks", "flight", "ahead",

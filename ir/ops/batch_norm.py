@@ -22,19 +22,13 @@ def _type(
     return x, numbers, numbers
 
 
-def _mean(b: Any, v: Any) -> Any:
-    """The mean of each channel: of every image, then of these, so that no sum is long."""
-    axes = tuple(range(2, v.type.rank))
-    return b.reduce_mean(b.reduce_mean(v, axes=axes) if axes else v, axes=(0,))
-
-
 def _batch_norm(b: Any, x: Any, scale: Any, bias: Any, *, epsilon: float) -> Any:
     wide = x.type.dtype.computed
     v = x if x.type.dtype is wide else b.cast(x, to=wide)
-    mean = _mean(b, v)
-    beside = b.reshape(mean, shape=(1, x.type.shape[1], *(1,) * (x.type.rank - 2)))
+    axes = tuple(k for k in range(x.type.rank) if k != 1)
+    beside = b.reduce_mean(v, axes=axes, keepdims=True)
     off = b.sub(v, beside)
-    var = _mean(b, b.mul(off, off))
+    mean, var = b.reshape(beside, shape=(x.type.shape[1],)), b.reduce_mean(b.mul(off, off), axes=axes)
     return b.batch_norm(x, scale, bias, mean, var, epsilon=epsilon), mean, var
 
 

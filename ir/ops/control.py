@@ -21,7 +21,7 @@ from dnnc.ir.expr import const, select
 from dnnc.ir.graph.core import Graph
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import PURE, OpDef, Trait, require
-from dnnc.ir.ops.common import sample
+from dnnc.ir.ops.common import rows_flops, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
@@ -150,7 +150,7 @@ CONTROL_OPS: tuple[OpDef, ...] = (
         _within_type,
         _within,
         reference=_within_numpy,
-        flops=lambda x, over: 0,
+        flops=rows_flops(1),
         traits=PURE,
         samples=(sample("f32[3, 2]", "i64[2]", domain=(0.0, 0.0)), sample("i32[]", "i64[2]", domain=(0.0, 0.0))),
         vjp=rules.within_bound_vjp,

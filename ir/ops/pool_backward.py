@@ -21,11 +21,11 @@ from dnnc.ir.dtype import i32
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import REDUCTION, OpDef, Trait, require
-from dnnc.ir.ops.common import Array, both, require_kind, same_dim, sample, within
+from dnnc.ir.ops.common import Array, both, dim, require_kind, same_dim, sample, within
 from dnnc.ir.ops.pool import averaged, covered
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
 from dnnc.ir.te import Tensor
-from dnnc.ir.types import Dim, TensorType
+from dnnc.ir.types import Dim, TensorType, product
 
 Pads = tuple[Dim, ...]
 BLOCKS = REDUCTION | {Trait.WINDOW, Trait.CHANNELWISE}
@@ -48,6 +48,15 @@ def _windows_of(x: Sequence[Dim], made: Sequence[Dim], kernel: Ints, sides: dict
     ok = all(map(same_dim, want, made))
     require(ok, "{}: images of {} have {} windows; got {}", what, x[2:], want, made)
     return win
+
+
+def _flops(o: TensorType, *rest: Any, kernel: Ints, **_: Any) -> Dim:
+    """A comparison or division, and a sum, of each element of each window."""
+    return dim(const(product(o.shape)) * product(kernel) * 2)
+
+
+def _offset_flops(x: TensorType, y: TensorType, **attrs: Any) -> Dim:
+    return _flops(y, **attrs)
 
 
 # --- where the maximum stands within its window -----------------------------------------------------------------------
@@ -259,6 +268,7 @@ POOL_BACKWARD_OPS: tuple[OpDef, ...] = (
         _offset_type,
         _offset,
         reference=_offset_numpy,
+        flops=_offset_flops,
         traits=BLOCKS | {Trait.SELECTS},
         samples=_samples("f32 x", "f32 y", spatial=False),
     ),
@@ -267,6 +277,7 @@ POOL_BACKWARD_OPS: tuple[OpDef, ...] = (
         _backward_type,
         _backward,
         reference=_backward_numpy,
+        flops=_flops,
         traits=BLOCKS,
         vjp=rules.max_pool_backward,
         samples=_samples("i32 y", "f32 y", spatial=True),
@@ -276,6 +287,7 @@ POOL_BACKWARD_OPS: tuple[OpDef, ...] = (
         _select_type,
         _select,
         reference=_select_numpy,
+        flops=_flops,
         traits=BLOCKS | {Trait.SELECTS},
         vjp=rules.max_pool_select,
         samples=_samples("i32 y", "f32 x", spatial=False),
@@ -285,6 +297,7 @@ POOL_BACKWARD_OPS: tuple[OpDef, ...] = (
         _avg_type,
         _avg,
         reference=_avg_numpy,
+        flops=_flops,
         traits=BLOCKS,
         vjp=rules.avg_pool_backward,
         samples=(
