@@ -31,13 +31,14 @@ from dnnc.tune_session import Tuned, program_of, tune
 from support.landscape import FakeRunner
 
 OPTIONS: dict[str, Any] = {"threads": 1, "cache": False}
+# 7 x 7 pixels: on every CPU the direct algorithm comes first, and Winograd's is a variation.
 TEXT = """\
-def net(x: f32[1, 32, 8, 8], *, w: f32[32, 32, 3, 3], v: f32[32, 10]):
+def net(x: f32[1, 32, 7, 7], *, w: f32[32, 32, 3, 3], v: f32[32, 10]):
     h = relu(conv(x, w, strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1))
     y = reduce_mean(h, axes=(2, 3), keepdims=False)
     return sigmoid(matmul(y, v))
 """
-X = np.random.default_rng(1).standard_normal((1, 32, 8, 8), np.float32)
+X = np.random.default_rng(1).standard_normal((1, 32, 7, 7), np.float32)
 
 
 def graph() -> Graph:
