@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
@@ -218,7 +219,6 @@ def test_a_weight_that_steers_shapes():
 
 @pytest.mark.parametrize(("make", "of"), [(mlp, "loss"), (block, "y"), (conv_net, "y")])
 def test_exported_gradients_run_elsewhere(make, of):
-    ort = pytest.importorskip("onnxruntime")
     g = grad_of_model(make(), True, of=of, value=True, cotangent=None if of == "loss" else "input")
     exported = dnnc.to_onnx(g, opset=18)
     options = ort.SessionOptions()

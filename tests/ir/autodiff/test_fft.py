@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from support.pullbacks import TARGETS, compiled, cotangents, ops, pulled
-
-torch = pytest.importorskip("torch")
 
 
 def as_complex(t: Any) -> Any:

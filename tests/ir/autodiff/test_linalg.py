@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from support.pullbacks import TARGETS, compiled, cotangents, ops, pulled, second_differences
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("name", ["det", "inverse"])

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from support.pullbacks import WAYS, compiled, second_differences
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.mark.family("samples")
