@@ -176,7 +176,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init
     made = matched(pack(body(start.again(inner[1:])), "state"), start, "while_loop")
     holds = truth(condition(start.again(made.parts)), "while_loop")
     names = ["number", *(f"state{k}" for k in range(len(inner) - 1))]
-    if bound is not None:  # the loop carries its condition, so that it can be looked at afterwards
+    if bound is not None:  # the loop carries its condition, which the caller checks afterwards
         inner.insert(1, placeholder(TensorType(boolean, ())))
         names.insert(1, "going")
     carried = len(start.parts) + (bound is not None)

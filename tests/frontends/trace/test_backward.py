@@ -1,4 +1,4 @@
-"""`backward` of lazy arrays: the gradients of `dnnc.grad`, whatever was computed, looked at or written in between."""
+"""`backward` of lazy arrays: the gradients of `dnnc.grad`, whatever was evaluated or written in between."""
 
 from __future__ import annotations
 
