@@ -225,7 +225,7 @@ class _Blocks:
         return self.b.let("k", key // self.size), self.b.let("number", within(update, self.updates))
 
     def _head(self, group: Expr, c: Expr) -> Expr:
-        return (group * self.columns + c) * self.across + self.lane
+        return (minimum(group, self.groups - 1) * self.columns + c) * self.across + self.lane
 
     def _each_column(self, body: Callable[[Expr, list[Expr]], None]) -> None:
         with self.b.loop("c", self.columns, "unroll") as c, self._column(c, updated=True) as at:
