@@ -19,6 +19,14 @@ from dnnc.nn.layers.norm import (
     LocalResponseNorm,
     RMSNorm,
 )  # fmt: skip
+from dnnc.nn.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from dnnc.nn.layers.transformer import (
+    MultiheadAttention,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)  # fmt: skip
 from dnnc.nn.layers.wrapped import (
     CELU,
     ELU,

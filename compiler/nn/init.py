@@ -164,8 +164,7 @@ def sparse_(tensor: Array, sparsity: float, std: float = 0.01, *, key: Any = Non
     """Normal numbers of which each column has this share of zeros, at random places (Martens, 2010)."""
     x = _checked("sparse_", tensor, 2)
     first, second = random.split(random.next_key(key, "sparse_"))
-    rows, columns = x.shape
-    zeros = math.ceil(sparsity * rows)
+    zeros = math.ceil(sparsity * x.shape[0])
     drawn = multiply(random.normal(first, x.shape, _drawn(x)), float(std))
     ranks = argsort(argsort(random.uniform(second, x.shape, "float64"), axis=0), axis=0)
     return _fill(x, where(less(ranks, zeros), 0.0, drawn))

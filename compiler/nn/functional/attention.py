@@ -86,9 +86,13 @@ def _mask(what: str, q: Array, k: Array, given: Any, is_causal: bool) -> Array |
     if given is None:
         return None
     mask = array(what, "attn_mask", given, "fb")
-    if mask.dtype.kind == "b":
-        mask = cast(where(mask, 0.0, -math.inf), q.dtype)
-    return mask
+    return cast(where(mask, 0.0, -math.inf), q.dtype) if mask.dtype.kind == "b" else cast(mask, q.dtype)
+
+
+def hidden_scores(what: str, name: str, given: Any, dtype: Any) -> Array:
+    """What a mask adds to scores: -inf where truth values say that a key is hidden, else its numbers."""
+    mask = array(what, name, given, "fb")
+    return cast(where(mask, -math.inf, 0.0), dtype) if mask.dtype.kind == "b" else cast(mask, dtype)
 
 
 def causal_mask(rows: Any, columns: Any, dtype: Any) -> Array:
