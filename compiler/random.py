@@ -32,6 +32,7 @@ from dnnc.array.elementwise import (
     add,
     bitwise_left_shift,
     bitwise_or,
+    bitwise_right_shift,
     bitwise_xor,
     divide,
     erf,
@@ -49,7 +50,7 @@ from dnnc.array.elementwise import (
     where,
 )
 from dnnc.array.lazy import apply
-from dnnc.array.manipulation import axis_of, broadcast_shapes, take
+from dnnc.array.manipulation import axis_of, broadcast_shapes, stack, take
 from dnnc.array.promotion import DType, dtype_of
 from dnnc.array.searching import argmax, argsort
 from dnnc.array.sizes import Size, is_size, plain
@@ -93,8 +94,8 @@ def fold_in(key: Array, data: Any) -> Array:
     a = asarray(data)
     if a.ndim or a.dtype.kind not in "iu":
         raise InputError(f"fold_in: expected an integer, got {a.dtype} of shape {a.shape}")
-    low = cast(a, U32)
-    number = multiply(from_buffer(np.array([0, 1], U32), None), low)
+    wide = cast(cast(a, I64), U64)
+    number = stack([cast(bitwise_right_shift(wide, k), U32) for k in (0, 32)])
     return array_of(apply("random_bits", bitwise_xor(base, number)._parts[0], shape=(2,)))
 
 

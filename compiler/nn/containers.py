@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
 from dnnc.ir.errors import InputError, a_type
@@ -27,11 +27,9 @@ class _Listed(Module):
 
     def __getitem__(self, index: int | slice) -> Any:
         held = list(self._modules.values())
-        return type(self)._of(held[index]) if isinstance(index, slice) else held[index]
+        return self._of(held[index]) if isinstance(index, slice) else held[index]
 
-    @classmethod
-    def _of(cls, modules: list[Any]) -> Any:
-        raise NotImplementedError
+    _of: Callable[[list[Any]], Any]  # a container of the same kind
 
     def __setitem__(self, index: int, module: Module) -> None:
         if not isinstance(module, Module):
@@ -69,8 +67,8 @@ class Sequential(_Listed):
         for name, m in args[0].items() if named else ((str(k), m) for k, m in enumerate(args)):
             self.add_module(name, m)
 
-    @classmethod
-    def _of(cls, modules: list[Any]) -> Any:
+    @staticmethod
+    def _of(modules: list[Any]) -> Any:
         return Sequential(*modules)
 
     def forward(self, input: Any) -> Any:
@@ -86,8 +84,8 @@ class ModuleList(_Listed):
         super().__init__()
         self.extend(modules)
 
-    @classmethod
-    def _of(cls, modules: list[Any]) -> Any:
+    @staticmethod
+    def _of(modules: list[Any]) -> Any:
         return ModuleList(modules)
 
     def __iadd__(self, modules: Iterable[Module]) -> Any:

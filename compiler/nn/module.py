@@ -83,7 +83,7 @@ class Module:
         for table, kind in kinds.items():
             if isinstance(value, kind):
                 own = self._tables(table)
-                self._forget(name)
+                self._forget(name, but=table)
                 own[name] = value
                 return
         held = {"_parameters": "a Parameter", "_modules": "a Module", "_buffers": "an array"}
@@ -97,10 +97,12 @@ class Module:
             return
         object.__setattr__(self, name, value)
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, but: str = "") -> None:
+        """Take a name out of all tables but one, where it keeps its place."""
         self.__dict__.pop(name, None)
         for table in ("_parameters", "_buffers", "_modules"):
-            self.__dict__[table].pop(name, None)
+            if table != but:
+                self.__dict__[table].pop(name, None)
         self._transient.discard(name)
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dnnc.array.core import Array, cast
+from dnnc.array.core import Array, cast, scalar
 from dnnc.array.creation import arange
 from dnnc.array.elementwise import abs as absolute
 from dnnc.array.elementwise import divide, greater_equal, less, logical_and, multiply, pow
@@ -76,8 +76,6 @@ def _max_pool(
 
 
 def _count(sizes: Sequence[Any]) -> Array:
-    from dnnc.array.core import scalar
-
     return scalar(math.prod(sizes), DEFAULTS["i"])
 
 

@@ -147,7 +147,7 @@ def pixel_unshuffle(input: Any, downscale_factor: int) -> Array:
 
 
 def channel_shuffle(input: Any, groups: int) -> Array:
-    """Channels [N, g * n, ...] in the order [N, n * g, ...] (Zhang et al., "ShuffleNet", 2017)."""
+    """Channels [N, g * n, ...] in the order [N, n * g, ...]."""
     x = array("channel_shuffle", "input", input, "fiu")
     if x.ndim < 3 or groups < 1 or (not symbolic(x.shape[1]) and x.shape[1] % groups):
         raise ValueInputError(f"channel_shuffle: the channels of {x.shape} do not divide into {groups} groups")

@@ -160,9 +160,8 @@ class _Recurrent(Module):
         for s, n in zip(given, sizes):
             if s.shape != (count, x.shape[1], n) or s.dtype != x.dtype:
                 want = (count, x.shape[1], n)
-                raise InputError(
-                    f"{type(self).__name__}: a first state must be {x.dtype} of shape {want}, got {s.dtype} of {s.shape}"
-                )
+                got = f"{s.dtype} of shape {s.shape}"
+                raise InputError(f"{type(self).__name__}: a first state must be {x.dtype} of shape {want}, got {got}")
         return given
 
     def _run(self, x: Array, start: States, suffix: str, reverse: bool) -> tuple[States, Array]:

@@ -160,11 +160,11 @@ def test_wrong_parts() -> None:
     net = Net()
     with pytest.raises(InputError, match=r"Net.first is a Module: expected one or None, got an int"):
         net.first = 3
-    with pytest.raises(InputError, match="Net.scale is a Parameter: expected one or None, got an Array"):
+    with pytest.raises(InputError, match=r"Net\.scale is a Parameter: expected one or None, got an Array"):
         net.scale = batch()
     with pytest.raises(InputError, match="Net has an attribute 'forward' already"):
         net.register_buffer("forward", None)
-    with pytest.raises(InputError, match="'a.b' is no name"):
+    with pytest.raises(InputError, match=r"'a\.b' is no name"):
         net.add_module("a.b", nn.Identity())
     with pytest.raises(InputError, match="has no method forward"):
         nn.Module()()
@@ -177,6 +177,7 @@ def test_wrong_parts() -> None:
 # --- as functions -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_functional_call() -> None:
     net = Net()
     x, key = batch(), dnnc.random.key(5)
@@ -190,7 +191,7 @@ def test_functional_call() -> None:
     other = Net()
     other.load_state_dict({**before, **params, "second.weight": params["first.weight"]})
     assert same(nn.functional_call(other, {}, x, rngs=key), a)
-    with pytest.raises(InputError, match="Net has no first.wait"):
+    with pytest.raises(InputError, match=r"Net has no first\.wait"):
         nn.functional_call(net, {"first.wait": x}, x)
     with pytest.raises(InputError, match=r"first.bias has shape \(5,\), expected \(4,\)"):
         nn.functional_call(net, {"first.bias": np.ones(5, np.float32)}, x)
@@ -250,6 +251,7 @@ def test_containers() -> None:
     assert len(list(nn.ParameterList([np.ones(2), np.ones(3)]).parameters())) == 2
 
 
+@pytest.mark.slow
 def test_first_values() -> None:
     dnnc.random.seed(3)
     w = nn.Parameter(np.zeros((64, 32), np.float32))
