@@ -53,6 +53,7 @@ from dnnc.nn.layers.wrapped import (
     CosineSimilarity,
     CReLU,
     CrossEntropyLoss,
+    CTCLoss,
     Dropout,
     Dropout1d,
     Dropout2d,

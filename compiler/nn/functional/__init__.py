@@ -46,6 +46,7 @@ from dnnc.nn.functional.conv import (
     conv_transpose2d,
     conv_transpose3d,
 )  # fmt: skip
+from dnnc.nn.functional.ctc import ctc_loss
 from dnnc.nn.functional.dropouts import (
     alpha_dropout,
     dropout,
