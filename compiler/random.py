@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import NUMBERS, Array, array_of, cast, from_buffer
+from dnnc.array.core import Array, array_of, cast, from_buffer, scalar
 from dnnc.array.creation import Shape, asarray, shape_of
 from dnnc.array.elementwise import (
     abs as absolute,
@@ -88,7 +88,7 @@ def split(key: Array, num: int = 2) -> Array:
 def fold_in(key: Array, data: Any) -> Array:
     """A new key of a key and an integer, as of a step's number; `data` may be a traced array."""
     base = array_of(apply("random_bits", _tweaked(checked(key), FOLD)._parts[0], shape=(2,)))
-    if isinstance(data, NUMBERS):
+    if not isinstance(data, Array) and np.ndim(data) == 0:
         number = from_buffer(np.array(_words(data)), None)
         return array_of(apply("random_bits", bitwise_xor(base, number)._parts[0], shape=(2,)))
     a = asarray(data)
@@ -264,7 +264,7 @@ def randint(key: Any, shape: Shape, minval: Any, maxval: Any, dtype: Any = I64) 
 
 def _integer(v: Any) -> Array:
     """An int64 array of an integer, of a size, or of an array of integers."""
-    return cast(v if isinstance(v, Array) else add(asarray(0), v) if isinstance(v, Size) else asarray(int(v)), I64)
+    return cast(v, I64) if isinstance(v, Array) else scalar(v if isinstance(v, Size) else int(v), I64)
 
 
 def permutation(key: Any, x: Any, axis: int = 0) -> Array:

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from dnnc.array.core import Array, cast
-from dnnc.array.creation import arange
 from dnnc.array.elementwise import add, isinf, less_equal, logical_and, multiply, where
 from dnnc.array.errors import ValueInputError
 from dnnc.array.linalg import matmul
@@ -14,7 +13,7 @@ from dnnc.array.manipulation import broadcast_shapes, broadcast_to, expand_dims,
 from dnnc.array.sizes import differ, symbolic
 from dnnc.array.statistical import all as all_of
 from dnnc.nn.functional.dropouts import dropout
-from dnnc.nn.functional.operands import array, arrays, op
+from dnnc.nn.functional.operands import array, arrays, counted, op
 
 
 def scaled_dot_product_attention(
@@ -97,5 +96,5 @@ def hidden_scores(what: str, name: str, given: Any, dtype: Any) -> Array:
 
 def causal_mask(rows: Any, columns: Any, dtype: Any) -> Array:
     """0 where column <= row, -inf elsewhere."""
-    seen = less_equal(expand_dims(arange(columns), axis=0), expand_dims(arange(rows), axis=1))
+    seen = less_equal(expand_dims(counted(columns), axis=0), expand_dims(counted(rows), axis=1))
     return cast(where(seen, 0.0, -math.inf), dtype)

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import Array, array_of, cast, from_buffer
-from dnnc.array.creation import arange, full
 from dnnc.array.elementwise import add, divide, equal, exp, less, log, logical_or, maximum, negative, subtract, where
 from dnnc.array.errors import ValueInputError
 from dnnc.array.manipulation import broadcast_to, concat, expand_dims, reshape, sliced, squeeze, take_along_axis, wide
 from dnnc.array.statistical import mean
 from dnnc.frontends.trace.control import looped, pack
 from dnnc.nn.functional.loss import reduced
-from dnnc.nn.functional.operands import array, choice, rank_of
+from dnnc.nn.functional.operands import array, choice, counted, filled, rank_of
 
 NEVER = -1e30  # log of a probability of 0: its sums and differences are numbers, as those of -inf are not
 
@@ -94,19 +93,19 @@ def _labels(what: str, targets: Any, counts: Array, n: Any) -> Array:
 def _forward(x: Array, labels: Array, lengths: Array, counts: Array, blank: int, steps: int) -> Array:
     """[N]: minus the log-probability, from the probabilities of all beginnings of an alignment."""
     n, s = labels.shape
-    blanks = full((n, s, 1), blank, dtype="int64")
+    blanks = filled((n, s, 1), blank, "int64")
     pairs = reshape(concat([blanks, expand_dims(labels, axis=2)], axis=2), (n, 2 * s))
     path = concat([pairs, sliced(blanks, 1, 0, 1)[:, :, 0]], axis=1)  # blank, label, blank, ..., blank
     m = 2 * s + 1
     index = broadcast_to(expand_dims(path, axis=0), (steps, n, m))
     scores = take_along_axis(x, index, axis=2)
-    beside = full((n, 2), -1, dtype="int64")
+    beside = filled((n, 2), -1, "int64")
     before = sliced(concat([beside, path], axis=1), 1, 0, m)
     stays = logical_or(equal(path, blank), equal(path, before))  # between equal labels a blank must stand
     leap = cast(where(stays, NEVER, 0.0), x.dtype)
-    first = cast(where(equal(arange(m), 0), 0.0, NEVER), x.dtype)
+    first = cast(where(equal(counted(m), 0), 0.0, NEVER), x.dtype)
     start = broadcast_to(first, (n, m))
-    edge = full((n, 2), NEVER, dtype=x.dtype)
+    edge = filled((n, 2), NEVER, x.dtype)
 
     def step(old: Array, row: Any, leap: Array, edge: Array, lengths: Array) -> tuple[Array, None]:
         emitted, t = row
@@ -114,7 +113,7 @@ def _forward(x: Array, labels: Array, lengths: Array, counts: Array, blank: int,
         new = add(_either(old, sliced(wider, 1, 1, m), add(sliced(wider, 1, 0, m), leap)), emitted)
         return where(less(t, lengths), new, old), None
 
-    rows = pack((scores, arange(steps)), "rows")
+    rows = pack((scores, counted(steps)), "rows")
     last, _ = looped(step, pack(start, "state"), rows, steps, fixed=[leap, edge, expand_dims(lengths, axis=1)])
     ends = concat([edge, last], axis=1)  # two columns in front, for targets without labels
     at = expand_dims(add(counts * 2, 2), axis=1)

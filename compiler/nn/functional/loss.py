@@ -32,11 +32,11 @@ from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
 from dnnc.array.manipulation import broadcast_arrays, expand_dims, reshape, squeeze, take_along_axis, wide
 from dnnc.array.searching import top_k
-from dnnc.array.sizes import differ, plain, same_shape
+from dnnc.array.sizes import differ, same_shape
 from dnnc.array.statistical import any as any_of
 from dnnc.array.statistical import mean
 from dnnc.array.statistical import sum as sum_of
-from dnnc.nn.functional.operands import array, arrays, choice, detached, op
+from dnnc.nn.functional.operands import array, arrays, choice, counted, detached, op
 from dnnc.nn.functional.products import cosine_similarity, pairwise_distance
 
 F32 = np.dtype(np.float32)
@@ -360,7 +360,7 @@ def multi_margin_loss(
     w = _class_weight(what, x, weight)
     if w is not None:
         far = multiply(far, expand_dims(array_of(apply("gather", w._parts[0], t._parts[0], axis=0)), axis=k))
-    classes = array_of(apply("iota", shape=(plain(x.shape[k]),), axis=0))
+    classes = counted(x.shape[k])
     far = where(equal(classes, expand_dims(t, axis=k)), 0.0, far)
     return reduced(what, divide(sum_of(far, axis=k), x.shape[k]), reduction)
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import Array
+from dnnc.array.core import Array, array_of
 from dnnc.array.creation import asarray
 from dnnc.array.devices import HOST
 from dnnc.array.elementwise import real_op
 from dnnc.array.errors import TypeInputError, ValueInputError
-from dnnc.array.lazy import Call, Lazy
-from dnnc.array.promotion import DType
+from dnnc.array.lazy import Call, Lazy, apply
+from dnnc.array.promotion import DType, dtype_of
+from dnnc.array.sizes import plain
+from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import a_type
 from dnnc.ir.ops import OPS
 
@@ -99,6 +101,16 @@ def detached(x: Array) -> Array:
             call.trace()
         made.append(Lazy(p.type, call))
     return Array(made, x.dtype)
+
+
+def counted(n: Any) -> Array:
+    """0, 1, ..., n - 1, which lives where it is used."""
+    return array_of(apply("iota", shape=(plain(n),), axis=0))
+
+
+def filled(shape: Sequence[Any], value: float, dtype: Any) -> Array:
+    """An array of one number, which lives where it is used."""
+    return array_of(apply("full", shape=tuple(map(plain, shape)), value=value, dtype=from_numpy(dtype_of(dtype))))
 
 
 def typed(x: Array | None, dtype: DType) -> Array | None:

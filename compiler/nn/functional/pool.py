@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from dnnc.array.core import Array, cast, scalar
-from dnnc.array.creation import arange
 from dnnc.array.elementwise import abs as absolute
 from dnnc.array.elementwise import divide, greater_equal, less, logical_and, multiply, pow
 from dnnc.array.errors import ValueInputError
@@ -19,7 +18,7 @@ from dnnc.array.sizes import symbolic
 from dnnc.array.statistical import max as max_of
 from dnnc.array.statistical import mean
 from dnnc.ir.errors import UnsupportedError
-from dnnc.nn.functional.operands import Ints, array, ints, op, rank_of
+from dnnc.nn.functional.operands import Ints, array, counted, ints, op, rank_of
 
 
 def _images(what: str, x: Array, rank: int) -> tuple[Array, bool]:
@@ -273,7 +272,7 @@ def _windows(x: Array, axis: int, new: int, largest: bool) -> Array:
 
 def _means(x: Array, old: int, new: int) -> Array:
     """[old, new]: the weight of each element in the mean of its windows."""
-    at, j = expand_dims(arange(old), axis=1), arange(new)
+    at, j = expand_dims(counted(old), axis=1), counted(new)
     first, last = (j * old) // new, ((j + 1) * old + (new - 1)) // new
     inside = logical_and(greater_equal(at, first), less(at, last))
     return divide(cast(inside, x.dtype), cast(last - first, x.dtype))

@@ -12,11 +12,11 @@ from dnnc.array.lazy import apply
 from dnnc.array.linalg import matmul
 from dnnc.array.manipulation import axis_of, broadcast_arrays, expand_dims, permute_dims, reshape, wide
 from dnnc.array.promotion import DEFAULTS
-from dnnc.array.sizes import differ, plain, symbolic
+from dnnc.array.sizes import differ, symbolic
 from dnnc.array.statistical import max as max_of
 from dnnc.array.statistical import sum as sum_of
 from dnnc.ir.errors import UnsupportedError
-from dnnc.nn.functional.operands import array, arrays, detached, op, rank_of
+from dnnc.nn.functional.operands import array, arrays, counted, detached, op, rank_of
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Array:
@@ -83,7 +83,7 @@ def one_hot(input: Any, num_classes: int = -1) -> Array:
         if not at.size:
             raise ValueInputError("one_hot: num_classes must be given where there are no elements")
         num_classes = int(max_of(at)) + 1
-    classes = array_of(apply("iota", shape=(plain(num_classes),), axis=0))
+    classes = counted(num_classes)
     return cast(equal(expand_dims(cast(at, DEFAULTS["i"]), axis=-1), classes), DEFAULTS["i"])
 
 

@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import Any
 
 from dnnc.array.core import Array, scalar
-from dnnc.array.creation import eye
 from dnnc.array.errors import ValueInputError
 from dnnc.array.manipulation import permute_dims, reshape
 from dnnc.array.sizes import plain, same, symbolic
+from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.ops.resize import IDENTITY, Coordinate, coordinates, rational
 from dnnc.nn.functional.operands import array, choice, ints, op, rank_of
@@ -159,7 +159,7 @@ def channel_shuffle(input: Any, groups: int) -> Array:
 def _kernel(like: Array, sizes: tuple[int, int]) -> Array:
     """[KH * KW, 1, KH, KW]: filter k picks element k of a window."""
     n = math.prod(sizes)
-    return reshape(eye(n, dtype=like.dtype, device=None if like.device == "cpu" else like.device), (n, 1, *sizes))
+    return reshape(op("eye", rows=n, columns=n, dtype=from_numpy(like.dtype)), (n, 1, *sizes))
 
 
 def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Array:

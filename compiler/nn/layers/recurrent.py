@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from dnnc.array.core import Array
-from dnnc.array.creation import zeros
 from dnnc.array.elementwise import add, multiply, subtract
 from dnnc.array.linalg import matmul
 from dnnc.array.manipulation import concat, expand_dims, matrix_transpose, permute_dims, sliced, squeeze, stack
@@ -19,7 +18,7 @@ from dnnc.frontends.trace.control import looped, pack
 from dnnc.ir.errors import InputError
 from dnnc.nn import functional as F
 from dnnc.nn import init
-from dnnc.nn.functional.operands import array, choice
+from dnnc.nn.functional.operands import array, choice, filled
 from dnnc.nn.layers.linear import empty
 from dnnc.nn.module import Module
 
@@ -150,8 +149,7 @@ class _Recurrent(Module):
         count = self.num_layers * directions
         sizes = [self.proj_size or self.hidden_size, self.hidden_size][: self.states]
         if hx is None:
-            device = None if x.device == "cpu" else x.device
-            return [zeros((count, x.shape[1], n), dtype=x.dtype, device=device) for n in sizes]
+            return [filled((count, x.shape[1], n), 0, x.dtype) for n in sizes]
         given = list(hx) if isinstance(hx, (tuple, list)) else [hx]
         if len(given) != self.states:
             raise InputError(f"{type(self).__name__}: expected {self.states} first states, got {len(given)}")
@@ -250,8 +248,7 @@ class _Cell(Module):
         """One step of [N, input] or [input]; `hx` is the state [N, hidden], of an LSTM a pair; zeros by default."""
         x = array(type(self).__name__, "input", input)
         if hx is None:
-            device = None if x.device == "cpu" else x.device
-            hx = [zeros((*x.shape[:-1], self.hidden_size), dtype=x.dtype, device=device) for _ in range(self.states)]
+            hx = [filled((*x.shape[:-1], self.hidden_size), 0, x.dtype) for _ in range(self.states)]
         old = list(hx) if isinstance(hx, (tuple, list)) else [hx]
         if len(old) != self.states:
             raise InputError(f"{type(self).__name__}: expected {self.states} states, got {len(old)}")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from dnnc.array.core import Array
-from dnnc.array.creation import zeros
 from dnnc.array.elementwise import add, multiply
 from dnnc.array.linalg import matmul
 from dnnc.array.manipulation import broadcast_to, concat, expand_dims, matrix_transpose, permute_dims, reshape, squeeze
@@ -18,7 +17,7 @@ from dnnc.nn import functional as F
 from dnnc.nn import init
 from dnnc.nn.containers import ModuleList
 from dnnc.nn.functional.attention import causal_mask, hidden_scores
-from dnnc.nn.functional.operands import array
+from dnnc.nn.functional.operands import array, filled
 from dnnc.nn.layers.linear import Linear, empty
 from dnnc.nn.layers.norm import LayerNorm
 from dnnc.nn.layers.wrapped import Dropout
@@ -143,7 +142,7 @@ class MultiheadAttention(Module):
         for x, y in ((self.bias_k, self.bias_v), (0, 0) if self.add_zero_attn else (None, None)):
             if x is None:
                 continue
-            added = [zeros(rows, dtype=k.dtype) if isinstance(a, int) else broadcast_to(a, rows) for a in (x, y)]
+            added = [filled(rows, 0, k.dtype) if isinstance(a, int) else broadcast_to(a, rows) for a in (x, y)]
             k, v = (concat([a, b], axis=1) for a, b in zip((k, v), added))
             if mask is not None:
                 mask = concat([mask, _zeros_beside(mask)], axis=mask.ndim - 1)
@@ -184,7 +183,7 @@ class MultiheadAttention(Module):
 
 def _zeros_beside(mask: Array) -> Array:
     """A column of zeros for a mask."""
-    return zeros((*mask.shape[:-1], 1), dtype=mask.dtype)
+    return filled((*mask.shape[:-1], 1), 0, mask.dtype)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": F.relu, "gelu": F.gelu}
