@@ -10,6 +10,7 @@ from dnnc.array.core import Array, from_buffer
 from dnnc.array.devices import home
 from dnnc.array.elementwise import add
 from dnnc.array.promotion import dtype_of
+from dnnc.frontends.trace.tracer import is_traced
 from dnnc.ir.errors import InputError
 from dnnc.nn import functional as F
 from dnnc.nn import init
@@ -68,8 +69,12 @@ class _BatchNorm(_Statistics):
         training = self.training or self.running_mean is None
         mean, var = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
         y, statistics = batch_norm_with(input, mean, var, self.weight, self.bias, training, momentum, self.eps)
-        self.__dict__["_batch"] = statistics  # kept, so that they are computed with the result and not again
+        # kept, so that they are computed with the result and not again; of a trace nothing outlives it
+        self.__dict__["_batch"] = () if any(is_traced(v) for v in statistics) else statistics
         return y
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {n: v for n, v in self.__dict__.items() if n != "_batch"}
 
     def _counted(self) -> Any:
         """One batch more; the part of the new statistics: of all batches evenly where there is no momentum."""

@@ -218,6 +218,7 @@ def test_a_traced_step_is_the_eager_one() -> None:
         np.testing.assert_allclose(np.asarray(gradients[name]), np.asarray(p.grad), 1e-3, 1e-5)
     for name, b in again.items():
         np.testing.assert_allclose(np.asarray(new[name]), np.asarray(b), 1e-5)
+    assert same(copy.deepcopy(net).norm.running_mean, net.norm.running_mean)  # nothing of the trace is left in it
 
 
 @pytest.mark.slow
