@@ -307,9 +307,10 @@ class _Fuser:
         if (
             Trait.CONTRACTION in u.op.traits
         ):  # reading through a transpose costs address arithmetic alone, in the broadcast operand
-            return v.type.row_major and (
-                (v is u.inputs[0] and producer(v, "transpose") is not None) or _looks_up_matrices(n, u)
-            )
+            turned = v is u.inputs[0] and producer(v, "transpose") is not None
+            if turned and self.serial_rows and _reads_across_cache(v, u):
+                return False
+            return v.type.row_major and (turned or _looks_up_matrices(n, u))
         return False
 
     def product_of(self, n: Node) -> Node | None:
@@ -403,7 +404,11 @@ class _Fuser:
 
 
 def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]:
-    """Groups in an order in which each comes behind those that it reads, otherwise by their last nodes."""
+    """Groups in an order in which each comes behind those that it reads, otherwise by their last nodes.
+
+    What only moves elements of inputs (weights that are packed in each call) comes right before its first reader, so
+    that its memory is in use for that long only.
+    """
     maker = {n: k for k, g in enumerate(groups) for n in g.nodes}
     readers: dict[int, list[int]] = {k: [] for k in range(len(groups))}
     waits = [0] * len(groups)
@@ -411,7 +416,11 @@ def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]
         for j in {maker[n] for n in _sources(g.nodes, maker)} - {k}:
             readers[j].append(k)
             waits[k] += 1
-    ready = [(order[groups[k].nodes[-1]], k) for k, n in enumerate(waits) if n == 0]
+    place = [float(order[g.nodes[-1]]) for g in groups]
+    for k, g in enumerate(groups):
+        if waits[k] == 0 and readers[k] and all(Trait.MOVEMENT in n.op.traits for n in g.nodes):
+            place[k] = min(place[j] for j in readers[k]) - 0.5
+    ready = [(place[k], k) for k, n in enumerate(waits) if n == 0]
     heapify(ready)
     out: list[Group] = []
     while ready:
@@ -420,7 +429,7 @@ def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]
         for j in readers[k]:
             waits[j] -= 1
             if waits[j] == 0:
-                heappush(ready, (order[groups[j].nodes[-1]], j))
+                heappush(ready, (place[j], j))
     assert len(out) == len(groups), "groups read each other's results"
     return out
 
@@ -486,6 +495,16 @@ def _crosses(n: Node, u: Node) -> bool:
     if n.op.name != "transpose" or x is None or not x.type.row_major or n.attrs["perm"][-1] == x.type.rank - 1:
         return False
     return x.node is None or Trait.RELAYOUT not in x.node.op.traits
+
+
+def _reads_across_cache(v: Value, u: Node) -> bool:
+    """True if a product's transposed left operand is read so often, by lines of so many rows, that it is copied first.
+
+    A tile of a product reads a line of each of the k rows below. They do not stay in a first-level cache of 32 KB where
+    k is large, and in less of it where rows are a multiple of 4 KB apart. Each 48 columns of the result read them anew.
+    """
+    rows, columns = (value(const(d)) for d in (v.type.shape[-1], u.outputs[0].type.shape[-1]))
+    return u.op.name == "matmul" and rows is not None and columns is not None and rows >= 512 and columns >= 128
 
 
 def _same_count(v: Value, n: Node) -> bool:
