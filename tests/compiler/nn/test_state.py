@@ -135,10 +135,11 @@ def test_copies_and_types() -> None:
 
 @pytest.mark.slow
 def test_steps_line_by_line() -> None:
-    net = Net()
     dnnc.random.seed(1)
+    net = Net()
     losses = []
-    x, t = batch(32), xp.asarray(rng.integers(0, 4, 32))
+    points = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
+    x, t = xp.asarray(points), xp.asarray(points.argmax(1))
     for _ in range(30):
         net.zero_grad()
         loss = F.cross_entropy(net(x), t)
@@ -271,3 +272,26 @@ def test_first_values() -> None:
     assert same(filters, torch.nn.init.dirac_(torch.empty(4, 2, 3), 2).numpy())
     with pytest.raises(InputError, match="'swash'"):
         nn.init.calculate_gain("swash")
+
+
+@pytest.mark.slow
+def test_layers_begin_as_in_torch() -> None:
+    dnnc.random.seed(1)
+    torch.manual_seed(1)
+    for make in (
+        lambda m: m.Linear(200, 100),
+        lambda m: m.Conv2d(32, 64, 3, groups=2),
+        lambda m: m.ConvTranspose2d(32, 64, 3),
+        lambda m: m.Embedding(100, 50, padding_idx=3),
+        lambda m: m.LSTM(40, 60),
+        lambda m: m.MultiheadAttention(64, 4, kdim=32),
+        lambda m: m.MultiheadAttention(64, 4),
+        lambda m: m.BatchNorm2d(64),
+        lambda m: m.TransformerEncoderLayer(64, 4, 100),
+    ):
+        theirs = make(torch.nn).state_dict()
+        for name, a in make(nn).state_dict().items():
+            x, y = np.asarray(a).astype(float), theirs[name].double().numpy()
+            np.testing.assert_allclose(x.mean(), y.mean(), atol=0.4 * y.std() + 1e-9)
+            np.testing.assert_allclose(x.std(), y.std(), 0.3)
+            np.testing.assert_allclose(np.abs(x).max(), np.abs(y).max(), 0.3)
