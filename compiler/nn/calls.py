@@ -70,11 +70,11 @@ def _replaced(module: Module, given: Mapping[str, Any]) -> Iterator[dict[str, Pl
         )
     new = _by_array(places, given)
     before = [(table, name, table[name]) for table, name in places.values()]
-    handles: dict[int, Array] = {}
+    handles: dict[int, Any] = {}
     try:
         for path, (table, name) in places.items():
             x = table[name]
-            value = new.get(id(x), x)
+            value: Any = new.get(id(x), x)
             if path in buffers:
                 value = handles.setdefault(id(x), Array(value._parts, value.dtype))
             handles.setdefault(id(value), value)

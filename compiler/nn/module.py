@@ -88,8 +88,8 @@ class Module:
                 return
         held = {"_parameters": "a Parameter", "_modules": "a Module", "_buffers": "an array"}
         for table, what in held.items():
-            own = self.__dict__.get(table)
-            if own is None or name not in own:
+            own = self.__dict__.get(table, {})
+            if name not in own:
                 continue
             if value is not None and not (table == "_buffers" and isinstance(value, Array)):
                 raise InputError(f"{type(self).__name__}.{name} is {what}: expected one or None, got {a_type(value)}")

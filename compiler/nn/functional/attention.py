@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dnnc.array.core import Array, cast
-from dnnc.array.elementwise import add, isinf, less_equal, logical_and, multiply, where
+from dnnc.array.elementwise import add, isinf, less, less_equal, logical_and, multiply, where
 from dnnc.array.errors import ValueInputError
 from dnnc.array.linalg import matmul
 from dnnc.array.manipulation import broadcast_shapes, broadcast_to, expand_dims, matrix_transpose, repeat
@@ -59,13 +59,12 @@ def scaled_dot_product_attention(
         given = (q, k, v) if mask is None else (q, k, v, mask)
         return op("attention", *given, scale=factor, masked_rows="nan" if mask is None else "zero")
     scores = multiply(matmul(q, matrix_transpose(k)), factor)
-    if mask is not None:
-        scores = add(scores, mask)
-    weights = op("softmax", scores, axis=scores.ndim - 1)
-    if mask is not None:
-        hidden = all_of(logical_and(isinf(scores), less_equal(scores, 0.0)), axis=-1, keepdims=True)
-        weights = where(hidden, 0.0, weights)
-    return matmul(dropout(weights, dropout_p, key=dropout_key), v)
+    if mask is None:
+        return matmul(dropout(op("softmax", scores, axis=scores.ndim - 1), dropout_p, key=dropout_key), v)
+    scores = add(scores, mask)
+    hidden = all_of(logical_and(isinf(scores), less(scores, 0.0)), axis=-1, keepdims=True)
+    weights = op("softmax", where(hidden, 0.0, scores), axis=scores.ndim - 1)  # no NaN, of gradients neither
+    return matmul(dropout(where(hidden, 0.0, weights), dropout_p, key=dropout_key), v)
 
 
 def _repeated(what: str, q: Array, x: Array) -> Array:

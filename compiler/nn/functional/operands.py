@@ -29,6 +29,7 @@ def array(what: str, name: str, x: Any, kinds: str = "f") -> Array:
         if not isinstance(x, np.ndarray) and not hasattr(x, "__dlpack__"):
             raise TypeInputError(f"{what}: {name} must be an array, got {a_type(x)}; make one with dnnc.array.asarray")
         x = copied(x)
+    assert isinstance(x, Array)
     if x.dtype.kind not in kinds:
         words = {"f": "float numbers", "iu": "integers", "b": "truth values", "fiu": "real numbers"}
         wanted = words.get(kinds, "real numbers or truth values")
@@ -66,7 +67,7 @@ def rank_of(what: str, x: Array, *ranks: int, name: str = "input") -> int:
 
 def ints(what: str, name: str, value: Any, rank: int, low: int) -> Ints:
     """A number for each of `rank` axes. InputError where it is neither an integer nor so many, or below `low`."""
-    given: Sequence[Any] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
+    given: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
     given = given * rank if len(given) == 1 else given
     ok = all(hasattr(v, "__index__") and not isinstance(v, bool) and v.__index__() >= low for v in given)
     if len(given) != rank or not ok:

@@ -156,7 +156,7 @@ def channel_shuffle(input: Any, groups: int) -> Array:
     return reshape(permute_dims(y, (0, 2, 1, *range(3, x.ndim + 1))), x.shape)
 
 
-def _kernel(like: Array, sizes: tuple[int, int]) -> Array:
+def _kernel(like: Array, sizes: tuple[int, ...]) -> Array:
     """[KH * KW, 1, KH, KW]: filter k picks element k of a window."""
     n = math.prod(sizes)
     return reshape(op("eye", rows=n, columns=n, dtype=from_numpy(like.dtype)), (n, 1, *sizes))

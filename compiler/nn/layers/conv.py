@@ -86,7 +86,7 @@ class _Conv(_Base):
         )  # fmt: skip
 
     def forward(self, input: Any) -> Array:
-        padding = self.padding
+        padding: Any = self.padding
         if self.padding_mode != "zeros":
             input, padding = F.pad(input, self._around(), mode=self.padding_mode), 0
         conv = (F.conv1d, F.conv2d, F.conv3d)[self.rank - 1]

@@ -92,7 +92,10 @@ class _Recurrent(Module):
         for k in range(num_layers):
             for d in range(directions):
                 rows = gates * hidden_size
-                shapes = {"weight_ih": (rows, out * directions if k else input_size), "weight_hh": (rows, out)}
+                shapes: dict[str, tuple[int, ...]] = {
+                    "weight_ih": (rows, out * directions if k else input_size),
+                    "weight_hh": (rows, out),
+                }
                 if bias:
                     shapes.update(bias_ih=(rows,), bias_hh=(rows,))
                 if proj_size:
@@ -177,7 +180,7 @@ class _Recurrent(Module):
             new = [matmul(new[0], rest[0]), *new[1:]] if self.proj_size else new
             return new, new[0]
 
-        return looped(one, pack(start, "state"), pack(rows, "rows"), x.shape[0], reverse, fixed=fixed)  # type: ignore[return-value]
+        return looped(one, pack(start, "state"), pack(rows, "rows"), x.shape[0], reverse, fixed=fixed)
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"

@@ -115,7 +115,7 @@ class MultiheadAttention(Module):
         mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal)
         q, k, v = self._projected(q, k, v)
         k, v, mask = self._more(k, v, mask)
-        y, weights = self._attended(*(self._heads(x) for x in (q, k, v)), mask, need_weights)
+        y, weights = self._attended(self._heads(q), self._heads(k), self._heads(v), mask, need_weights)
         y = self.out_proj(reshape(permute_dims(y, (0, 2, 1, 3)), q.shape))
         if weights is not None and average_attn_weights:
             weights = mean(weights, axis=1)
@@ -139,7 +139,8 @@ class MultiheadAttention(Module):
     def _more(self, k: Array, v: Array, mask: Array | None) -> tuple[Array, Array, Array | None]:
         """Further keys and values, which all queries see."""
         rows = (k.shape[0], 1, self.embed_dim)
-        for x, y in ((self.bias_k, self.bias_v), (0, 0) if self.add_zero_attn else (None, None)):
+        further: list[tuple[Any, Any]] = [(self.bias_k, self.bias_v), (0, 0) if self.add_zero_attn else (None, None)]
+        for x, y in further:
             if x is None:
                 continue
             added = [filled(rows, 0, k.dtype) if isinstance(a, int) else broadcast_to(a, rows) for a in (x, y)]
@@ -192,7 +193,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": F.relu, "gelu": F.ge
 def _activation(given: Any) -> Callable[[Array], Array]:
     if isinstance(given, str) and given not in ACTIVATIONS:
         raise InputError(f"activation={given!r}: expected {', '.join(ACTIVATIONS)} or a function")
-    return ACTIVATIONS[given] if isinstance(given, str) else given  # type: ignore[no-any-return]
+    return ACTIVATIONS[given] if isinstance(given, str) else given
 
 
 class _Layer(Module):

@@ -130,3 +130,27 @@ def test_kinds_of_dropout() -> None:
     assert np.array_equal(hard.sum(1), np.ones(50)) and set(hard.ravel().tolist()) == {0.0, 1.0}
     with pytest.raises(InputError, match=r"p=1\.5: expected a probability"):
         F.dropout(x, 1.5)
+
+
+@pytest.mark.slow
+def test_dropout_of_attention() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (xp.asarray(rng.standard_normal((2, 3, 4))) for _ in range(3))
+    mask = xp.asarray(np.array([[True, False, True], [False] * 3, [True] * 3]))  # the second row sees no key
+    key = random.key(1)
+
+    def mixed(p: float, q: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, mask, p, dropout_key=key)
+
+    np.testing.assert_allclose(np.asarray(mixed(1e-7, q)), np.asarray(mixed(0.0, q)), 1e-5)
+    for p in (0.0, 1e-7, 0.5):
+        g = np.asarray(dnnc.grad(lambda q: xp.sum(mixed(p, q) ** 2))(q))
+        assert np.isfinite(g).all() and np.all(g[:, 1] == 0) and np.any(g[:, 2] != 0)
+    assert not np.array_equal(np.asarray(mixed(0.5, q)), np.asarray(mixed(0.0, q)))
+
+
+@pytest.mark.slow
+def test_random_slopes() -> None:
+    x = -xp.ones((2000,))
+    y = np.asarray(F.rrelu(x, 0.1, 0.3, True, key=random.key(1)))
+    assert -0.3 < y.min() < -0.29 and -0.11 < y.max() <= -0.1 and abs(y.mean() + 0.2) < 0.01
