@@ -406,6 +406,7 @@ class _Fuser:
 def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]:
     """Groups in an order in which each comes behind those that it reads, otherwise by their last nodes.
 
+    A group that holds a late node (a norm with the statistics that its gradient reads) comes before its first reader.
     What only moves elements of inputs (weights that are packed in each call) comes right before its first reader, so
     that its memory is in use for that long only.
     """
@@ -417,20 +418,28 @@ def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]
             readers[j].append(k)
             waits[k] += 1
     place = [float(order[g.nodes[-1]]) for g in groups]
-    for k, g in enumerate(groups):
-        if waits[k] == 0 and readers[k] and all(Trait.MOVEMENT in n.op.traits for n in g.nodes):
-            place[k] = min(place[j] for j in readers[k]) - 0.5
-    ready = [(place[k], k) for k, n in enumerate(waits) if n == 0]
+    for k in _in_places(readers, waits, place)[::-1]:
+        needed = min((place[j] for j in readers[k]), default=place[k]) - 0.5
+        moves = waits[k] == 0 and all(Trait.MOVEMENT in n.op.traits for n in groups[k].nodes)
+        place[k] = needed if moves and readers[k] else min(place[k], needed)
+    out = _in_places(readers, waits, place)
+    assert len(out) == len(groups), "groups read each other's results"
+    return [groups[k] for k in out]
+
+
+def _in_places(readers: Mapping[int, Sequence[int]], waits: Sequence[int], place: Sequence[float]) -> list[int]:
+    """Items behind those that they wait for, otherwise by their places."""
+    left = list(waits)
+    ready = [(place[k], k) for k, n in enumerate(left) if n == 0]
     heapify(ready)
-    out: list[Group] = []
+    out: list[int] = []
     while ready:
         _, k = heappop(ready)
-        out.append(groups[k])
+        out.append(k)
         for j in readers[k]:
-            waits[j] -= 1
-            if waits[j] == 0:
+            left[j] -= 1
+            if left[j] == 0:
                 heappush(ready, (place[j], j))
-    assert len(out) == len(groups), "groups read each other's results"
     return out
 
 
