@@ -10,9 +10,9 @@ import numpy as np
 
 from dnnc.array.core import Array, evaluate, from_data
 from dnnc.array.creation import asarray, borrowed
-from dnnc.array.devices import HOST, DeviceData, moved_to
+from dnnc.array.devices import HOST, DeviceData, device_name, moved_to
+from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import Lazy, leaf
-from dnnc.backends.registry import backend_class
 from dnnc.compile_graph import compile_graph
 from dnnc.executable import Executable
 from dnnc.frontends.trace import Spec, traced
@@ -53,7 +53,7 @@ class TrainStep:
         self.statistics: Statistics | None = None
         self.traces = 0
         self._iteration, self._options = iteration, options
-        self._where = home_of(options, params)
+        self._where = home_of(options)
         buffers = {} if iteration.module is None else iteration.module.buffers
         first = iteration.first(params, buffers, seed)
         evaluate(*first.values())
@@ -278,12 +278,13 @@ def draws(g: Graph, key: Value) -> bool:
     return sum(v is words for node in g.nodes() for v in node.inputs) > 1
 
 
-def home_of(options: CompileOptions, params: Sequence[Array]) -> str:
-    """The device of the state: that of the target, else that of the parameters."""
+def home_of(options: CompileOptions) -> str:
+    """The device of the state, that of the target; the host where `dnnc.array` has no arrays on such devices."""
     target = parse_target(options.target)
-    if backend_class(target.kind).numbered:
-        return f"{target.kind}:{target.device}"
-    return HOST
+    try:
+        return device_name(f"{target.kind}:{target.device}")
+    except ValueInputError:
+        return HOST
 
 
 def _shares(x: Any) -> bool:
