@@ -194,7 +194,7 @@ class OneCycleLR(LRScheduler):
         last = [f / final_div_factor for f in first]
         up = float(pct_start * self.total_steps) - 1
         if three_phase:
-            ends = [up, 2 * up + 1, float(self.total_steps - 1)]
+            ends = [up, 2 * up, float(self.total_steps - 1)]
             self._rates, self._momenta = [first, self._most, first, last], [high, low, high, high]
         else:
             ends = [up, float(self.total_steps - 1)]

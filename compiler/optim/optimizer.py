@@ -304,7 +304,7 @@ class Optimizer:
                     f"load_state_dict: parameter {k} has no {name}; there {count(len(state), 'is', 'are')} "
                     f"{', '.join(map(str, state))}"
                 )
-            value = a if state.get(name) is None else asarray(state[name], dtype=a.dtype, device=p.device)
+            value = a if state.get(name) is None else asarray(_taken(state[name]), dtype=a.dtype, device=p.device)
             if not same_shape(value.shape, a.shape):
                 raise InputError(
                     f"load_state_dict: {name} of parameter {k} has shape {value.shape}, expected {a.shape}"
@@ -363,3 +363,8 @@ def _named(params: Any) -> list[tuple[str | None, Any]]:
     if len({n is None for n, _ in named}) > 1:
         raise InputError("params: some parameters have names and others have none")
     return named
+
+
+def _taken(x: Any) -> Any:
+    """An array of a loaded state, of which its owner may write to the memory."""
+    return x if isinstance(x, Array) else np.array(x)
