@@ -367,4 +367,4 @@ def _named(params: Any) -> list[tuple[str | None, Any]]:
 
 def _taken(x: Any) -> Any:
     """An array of a loaded state, of which its owner may write to the memory."""
-    return x if isinstance(x, Array) else np.array(x)
+    return x if isinstance(x, Array) else np.array(asarray(x).numpy())

@@ -270,11 +270,12 @@ class TrainStep:
 
 
 def draws(g: Graph, key: Value) -> bool:
-    """Does a traced step draw random numbers? `key`: that of the next call, a part of the words of which draws have
+    """Does a traced step draw random numbers? `key`: that of the next call, some of the words of which draws have the
     others.
     """
-    assert key.node is not None
-    (words,) = key.node.inputs
+    words = key
+    while words.node is not None and (first := words.node.inputs[0]) is not None and first.node is not None:
+        words = first
     return sum(v is words for node in g.nodes() for v in node.inputs) > 1
 
 
