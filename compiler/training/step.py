@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from dnnc.executable import Executable
 from dnnc.frontends.trace import Spec, traced
 from dnnc.frontends.trace.tracer import Traced
 from dnnc.ir import checks
-from dnnc.ir.errors import InputError, a_type
+from dnnc.ir.errors import ArtifactError, InputError, a_type, count
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.lru import LRU
 from dnnc.ir.target import parse_target
@@ -28,6 +29,7 @@ from dnnc.optim.rounding import NARROW
 from dnnc.options import CompileOptions, JitOptions, make_options
 from dnnc.pytree import Branch, Leaf, Rules, Tree, flatten, unflatten
 from dnnc.training.bound_module import BoundModule, Held, is_module
+from dnnc.training.checkpoint import load_arrays, save_arrays
 from dnnc.training.iteration import KEY, PARAMS, STEP, Iteration, Parameter
 from dnnc.training.resident import Resident
 from dnnc.training.statistics import Statistics
@@ -228,6 +230,23 @@ class TrainStep:
         self._shown.clear()
         self._calls = int(asarray(state["calls"]))
         self._lend()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state and the hyperparameters to an .npz or .safetensors file, which is replaced at once."""
+        groups = [{n: g[n] for n in g if n in self.optimizer.defaults} for g in self.optimizer.param_groups]
+        save_arrays(path, {"state": self.state_dict(), "groups": groups})
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on where a step was saved, to the bit. ArtifactError: the file is of something else."""
+        found = load_arrays(path)
+        if not isinstance(found, dict) or set(found) != {"state", "groups"}:
+            raise ArtifactError(f"load: {path} holds no training step; dnnc.load_arrays reads it")
+        groups = self.optimizer.param_groups
+        if len(found["groups"]) != len(groups):
+            raise InputError(f"load: {path} has {count(len(found['groups']), 'group')}, the optimizer {len(groups)}")
+        self.load_state_dict(found["state"])
+        for own, g in zip(groups, found["groups"]):
+            own.update(g)
 
     def _own(self, a: Array) -> Any:
         """A copy of an array where the step runs."""
