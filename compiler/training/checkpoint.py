@@ -64,9 +64,8 @@ def save_arrays(path: str | os.PathLike[str], tree: Any) -> None:
         for n, a in arrays.items():
             if a.dtype not in SAFE.values():
                 raise InputError(f"save_arrays: {n} is {a.dtype}, which safetensors has not; write an .npz file")
-        tensors = {n: {"dtype": a.dtype.name, "shape": a.shape, "data": a.tobytes()} for n, a in arrays.items()}
         with replacing(path) as file:
-            file.write(safetensors.serialize(tensors, {LAYOUT: layout}))
+            file.write(safetensors.save(arrays, {LAYOUT: layout}))
     else:
         raise InputError(f"save_arrays: {path}: expected a path that ends in .npz or .safetensors")
 
