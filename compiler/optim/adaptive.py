@@ -120,9 +120,7 @@ class Adadelta(Optimizer):
         maximize: bool = False,
         half: str = "master",
     ) -> None:
-        super().__init__(
-            params, dict(lr=lr, rho=rho, eps=eps, weight_decay=weight_decay, maximize=maximize, half=half)
-        )
+        super().__init__(params, dict(lr=lr, rho=rho, eps=eps, weight_decay=weight_decay, maximize=maximize, half=half))
 
     def init(self, param: Array, group: Group) -> State:
         return {"square_avg": zeros_like(param), "acc_delta": zeros_like(param)}

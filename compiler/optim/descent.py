@@ -54,9 +54,7 @@ class SGD(Optimizer):
     def numbers(self, h: Hyper, group: Mapping[str, Any]) -> dict[str, Any]:
         return {"damp": choose(h.step == 1, 1.0, 1 - h.dampening)}
 
-    def update(
-        self, p: Array, g: Array, s: State, h: SimpleNamespace, group: Mapping[str, Any]
-    ) -> tuple[Array, State]:
+    def update(self, p: Array, g: Array, s: State, h: SimpleNamespace, group: Mapping[str, Any]) -> tuple[Array, State]:
         if group["weight_decay"]:
             g = g + p * h.weight_decay
         if not group["momentum"]:

@@ -8,6 +8,7 @@ puts them one after the other. Neither `Optimizer.step` nor `dnnc.train_step` co
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from dnnc.ir.errors import InputError, count
 from dnnc.optim.optimizer import Optimizer
 
 
-class LRScheduler:
+class LRScheduler(ABC):
     """Base of all schedules.
 
     Args:
@@ -36,9 +37,9 @@ class LRScheduler:
         self.last_epoch = last_epoch
         self.step()
 
+    @abstractmethod
     def rate(self, base: float, t: int, k: int) -> float:
         """The learning rate of group `k` at step `t`."""
-        raise NotImplementedError
 
     def step(self) -> None:
         """Go to the next step."""
@@ -248,10 +249,19 @@ class SequentialLR(LRScheduler):
         self.schedulers, self.milestones = list(schedulers), list(milestones)
         super().__init__(optimizer, last_epoch)
 
+    def rate(self, base: float, t: int, k: int) -> float:
+        which, first = self._which(t)
+        return self.schedulers[which].rate(base, t - first, k)
+
+    def _which(self, t: int) -> tuple[int, int]:
+        """The number of the schedule at step `t`, and the step at which it begins."""
+        k = bisect_right(self.milestones, t)
+        return k, self.milestones[k - 1] if k else 0
+
     def _at(self, t: int) -> None:
         self.last_epoch = t
-        k = bisect_right(self.milestones, t)
-        self.schedulers[k]._at(t - (self.milestones[k - 1] if k else 0))
+        which, first = self._which(t)
+        self.schedulers[which]._at(t - first)
         self._last_lr = [g["lr"] for g in self.optimizer.param_groups]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -117,8 +117,8 @@ class AdamW(Adam):
 class NAdam(Moments):
     """Adam with Nesterov's momentum, whose weight grows over `momentum_decay`. Source: Dozat, 2016.
 
-        mu_t = beta1 (1 - 0.96^(t momentum_decay) / 2)
-        p = p - lr ((1 - mu_t) g / (1 - mu_1 ... mu_t) + mu_(t+1) m / (1 - mu_1 ... mu_(t+1))) / (sqrt(v') + eps)
+    mu_t = beta1 (1 - 0.96^(t momentum_decay) / 2)
+    p = p - lr ((1 - mu_t) g / (1 - mu_1 ... mu_t) + mu_(t+1) m / (1 - mu_1 ... mu_(t+1))) / (sqrt(v') + eps)
     """
 
     def __init__(
@@ -206,8 +206,8 @@ class RAdam(Moments):
 class LAMB(Moments):
     """Layer-wise adaptive moments for large batches. Source: You et al., 2020 (algorithm 2, phi the identity).
 
-        r = m' / (sqrt(v') + eps) + weight_decay p
-        p = p - lr |p| / |r| r                       the ratio is 1 where a norm is zero
+    r = m' / (sqrt(v') + eps) + weight_decay p
+    p = p - lr |p| / |r| r                       the ratio is 1 where a norm is zero
     """
 
     def __init__(

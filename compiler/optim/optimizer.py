@@ -12,6 +12,7 @@ An optimizer is one pure rule for a parameter:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -44,7 +45,7 @@ class Slot:
     arrays: State
 
 
-class Optimizer:
+class Optimizer(ABC):
     """Base of all optimizers.
 
     Args:
@@ -78,11 +79,9 @@ class Optimizer:
         """Further numbers for `update`, computed of those of a group and of `h.step`."""
         return {}
 
-    def update(
-        self, p: Array, g: Array, s: State, h: SimpleNamespace, group: Mapping[str, Any]
-    ) -> tuple[Array, State]:
+    @abstractmethod
+    def update(self, p: Array, g: Array, s: State, h: SimpleNamespace, group: Mapping[str, Any]) -> tuple[Array, State]:
         """The next parameter and state. Whether an option is zero may be asked of `group`, its value is in `h`."""
-        raise NotImplementedError
 
     # --- how it is applied --------------------------------------------------------------------------------------------
 
@@ -107,7 +106,9 @@ class Optimizer:
         if p.dtype.name not in NARROW:
             return self.update(p, g, s, at(p.dtype), group)
         inner = dict(s)
-        wide, made = self.update(inner.pop(MASTER) if MASTER in s else p.astype(WIDE), g.astype(WIDE), inner, at(WIDE), group)
+        wide, made = self.update(
+            inner.pop(MASTER) if MASTER in s else p.astype(WIDE), g.astype(WIDE), inner, at(WIDE), group
+        )
         rounded = stochastically_rounded(wide, p.dtype, key) if group["half"] == "stochastic" else wide.astype(p.dtype)
         return rounded, {MASTER: wide, **made} if MASTER in s else made
 
@@ -314,8 +315,7 @@ class Optimizer:
 
     def __repr__(self) -> str:
         lines = [
-            f"  group {k}: {count(len(g['params']), 'parameter')}, "
-            + ", ".join(f"{n}={g[n]!r}" for n in self.defaults)
+            f"  group {k}: {count(len(g['params']), 'parameter')}, " + ", ".join(f"{n}={g[n]!r}" for n in self.defaults)
             for k, g in enumerate(self.param_groups)
         ]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])

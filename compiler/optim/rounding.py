@@ -44,7 +44,7 @@ def stochastically_rounded(x: Array, dtype: DType, key: Array) -> Array:
     fraction = (size - normal) / spacing  # exact: all are multiples of the spacing of float32
     draws = array_of(apply("random_uniform", key._parts[0], shape=x.shape, dtype=f32))
     rounded = normal + where(draws < fraction, spacing, 0.0)
-    return where(isfinite(x), where(x < 0, -rounded, rounded), x).astype(dtype)
+    return where(isfinite(x) & (x != 0), where(x < 0, -rounded, rounded), x).astype(dtype)
 
 
 def _bits(x: Array) -> Array:

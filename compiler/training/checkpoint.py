@@ -122,7 +122,9 @@ def _described(tree: Any, path: str, arrays: Arrays) -> Any:
         return {"value": tree}
     a = tree._contents() if isinstance(tree, Array) else tree
     if not isinstance(a, (np.ndarray, np.generic)) or a.dtype.kind == "O":
-        raise InputError(f"save_arrays: {path or 'the tree'} is {a_type(tree)}; expected an array, a number, a text or None")
+        raise InputError(
+            f"save_arrays: {path or 'the tree'} is {a_type(tree)}; expected an array, a number, a text or None"
+        )
     name = path or "array"
     if name == LAYOUT or name in arrays:
         raise InputError(f"save_arrays: the name {name} stands for two arrays; rename one")

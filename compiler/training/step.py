@@ -103,7 +103,9 @@ class TrainStep:
     def _slow(self, batch: Sequence[Any], turn: str) -> Any:
         """The same of any batch."""
         leaves, tree = flatten(tuple(batch), "", Rules())
-        arrays = [x if isinstance(x, Array) else asarray(x, copy=False) if _shares(x) else borrowed(x) for _, x in leaves]
+        arrays = [
+            x if isinstance(x, Array) else asarray(x, copy=False) if _shares(x) else borrowed(x) for _, x in leaves
+        ]
         if arrays:
             evaluate(*arrays)
         buffers = [moved_to(a._buffer(), self._where) for a in arrays]

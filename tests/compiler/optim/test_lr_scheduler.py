@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import dnnc
 import dnnc.array as xp
 from dnnc import optim
 
-torch = pytest.importorskip("torch")
 Make = Callable[[Any, Any], Any]  # of lr_scheduler and an optimizer
 
 

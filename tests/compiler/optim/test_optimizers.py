@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import dnnc
 import dnnc.array as xp
 from dnnc import optim
 from dnnc.array.lazy import PROGRAMS_MADE
 
-torch = pytest.importorskip("torch")
 RNG = np.random.default_rng(0)
 WEIGHTS = {"w": RNG.standard_normal((5, 4)), "b": RNG.standard_normal(4), "v": RNG.standard_normal((4, 2))}
 BATCHES = [(RNG.standard_normal((8, 5)), RNG.standard_normal((8, 2))) for _ in range(20)]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
 
 import dnnc
 import dnnc.array as xp
@@ -31,8 +34,6 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_trees_come_back(suffix: str, tmp_path: Path) -> None:
-    if suffix == ".safetensors":
-        pytest.importorskip("safetensors")
     tree = {
         "model": {"w": RNG.standard_normal((3, 4)), "b": xp.asarray(np.float32([np.nan, -0.0])), "empty": np.zeros((0, 2))},
         "half": [np.ones(3, np.float16), np.full((2, 2), 1.5, ml_dtypes.bfloat16)],
@@ -46,8 +47,8 @@ def test_trees_come_back(suffix: str, tmp_path: Path) -> None:
     assert list(dnnc.load_arrays(path)) == ["w", "b", "empty"]
 
 
+@pytest.mark.slow
 def test_files_of_other_libraries(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
     w = RNG.standard_normal((3, 2)).astype(np.float32)
     np.savez(tmp_path / "a.npz", w=w)
     torch.save({"net": {"w": torch.tensor(w), "h": torch.ones(2, dtype=torch.bfloat16)}, "epoch": 3}, tmp_path / "a.pt")
@@ -57,7 +58,6 @@ def test_files_of_other_libraries(tmp_path: Path) -> None:
 
 
 def test_hdf5(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["layer/w"] = np.arange(6.0).reshape(2, 3)
         file["n"] = 3
@@ -66,11 +66,10 @@ def test_hdf5(tmp_path: Path) -> None:
 
 
 def test_safetensors_of_others(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("safetensors.numpy")
-    numpy.save_file({"w": np.arange(3, dtype=np.int32)}, tmp_path / "a.safetensors")
+    safetensors.numpy.save_file({"w": np.arange(3, dtype=np.int32)}, tmp_path / "a.safetensors")
     assert dnnc.load_arrays(tmp_path / "a.safetensors")["w"].tolist() == [0, 1, 2]
     dnnc.save_arrays(tmp_path / "b.safetensors", {"a": {"w": np.float32([1, 2])}})
-    assert numpy.load_file(tmp_path / "b.safetensors")["a.w"].tolist() == [1, 2]
+    assert safetensors.numpy.load_file(tmp_path / "b.safetensors")["a.w"].tolist() == [1, 2]
 
 
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
