@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import Array
-from dnnc.array.elementwise import where
 from dnnc.array.elementwise import sqrt as array_sqrt
+from dnnc.array.elementwise import where
 from dnnc.array.promotion import DType
 
 Number = Any  # a Python number, or a float64 array without axes

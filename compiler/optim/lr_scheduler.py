@@ -122,7 +122,7 @@ class ExponentialLR(LRScheduler):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Half a cosine from the base rate down to `eta_min` in `T_max` steps, and up again. Loshchilov and Hutter, 2017."""
+    """Half a cosine from the base rate down to `eta_min` in `T_max` steps, and up again (Loshchilov and Hutter)."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
         self.T_max, self.eta_min = checks.integer(T_max, "T_max", 1), eta_min
@@ -158,8 +158,8 @@ class LinearLR(LRScheduler):
 
 
 class OneCycleLR(LRScheduler):
-    """From `max_lr / div_factor` up to `max_lr`, and down to a `final_div_factor`-th of the beginning; momentum goes the
-    other way. Source: Smith and Topin, 2018, in the form of PyTorch's.
+    """From `max_lr / div_factor` up to `max_lr`, and down to a `final_div_factor`-th of the beginning; momentum goes
+    the other way. Source: Smith and Topin, 2018, in the form of PyTorch's.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ class Adam(Moments):
 
 
 class AdamW(Adam):
-    """Adam with weight decay of the parameter itself: `p = p - lr weight_decay p` first. Loshchilov and Hutter, 2019."""
+    """Adam with weight decay of the parameter itself: `p = p - lr weight_decay p` first (Loshchilov, 2019)."""
 
     def __init__(
         self,

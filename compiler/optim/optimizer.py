@@ -194,7 +194,7 @@ class Optimizer(ABC):
                 number += 1
                 if not isinstance(p, Array):
                     raise InputError(
-                        f"{type(self).__name__}.step: the optimizer was made without arrays; give it parameters, or use "
+                        f"{type(self).__name__}.step: the optimizer was made without arrays; give it some, or use "
                         "dnnc.train_step"
                     )
                 if p.grad is not None:
@@ -338,7 +338,7 @@ def _groups(params: Any) -> list[dict[str, Any]]:
         return [{"params": ["*"]}]
     if isinstance(params, (Array, str)) or not isinstance(params, Iterable):
         raise InputError(
-            f"params: expected arrays, pairs of a name and an array, or groups (dicts with params), got {a_type(params)}"
+            f"params: expected arrays, pairs of a name and an array, or dicts with params, got {a_type(params)}"
         )
     given: Sequence[Any] = list(params.items()) if isinstance(params, Mapping) else list(params)
     if not given:

@@ -42,7 +42,7 @@ class Progress(Generic[T]):
         return self._total
 
     def tell(self, **numbers: Any) -> None:
-        """Show numbers of this step, such as `loss=loss`. Arrays are read when the display is refreshed, and not now."""
+        """Show numbers of this step, such as `loss=loss`. Arrays are read when the display is refreshed."""
         self._told.append({"step": self._steps, "seconds": time.perf_counter() - self._begin, **numbers})
 
     def __iter__(self) -> Iterator[T]:

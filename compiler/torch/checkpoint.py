@@ -6,21 +6,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-from dnnc.ir.errors import UnsupportedError, install
+import torch
 
 Array = np.ndarray[Any, Any]
 
 
 def arrays_of(path: str) -> dict[str, Array]:
-    """The tensors of a file that torch.save wrote, by the names of their places; nothing else of it, and no code.
-
-    UnsupportedError: torch is not installed.
-    """
-    try:
-        import torch
-    except ImportError as e:
-        raise UnsupportedError(f"{path} is a file of PyTorch, which is not installed: {install('torch')}") from e
+    """The tensors of a file that torch.save wrote, by the names of their places; nothing else of it, and no code."""
     found: dict[str, Array] = {}
 
     def collect(x: Any, name: str) -> None:

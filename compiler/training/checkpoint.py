@@ -94,12 +94,12 @@ def _suffix(path: str | os.PathLike[str]) -> str:
     return Path(checks.path(path, "path")).suffix.lower()
 
 
-def _library(name: str) -> Any:
+def _library(name: str, extra: str = "checkpoint") -> Any:
     try:
         return import_module(name)
     except ImportError as e:
         package = name.partition(".")[0]
-        raise UnsupportedError(f"this file needs {package}: {install('checkpoint')}, or pip install {package}") from e
+        raise UnsupportedError(f"this file needs {package}: {install(extra)}, or pip install {package}") from e
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------
@@ -182,9 +182,8 @@ def _hdf5(path: str) -> tuple[str | None, Arrays]:
 
 
 def _torch(path: str) -> tuple[str | None, Arrays]:
-    from dnnc.torch.checkpoint import arrays_of
-
-    return None, arrays_of(path)
+    _library("torch", "torch")
+    return None, import_module("dnnc.torch.checkpoint").arrays_of(path)
 
 
 READERS: Mapping[str, Callable[[str], tuple[str | None, Arrays]]] = {

@@ -218,8 +218,8 @@ class TrainStep:
         missing = [n for n in (*self._names, "calls") if n not in state]
         if missing:
             raise InputError(
-                f"load_state_dict: there is no {', '.join(missing[:5])} in the state; it was saved by a step with other "
-                "parameters or options"
+                f"load_state_dict: there is no {', '.join(missing[:5])} in the state; it was saved by a step with "
+                "other parameters or options"
             )
         made = []
         for name, (shape, dtype) in zip(self._names, self._types):

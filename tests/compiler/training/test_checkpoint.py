@@ -35,9 +35,9 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_trees_come_back(suffix: str, tmp_path: Path) -> None:
     tree = {
-        "model": {"w": RNG.standard_normal((3, 4)), "b": xp.asarray(np.float32([np.nan, -0.0])), "empty": np.zeros((0, 2))},
+        "model": {"w": RNG.random((3, 4)), "b": xp.asarray(np.float32([np.nan, -0.0])), "empty": np.zeros((0, 2))},
         "half": [np.ones(3, np.float16), np.full((2, 2), 1.5, ml_dtypes.bfloat16)],
-        "optimizer": {"state": {0: {"step": 3, "m": np.int64(7)}}, "param_groups": [{"betas": (0.9, 0.999), "x": None}]},
+        "optimizer": {"state": {0: {"step": 3, "m": np.int64(7)}}, "param_groups": [{"betas": (0.9, 0.99), "x": None}]},
         "epoch": 3, "name": "net", "rate": 0.1, "flag": True, "mask": np.array([True, False]),
     }  # fmt: skip
     path = tmp_path / f"a{suffix}"
@@ -74,6 +74,7 @@ def test_safetensors_of_others(tmp_path: Path) -> None:
 
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bad.npz").write_bytes(b"no zip")
+    twice = {"a.b": RNG.random(2), "a": {"b": RNG.random(2)}}
 
     def missing(name: str) -> Any:
         raise ImportError(name)
@@ -84,7 +85,7 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("cannot be read", dnnc.ArtifactError, lambda: dnnc.load_arrays(tmp_path / "bad.npz")),
         ("cannot be read", dnnc.ArtifactError, lambda: dnnc.load_arrays(tmp_path / "none.npz")),
         ("f is a function", dnnc.InputError, lambda: dnnc.save_arrays(tmp_path / "a.npz", {"f": missing})),
-        ("two arrays", dnnc.InputError, lambda: dnnc.save_arrays(tmp_path / "a.npz", {"a.b": RNG.random(2), "a": {"b": RNG.random(2)}})),
+        ("two arrays", dnnc.InputError, lambda: dnnc.save_arrays(tmp_path / "a.npz", twice)),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()
