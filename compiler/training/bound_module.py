@@ -69,17 +69,28 @@ class BoundModule:
 
 
 class Held:
-    """Stands for the value of an array that a training state holds: who looks gets it, and the state takes a copy."""
+    """Stands for the value of an array that a training state holds: who looks gets it, and the state takes a copy.
+
+    Attributes:
+        parts: what the array was given when somebody looked; it has others once somebody wrote into it.
+    """
 
     def __init__(self, owner: Array, fetch: Callable[[], Lazy], requires_grad: bool) -> None:
-        self._owner, self._fetch, self._requires_grad = owner, fetch, requires_grad
+        self.owner, self._fetch, self._requires_grad = owner, fetch, requires_grad
+        self.parts: tuple[Lazy, ...] | None = None
+
+    @property
+    def written(self) -> bool:
+        """Did somebody write into the array since it was given its value?"""
+        return self.parts is not None and self.owner._parts is not self.parts
 
     def _value(self) -> tuple[Lazy, ...]:
-        owner = self._owner
+        owner = self.owner
         owner._set((self._fetch(),))
         if self._requires_grad:
             gradients().begin(owner)
-        return owner._parts
+        self.parts = owner._parts
+        return self.parts
 
     def __len__(self) -> int:
         return 1

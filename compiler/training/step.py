@@ -64,6 +64,7 @@ class TrainStep:
         self._held: list[Any] = [self._own(a) for a in first.values()]
         self._place = {n: k for k, n in enumerate(self._names)}
         self._shown: set[int] = set()  # arrays of the state whose memory somebody else may see
+        self._lent: dict[int, Held] = {}  # to the arrays of a module
         self._calls = 0
         self._programs: LRU[Any, tuple[Resident, Traced]] = LRU(PROGRAMS)
         self._numbers: tuple[float, ...] | None = None
@@ -222,11 +223,8 @@ class TrainStep:
                 "other parameters or options"
             )
         made = []
-        for name, (shape, dtype) in zip(self._names, self._types):
-            a = asarray(state[name])
-            if a.shape != shape or a.dtype != dtype:
-                raise InputError(f"load_state_dict: {name} is {a.dtype} {a.shape}, expected {dtype} {shape}")
-            made.append(a)
+        for name in self._names:
+            made.append(self._fitting(name, asarray(state[name])))
         evaluate(*made)
         self._held = [self._own(a) for a in made]
         self._shown.clear()
@@ -250,6 +248,12 @@ class TrainStep:
         for own, g in zip(groups, found["groups"]):
             own.update(g)
 
+    def _fitting(self, name: str, a: Array) -> Array:
+        shape, dtype = self._types[self._place[name]]
+        if a.shape != shape or a.dtype != dtype:
+            raise InputError(f"train_step: {name} is {a.dtype} {a.shape}, expected {dtype} {shape}")
+        return a
+
     def _own(self, a: Array) -> Any:
         """A copy of an array where the step runs."""
         data = moved_to(a._buffer(), self._where)
@@ -272,7 +276,10 @@ class TrainStep:
     def _keep_apart(self) -> None:
         """Leave memory that others may see to them."""
         for k in self._shown:
-            data = self._held[k]
+            data, lent = self._held[k], self._lent.get(k)
+            if lent is not None and lent.written:
+                self._held[k] = self._own(self._fitting(self._names[k], lent.owner))
+                continue
             self._held[k] = data.place.copied(data) if isinstance(data, DeviceData) else data.copy()
         self._shown.clear()
         self._lend()
@@ -286,8 +293,8 @@ class TrainStep:
             for name, a in arrays.items():
                 if not isinstance(a._parts, Held):
                     k = self._place[kind + name]
-                    a._parts = Held(a, lambda k=k: self._show(k), requires)  # type: ignore[assignment, misc]
-                    a._pairs = None
+                    self._lent[k] = held = Held(a, lambda k=k: self._show(k), requires)  # type: ignore[misc]
+                    a._parts, a._pairs = held, None  # type: ignore[assignment]
 
 
 def draws(g: Graph, key: Value) -> bool:

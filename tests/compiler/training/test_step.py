@@ -205,6 +205,8 @@ def test_a_module_sees_its_parameters() -> None:
     assert np.allclose(np.asarray(model.w), w) and float(model.calls) == 3
     assert np.allclose(np.asarray(model(xp.asarray(x))), x @ w)
     assert step.params is model
+    model.w[...] = 0  # what is written into a parameter counts
+    assert float(step(x)) == 0.0
 
 
 class Small:
