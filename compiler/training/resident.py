@@ -1,8 +1,8 @@
 """A program whose state stays where it is: inputs whose memory outputs take, held from one call to the next.
 
 The state is nobody else's memory, so a call checks nothing of it. On the host, a result that the plan could not put
-into the memory of its input goes to a second buffer, and the two change places. On a device, all is queued in the
-order of the current stream.
+into the memory of its input goes to a second buffer, and the two change places. On a device a call is one launch of a
+recorded graph, whose addresses are fixed: batches are copied to memory of the program, and results from there.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Resident:
     Args:
         f: compiled for fixed sizes, with donated inputs.
         where: the device of the state.
-        state: which arrays of the state `f` takes, by number, in order.
-        donated: which of these outputs replace, by the number of the output, ahead of all other outputs.
+        donated: numbers of the arrays of the state that the first outputs replace, in order.
     """
 
-    def __init__(self, f: Executable, where: str, state: Sequence[int], donated: Sequence[int]) -> None:
-        self.f, self.state, self.donated = f, tuple(state), tuple(donated)
+    def __init__(self, f: Executable, where: str, donated: Sequence[int]) -> None:
+        self.f, self.donated = f, tuple(donated)
         self.place: Place | None = None if where == HOST else place(where)
-        self._all = self.state == tuple(range(len(self.state)))
+        shapes = tuple(tuple(int(str(d)) for d in v.shape) for v in f.inputs)
+        self.instance: Any = f.cache.instance(shapes)
+        self._call: Any = None  # bound to memory of a device
+        self._stream = 0
         if self.place is None:
-            shapes = tuple(tuple(int(str(d)) for d in v.shape) for v in f.inputs)
-            self.instance = f.cache.instance(shapes)
             outputs = self.instance.outputs
             assert outputs is not None, "sizes are fixed"
             self._moved = [(k, j) for k, j in enumerate(self.donated) if k not in self.instance.in_place]
@@ -43,22 +43,45 @@ class Resident:
 
     def __call__(self, held: list[Buffer], others: Sequence[Buffer]) -> list[Buffer]:
         """The outputs that are no part of the state; `held`, the state, is brought up to date."""
-        inputs = [*(held if self._all else [held[k] for k in self.state]), *others]
         if self.place is not None:
-            return self._queue(self.place, held, inputs)
+            return self._queue(self.place, held, others)
         results = [held[j] for j in self.donated]
         for k, _ in self._moved:
             results[k] = self._spare[k]
         results += [np.empty(s, d) for s, d in self._fresh]
-        self.instance.into(inputs, results)
+        self.instance.into([*held, *others], results)
         for k, j in self._moved:
             self._spare[k], held[j] = held[j], results[k]
         return results[len(self.donated) :]
 
-    def _queue(self, where: Place, held: list[Buffer], inputs: Sequence[Buffer]) -> list[Buffer]:
-        given = [a if isinstance(a, DeviceData) else where.upload(a) for a in inputs]
-        made = self.f(*given)
-        results = list(made) if isinstance(made, tuple) else [made]
-        for k, j in enumerate(self.donated):
-            held[j] = results[k]
-        return results[len(self.donated) :]
+    # --- on a device --------------------------------------------------------------------------------------------------
+
+    def _queue(self, where: Place, held: Sequence[DeviceData], others: Sequence[Buffer]) -> list[Buffer]:
+        stream = where.device.current_stream()
+        if self._call is None or stream != self._stream:
+            self._bind(where, held, others, stream)
+        for there, a in zip(self._inputs, others):
+            if isinstance(a, DeviceData):
+                where.order(a, stream)
+                where.device.copy(there.address, a.address, a.nbytes, stream)
+                where.done(a, stream)
+            elif a.nbytes:
+                where.device.upload(there.address, a, stream)
+        self._call()
+        if self.instance.program.guarded:
+            where.defer(self, self._call.check, stream)
+        return [where.copied(r) for r in self._results]
+
+    def _bind(self, where: Place, held: Sequence[DeviceData], others: Sequence[Buffer], stream: int) -> None:
+        """Record the program for these addresses, in the order of a stream."""
+        for d in held:
+            where.order(d, stream)
+            d.stream = stream
+        self._inputs = [where.empty(a.shape, a.dtype, stream) for a in others]
+        self._results = [where.empty(s, np.dtype(d), stream) for s, d in self.instance.outputs[len(self.donated) :]]
+        self._call = self.f.bind([*held, *self._inputs], [*(held[j] for j in self.donated), *self._results])
+        self._stream = stream
+
+    def release(self) -> None:
+        """The state has other memory from now on."""
+        self._call = None

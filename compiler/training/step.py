@@ -63,7 +63,7 @@ class TrainStep:
         self._types = [(a.shape, a.dtype) for a in first.values()]
         self._held: list[Any] = [self._own(a) for a in first.values()]
         self._place = {n: k for k, n in enumerate(self._names)}
-        self._shown: set[int] = set()  # arrays of the state whose memory somebody else may see
+        self._out: list[int] = []  # arrays that a module shows as they were
         self._lent: dict[int, Held] = {}  # to the arrays of a module
         self._calls = 0
         self._programs: LRU[Any, tuple[Resident, Traced]] = LRU(PROGRAMS)
@@ -83,8 +83,8 @@ class TrainStep:
         Returns:
             The loss as an array without axes, of before the update; `(loss, aux)` where the loss function gives these.
         """
-        if self._shown:
-            self._keep_apart()
+        if self._out:
+            self._take_back()
         self._read_numbers()
         buffers, types = [], []
         for a in batch:
@@ -182,7 +182,7 @@ class TrainStep:
         )  # fmt: skip
         f = compile_graph(g, ([v for v in names], outputs), options)
         (shape,) = results
-        return Resident(f, self._where, range(n), changed), Traced(g, shape, found.dtypes[n:])
+        return Resident(f, self._where, changed), Traced(g, shape, found.dtypes[n:])
 
     @property
     def programs(self) -> list[Executable]:
@@ -227,7 +227,8 @@ class TrainStep:
             made.append(self._fitting(name, asarray(state[name])))
         evaluate(*made)
         self._held = [self._own(a) for a in made]
-        self._shown.clear()
+        self._out.clear()
+        self._release()
         self._calls = int(asarray(state["calls"]))
         self._lend()
 
@@ -263,26 +264,34 @@ class TrainStep:
 
     def _array(self, name: str) -> Array:
         k = self._place[name]
-        return Array((self._show(k),), self._types[k][1])
+        return Array((self._copied(k),), self._types[k][1])
 
     def _value(self, name: str) -> Any:
         return self._array(name)._contents()
 
-    def _show(self, k: int) -> Lazy:
+    def _copied(self, k: int) -> Lazy:
         """An array of the state as a value, which stays as it is when the next step comes."""
-        self._shown.add(k)
-        return leaf(self._held[k], self._where)
+        data = self._held[k]
+        return leaf(data.place.copied(data) if isinstance(data, DeviceData) else data.copy(), self._where)
 
-    def _keep_apart(self) -> None:
-        """Leave memory that others may see to them."""
-        for k in self._shown:
-            data, lent = self._held[k], self._lent.get(k)
-            if lent is not None and lent.written:
-                self._held[k] = self._own(self._fitting(self._names[k], lent.owner))
-                continue
-            self._held[k] = data.place.copied(data) if isinstance(data, DeviceData) else data.copy()
-        self._shown.clear()
+    def _shown(self, k: int) -> Lazy:
+        """The same for an array of a module."""
+        self._out.append(k)
+        return self._copied(k)
+
+    def _take_back(self) -> None:
+        """Take what was written into arrays of a module, and let them stand for the state again."""
+        written = [k for k in self._out if self._lent[k].written]
+        for k in written:
+            self._held[k] = self._own(self._fitting(self._names[k], self._lent[k].owner))
+        if written:
+            self._release()
+        self._out.clear()
         self._lend()
+
+    def _release(self) -> None:
+        for resident, _ in self._programs.values():
+            resident.release()
 
     def _lend(self) -> None:
         """Let the arrays of a module stand for what the state holds."""
@@ -293,7 +302,7 @@ class TrainStep:
             for name, a in arrays.items():
                 if not isinstance(a._parts, Held):
                     k = self._place[kind + name]
-                    self._lent[k] = held = Held(a, lambda k=k: self._show(k), requires)  # type: ignore[misc]
+                    self._lent[k] = held = Held(a, lambda k=k: self._shown(k), requires)  # type: ignore[misc]
                     a._parts, a._pairs = held, None  # type: ignore[assignment]
 
 
