@@ -1,7 +1,7 @@
 """Statistics of gradients and activations beside a training step, and a watchdog that names the first bad value.
 
-Of each value three numbers: the largest magnitude (NaN or infinite where an element is), the mean, and the share of
-elements at the largest number of the dtype or beyond. They are computed where the value is, by the kernels of the step.
+Of each value three numbers: the largest magnitude (NaN or infinite where an element is), the mean, and of 16-bit floats
+the share of elements at the largest number or beyond. They are computed where the value is, by the kernels of the step.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from dnnc.array.core import Array, array_of
 from dnnc.array.elementwise import abs as absolute
-from dnnc.array.elementwise import isfinite
 from dnnc.array.lazy import Call, Lazy
 from dnnc.array.manipulation import stack
 from dnnc.array.statistical import max as largest
@@ -82,10 +82,11 @@ class Watch:
 
 
 def _row(x: Array) -> Array:
-    size = absolute(x)
-    most = float(np.finfo(x.dtype).max) if x.dtype.kind == "f" else 3.3895e38  # of bfloat16
-    full = (size >= most * FULL) if x.dtype.itemsize < 4 else ~isfinite(x)
-    return stack([largest(size).astype(WIDE), mean(x.astype(WIDE)), mean(full.astype(WIDE))])
+    row = [largest(absolute(x)).astype(WIDE), mean(x).astype(WIDE)]
+    if x.dtype.itemsize > 2:
+        return stack([*row, row[0] * 0])  # where numbers of 32 bits end, they are infinite: the largest one tells
+    most = float(ml_dtypes.finfo(x.dtype).max)
+    return stack([*row, mean((absolute(x) >= most * FULL).astype(WIDE))])
 
 
 def _heavy(last: Lazy, leaves: set[int]) -> list[tuple[str, Array]]:
