@@ -34,7 +34,7 @@ def norm_of(gradients: Sequence[Array], norm_type: float = 2.0) -> Array:
 
 def clipped_by_norm(gradients: Sequence[Array], max_norm: Any, norm: Array) -> list[Array]:
     """Gradients whose norm is `max_norm` at most."""
-    factor = minimum(max_norm / (norm + EPS), norm * 0 + 1.0)
+    factor = minimum(max_norm / (norm + EPS), 1.0)
     return [g * factor.astype(g.dtype) for g in gradients]
 
 

@@ -103,7 +103,7 @@ class Iteration:
     # --- the trace ----------------------------------------------------------------------------------------------------
 
     def run(self, place: str, state: Arrays, hyper: Array, batch: Sequence[Any]) -> tuple[Arrays, Any]:
-        """The next state, and (loss, further results or None, statistics)."""
+        """The next state, and what the caller sees: (loss, or loss and further results; statistics)."""
         after = dict(state)
         after[KEY], key = _keys(state[KEY])
         params = [state[PARAMS + p.name] for p in self.parameters]
@@ -111,11 +111,11 @@ class Iteration:
         watch = Watch(self.statistics)
 
         def scaled(leaves: list[Array]) -> Any:
-            loss, aux, buffers = self._loss(leaves, state, batch, key)
+            loss, seen, buffers = self._loss(leaves, state, batch, key)
             wide = loss if scale is None else loss.astype(np.promote_types(loss.dtype, WIDE)) * scale
-            return wide, (loss, aux, buffers, watch.activations(loss, leaves))
+            return wide, (seen, buffers, watch.activations(loss, leaves))
 
-        (_, (loss, aux, buffers, activations)), gradients = value_and_grad(scaled, has_aux=True)(params)
+        (_, (seen, buffers, activations)), gradients = value_and_grad(scaled, has_aux=True)(params)
         after.update({BUFFERS + n: a.astype(state[BUFFERS + n].dtype, copy=False) for n, a in buffers.items()})
         gradients = [g.astype(WIDE) if g.dtype.name in NARROW else g for g in gradients]
         if scale is not None:
@@ -126,16 +126,16 @@ class Iteration:
             gradients = [state[GRADIENT + p.name] + g for p, g in zip(self.parameters, gradients)]
         if place in ("first", "middle"):
             after.update({GRADIENT + p.name: g for p, g in zip(self.parameters, gradients)})
-            return after, (loss, aux, statistics)
+            return after, (seen, statistics)
         if place == "last":
             gradients = [g * (1.0 / self.accumulate) for g in gradients]
         self._update(state, after, gradients, hyper)
-        return after, (loss, aux, statistics)
+        return after, (seen, statistics)
 
     def _loss(
         self, leaves: Sequence[Array], state: Arrays, batch: Sequence[Any], key: Array
     ) -> tuple[Array, Any, Arrays]:
-        """The loss, what else the loss function gives, and new buffers of a module."""
+        """The loss, what the loss function gives, and new buffers of a module."""
         named = {"key": key} if self.takes_key else {}
         with stream(key):
             if self.module is None:
@@ -145,14 +145,14 @@ class Iteration:
                 values = {p.name: a for p, a in zip(self.parameters, leaves)}
                 known = {n.removeprefix(BUFFERS): a for n, a in state.items() if n.startswith(BUFFERS)}
                 made, buffers = self.module.call(self.loss_fn, values, known, batch, named)
-        loss, aux = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        loss = made[0] if isinstance(made, tuple) and len(made) == 2 else made
         if not isinstance(loss, Array) or loss.shape != () or loss.dtype.kind not in "fV":
             got = f"{loss.dtype} of shape {loss.shape}" if isinstance(loss, Array) else a_type(loss)
             raise GradientError(
                 f"train_step: the loss function must give one real float number, or a pair of it and further results; "
                 f"got {got}; reduce it with mean or sum"
             )
-        return loss, aux, buffers
+        return loss, made, buffers
 
     def _update(self, state: Arrays, after: Arrays, gradients: Sequence[Array], hyper: Array) -> None:
         finite = reduce(and_, [every(isfinite(g)) for g in gradients]) if self.dynamic else None

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 PROGRAMS = 16  # kept by one step: one for each shape of a batch
-PLAIN = (np.ndarray, DeviceData)
 
 
 class TrainStep:
@@ -90,7 +89,10 @@ class TrainStep:
         for a in batch:
             if type(a) is Array and type(a._parts) is tuple and len(a._parts) == 1:
                 a = a._parts[0].data
-            if type(a) is not np.ndarray or not a.flags.c_contiguous or not a.dtype.isnative or a.dtype.kind == "c":
+            if type(a) is DeviceData:
+                if a.place.name != self._where:
+                    break
+            elif not _is_plain(a):
                 break
             buffers.append(a)
             types.append((a.dtype, a.shape))
@@ -104,27 +106,30 @@ class TrainStep:
     def _slow(self, batch: Sequence[Any], turn: str) -> Any:
         """The same of any batch."""
         leaves, tree = flatten(tuple(batch), "", Rules())
-        arrays = [
-            x if isinstance(x, Array) else asarray(x, copy=False) if _shares(x) else borrowed(x) for _, x in leaves
-        ]
-        if arrays:
-            evaluate(*arrays)
-        buffers = [moved_to(a._buffer(), self._where) for a in arrays]
-        types = tuple((a.dtype, a.shape) for a in arrays)
+        buffers, types = [], []
+        for _, x in leaves:
+            if _is_plain(x):
+                buffers.append(x)
+            else:
+                x = x if isinstance(x, Array) else borrowed(x)
+                buffers.append(moved_to(x._buffer(), self._where))
+            types.append((x.dtype, x.shape))
         flat = isinstance(tree, Branch) and all(isinstance(c, Leaf) for c in tree.children)
-        key = (types, turn, self._structure) if flat else (types, turn, self._structure, tree)
+        key = (tuple(types), turn, self._structure)
+        if not flat:
+            key = (*key, tree)
         found = self._programs.find(key)
         if found is None:
-            found = self._programs[key] = self._compile(tree, [Spec(a.shape, a.dtype) for a in arrays], turn)
+            found = self._programs[key] = self._compile(tree, [Spec(shape, dtype) for dtype, shape in types], turn)
         return self._run(found, buffers)
 
     def _run(self, program: tuple[Resident, Traced], buffers: Sequence[Any]) -> Any:
         resident, result = program
         made = resident(self._held, [self._vector, *buffers])
         self._calls += 1
-        loss, aux, statistics = unflatten(result.results, [from_data(m, d) for m, d in zip(made, result.dtypes)])
-        self.statistics = statistics
-        return loss if aux is None else (loss, aux)
+        arrays = [from_data(m, d) for m, d in zip(made, result.dtypes)]
+        seen, self.statistics = unflatten(result.results, arrays)
+        return seen
 
     def _turn(self) -> str:
         """The place of the next call among those that share an update."""
@@ -325,8 +330,9 @@ def home_of(options: CompileOptions) -> str:
         return HOST
 
 
-def _shares(x: Any) -> bool:
-    return isinstance(x, np.ndarray) and x.flags.c_contiguous and x.dtype.isnative
+def _is_plain(x: Any) -> bool:
+    """Is it an array that programs read as it is?"""
+    return type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.isnative and x.dtype.kind != "c"
 
 
 def train_step(
