@@ -7,7 +7,8 @@ recorded graph, whose addresses are fixed: batches are copied to memory of the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ class Resident:
         self.instance: Any = f.cache.instance(shapes)
         self._call: Any = None  # bound to memory of a device
         self._stream = 0
+        self._replaced: Callable[[list[Buffer]], Sequence[Buffer]] = (
+            itemgetter(*donated) if len(donated) > 1 else lambda held: [held[j] for j in self.donated]
+        )
         if self.place is None:
             outputs = self.instance.outputs
             assert outputs is not None, "sizes are fixed"
@@ -45,7 +49,7 @@ class Resident:
         """The outputs that are no part of the state; `held`, the state, is brought up to date."""
         if self.place is not None:
             return self._queue(self.place, held, others)
-        results = [held[j] for j in self.donated]
+        results = list(self._replaced(held))
         for k, _ in self._moved:
             results[k] = self._spare[k]
         results += [np.empty(s, d) for s, d in self._fresh]
