@@ -43,6 +43,7 @@ def rates(optimizer: Any, scheduler: Any, steps: int) -> list[list[float]]:
     return found
 
 
+@pytest.mark.slow  # the first one loads torch's optimizers
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
 @pytest.mark.parametrize("name", CASES)
 def test_against_torch(name: str) -> None:
