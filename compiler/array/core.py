@@ -90,10 +90,11 @@ class Array:
 
     def _written(self, parts: Sequence[Lazy]) -> None:
         """Take other values in place. An array that requires a gradient still does, from these on."""
+        before = self._parts[0]
         begins = self.requires_grad
         self._set(parts)
         if begins:
-            gradients().begin(self)
+            gradients().again(self, before)
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -42,6 +42,8 @@ FLAT_THERE = 1 << 22  # the same on a CUDA device, where a new program costs mor
 PROGRAMS = 512  # programs kept in a process
 # calls on top of each other: unread chains are computed piece by piece, and pieces of a loop are one program
 DEEPEST = 64
+# the same of what depends on an array that requires a gradient: forward and backward are one program
+DEEPEST_TRACKED = 4096
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
 RULES = 4096  # applications of ops of which the types are kept
 
@@ -99,7 +101,7 @@ class Lazy:
     """One value; see above. `owner`: weak reference to the user's array. `device`: None for a neutral value.
 
     A tracked value has a history that outlives its computation: `origin` is the call that computed it; `root` is a weak
-    reference to the array whose gradient is asked for, where the history begins.
+    reference to the array whose gradient is asked for, where the history begins. `step`: what is computed along.
     """
 
     __slots__ = (
@@ -112,6 +114,7 @@ class Lazy:
         "owner",
         "root",
         "seen",
+        "step",
         "traced",
         "tracked",
         "type",
@@ -123,6 +126,7 @@ class Lazy:
     tracked: bool
     origin: Call | None
     root: weakref.ref[Any] | None
+    step: Step
 
     def __init__(
         self,
@@ -146,12 +150,37 @@ class Lazy:
         return self.call is not None and self.call.heavy
 
     @property
+    def is_root(self) -> bool:
+        """Does a history begin here?"""
+        return self.tracked and getattr(self, "root", None) is not None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Integers, and a Size (which computes like one) for what a trace does not know."""
         for d in self.type.shape:
             if type(d) is not int:
                 return tuple(map(seen, self.type.shape))
         return self.type.shape  # type: ignore[return-value]
+
+
+class Step:
+    """The arrays of one `backward`, which become one program: its result, the arrays that require a gradient, theirs.
+
+    All are known by weak references. An array that was written to meanwhile, as an optimizer does, counts as it is now.
+    """
+
+    __slots__ = ("result", "roots")
+
+    def __init__(self, result: weakref.ref[Any], roots: Sequence[weakref.ref[Any]]) -> None:
+        self.result, self.roots = result, roots
+
+    def values(self) -> Iterator[Lazy]:
+        """What is not computed yet."""
+        for ref in (self.result, *self.roots):
+            a = ref()
+            for b in () if a is None else (a, a.grad):
+                if b is not None:
+                    yield from (p for p in b._parts if p.call is not None and not p.traced)
 
 
 def leaf(data: Any, device: str | None = HOST) -> Lazy:
@@ -181,7 +210,8 @@ def apply_plain(name: str, *inputs: Lazy) -> Lazy:
         flat += (x.type.dtype, x.type.shape)
     op, full, types = _plain(name, *flat)
     call = Call(op, inputs, full, types)
-    return Lazy(types[0], call) if call.depth < DEEPEST and 0 not in types[0].shape else apply_all(name, *inputs)[0]
+    most = DEEPEST_TRACKED if call.tracked else DEEPEST
+    return Lazy(types[0], call) if call.depth < most and 0 not in types[0].shape else apply_all(name, *inputs)[0]
 
 
 def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[Lazy, ...]:
@@ -196,10 +226,8 @@ def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[La
         return made
     for t in types:
         if 0 in t.shape:  # nothing to compute
-            return tuple(
-                Lazy(t, data=_nothing(t, x.device), device=x.device) if 0 in t.shape else x for t, x in zip(types, made)
-            )
-    if call.depth >= DEEPEST:
+            return tuple(nothing(t, x.device) if 0 in t.shape else x for t, x in zip(types, made))
+    if call.depth >= (DEEPEST_TRACKED if call.tracked else DEEPEST):
         materialise([x for x in inputs if x is not None and x.call is not None])
         call.depth = 1
         return tuple(Lazy(t, call, k) for k, t in enumerate(types))
@@ -238,14 +266,12 @@ def _holds_size(a: Any) -> bool:
     return isinstance(a, Expr) or (type(a) is tuple and any(isinstance(d, Expr) for d in a))
 
 
-def _nothing(t: TensorType, device: str | None) -> Array | DeviceData:
-    """The buffer of a value without elements."""
+def nothing(t: TensorType, device: str | None) -> Lazy:
+    """A value without elements."""
     shape: tuple[int, ...] = t.shape  # type: ignore[assignment]
-    return (
-        np.empty(shape, t.dtype.numpy)
-        if device in (None, HOST)
-        else DeviceData(place(str(device)), 0, shape, t.dtype.numpy, None, 0)
-    )
+    if device in (None, HOST):
+        return Lazy(t, data=np.empty(shape, t.dtype.numpy), device=device)
+    return Lazy(t, data=DeviceData(place(str(device)), 0, shape, t.dtype.numpy, None, 0), device=device)
 
 
 # --- structure --------------------------------------------------------------------------------------------------------
@@ -436,12 +462,21 @@ def materialise(roots: Sequence[Lazy]) -> None:
     """Compute values, so that each has its buffer. InputError: a value depends on an argument under tracing."""
     groups: dict[str | None, list[Lazy]] = {}
     known: set[int] = set()
+    steps: dict[Step, None] = {}
     for x in roots:
         if x.traced:
             raise InputError(no_data())
         if x.call is not None and id(x) not in known:
             known.add(id(x))
             groups.setdefault(x.device, []).append(x)
+            step = getattr(x, "step", None)
+            if step is not None:
+                steps[step] = None
+    for step in steps:
+        for x in step.values():
+            if id(x) not in known:
+                known.add(id(x))
+                groups.setdefault(x.device, []).append(x)
     for device, values in groups.items():  # one, but where somebody asks for several arrays at once
         _compute(values, device)
 
@@ -449,10 +484,14 @@ def materialise(roots: Sequence[Lazy]) -> None:
 def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
     """Compute values that live on one device; neutral ones are computed on the host, and stay neutral."""
     reached = Reached(wanted)
+    earlier = [x for x in reached.met if x.tracked and x.is_root and all(x is not w for w in wanted)]
+    if earlier:  # arrays that the step before has written: that step is a program of its own
+        materialise(earlier)
+        reached = Reached(wanted)
     outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,))]
     results = PROGRAMS_MADE.run(reached, outputs, device or HOST)
     for x, r in zip(outputs, results):
-        if x.tracked and getattr(x, "root", None) is None:
+        if x.tracked and not x.is_root:
             x.origin = x.call
         x.data, x.call, x.depth = r, None, 0
 
