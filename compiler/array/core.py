@@ -6,6 +6,7 @@ writing to it gives the handle a new value, and leaves arrays that were made of 
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 import weakref
@@ -19,7 +20,7 @@ import numpy as np
 
 from dnnc.array.devices import HOST, DeviceData, Foreign, Place, device_name, moved_to, on_host
 from dnnc.array.errors import TypeInputError, ValueInputError
-from dnnc.array.lazy import Lazy, apply, buffer, leaf, materialise
+from dnnc.array.lazy import ROOT, Lazy, apply, buffer, leaf, materialise
 from dnnc.array.promotion import DType, dtype_of, real_of
 from dnnc.array.sizes import Size
 from dnnc.backends.runtime.arrays import Kind, stream_address
@@ -102,7 +103,7 @@ class Array:
     def requires_grad(self) -> bool:
         """Does `backward` of what is computed with the array give it a gradient? Set it before computing."""
         p = self._parts[0]
-        return p.tracked and (root := getattr(p, "root", None)) is not None and root() is self
+        return p.tracked == ROOT and p.root() is self
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -490,14 +491,14 @@ def scalar(value: Any, dtype: DType) -> Array:
     """A number without axes, which lives nowhere in particular. It is an operand of programs, not a part of them."""
     if isinstance(value, Size):
         return cast(array_of(apply("full", shape=(), value=value, dtype=from_numpy(real_of(dtype)))), dtype)
-    if value and type(value) in (int, float) and dtype.kind != "c":
+    if type(value) in (int, float) and dtype.kind != "c":
         return Array((number(value, dtype),), dtype)
     return from_buffer(_as_dtype(value, dtype), None)
 
 
 def number(value: int | float, dtype: DType) -> Lazy:
-    """The same of a number but zero, of a real type: zeros are equal and have signs."""
-    return Lazy(*_number(value, dtype))
+    """The same of a number of a real type."""
+    return Lazy(*_number(value, dtype, 1.0 if value else math.copysign(1.0, value)))
 
 
 def _as_dtype(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
@@ -505,8 +506,8 @@ def _as_dtype(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
 
 
 @lru_cache(1024, typed=True)
-def _number(value: int | float, dtype: DType) -> tuple[TensorType, None, int, np.ndarray[Any, Any]]:
-    """What a Lazy of a number is made of."""
+def _number(value: int | float, dtype: DType, sign: float) -> tuple[TensorType, None, int, np.ndarray[Any, Any]]:
+    """What a Lazy of a number is made of. `sign`: of a zero, since zeros are equal and have signs."""
     a = _as_dtype(value, dtype)
     a.flags.writeable = False
     return TensorType(from_numpy(dtype), ()), None, 0, a

@@ -93,7 +93,7 @@ def _part(x: Operand, dtype: DType) -> Lazy | None:
     if type(x) is Array:
         return x._parts[0] if x._dtype is dtype else None
     of_its_kind = (type(x) is float and dtype.kind == "f") or type(x) is int
-    return number(x, dtype) if of_its_kind and x else None
+    return number(x, dtype) if of_its_kind else None
 
 
 def one(x: Array) -> Lazy:
@@ -439,11 +439,13 @@ less, less_equal, greater, greater_equal = map(_ordering, ("less", "less_equal",
 
 
 def maximum(x1: Operand, x2: Operand, /) -> Array:
-    return real_op("max", *operands("maximum", x1, x2, kinds="iuf"))
+    made = quick("max", x1, x2)
+    return real_op("max", *operands("maximum", x1, x2, kinds="iuf")) if made is None else made
 
 
 def minimum(x1: Operand, x2: Operand, /) -> Array:
-    return real_op("min", *operands("minimum", x1, x2, kinds="iuf"))
+    made = quick("min", x1, x2)
+    return real_op("min", *operands("minimum", x1, x2, kinds="iuf")) if made is None else made
 
 
 def clip(x: Operand, /, min: Operand = None, max: Operand = None) -> Array:

@@ -25,7 +25,7 @@ import numpy as np
 from dnnc.array.devices import HOST, DeviceData, common, place
 from dnnc.array.lines import no_data, user_line
 from dnnc.array.sizes import seen
-from dnnc.ir.dtype import from_numpy
+from dnnc.ir.dtype import DType, from_numpy
 from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
@@ -45,6 +45,7 @@ DEEPEST = 64
 # the same of what depends on an array that requires a gradient: forward and backward are one program
 DEEPEST_TRACKED = 4096
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
+TRACKED, ROOT = 1, 2  # of values: they have a history; it begins with them
 RULES = 4096  # applications of ops of which the types are kept
 
 
@@ -66,24 +67,33 @@ class Call:
     counted = itertools.count(1)
     heavy: bool
     traced: bool
-    tracked: bool
+    tracked: int
 
     def __init__(
-        self, op: OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any], types: tuple[TensorType, ...]
+        self,
+        op: OpDef,
+        inputs: tuple[Lazy | None, ...],
+        attrs: dict[str, Any],
+        types: tuple[TensorType, ...],
+        key: Any = None,
     ) -> None:
         self.op, self.inputs, self.attrs, self.types = op, inputs, attrs, types
-        self.key = (op.name, *attrs.values())
+        self.key = key or (op.name, *attrs.values())
         self.number = 0
         self.locs: tuple[Loc, ...] = ()
-        depth, traced, heavy, apart, tracked = 0, False, op.cost is Cost.HEAVY, False, False
+        depth, traced, heavy, apart, tracked = 0, False, op.cost is Cost.HEAVY, False, 0
         device: str | None = None
         for x in inputs:
             if x is None:
                 continue
-            depth = max(depth, x.depth)
-            traced = traced or x.traced
-            tracked = tracked or x.tracked
-            heavy = heavy or (x.call is not None and x.call.heavy)
+            if x.depth > depth:
+                depth = x.depth
+            if x.traced:
+                traced = True
+            if x.tracked:
+                tracked = TRACKED
+            if not heavy and x.call is not None and x.call.heavy:
+                heavy = True
             if x.device is not None and x.device != device:
                 apart = apart or device is not None
                 device = x.device
@@ -100,8 +110,9 @@ class Call:
 class Lazy:
     """One value; see above. `owner`: weak reference to the user's array. `device`: None for a neutral value.
 
-    A tracked value has a history that outlives its computation: `origin` is the call that computed it; `root` is a weak
-    reference to the array whose gradient is asked for, where the history begins. `step`: what is computed along.
+    A value that is TRACKED has a history that outlives its computation: `origin` is the call that computed it. At a
+    ROOT the history begins; `root` is a weak reference to the array whose gradient is asked for. `step`: what is
+    computed along.
     """
 
     __slots__ = (
@@ -123,9 +134,9 @@ class Lazy:
     depth: int
     device: str | None
     traced: bool
-    tracked: bool
-    origin: Call | None
-    root: weakref.ref[Any] | None
+    tracked: int
+    origin: Call
+    root: weakref.ref[Any]
     step: Step
 
     def __init__(
@@ -138,7 +149,7 @@ class Lazy:
     ) -> None:
         self.type, self.call, self.index, self.data = type, call, index, data
         if call is None:
-            self.device, self.depth, self.traced, self.tracked = device, 0, data is None, False
+            self.device, self.depth, self.traced, self.tracked = device, 0, data is None, 0
         else:
             self.device, self.depth, self.traced = call.device, call.depth, call.traced  # by a placeholder
             self.tracked = call.tracked
@@ -148,11 +159,6 @@ class Lazy:
     @property
     def heavy(self) -> bool:
         return self.call is not None and self.call.heavy
-
-    @property
-    def is_root(self) -> bool:
-        """Does a history begin here?"""
-        return self.tracked and getattr(self, "root", None) is not None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -208,16 +214,16 @@ def apply_plain(name: str, *inputs: Lazy) -> Lazy:
         if x.traced:
             return apply_all(name, *inputs)[0]
         flat += (x.type.dtype, x.type.shape)
-    op, full, types = _plain(name, *flat)
-    call = Call(op, inputs, full, types)
+    op, full, types, key = _plain(name, *flat)
+    call = Call(op, inputs, full, types, key)
     most = DEEPEST_TRACKED if call.tracked else DEEPEST
     return Lazy(types[0], call) if call.depth < most and 0 not in types[0].shape else apply_all(name, *inputs)[0]
 
 
 def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[Lazy, ...]:
     """The results of an op, which is one of OPS or a record of its own."""
-    op, full, types = _rules(name, inputs, attrs)
-    call = Call(op, inputs, full, types)
+    op, full, types, key = _rules(name, inputs, attrs)
+    call = Call(op, inputs, full, types, key)
     if full and not call.traced and depends(call):  # without attributes the operands decide
         call.traced, call.device = True, None
     made = tuple([Lazy(t, call, k) for k, t in enumerate(types)])
@@ -234,27 +240,46 @@ def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[La
     return made
 
 
-Applied = tuple[OpDef, dict[str, Any], tuple[TensorType, ...]]  # an op, all of its attributes, the types of its results
+# An op, all of its attributes, the types of its results, the words for it in structures.
+Applied = tuple[OpDef, dict[str, Any], tuple[TensorType, ...], Any]
 
 
 def _rules(name: str | OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any]) -> Applied:
-    if not attrs and type(name) is str and not any(x is None or x.traced for x in inputs):
-        return _plain(name, *(d for x in inputs if x is not None for d in (x.type.dtype, x.type.shape)))
+    if type(name) is str and all(map(_is_plain, attrs.values())):
+        flat: list[Any] = []
+        for x in inputs:
+            if x is None or x.traced:
+                break
+            flat += (x.type.dtype, x.type.shape)
+        else:
+            return _typed(name, tuple(attrs), *attrs.values(), *flat) if attrs else _plain(name, *flat)
     op = OPS[name] if isinstance(name, str) else name
     full = complete(op, attrs)
-    return op, full, tuple(infer(op, inputs, full))  # type: ignore[arg-type]  # a rule reads the types alone
+    return op, full, tuple(infer(op, inputs, full)), None  # type: ignore[arg-type]  # a rule reads the types alone
 
 
-@lru_cache(RULES)
+def _is_plain(a: Any) -> bool:
+    """True of an attribute that is equal to another one only if both mean the same, as floats and sizes are not."""
+    kind = type(a)
+    return kind is bool or kind is int or kind is str or kind is DType or (kind is tuple and set(map(type, a)) <= _INT)
+
+
+_INT = {int}
+
+
 def _plain(name: str, *operands: Any) -> Applied:
     """The same of an op without attributes; `operands`: the dtype and the shape of each in turn."""
+    return _typed(name, (), *operands)
+
+
+@lru_cache(RULES, typed=True)
+def _typed(name: str, names: tuple[str, ...], *given: Any) -> Applied:
+    """The same of an op with attributes of these names, which stand ahead of the operands in `given`."""
     op = OPS[name]
-    full = complete(op, {})
-    return (
-        op,
-        full,
-        tuple(infer(op, [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])], full)),  # type: ignore[misc]
-    )
+    full = complete(op, dict(zip(names, given)))
+    operands = given[len(names) :]
+    values = [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])]
+    return op, full, tuple(infer(op, values, full)), (name, *full.values())  # type: ignore[arg-type]
 
 
 def depends(call: Call) -> bool:
@@ -389,7 +414,7 @@ def graph_of(
         return None if x is None else known[id(x)] if x.call is None else known[id(x.call), x.index]
 
     for c in reached.calls:
-        node = g.append(Node(c.op, [value(x) for x in c.inputs], c.attrs, [type_(t) for t in c.types], c.locs))
+        node = g.append(Node(c.op, [value(x) for x in c.inputs], dict(c.attrs), [type_(t) for t in c.types], c.locs))
         for k, made in enumerate(node.outputs):
             known[id(c), k] = made
     g.outputs = [v for x in outputs if (v := value(x)) is not None]
@@ -484,14 +509,14 @@ def materialise(roots: Sequence[Lazy]) -> None:
 def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
     """Compute values that live on one device; neutral ones are computed on the host, and stay neutral."""
     reached = Reached(wanted)
-    earlier = [x for x in reached.met if x.tracked and x.is_root and all(x is not w for w in wanted)]
+    earlier = [x for x in reached.met if x.tracked == ROOT and all(x is not w for w in wanted)]
     if earlier:  # arrays that the step before has written: that step is a program of its own
         materialise(earlier)
         reached = Reached(wanted)
     outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,))]
     results = PROGRAMS_MADE.run(reached, outputs, device or HOST)
     for x, r in zip(outputs, results):
-        if x.tracked and not x.is_root:
+        if x.tracked == TRACKED and x.call is not None:
             x.origin = x.call
         x.data, x.call, x.depth = r, None, 0
 
@@ -499,8 +524,9 @@ def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
 def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...]) -> list[Lazy]:
     """Return other values of these devices to keep: the user holds them, and they would be computed again."""
     out = []
+    others = set(wanted)
     for x in met:
-        if x.owner is None or x.owner() is None or x.device not in devices or any(x is w for w in wanted):
+        if x.owner is None or x.owner() is None or x.device not in devices or x in others:
             continue
         if x.seen or x.heavy:
             out.append(x)

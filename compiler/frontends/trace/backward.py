@@ -14,7 +14,7 @@ from typing import Any
 
 from dnnc.array.core import NUMBERS, Array, scalar
 from dnnc.array.creation import asarray
-from dnnc.array.lazy import END, PROGRAMS, Call, Lazy, Step, buffer, materialise, nothing
+from dnnc.array.lazy import END, PROGRAMS, ROOT, TRACKED, Call, Lazy, Step, buffer, materialise, nothing
 from dnnc.array.sizes import same_shape
 from dnnc.ir.autodiff.reverse import pullback
 from dnnc.ir.errors import GradientError, InputError
@@ -47,7 +47,7 @@ def again(x: Array, before: Lazy) -> None:
 
 
 def _root(x: Array, value: Lazy) -> None:
-    value.tracked, value.root = True, weakref.ref(x)
+    value.tracked, value.root = ROOT, weakref.ref(x)
     x._set((value,))
 
 
@@ -59,10 +59,10 @@ def end(x: Array) -> None:
 
 def made_by(x: Lazy) -> Call | None:
     """The call in a value's history; None for roots and for what is not tracked."""
-    if not x.tracked or x.is_root:
+    if x.tracked != TRACKED:
         return None
-    call = x.call or getattr(x, "origin", None)
-    return call if call is not None and call.tracked else None
+    call = x.origin if x.call is None else x.call
+    return call if call.tracked else None
 
 
 def backward(y: Array, gradient: Any) -> None:
@@ -142,8 +142,8 @@ class History:
                 if i is None:
                     words.append(-1)
                     continue
-                c = made_by(i) if i.tracked else None
-                if c is None:
+                c = None if i.tracked != TRACKED else i.origin if i.call is None else i.call
+                if c is None or not c.tracked:
                     words.append(-2 - leaves.setdefault(i, len(leaves)))
                     continue
                 if i.index:
@@ -197,7 +197,7 @@ class Pullback:
         roots = [known[x] for x in h.roots]
         for k, call in enumerate(h.calls):
             inputs = [None if i is None else known[_source(i)] for i in call.inputs]
-            node = g.append(Node(call.op, inputs, call.attrs, call.types, call.locs))
+            node = g.append(Node(call.op, inputs, dict(call.attrs), call.types, call.locs))
             for j, v in enumerate(node.outputs):
                 known[call, j], places[v] = v, (k, j)
         cotangent = g.add_input("cotangent", last.type)
@@ -214,8 +214,8 @@ class Pullback:
 
     def gradients(self, h: History, seed: Lazy) -> list[Lazy]:
         """The gradients of the wanted roots of a history of this structure."""
-        call = Call(OPS["call"], (*map(h.value, self.reads), seed), self.attrs, self.types)
-        call.key, call.tracked, call.depth = self.key, False, 1  # as deep as one op: it is bounded by its history
+        call = Call(OPS["call"], (*map(h.value, self.reads), seed), self.attrs, self.types, self.key)
+        call.tracked, call.depth = 0, 1  # as deep as one op: it is bounded by its history
         if call.traced:
             call.trace()
         return [nothing(t, call.device) if 0 in t.shape else Lazy(t, call, k) for k, t in enumerate(self.types)]
@@ -233,10 +233,10 @@ PULLBACKS: LRU[Any, Pullback] = LRU(PROGRAMS)
 def unchain(y: Array) -> None:
     """See `Array.unchain_backward`."""
     for x in list(_behind(y._parts[0])):
-        call = x.call or getattr(x, "origin", None)
-        if call is not None:
-            call.tracked = False
-        x.tracked, x.origin = False, None
+        (x.call or x.origin).tracked = 0
+        x.tracked = 0
+        if x.call is None:
+            del x.origin
 
 
 def _behind(last: Lazy) -> Iterator[Lazy]:
