@@ -186,6 +186,8 @@ def remainder(x1: Operand, x2: Operand, /) -> Array:
 
 
 def pow(x1: Operand, x2: Operand, /) -> Array:
+    if type(x1) is Array and x1._dtype.kind == "f" and type(x2) in (int, float) and x2 in _POWERS:
+        return array_of(_POWERS[x2](x1._parts[0]))
     a, b = operands("pow", x1, x2, kinds="iufc")
     if a.dtype.kind == "c":
         return array_of(*cm.pow(a._parts, b._parts))
@@ -195,8 +197,8 @@ def pow(x1: Operand, x2: Operand, /) -> Array:
 
 
 _POWERS: dict[float, Callable[[Lazy], Lazy]] = {
-    2: lambda p: apply("mul", p, p),
-    3: lambda p: apply("mul", apply("mul", p, p), p),
+    2: lambda p: apply_plain("mul", p, p),
+    3: lambda p: apply_plain("mul", apply_plain("mul", p, p), p),
     1: lambda p: p,
     -1: lambda p: apply("reciprocal", p),
     -2: lambda p: apply("reciprocal", apply("mul", p, p)),
@@ -410,12 +412,18 @@ isnan = _test("isnan", lambda p: apply("isnan", p), "logical_or")
 
 
 def equal(x1: Operand, x2: Operand, /) -> Array:
+    made = quick("equal", x1, x2)
+    if made is not None:
+        return made
     a, b = operands("equal", x1, x2)
     parts = [apply("equal", p, q) for p, q in zip(a._parts, b._parts)]
     return array_of(parts[0] if len(parts) == 1 else apply("logical_and", *parts))
 
 
 def not_equal(x1: Operand, x2: Operand, /) -> Array:
+    made = quick("not_equal", x1, x2)
+    if made is not None:
+        return made
     a, b = operands("not_equal", x1, x2)
     parts = [apply("not_equal", p, q) for p, q in zip(a._parts, b._parts)]
     return array_of(parts[0] if len(parts) == 1 else apply("logical_or", *parts))
@@ -428,7 +436,8 @@ def _numbers(name: str, *given: Operand) -> list[Array]:
 
 def _ordering(name: str) -> Callable[[Operand, Operand], Array]:
     def function(x1: Operand, x2: Operand, /) -> Array:
-        return real_op(name, *_numbers(name, x1, x2))
+        made = quick(name, x1, x2)
+        return real_op(name, *_numbers(name, x1, x2)) if made is None else made
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{name} of each pair of elements."

@@ -16,7 +16,7 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -180,13 +180,11 @@ class Step:
     def __init__(self, result: weakref.ref[Any], roots: Sequence[weakref.ref[Any]]) -> None:
         self.result, self.roots = result, roots
 
-    def values(self) -> Iterator[Lazy]:
+    def values(self) -> list[Lazy]:
         """What is not computed yet."""
-        for ref in (self.result, *self.roots):
-            a = ref()
-            for b in () if a is None else (a, a.grad):
-                if b is not None:
-                    yield from (p for p in b._parts if p.call is not None and not p.traced)
+        arrays = [a for ref in (self.result, *self.roots) if (a := ref()) is not None]
+        arrays += [a.grad for a in arrays if a.grad is not None]
+        return [p for a in arrays for p in a._parts if p.call is not None and not p.traced]
 
 
 def leaf(data: Any, device: str | None = HOST) -> Lazy:
@@ -224,7 +222,7 @@ def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[La
     """The results of an op, which is one of OPS or a record of its own."""
     op, full, types, key = _rules(name, inputs, attrs)
     call = Call(op, inputs, full, types, key)
-    if full and not call.traced and depends(call):  # without attributes the operands decide
+    if key is None and full and not call.traced and depends(call):  # without attributes the operands decide
         call.traced, call.device = True, None
     made = tuple([Lazy(t, call, k) for k, t in enumerate(types)])
     if made[0].traced:
@@ -245,30 +243,40 @@ Applied = tuple[OpDef, dict[str, Any], tuple[TensorType, ...], Any]
 
 
 def _rules(name: str | OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any]) -> Applied:
-    if type(name) is str and all(map(_is_plain, attrs.values())):
-        flat: list[Any] = []
-        for x in inputs:
-            if x is None or x.traced:
-                break
-            flat += (x.type.dtype, x.type.shape)
-        else:
-            return _typed(name, tuple(attrs), *attrs.values(), *flat) if attrs else _plain(name, *flat)
+    """What an op gives. Its words are None where a size may be in it."""
+    flat = _words(inputs, attrs) if type(name) is str else None
+    if flat is not None:
+        return _typed(name, tuple(attrs), *flat) if attrs else _plain(name, *flat)
     op = OPS[name] if isinstance(name, str) else name
     full = complete(op, attrs)
     return op, full, tuple(infer(op, inputs, full)), None  # type: ignore[arg-type]  # a rule reads the types alone
 
 
-def _is_plain(a: Any) -> bool:
-    """True of an attribute that is equal to another one only if both mean the same, as floats and sizes are not."""
-    kind = type(a)
-    return kind is bool or kind is int or kind is str or kind is DType or (kind is tuple and set(map(type, a)) <= _INT)
+def _words(inputs: tuple[Lazy | None, ...], attrs: dict[str, Any]) -> list[Any] | None:
+    """Attributes, then the dtype and the shape of each operand; None unless equal words mean the same."""
+    flat: list[Any] = []
+    for a in attrs.values():
+        kind = type(a)
+        if kind is tuple:
+            for d in a:
+                if type(d) is not int:
+                    return None
+        elif kind not in _EXACT:
+            return None
+        flat.append(a)
+    for x in inputs:
+        if x is None or x.traced:
+            return None
+        flat += (x.type.dtype, x.type.shape)
+    return flat
 
 
-_INT = {int}
+_EXACT = {bool, int, str, DType}  # equal ones are the same, as zeros are not
 
 
+@lru_cache(RULES)
 def _plain(name: str, *operands: Any) -> Applied:
-    """The same of an op without attributes; `operands`: the dtype and the shape of each in turn."""
+    """The same of an op without attributes."""
     return _typed(name, (), *operands)
 
 

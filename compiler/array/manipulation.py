@@ -32,6 +32,8 @@ def axes_of(axes: Axes, ndim: int) -> tuple[int, ...]:
     """Axes counted from 0, in order; all where None are given."""
     if axes is None:
         return tuple(range(ndim))
+    if type(axes) is int:
+        return (axis_of(axes, ndim),)
     given = [axis_of(a, ndim) for a in (axes if isinstance(axes, (tuple, list)) else (axes,))]
     if len(set(given)) < len(given):
         raise ValueInputError(f"axis={axes!r}: an axis is given twice")
@@ -45,7 +47,7 @@ def moved(x: Array, op: str, **attrs: Any) -> Array:
 
 def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
     """At most one size is -1 and follows from the others."""
-    given = [size(d) for d in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+    given = [d if type(d) is int else size(d) for d in (shape if isinstance(shape, (tuple, list)) else (shape,))]
     if symbolic(*given, *x.shape):
         return moved(x, "reshape", shape=tuple(given))
     if given.count(-1) == 1:
@@ -68,8 +70,9 @@ def _reshaped(p: Lazy, shape: tuple[int, ...]) -> Lazy:
 
 
 def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
-    perm = tuple(axis_of(a, x.ndim) for a in axes)
-    if sorted(perm) != list(range(x.ndim)):
+    n = x.ndim
+    perm = tuple([axis_of(a, n) for a in axes])
+    if sorted(perm) != list(range(n)):
         raise ValueInputError(f"permute_dims: axes={tuple(axes)} are no order of the {x.ndim} axes")
     return moved(x, "transpose", perm=perm)
 
@@ -77,7 +80,8 @@ def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
 def matrix_transpose(x: Array, /) -> Array:
     if x.ndim < 2:
         raise ValueInputError(f"matrix_transpose: expected at least two axes, got shape {x.shape}")
-    return permute_dims(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+    n = x.ndim
+    return moved(x, "transpose", perm=(*range(n - 2), n - 1, n - 2))
 
 
 def moveaxis(x: Array, source: Axes, destination: Axes, /) -> Array:
