@@ -161,6 +161,12 @@ class Lazy:
         return self.call is not None and self.call.heavy
 
     @property
+    def is_current(self) -> bool:
+        """Is it, a root, what its array holds?"""
+        a = self.root()
+        return a is not None and a._parts[0] is self
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Integers, and a Size (which computes like one) for what a trace does not know."""
         for d in self.type.shape:
@@ -517,7 +523,7 @@ def materialise(roots: Sequence[Lazy]) -> None:
 def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
     """Compute values that live on one device; neutral ones are computed on the host, and stay neutral."""
     reached = Reached(wanted)
-    earlier = [x for x in reached.met if x.tracked == ROOT and all(x is not w for w in wanted)]
+    earlier = [x for x in reached.met if x.tracked == ROOT and x.is_current and all(x is not w for w in wanted)]
     if earlier:  # arrays that the step before has written: that step is a program of its own
         materialise(earlier)
         reached = Reached(wanted)

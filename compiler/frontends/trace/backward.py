@@ -14,7 +14,7 @@ from typing import Any
 
 from dnnc.array.core import NUMBERS, Array, scalar
 from dnnc.array.creation import asarray
-from dnnc.array.lazy import END, PROGRAMS, ROOT, TRACKED, Call, Lazy, Step, buffer, materialise, nothing
+from dnnc.array.lazy import DEEPEST, END, PROGRAMS, ROOT, TRACKED, Call, Lazy, Step, buffer, materialise, nothing
 from dnnc.array.sizes import same_shape
 from dnnc.ir.autodiff.reverse import pullback
 from dnnc.ir.errors import GradientError, InputError
@@ -37,8 +37,9 @@ def begin(x: Array) -> None:
 def again(x: Array, before: Lazy) -> None:
     """Let an array that was written to require a gradient as before. It is computed with the step that wrote it."""
     value = x._parts[0]
-    if value.traced or value.call is None:
-        return begin(x)
+    if value.traced or value.call is None or value.depth >= DEEPEST:
+        begin(x)
+        return
     made = Lazy(value.type, value.call, value.index)
     step = getattr(before, "step", None)
     if step is not None:
