@@ -137,7 +137,6 @@ class Lazy:
     tracked: int
     origin: Call
     root: weakref.ref[Any]
-    step: Step
 
     def __init__(
         self,
@@ -154,17 +153,12 @@ class Lazy:
             self.device, self.depth, self.traced = call.device, call.depth, call.traced  # by a placeholder
             self.tracked = call.tracked
         self.seen = False  # computed once within a program that did not keep it
+        self.step: Step | None = None
         self.owner: weakref.ref[Any] | None = None
 
     @property
     def heavy(self) -> bool:
         return self.call is not None and self.call.heavy
-
-    @property
-    def is_current(self) -> bool:
-        """Is it, a root, what its array holds?"""
-        a = self.root()
-        return a is not None and a._parts[0] is self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -497,35 +491,37 @@ def compiler(device: str = HOST) -> Any:
 PROGRAMS_MADE = Programs()
 
 
-def materialise(roots: Sequence[Lazy]) -> None:
-    """Compute values, so that each has its buffer. InputError: a value depends on an argument under tracing."""
+def materialise(roots: Iterable[Lazy], begun: frozenset[Step] = frozenset()) -> None:
+    """Compute values, so that each has its buffer. InputError: a value depends on an argument under tracing.
+
+    Values of a step of define-by-run are computed with the others of it, but for the steps that have `begun`.
+    """
     groups: dict[str | None, list[Lazy]] = {}
-    known: set[int] = set()
+    known: set[Lazy] = set()
     steps: dict[Step, None] = {}
     for x in roots:
         if x.traced:
             raise InputError(no_data())
-        if x.call is not None and id(x) not in known:
-            known.add(id(x))
+        if x.call is not None and x not in known:
+            known.add(x)
             groups.setdefault(x.device, []).append(x)
-            step = getattr(x, "step", None)
-            if step is not None:
-                steps[step] = None
+            if x.step is not None:
+                steps[x.step] = None
     for step in steps:
-        for x in step.values():
-            if id(x) not in known:
-                known.add(id(x))
+        for x in step.values() if step not in begun else ():
+            if x not in known:
+                known.add(x)
                 groups.setdefault(x.device, []).append(x)
     for device, values in groups.items():  # one, but where somebody asks for several arrays at once
-        _compute(values, device)
+        _compute(values, device, begun.union(steps))
 
 
-def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
+def _compute(wanted: Sequence[Lazy], device: str | None, begun: frozenset[Step]) -> None:
     """Compute values that live on one device; neutral ones are computed on the host, and stay neutral."""
     reached = Reached(wanted)
-    earlier = [x for x in reached.met if x.tracked == ROOT and x.is_current and all(x is not w for w in wanted)]
-    if earlier:  # arrays that the step before has written: that step is a program of its own
-        materialise(earlier)
+    earlier = {x.step: None for x in reached.met if x.step is not None and x.step not in begun}
+    if earlier:  # a step that these values read is a program of its own, which the next one of its kind finds again
+        materialise([x for step in earlier if step is not None for x in step.values()], begun.union(earlier))
         reached = Reached(wanted)
     outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,))]
     results = PROGRAMS_MADE.run(reached, outputs, device or HOST)

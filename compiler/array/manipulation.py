@@ -256,11 +256,6 @@ def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
     return array_of(*(apply("gather_elements", p, at, axis=k) for p in x._parts))
 
 
-def contents(x: Array) -> np.ndarray[Any, Any]:
-    """What an array holds, on the host, for functions whose result's shape depends on it."""
-    return x._contents()
-
-
 def result_type(*given: Any) -> Any:
     """The type that arrays, types and numbers promote to."""
     return promoted(

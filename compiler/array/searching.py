@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dnnc.array.core import Array, array_of, from_buffer, placed
+from dnnc.array.core import Array, array_of, placed
 from dnnc.array.elementwise import one, operands
 from dnnc.array.errors import ValueInputError
+from dnnc.array.host import computed, contents
 from dnnc.array.lazy import apply, apply_all
-from dnnc.array.manipulation import axis_of, contents, reshape, take
+from dnnc.array.manipulation import axis_of, reshape, take
 from dnnc.array.sizes import symbolic
 from dnnc.array.statistical import any as any_of
 from dnnc.array.statistical import sum as sum_of
@@ -45,7 +46,7 @@ def argmin(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> A
 def nonzero(x: Array, /) -> tuple[Array, ...]:
     if not x.ndim:
         raise ValueInputError("nonzero: expected at least one axis")
-    return tuple(from_buffer(i, x.device) for i in np.nonzero(contents(x)))
+    return tuple(computed("nonzero", i, x) for i in np.nonzero(contents(x)))
 
 
 def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | None = None) -> Array:
@@ -112,23 +113,22 @@ def unique_all(x: Array, /) -> UniqueAll:
         contents(x), return_index=True, return_inverse=True, return_counts=True, equal_nan=False
     )
     numbers = (a.astype(np.int64) for a in (first, inverse.reshape(x.shape), counts))
-    return UniqueAll(from_buffer(values, x.device), *(from_buffer(a, x.device) for a in numbers))
+    return UniqueAll(*(computed("unique_all", a, x) for a in (values, *numbers)))
 
 
 def unique_counts(x: Array, /) -> UniqueCounts:
     values, counts = np.unique(contents(x), return_counts=True, equal_nan=False)
-    return UniqueCounts(from_buffer(values, x.device), from_buffer(counts.astype(np.int64), x.device))
+    return UniqueCounts(*(computed("unique_counts", a, x) for a in (values, counts.astype(np.int64))))
 
 
 def unique_inverse(x: Array, /) -> UniqueInverse:
     values, inverse = np.unique(contents(x), return_inverse=True, equal_nan=False)
-    return UniqueInverse(
-        from_buffer(values, x.device), from_buffer(inverse.reshape(x.shape).astype(np.int64), x.device)
-    )
+    numbers = inverse.reshape(x.shape).astype(np.int64)
+    return UniqueInverse(*(computed("unique_inverse", a, x) for a in (values, numbers)))
 
 
 def unique_values(x: Array, /) -> Array:
-    return from_buffer(np.unique(contents(x), equal_nan=False), x.device)
+    return computed("unique_values", np.unique(contents(x), equal_nan=False), x)
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:

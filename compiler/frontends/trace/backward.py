@@ -1,9 +1,9 @@
 """Define-by-run gradients: `loss.backward()` on lazy arrays, with Python's own control flow between them.
 
 An array that requires a gradient marks its value as the root of a history. What is computed from a root is tracked: it
-keeps the call that made it, also after its contents are there. `backward` records one call, whose body is the derivative
-of the history: made once for each structure of histories (ops, attributes, types, wiring, roots) and found again by it.
-Its operands are the history's values that it reads, be they computed or not.
+keeps the call that made it, also after its contents are there. `backward` records one call, whose body is the
+derivative of the history: made once for each structure of histories (ops, attributes, types, wiring, roots) and found
+again by it. Its operands are the history's values that it reads, be they computed or not.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def again(x: Array, before: Lazy) -> None:
         begin(x)
         return
     made = Lazy(value.type, value.call, value.index)
-    step = getattr(before, "step", None)
-    if step is not None:
-        made.step = step
+    made.step = before.step
     _root(x, made)
 
 

@@ -212,7 +212,7 @@ def test_an_operand_twice_is_not_two_operands() -> None:
 @pytest.mark.parametrize("looks", [False, True], ids=["unseen", "seen"])
 def test_a_result_of_several(looks: bool) -> None:
     x = parameter(6)
-    values, places = xp.top_k(x, 3)
+    values, _ = xp.top_k(x, 3)
     if looks:
         np.asarray(values)
     xp.sum(values * xp.asarray([1.0, 2.0, 3.0])).backward()
@@ -264,3 +264,29 @@ def test_rules_of_users_hold() -> None:
     slope = 1 - np.tanh(x.numpy() + bias.numpy()) ** 2
     close(x.grad, np.tanh(x.numpy() + bias.numpy()) + slope * x.numpy())
     close(bias.grad, slope * x.numpy())  # of what the function reads from around it too
+
+
+def test_steps_that_read_each_other() -> None:
+    x = parameter(3)
+    first, second = xp.sum(x * x), xp.sum(x * x * x)
+    first.backward()
+    second.backward()  # adds
+    norm = xp.sum(x.grad * x.grad)
+    x -= 0.1 * x.grad
+    old = 2 * x.grad.numpy()  # computes both, and x
+    assert float(norm) == pytest.approx(float(np.sum(old * old) / 4))
+    v = x.numpy() + 0.05 * old
+    close(first, np.sum(v**2))
+    close(second, np.sum(v**3))
+
+
+def test_what_is_made_of_a_step_computes_it_once() -> None:
+    x = parameter(4, 4)
+    total = xp.asarray(0.0)
+    error = xp.mean(xp.tanh(x @ x))
+    error.backward()
+    x -= x.grad
+    total = total + error
+    float(total)
+    for a in (error, x.grad, x):
+        assert a._parts[0].call is None
