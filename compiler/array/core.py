@@ -21,6 +21,8 @@ import numpy as np
 from dnnc.array.devices import HOST, DeviceData, Foreign, Place, device_name, moved_to, on_host
 from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.lazy import ROOT, Lazy, apply, buffer, leaf, materialise
+from dnnc.array.methods import Methods
+from dnnc.array.methods import function as _function
 from dnnc.array.promotion import DType, dtype_of, real_of
 from dnnc.array.sizes import Size
 from dnnc.backends.runtime.arrays import Kind, stream_address
@@ -33,11 +35,6 @@ VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 CPU, CUDA = 1, 2  # kDLCPU and kDLCUDA, kinds of devices to DLPack
 NUMBERS = (bool, int, float, complex)
 OPERANDS = (*NUMBERS, np.ndarray, np.generic, Size)  # what stands beside an array
-
-
-@cache
-def _function(name: str) -> Any:
-    return getattr(namespace(), name)
 
 
 def _binary(name: str, reverse: bool) -> Any:
@@ -71,15 +68,15 @@ def _unary(name: str) -> Any:
     return lambda self: _function(name)(self)
 
 
-class Array:
+class Array(Methods):
     """An n-dimensional array of one dtype, computed when it is needed. Make one by `dnnc.array.asarray`."""
 
     __slots__ = ("__weakref__", "_dtype", "_grad", "_pairs", "_parts", "_shown")
-    __array_ufunc__ = None  # NumPy's operators leave the work to ours
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, parts: Sequence[Lazy], dtype: DType) -> None:
         self._dtype = dtype
+        self._grad: Array | None = None
         self._set(parts)
 
     def _set(self, parts: Sequence[Lazy]) -> None:
@@ -113,7 +110,7 @@ class Array:
     @property
     def grad(self) -> Array | None:
         """The gradient that `backward` has added up; None before."""
-        return getattr(self, "_grad", None)
+        return self._grad
 
     @grad.setter
     def grad(self, value: Array | None) -> None:
@@ -155,6 +152,16 @@ class Array:
         for d in self.shape:
             n *= d
         return n
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self._dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self._dtype.itemsize
 
     @property
     def device(self) -> str:
@@ -254,6 +261,12 @@ class Array:
             raise ValueInputError(f"an array of {a.dtype} cannot be one of {wanted} without a copy")
         return a.astype(wanted) if copy or wanted != a.dtype else a
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return numpy_protocol().ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, fn: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return numpy_protocol().function(fn, args, kwargs)
+
     def __dlpack__(
         self,
         *,
@@ -310,11 +323,11 @@ class Array:
             self._set((leaf(copy),))
         return copy
 
-    def item(self) -> Any:
-        """The only element as a Python number."""
-        if self.size != 1:
+    def item(self, *place: Any) -> Any:
+        """The only element as a Python number; with indices, or one into all elements in order, that one."""
+        if not place and self.size != 1:
             raise TypeError(f"an array of shape {self.shape} is no single number")
-        return self._contents().reshape(()).item()
+        return self._contents().item(*place)
 
     def tolist(self) -> Any:
         return self._contents().tolist()
@@ -397,6 +410,11 @@ class Array:
 def namespace() -> Any:
     """`dnnc.array`, which imports this module."""
     return import_module("dnnc.array")
+
+
+@cache
+def numpy_protocol() -> Any:
+    return import_module("dnnc.array.numpy_protocol")
 
 
 @cache

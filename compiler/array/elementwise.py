@@ -322,12 +322,19 @@ def _rounding(name: str, op: str) -> Callable[[Operand], Array]:
     return function
 
 
-floor, ceil, trunc, round = (
-    _rounding("floor", "floor"),
-    _rounding("ceil", "ceil"),
-    _rounding("trunc", "trunc"),
-    _rounding("round", "round"),
-)
+floor, ceil, trunc = _rounding("floor", "floor"), _rounding("ceil", "ceil"), _rounding("trunc", "trunc")
+_whole = _rounding("round", "round")
+
+
+def round(x: Operand, /, decimals: int = 0) -> Array:
+    """Each element to so many decimals, halves to even; integers stay."""
+    if not decimals:
+        return _whole(x)
+    (a,) = operands("round", x)
+    scale = 10.0 ** (decimals if decimals > 0 else -decimals)
+    if a.dtype.kind not in "fc":
+        return a if decimals > 0 else cast(_whole(divide(a, scale)) * scale, a.dtype)
+    return divide(_whole(multiply(a, scale)), scale) if decimals > 0 else multiply(_whole(divide(a, scale)), scale)
 
 
 # --- parts of numbers -------------------------------------------------------------------------------------------------

@@ -37,11 +37,13 @@ from dnnc.array.manipulation import (
     concat,
     expand_dims,
     matrix_transpose,
+    moveaxis,
     permute_dims,
     reshape,
     sliced,
     stack,
 )
+from dnnc.array.promotion import float_of
 from dnnc.array.sizes import same, same_shape
 from dnnc.array.statistical import max as max_
 from dnnc.array.statistical import min as min_
@@ -50,8 +52,8 @@ from dnnc.array.statistical import sum as sum_
 __all__ = [
     "cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "matmul", "matrix_norm",
     "matrix_power", "matrix_rank",
-    "matrix_transpose", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
-    "vector_norm",
+    "matrix_transpose", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace",
+    "vecdot", "vector_norm",
 ]  # fmt: skip
 
 
@@ -214,6 +216,20 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
     sums = sum_(abs_(x), axis=summed, keepdims=True)
     norm = (max_ if ord > 0 else min_)(sums, axis=(-2, -1), keepdims=True)
     return norm if keepdims else reshape(norm, x.shape[:-2])
+
+
+def norm(x: Array, /, ord: Any = None, axis: Axes = None, keepdims: bool = False) -> Array:
+    """NumPy's: of vectors along one axis, of matrices along two; of all elements without `ord` and `axis`."""
+    y = cast(x, float_of(x.dtype))
+    if axis is None and (ord is None or y.ndim == 1):
+        return vector_norm(y, keepdims=keepdims, ord=2 if ord is None else ord)
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else tuple(range(y.ndim)) if axis is None else (axis,)
+    if len(axes) == 1:
+        return vector_norm(y, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
+    if len(axes) != 2:
+        raise ValueInputError(f"norm: axis={axis!r} of {x.shape}: expected one axis or two")
+    found = matrix_norm(moveaxis(y, axes, (-2, -1)), ord="fro" if ord is None else ord)
+    return expand_dims(found, axis=tuple(sorted(axis_of(a, y.ndim) for a in axes))) if keepdims else found
 
 
 # --- elimination ------------------------------------------------------------------------------------------------------

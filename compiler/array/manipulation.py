@@ -96,8 +96,9 @@ def moveaxis(x: Array, source: Axes, destination: Axes, /) -> Array:
     return permute_dims(x, order)
 
 
-def squeeze(x: Array, /, axis: Axes) -> Array:
-    axes = axes_of(axis, x.ndim)
+def squeeze(x: Array, /, axis: Axes = None) -> Array:
+    """Without axes of one element; without `axis` all that are known to be so."""
+    axes = axes_of([k for k, d in enumerate(x.shape) if same(d, 1)] if axis is None else axis, x.ndim)
     if not all(same(x.shape[a], 1) for a in axes):
         raise ValueInputError(f"squeeze: an axis of {axis} has more than one element in {x.shape}")
     return reshape(x, tuple(d for k, d in enumerate(x.shape) if k not in axes))
@@ -150,7 +151,7 @@ def same_type(arrays: Sequence[Any]) -> list[Array]:
     return [cast(a, dtype) if isinstance(a, Array) else scalar(a, dtype) for a in given]
 
 
-def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
+def concat(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
     xs = same_type(arrays)
     if axis is None:
         xs, axis = [reshape(x, (-1,)) if x.size else reshape(x, (0,)) for x in xs], 0
@@ -161,11 +162,11 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
     return array_of(*(apply("concat", *ps, axis=k) for ps in zip(*(x._parts for x in full))))
 
 
-def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
+def stack(arrays: Sequence[Array], /, axis: int = 0) -> Array:
     return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
 
 
-def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
+def unstack(x: Array, /, axis: int = 0) -> tuple[Array, ...]:
     k = axis_of(axis, x.ndim)
     return tuple(squeeze(sliced(x, k, j, 1), k) for j in range(x.shape[k]))
 
@@ -179,13 +180,13 @@ def sliced(x: Array, axis: int, start: int, size: int, step: int = 1) -> Array:
     )
 
 
-def flip(x: Array, /, *, axis: Axes = None) -> Array:
+def flip(x: Array, /, axis: Axes = None) -> Array:
     axes = axes_of(axis, x.ndim)
     starts = tuple(max(d - 1, 0) if k in axes else 0 for k, d in enumerate(x.shape))
     return moved(x, "slice", starts=starts, steps=tuple(-1 if k in axes else 1 for k in range(x.ndim)), shape=x.shape)
 
 
-def roll(x: Array, /, shift: Any, *, axis: Axes = None) -> Array:
+def roll(x: Array, /, shift: Any, axis: Axes = None) -> Array:
     if axis is None:
         return reshape(roll(reshape(x, (x.size,)), shift, axis=0), x.shape)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -206,7 +207,7 @@ def tile(x: Array, repetitions: Sequence[int], /) -> Array:
     return moved(x, "tile", repeats=(1,) * (ndim - len(reps)) + reps)
 
 
-def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
+def repeat(x: Array, repeats: Any, /, axis: int | None = None) -> Array:
     """Each element so many times. Different counts are looked at: the size of the result depends on them."""
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
@@ -237,17 +238,18 @@ def wide(indices: Array) -> Lazy:
     return cast(indices, DEFAULTS["i"])._parts[0]
 
 
-def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
+def take(x: Array, indices: Any, /, axis: int | None = None) -> Array:
     if axis is None:
         if x.ndim != 1:
             raise ValueInputError(f"take: an array of shape {x.shape} needs an axis")
         axis = 0
     k = axis_of(axis, x.ndim)
-    at = from_start(wide(indices), x.shape[k])
+    given = indices if isinstance(indices, Array) else from_buffer(np.asarray(indices), None)
+    at = from_start(wide(given), x.shape[k])
     return array_of(*(apply("gather", p, at, axis=k) for p in x._parts))
 
 
-def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
+def take_along_axis(x: Array, indices: Array, /, axis: int = -1) -> Array:
     k = axis_of(axis, x.ndim)
     others = broadcast_shapes(*(tuple(1 if j == k else d for j, d in enumerate(a.shape)) for a in (x, indices)))
     x = broadcast_to(x, tuple(x.shape[k] if j == k else d for j, d in enumerate(others)))

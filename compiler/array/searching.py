@@ -35,11 +35,11 @@ def _argument(op: str, name: str, x: Array, axis: int | None, keepdims: bool) ->
     return array_of(apply(op, one(x), axis=k, keepdims=keepdims))
 
 
-def argmax(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmax(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
     return _argument("argmax", "argmax", x, axis, keepdims)
 
 
-def argmin(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmin(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
     return _argument("argmin", "argmin", x, axis, keepdims)
 
 
@@ -62,11 +62,11 @@ def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | N
 # --- sorting ----------------------------------------------------------------------------------------------------------
 
 
-def sort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+def sort(x: Array, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
     return _sorted(_real("sort", x), axis, descending)[0]
 
 
-def argsort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+def argsort(x: Array, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
     return _sorted(_real("argsort", x), axis, descending)[1]
 
 
