@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import Array, from_buffer
+from dnnc.array.core import Array, from_buffer, taken_apart
 from dnnc.array.lazy import TRACKED, Call
 from dnnc.ir.errors import GradientError
 from dnnc.ir.op import OpDef
@@ -28,10 +28,11 @@ def computed(function: str, data: Any, *given: Array) -> Array:
     made = from_buffer(np.asarray(data), given[0].device)
     inputs = tuple(p for x in given for p in x._parts)
     if made.dtype.kind in "fc" and any(p.tracked for p in inputs):
-        types = tuple(p.type for p in made._parts)
-        call = Call(_record(function), inputs, {}, types)
-        for k, p in enumerate(made._parts):
-            p.tracked, p.origin, p.index = TRACKED, call, k
+        x = made._pairs or made._parts[0]
+        x.tracked, x.origin = TRACKED, Call(_record(function), inputs, {}, (x.type,))
+        if made._pairs is not None:
+            made._set(taken_apart(x))
+            made._pairs = x
     return made
 
 
@@ -41,8 +42,8 @@ def _record(function: str) -> OpDef:
 
     def vjp(b: Any, n: Any, cotangents: Sequence[Any], needed: Sequence[int]) -> Mapping[int, Any]:
         raise GradientError(
-            "it runs on the host and has no derivative; apply it to dnnc.stop_gradient(x), or compute what it gives "
-            "from other functions"
+            f"dnnc.array.{function} runs on the host and has no derivative; apply it to dnnc.stop_gradient(x), or "
+            "compute what it gives from other functions"
         )
 
-    return OpDef(f"dnnc.array.{function}", lambda *types: types, host=lambda *arrays: arrays, vjp=vjp)
+    return OpDef(function.replace(".", "_"), lambda *types: types, host=lambda *arrays: arrays, vjp=vjp)

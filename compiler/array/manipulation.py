@@ -163,7 +163,7 @@ def concat(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
 
 
 def stack(arrays: Sequence[Array], /, axis: int = 0) -> Array:
-    return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
+    return concat([expand_dims(x, axis=axis) for x in same_type(arrays)], axis=axis)
 
 
 def unstack(x: Array, /, axis: int = 0) -> tuple[Array, ...]:
