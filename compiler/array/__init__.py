@@ -59,6 +59,7 @@ from dnnc.array.manipulation import (
     permute_dims, repeat, reshape,
     result_type, roll, squeeze, stack, take, take_along_axis, tile, unstack,
 )  # fmt: skip
+from dnnc.array.promotion import BFLOAT16 as _BFLOAT16
 from dnnc.array.numeric import (
     allclose, array, array_equal, average, cumprod, cumsum, diag, diagonal, dot, inner, isclose, logsumexp, nan_to_num,
     outer, ptp, ravel, swapaxes, trace, transpose, vdot,
@@ -106,6 +107,7 @@ del make_public, public
 bool = _np.dtype("bool")
 int8, int16, int32, int64 = (_np.dtype(f"int{n}") for n in (8, 16, 32, 64))
 uint8, uint16, uint32, uint64 = (_np.dtype(f"uint{n}") for n in (8, 16, 32, 64))
+bfloat16 = _BFLOAT16
 float16, float32, float64 = (_np.dtype(f"float{n}") for n in (16, 32, 64))
 complex64, complex128 = _np.dtype("complex64"), _np.dtype("complex128")
 

@@ -23,7 +23,7 @@ from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.lazy import ROOT, Lazy, apply, buffer, leaf, materialise
 from dnnc.array.methods import Methods
 from dnnc.array.methods import function as _function
-from dnnc.array.promotion import DType, dtype_of, real_of
+from dnnc.array.promotion import BFLOAT16, DType, dtype_of, kind_of, real_of
 from dnnc.array.sizes import Size
 from dnnc.backends.runtime.arrays import Kind, stream_address
 from dnnc.backends.runtime.device import DeviceArray
@@ -327,15 +327,17 @@ class Array(Methods):
         """The only element as a Python number; with indices, or one into all elements in order, that one."""
         if not place and self.size != 1:
             raise TypeError(f"an array of shape {self.shape} is no single number")
-        return self._contents().item(*place)
+        found = self._contents().item(*place)
+        return float(found) if self._dtype == BFLOAT16 else found
 
     def tolist(self) -> Any:
-        return self._contents().tolist()
+        a = self._contents()
+        return (a.astype(np.float32) if self._dtype == BFLOAT16 else a).tolist()
 
     def _scalar(self, kinds: str, what: str) -> Any:
         if self.ndim:
             raise TypeError(f"only an array without axes is {what}; this one has shape {self.shape}")
-        if self._dtype.kind not in kinds:
+        if kind_of(self._dtype) not in kinds:
             raise TypeError(f"an array of {self._dtype} is not {what}")
         return self.item()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from dnnc.array.core import Array, cast
 from dnnc.array.errors import ValueInputError
 from dnnc.array.host import computed, contents
-from dnnc.array.promotion import real_of
+from dnnc.array.promotion import kind_of, real_of
 
 
 class EigResult(NamedTuple):
@@ -40,11 +41,11 @@ class SVDResult(NamedTuple):
 
 
 def _matrices(name: str, x: Array, square: bool = False) -> np.ndarray[Any, Any]:
-    if x.dtype.kind not in "fc":
+    if kind_of(x.dtype) not in "fc":
         raise ValueInputError(f"{name}: expected floating-point or complex numbers, got {x.dtype}")
     if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
         raise ValueInputError(f"{name}: expected {'square ' if square else ''}matrices, got shape {x.shape}")
-    wide = cast(x, np.dtype(np.float32)) if x.dtype == np.float16 else x
+    wide = cast(x, np.dtype(np.float32)) if x.dtype.itemsize == 2 else x
     return contents(wide)
 
 
@@ -114,7 +115,7 @@ def svdvals(x: Array, /) -> Array:
 def _tolerance(x: Array, rtol: Any) -> Any:
     """Of the largest singular value, by default what rounding leaves of zeros."""
     if rtol is None:
-        return max(x.shape[-2:]) * float(np.finfo(real_of(x.dtype)).eps)
+        return max(x.shape[-2:]) * float(ml_dtypes.finfo(real_of(x.dtype)).eps)
     return rtol.numpy() if isinstance(rtol, Array) else np.asarray(rtol)
 
 

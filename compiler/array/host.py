@@ -14,6 +14,7 @@ import numpy as np
 
 from dnnc.array.core import Array, from_buffer, taken_apart
 from dnnc.array.lazy import TRACKED, Call
+from dnnc.array.promotion import kind_of
 from dnnc.ir.errors import GradientError
 from dnnc.ir.op import OpDef
 
@@ -27,7 +28,7 @@ def computed(function: str, data: Any, *given: Array) -> Array:
     """What a function computed on the host of the arrays `given`, as an array where the first of them lives."""
     made = from_buffer(np.asarray(data), given[0].device)
     inputs = tuple(p for x in given for p in x._parts)
-    if made.dtype.kind in "fc" and any(p.tracked for p in inputs):
+    if kind_of(made.dtype) in "fc" and any(p.tracked for p in inputs):
         x = made._pairs or made._parts[0]
         x.tracked, x.origin = TRACKED, Call(_record(function), inputs, {}, (x.type,))
         if made._pairs is not None:

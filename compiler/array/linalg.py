@@ -43,7 +43,7 @@ from dnnc.array.manipulation import (
     sliced,
     stack,
 )
-from dnnc.array.promotion import float_of
+from dnnc.array.promotion import float_of, kind_of
 from dnnc.array.sizes import same, same_shape
 from dnnc.array.statistical import max as max_
 from dnnc.array.statistical import min as min_
@@ -64,7 +64,7 @@ def _numbers(name: str, *xs: Any) -> list[Array]:
 def _square(name: str, x: Array) -> int:
     if x.ndim < 2 or not same(x.shape[-1], x.shape[-2]):
         raise ValueInputError(f"{name}: expected square matrices, got shape {x.shape}")
-    if x.dtype.kind not in "fc":
+    if kind_of(x.dtype) not in "fc":
         raise ValueInputError(f"{name}: expected floating-point or complex numbers, got {x.dtype}")
     return x.shape[-1]
 
@@ -74,7 +74,7 @@ def _square(name: str, x: Array) -> int:
 
 def matmul(x1: Any, x2: Any, /) -> Array:
     """Products of matrices, stacks of them, and vectors."""
-    if type(x1) is Array and type(x2) is Array and x1._dtype is x2._dtype and x1._dtype.kind == "f":
+    if type(x1) is Array and type(x2) is Array and x1._dtype is x2._dtype and kind_of(x1._dtype) == "f":
         p, q = x1._parts[0], x2._parts[0]
         left, right = p.type.shape, q.type.shape
         if len(left) > 1 and len(right) > 1 and left[-1] == right[-2]:
@@ -97,7 +97,7 @@ def matmul(x1: Any, x2: Any, /) -> Array:
 
 
 def _product(a: Array, b: Array) -> Array:
-    if a.dtype.kind == "f":
+    if kind_of(a.dtype) == "f":
         return array_of(apply("matmul", one(a), one(b)))
     if a.dtype.kind == "c":
         (p, q), (r, s) = a._parts, b._parts
@@ -186,7 +186,7 @@ def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
 
 
 def vector_norm(x: Array, /, *, axis: Axes = None, keepdims: bool = False, ord: float = 2) -> Array:
-    if x.dtype.kind not in "fc":
+    if kind_of(x.dtype) not in "fc":
         raise ValueInputError(f"vector_norm: expected floating-point numbers, got {x.dtype}")
     size, axes = abs_(x), axes_of(axis, x.ndim)
     if ord in (math.inf, -math.inf):
@@ -202,7 +202,7 @@ def vector_norm(x: Array, /, *, axis: Axes = None, keepdims: bool = False, ord: 
 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """`ord`: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
-    if x.ndim < 2 or x.dtype.kind not in "fc":
+    if x.ndim < 2 or kind_of(x.dtype) not in "fc":
         raise ValueInputError(
             f"matrix_norm: expected matrices of floating-point numbers, got {x.dtype} of shape {x.shape}"
         )
@@ -248,7 +248,7 @@ def inv(x: Array, /) -> Array:
     n = _square("inv", x)
     if not x.size:
         return x
-    if x.dtype.kind == "f":
+    if kind_of(x.dtype) == "f":
         return array_of(apply("inverse", one(x)))
     re, im = (array_of(p) for p in x._parts)
     blocks = concat([concat([re, negative(im)], axis=-1), concat([im, re], axis=-1)], axis=-2)

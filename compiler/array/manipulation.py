@@ -273,4 +273,4 @@ def can_cast(from_: Any, to: Any, /) -> bool:
     a = from_.dtype if isinstance(from_, Array) else np.dtype(from_)
     kinds = {"b": "b", "i": "iu", "u": "iu", "f": "f", "c": "c"}
     b = np.dtype(to)
-    return bool(np.promote_types(a, b) == b) and (kind_of(b) in kinds.get(a.kind, "") or np.can_cast(a, b))
+    return bool(promoted(a, b) == b) and (kind_of(b) in kinds.get(kind_of(a), "") or np.can_cast(a, b))

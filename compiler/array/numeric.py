@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from dnnc.array import linalg
@@ -30,7 +31,7 @@ from dnnc.array.elementwise import (
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
 from dnnc.array.manipulation import Axes, axes_of, axis_of, broadcast_to, permute_dims, reshape, result_type
-from dnnc.array.promotion import float_of
+from dnnc.array.promotion import float_of, kind_of
 from dnnc.array.sizes import same, same_shape
 from dnnc.array.statistical import all as all_
 from dnnc.array.statistical import cumulative_prod, cumulative_sum
@@ -147,10 +148,10 @@ def array_equal(x1: Any, x2: Any, /) -> bool:
 def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Array:
     """NaN as a number; infinities as numbers, by default the largest and the smallest of the dtype."""
     (a,) = operands("nan_to_num", x)
-    if a.dtype.kind not in "fc":
+    if kind_of(a.dtype) not in "fc":
         return a
     parts = [array_of(p) for p in a._parts]
-    info = np.finfo(parts[0].dtype)
+    info = ml_dtypes.finfo(parts[0].dtype)
     high, low = (float(d) if v is None else v for v, d in ((posinf, info.max), (neginf, info.min)))
     made = []
     for p in parts:

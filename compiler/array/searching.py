@@ -12,6 +12,7 @@ from dnnc.array.errors import ValueInputError
 from dnnc.array.host import computed, contents
 from dnnc.array.lazy import apply, apply_all
 from dnnc.array.manipulation import axis_of, reshape, take
+from dnnc.array.promotion import kind_of
 from dnnc.array.sizes import symbolic
 from dnnc.array.statistical import any as any_of
 from dnnc.array.statistical import sum as sum_of
@@ -19,7 +20,7 @@ from dnnc.ir.dtype import i64
 
 
 def _real(name: str, x: Array) -> Array:
-    if x.dtype.kind not in "iuf":
+    if kind_of(x.dtype) not in "iuf":
         raise ValueInputError(f"{name}: expected real numbers, got {x.dtype}")
     return x
 

@@ -13,7 +13,7 @@ from dnnc.array.elementwise import divide, multiply, not_equal, one, sqrt, subtr
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import Lazy, apply
 from dnnc.array.manipulation import Axes, axes_of, axis_of, broadcast_to, concat, moved, reshape, sliced
-from dnnc.array.promotion import dtype_of, float_of, real_of, summed
+from dnnc.array.promotion import dtype_of, float_of, kind_of, real_of, summed
 from dnnc.array.sizes import symbolic
 from dnnc.ir.dtype import from_numpy
 
@@ -63,7 +63,7 @@ def _complex_product(x: Array, axis: int) -> Array:
 
 
 def _extreme(name: str, op: str, x: Array, axis: Axes, keepdims: bool) -> Array:
-    if x.dtype.kind not in "iuf":
+    if kind_of(x.dtype) not in "iuf":
         raise ValueInputError(f"{name}: expected real numbers, got {x.dtype}")
     axes = axes_of(axis, x.ndim)
     if 0 in [x.shape[a] for a in axes]:
