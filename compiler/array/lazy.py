@@ -313,15 +313,20 @@ def nothing(t: TensorType, device: str | None) -> Lazy:
 class Reached:
     """Collect calls behind values, operands first, with result numbers; leaves; met ones; `key`: calls in words."""
 
-    __slots__ = ("calls", "key", "leaves", "met")
+    __slots__ = ("calls", "count", "key", "leaves", "met")
 
     def __init__(self, roots: Sequence[Lazy]) -> None:
-        calls: dict[Call, int] = {}
-        leaves: dict[Lazy, int] = {}
-        met: dict[Lazy, None] = {}
-        key: list[Any] = []
+        self.calls: dict[Call, int] = {}
+        self.leaves: dict[Lazy, int] = {}
+        self.met: dict[Lazy, None] = {}
+        self.key: list[Any] = []
+        self.count = 0  # of results
+        self.reach(roots)
+
+    def reach(self, roots: Sequence[Lazy]) -> None:
+        """Go on from further values."""
+        calls, leaves, met, key, count = self.calls, self.leaves, self.met, self.key, self.count
         stack: list[Call] = []
-        count = 0
         for x in reversed(roots):
             if x.call is None:
                 leaves.setdefault(x, len(leaves))
@@ -353,7 +358,7 @@ class Reached:
                     -1 if i is None else -2 - leaves[i] if i.call is None else calls[i.call] + i.index
                     for i in call.inputs
                 ]
-        self.calls, self.leaves, self.met, self.key = calls, leaves, met, key
+        self.count = count
 
     def structure(self, outputs: Sequence[Lazy], flat: bool = False) -> Any:
         """Equal for what one program computes. `flat`: whatever the shape of its arrays."""
@@ -519,10 +524,16 @@ def materialise(roots: Iterable[Lazy], begun: frozenset[Step] = frozenset()) -> 
 def _compute(wanted: Sequence[Lazy], device: str | None, begun: frozenset[Step]) -> None:
     """Compute values that live on one device; neutral ones are computed on the host, and stay neutral."""
     reached = Reached(wanted)
-    earlier = {x.step: None for x in reached.met if x.step is not None and x.step not in begun}
-    if earlier:  # a step that these values read is a program of its own, which the next one of its kind finds again
-        materialise([x for step in earlier if step is not None for x in step.values()], begun.union(earlier))
+    steps = {x.step: x.tracked == ROOT for x in reached.met if x.step is not None and x.step not in begun}
+    if True in steps.values():  # what an earlier step wrote: that is a program of its own, which is found again
+        earlier = [step for step, written in steps.items() if written]
+        materialise([x for step in earlier for x in step.values()], begun.union(earlier))
         reached = Reached(wanted)
+    if steps:
+        known = set(wanted)
+        along = [x for step in steps for x in step.values() if x not in known and x.device == device]
+        wanted = [*wanted, *along]
+        reached.reach(along)
     outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,))]
     results = PROGRAMS_MADE.run(reached, outputs, device or HOST)
     for x, r in zip(outputs, results):
