@@ -296,3 +296,24 @@ def test_what_is_made_of_a_step_computes_it_once() -> None:
     float(total)
     for a in (error, x.grad, x):
         assert a._parts[0].call is None
+
+
+@pytest.mark.slow
+def test_stochastic_depth_shares_its_kernels() -> None:
+    blocks = [[parameter(8, 8), parameter(8), parameter(8, 8)] for _ in range(54)]
+    x, kernels, depths = xp.asarray(rng.standard_normal((4, 8))), set(), set()
+    for _ in range(4):
+        h = x
+        used = [b for b in blocks if rng.random() < 0.7]
+        for w, b, v in used:
+            h = h + xp.maximum(h @ (0.1 * w) + b, 0.0) @ (0.1 * v)
+        error = xp.mean(h * h)
+        error.backward()
+        for b in used:
+            for p in b:
+                p -= 0.01 * p.grad
+                p.grad = None
+        float(error)
+        depths.add(len(used))
+        kernels |= {k.symbol for k in PROGRAMS_MADE.last.notes}
+    assert len(depths) > 1 and len(kernels) <= 60
