@@ -70,7 +70,7 @@ def function(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     name = fn.__name__
     if name in _PLAIN:
         return _PLAIN[name](*args)
-    if name == "where" and len(args) == 1:
+    if fn is np.where and len(args) == 1:
         name = "nonzero"
     title = f"{fn.__module__.removeprefix('numpy').lstrip('.')}.{name}".lstrip(".")
     own = _known(name, title, fn.__module__.removeprefix("numpy").lstrip("."))
