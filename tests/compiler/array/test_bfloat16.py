@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import dnnc
 import dnnc.array as xp
@@ -50,7 +51,6 @@ def test_ways_in_and_out() -> None:
 
 @pytest.mark.slow
 def test_against_pytorch() -> None:
-    torch = pytest.importorskip("torch")
     x, t = brain(A), torch.tensor(A).bfloat16()
     pairs = {
         "product": (x @ x.T, t @ t.T), "mean": (x.mean(0), t.mean(0)), "exp": (xp.exp(x), t.exp()),
