@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dnnc import array as array
     from dnnc import ir as ir
+    from dnnc import nn as nn
+    from dnnc import random as random
     from dnnc.array.custom import custom_op as custom_op
     from dnnc.array.kernels import elementwise_kernel as elementwise_kernel
     from dnnc.array.kernels import reduction_kernel as reduction_kernel
@@ -84,13 +86,15 @@ _WHERE = {
 }  # fmt: skip
 _NAMES = {name: module for module, names in _WHERE.items() for name in names}
 
-__all__ = sorted([*_NAMES, "__version__", "array", "ir"])
+_MODULES = ("array", "ir", "nn", "random")
+
+__all__ = sorted([*_NAMES, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         value = getattr(import_module(_NAMES[name]), name)
-    elif name in ("array", "ir"):
+    elif name in _MODULES:
         value = import_module(f"dnnc.{name}")
     elif name == "__version__":
         value = import_module("importlib.metadata").version("dnnc")
