@@ -36,6 +36,8 @@ from dnnc.array.creation import (
     zeros_like,
 )
 from dnnc.array.errors import make_public, public
+from dnnc.array.distribution import bincount, histogram, interp, median, percentile, quantile
+from dnnc.array.einsum import einsum
 from dnnc.array.elementwise import (
     abs, acos, acosh, add, angle, asin, asinh, astype, atan, atan2, atanh, bitwise_and, bitwise_invert,
     bitwise_left_shift, bitwise_or,
@@ -48,12 +50,21 @@ from dnnc.array.elementwise import (
     sinh, sqrt, square, subtract, tan, tanh, trunc, where,
 )  # fmt: skip
 from dnnc.array.info import __array_namespace_info__, finfo, iinfo, isdtype
+from dnnc.array.joining import (
+    array_split, column_stack, concatenate, dsplit, dstack, hsplit, hstack, pad, split, vsplit, vstack,
+)  # fmt: skip
 from dnnc.array.linalg import matmul, tensordot, vecdot
 from dnnc.array.manipulation import (
     broadcast_arrays, broadcast_shapes, broadcast_to, can_cast, concat, expand_dims, flip, matrix_transpose, moveaxis,
     permute_dims, repeat, reshape,
     result_type, roll, squeeze, stack, take, take_along_axis, tile, unstack,
 )  # fmt: skip
+from dnnc.array.promotion import BFLOAT16 as _BFLOAT16
+from dnnc.array.numeric import (
+    allclose, array, array_equal, average, cumprod, cumsum, diag, diagonal, dot, inner, isclose, logsumexp, nan_to_num,
+    outer, ptp, ravel, swapaxes, trace, transpose, vdot,
+)  # fmt: skip
+from dnnc.array.methods import nearest as nearest
 from dnnc.array.searching import (
     argmax,
     argmin,
@@ -96,10 +107,16 @@ del make_public, public
 bool = _np.dtype("bool")
 int8, int16, int32, int64 = (_np.dtype(f"int{n}") for n in (8, 16, 32, 64))
 uint8, uint16, uint32, uint64 = (_np.dtype(f"uint{n}") for n in (8, 16, 32, 64))
+bfloat16 = _BFLOAT16
 float16, float32, float64 = (_np.dtype(f"float{n}") for n in (16, 32, 64))
 complex64, complex128 = _np.dtype("complex64"), _np.dtype("complex128")
 
 e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
 newaxis = None
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"dnnc.array has no {name!r}{nearest(name, __all__)}")
+
 
 __all__ = [n for n in dir() if not n.startswith("_")] + ["__array_api_version__", "__array_namespace_info__"]

@@ -6,6 +6,7 @@ writing to it gives the handle a new value, and leaves arrays that were made of 
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 import weakref
@@ -19,8 +20,10 @@ import numpy as np
 
 from dnnc.array.devices import HOST, DeviceData, Foreign, Place, device_name, moved_to, on_host
 from dnnc.array.errors import TypeInputError, ValueInputError
-from dnnc.array.lazy import Lazy, apply, buffer, leaf, materialise
-from dnnc.array.promotion import DType, dtype_of, real_of
+from dnnc.array.lazy import ROOT, Lazy, apply, buffer, leaf, materialise
+from dnnc.array.methods import Methods
+from dnnc.array.methods import function as _function
+from dnnc.array.promotion import BFLOAT16, DType, dtype_of, kind_of, real_of
 from dnnc.array.sizes import Size
 from dnnc.backends.runtime.arrays import Kind, stream_address
 from dnnc.backends.runtime.device import DeviceArray
@@ -32,11 +35,6 @@ VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 CPU, CUDA = 1, 2  # kDLCPU and kDLCUDA, kinds of devices to DLPack
 NUMBERS = (bool, int, float, complex)
 OPERANDS = (*NUMBERS, np.ndarray, np.generic, Size)  # what stands beside an array
-
-
-@cache
-def _function(name: str) -> Any:
-    return getattr(namespace(), name)
 
 
 def _binary(name: str, reverse: bool) -> Any:
@@ -70,15 +68,15 @@ def _unary(name: str) -> Any:
     return lambda self: _function(name)(self)
 
 
-class Array:
+class Array(Methods):
     """An n-dimensional array of one dtype, computed when it is needed. Make one by `dnnc.array.asarray`."""
 
     __slots__ = ("__weakref__", "_dtype", "_grad", "_pairs", "_parts", "_shown")
-    __array_ufunc__ = None  # NumPy's operators leave the work to ours
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, parts: Sequence[Lazy], dtype: DType) -> None:
         self._dtype = dtype
+        self._grad: Array | None = None
         self._set(parts)
 
     def _set(self, parts: Sequence[Lazy]) -> None:
@@ -90,10 +88,11 @@ class Array:
 
     def _written(self, parts: Sequence[Lazy]) -> None:
         """Take other values in place. An array that requires a gradient still does, from these on."""
+        before = self._parts[0]
         begins = self.requires_grad
         self._set(parts)
         if begins:
-            gradients().begin(self)
+            gradients().again(self, before)
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
@@ -101,7 +100,7 @@ class Array:
     def requires_grad(self) -> bool:
         """Does `backward` of what is computed with the array give it a gradient? Set it before computing."""
         p = self._parts[0]
-        return p.tracked and (root := getattr(p, "root", None)) is not None and root() is self
+        return p.tracked == ROOT and p.root() is self
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -111,7 +110,7 @@ class Array:
     @property
     def grad(self) -> Array | None:
         """The gradient that `backward` has added up; None before."""
-        return getattr(self, "_grad", None)
+        return self._grad
 
     @grad.setter
     def grad(self, value: Array | None) -> None:
@@ -153,6 +152,16 @@ class Array:
         for d in self.shape:
             n *= d
         return n
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self._dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self._dtype.itemsize
 
     @property
     def device(self) -> str:
@@ -252,6 +261,12 @@ class Array:
             raise ValueInputError(f"an array of {a.dtype} cannot be one of {wanted} without a copy")
         return a.astype(wanted) if copy or wanted != a.dtype else a
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return numpy_protocol().ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, fn: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return numpy_protocol().function(fn, args, kwargs)
+
     def __dlpack__(
         self,
         *,
@@ -308,19 +323,21 @@ class Array:
             self._set((leaf(copy),))
         return copy
 
-    def item(self) -> Any:
-        """The only element as a Python number."""
-        if self.size != 1:
+    def item(self, *place: Any) -> Any:
+        """The only element as a Python number; with indices, or one into all elements in order, that one."""
+        if not place and self.size != 1:
             raise TypeError(f"an array of shape {self.shape} is no single number")
-        return self._contents().reshape(()).item()
+        found = self._contents().item(*place)
+        return float(found) if self._dtype == BFLOAT16 else found
 
     def tolist(self) -> Any:
-        return self._contents().tolist()
+        a = self._contents()
+        return (a.astype(np.float32) if self._dtype == BFLOAT16 else a).tolist()
 
     def _scalar(self, kinds: str, what: str) -> Any:
         if self.ndim:
             raise TypeError(f"only an array without axes is {what}; this one has shape {self.shape}")
-        if self._dtype.kind not in kinds:
+        if kind_of(self._dtype) not in kinds:
             raise TypeError(f"an array of {self._dtype} is not {what}")
         return self.item()
 
@@ -395,6 +412,11 @@ class Array:
 def namespace() -> Any:
     """`dnnc.array`, which imports this module."""
     return import_module("dnnc.array")
+
+
+@cache
+def numpy_protocol() -> Any:
+    return import_module("dnnc.array.numpy_protocol")
 
 
 @cache
@@ -489,14 +511,14 @@ def scalar(value: Any, dtype: DType) -> Array:
     """A number without axes, which lives nowhere in particular. It is an operand of programs, not a part of them."""
     if isinstance(value, Size):
         return cast(array_of(apply("full", shape=(), value=value, dtype=from_numpy(real_of(dtype)))), dtype)
-    if value and type(value) in (int, float) and dtype.kind != "c":
+    if type(value) in (int, float) and dtype.kind != "c":
         return Array((number(value, dtype),), dtype)
     return from_buffer(_as_dtype(value, dtype), None)
 
 
 def number(value: int | float, dtype: DType) -> Lazy:
-    """The same of a number but zero, of a real type: zeros are equal and have signs."""
-    return Lazy(*_number(value, dtype))
+    """The same of a number of a real type."""
+    return Lazy(*_number(value, dtype, 1.0 if value else math.copysign(1.0, value)))
 
 
 def _as_dtype(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
@@ -504,8 +526,8 @@ def _as_dtype(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
 
 
 @lru_cache(1024, typed=True)
-def _number(value: int | float, dtype: DType) -> tuple[TensorType, None, int, np.ndarray[Any, Any]]:
-    """What a Lazy of a number is made of."""
+def _number(value: int | float, dtype: DType, sign: float) -> tuple[TensorType, None, int, np.ndarray[Any, Any]]:
+    """What a Lazy of a number is made of. `sign`: of a zero, since zeros are equal and have signs."""
     a = _as_dtype(value, dtype)
     a.flags.writeable = False
     return TensorType(from_numpy(dtype), ()), None, 0, a

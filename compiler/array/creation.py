@@ -8,7 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import NUMBERS, Array, array_of, cast, from_buffer, from_data, moved, placed, scalar, wrapped
+from dnnc.array.core import (
+    NUMBERS,
+    Array,
+    array_of,
+    as_operand,
+    cast,
+    from_buffer,
+    from_data,
+    moved,
+    placed,
+    scalar,
+    wrapped,
+)
 from dnnc.array.devices import HOST, device_name, home, imported
 from dnnc.array.elementwise import add, multiply
 from dnnc.array.errors import ValueInputError
@@ -44,6 +56,10 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     wanted = None if dtype is None else dtype_of(dtype)
     if isinstance(obj, Array):
         return _again(obj, wanted, device, copy)
+    if isinstance(obj, (list, tuple)) and _has_arrays(obj):
+        if copy is False:
+            raise ValueInputError("asarray: arrays in a sequence cannot become one array without a copy")
+        return _again(_stacked(obj), wanted, device, None)
     if _lies_on_device(obj):
         return _again(_shared(obj, copy is not False), wanted, device, False if copy is False else None)
     a, where = _taken(obj, wanted), home(device)
@@ -87,9 +103,7 @@ def _shared(obj: Any, copy: bool) -> Array:
 
 
 def _taken(obj: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
-    if isinstance(obj, (list, tuple)):
-        obj = _without_arrays(obj)
-    elif not isinstance(obj, (np.ndarray, np.generic, *NUMBERS)) and hasattr(obj, "__dlpack__"):
+    if not isinstance(obj, (np.ndarray, np.generic, list, tuple, *NUMBERS)) and hasattr(obj, "__dlpack__"):
         obj = np.from_dlpack(obj)
     if isinstance(obj, int) and dtype is not None:
         wrapped(obj, dtype)
@@ -105,10 +119,39 @@ def _taken(obj: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
     return a if dtype is None else a.astype(dtype, copy=False)
 
 
-def _without_arrays(obj: Any) -> Any:
-    if isinstance(obj, (list, tuple)):
-        return [_without_arrays(x) for x in obj]
-    return np.asarray(obj) if isinstance(obj, Array) else obj
+def _has_arrays(obj: Any) -> bool:
+    return isinstance(obj, Array) or (isinstance(obj, (list, tuple)) and any(map(_has_arrays, obj)))
+
+
+def _stacked(obj: Any) -> Array:
+    """Nested sequences of arrays and numbers as one lazy array, whose parts keep their histories."""
+    flat: list[Any] = []
+    shape = _gathered(obj, flat)
+    dtype = promoted(*(x.dtype if isinstance(x, Array) else x for x in flat))
+    made = [cast(x, dtype) if isinstance(x, Array) else scalar(x, dtype) for x in flat]
+    own = made[0].shape
+    if any(x.shape != own for x in made):
+        raise ValueInputError(f"asarray: arrays of shapes {', '.join(str(x.shape) for x in made)} do not stack")
+    parts = []
+    for ps in zip(*(x._parts for x in made)):
+        rows = [apply("reshape", p, shape=(1, *own)) for p in ps]
+        whole = apply("concat", *rows, axis=0) if len(rows) > 1 else rows[0]
+        parts.append(apply("reshape", whole, shape=(*shape, *own)))
+    return array_of(*parts)
+
+
+def _gathered(obj: Any, flat: list[Any]) -> tuple[int, ...]:
+    """The arrays and numbers of nested sequences, in order; the shape of the sequences."""
+    if not isinstance(obj, (list, tuple)):
+        x = as_operand(obj)
+        if not isinstance(x, (Array, *NUMBERS)):
+            raise ValueInputError(f"asarray: expected arrays and numbers in a sequence, got {a_type(x)}")
+        flat.append(x)
+        return ()
+    shapes = [_gathered(x, flat) for x in obj]
+    if len(set(shapes)) != 1:
+        raise ValueInputError("asarray: nested sequences must have equal lengths, and hold elements")
+    return (len(obj), *shapes[0])
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
@@ -234,11 +277,11 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     )
 
 
-def tril(x: Array, /, *, k: int = 0) -> Array:
+def tril(x: Array, /, k: int = 0) -> Array:
     return _triangle(x, k, False)
 
 
-def triu(x: Array, /, *, k: int = 0) -> Array:
+def triu(x: Array, /, k: int = 0) -> Array:
     return _triangle(x, k, True)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from dnnc.array import complex_math as cm
@@ -36,7 +37,7 @@ def operands(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
         if not isinstance(x, OPERANDS):
             raise InputError(f"{name}: expected arrays or numbers, got {a_type(x)}; make an array of it with asarray")
     dtype = promoted(*(x.dtype if isinstance(x, Array) else x for x in xs))
-    if dtype.kind not in kinds:
+    if kind_of(dtype) not in kinds:
         raise InputError(f"{name}: expected {_kind_words(kinds)}, got {dtype}")
     return [cast(x, dtype) if isinstance(x, Array) else scalar(x, dtype) for x in xs]
 
@@ -47,7 +48,8 @@ def _as_they_are(given: tuple[Operand, ...], kinds: str) -> list[Array] | None:
     if type(first) is not Array:
         return None
     dtype = first._dtype
-    if dtype.kind not in kinds:
+    kind = kind_of(dtype)
+    if kind not in kinds:
         return None
     out = [first]
     for x in rest:
@@ -55,7 +57,7 @@ def _as_they_are(given: tuple[Operand, ...], kinds: str) -> list[Array] | None:
             if x._dtype is not dtype:
                 return None
             out.append(x)
-        elif (type(x) is float and dtype.kind in "fc") or (type(x) is int and dtype.kind in "iufc"):
+        elif (type(x) is float and kind in "fc") or (type(x) is int and kind in "iufc"):
             out.append(scalar(x, dtype))
         else:
             return None
@@ -83,7 +85,7 @@ def floats(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
 def quick(op: str, x1: Operand, x2: Operand, kinds: str = "iuf") -> Array | None:
     """Apply an op to two real arrays of one type, or to one and a number that takes its type; else None."""
     array = x1 if type(x1) is Array else x2
-    if type(array) is not Array or array._dtype.kind not in kinds:
+    if type(array) is not Array or kind_of(array._dtype) not in kinds:
         return None
     p, q = _part(x1, array._dtype), _part(x2, array._dtype)
     return None if p is None or q is None else array_of(apply_plain(op, p, q))
@@ -92,8 +94,8 @@ def quick(op: str, x1: Operand, x2: Operand, kinds: str = "iuf") -> Array | None
 def _part(x: Operand, dtype: DType) -> Lazy | None:
     if type(x) is Array:
         return x._parts[0] if x._dtype is dtype else None
-    of_its_kind = (type(x) is float and dtype.kind == "f") or type(x) is int
-    return number(x, dtype) if of_its_kind and x else None
+    of_its_kind = type(x) is int or (type(x) is float and kind_of(dtype) == "f")
+    return number(x, dtype) if of_its_kind else None
 
 
 def one(x: Array) -> Lazy:
@@ -151,7 +153,7 @@ def divide(x1: Operand, x2: Operand, /) -> Array:
 def floor_divide(x1: Operand, x2: Operand, /) -> Array:
     a, b = operands("floor_divide", x1, x2, kinds="iuf")
     p, q = one(a), one(b)
-    if a.dtype.kind == "f":
+    if kind_of(a.dtype) == "f":
         return array_of(_floor_div(p, q))
     t = apply("div", p, q)
     if a.dtype.kind == "u":
@@ -178,7 +180,7 @@ def _floor_div(p: Lazy, q: Lazy) -> Lazy:
 def remainder(x1: Operand, x2: Operand, /) -> Array:
     a, b = operands("remainder", x1, x2, kinds="iuf")
     r = apply("mod", one(a), one(b))
-    if a.dtype.kind != "f":
+    if kind_of(a.dtype) != "f":
         return array_of(r)
     return array_of(
         apply("where", apply("equal", r, const(r, 0)), copysigned(r, one(b)), r)
@@ -186,17 +188,19 @@ def remainder(x1: Operand, x2: Operand, /) -> Array:
 
 
 def pow(x1: Operand, x2: Operand, /) -> Array:
+    if type(x1) is Array and kind_of(x1._dtype) == "f" and type(x2) in (int, float) and x2 in _POWERS:
+        return array_of(_POWERS[x2](x1._parts[0]))
     a, b = operands("pow", x1, x2, kinds="iufc")
     if a.dtype.kind == "c":
         return array_of(*cm.pow(a._parts, b._parts))
-    if a.dtype.kind == "f" and isinstance(x2, (int, float)) and x2 in _POWERS:
+    if kind_of(a.dtype) == "f" and isinstance(x2, (int, float)) and x2 in _POWERS:
         return array_of(_POWERS[x2](one(a)))
     return real_op("pow", a, b)
 
 
 _POWERS: dict[float, Callable[[Lazy], Lazy]] = {
-    2: lambda p: apply("mul", p, p),
-    3: lambda p: apply("mul", apply("mul", p, p), p),
+    2: lambda p: apply_plain("mul", p, p),
+    3: lambda p: apply_plain("mul", apply_plain("mul", p, p), p),
     1: lambda p: p,
     -1: lambda p: apply("reciprocal", p),
     -2: lambda p: apply("reciprocal", apply("mul", p, p)),
@@ -204,7 +208,7 @@ _POWERS: dict[float, Callable[[Lazy], Lazy]] = {
 
 
 def negative(x: Operand, /) -> Array:
-    if type(x) is Array and x._dtype.kind in "if":
+    if type(x) is Array and kind_of(x._dtype) in "if":
         return array_of(apply_plain("neg", x._parts[0]))
     (a,) = operands("negative", x, kinds="iufc")
     if a.dtype.kind == "u":
@@ -251,7 +255,7 @@ def sqrt(x: Operand, /) -> Array:
 
 
 def _function(name: str, x: Operand) -> Array:
-    if type(x) is Array and x._dtype.kind == "f":
+    if type(x) is Array and kind_of(x._dtype) == "f":
         return array_of(apply_plain(name, x._parts[0]))
     (a,) = floats(name, x)
     return array_of(*cm.FUNCTIONS[name](a._parts)) if a.dtype.kind == "c" else real_op(name, a)
@@ -320,12 +324,19 @@ def _rounding(name: str, op: str) -> Callable[[Operand], Array]:
     return function
 
 
-floor, ceil, trunc, round = (
-    _rounding("floor", "floor"),
-    _rounding("ceil", "ceil"),
-    _rounding("trunc", "trunc"),
-    _rounding("round", "round"),
-)
+floor, ceil, trunc = _rounding("floor", "floor"), _rounding("ceil", "ceil"), _rounding("trunc", "trunc")
+_whole = _rounding("round", "round")
+
+
+def round(x: Operand, /, decimals: int = 0) -> Array:
+    """Each element to so many decimals, halves to even; integers stay."""
+    if not decimals:
+        return _whole(x)
+    (a,) = operands("round", x)
+    scale = 10.0 ** (decimals if decimals > 0 else -decimals)
+    if kind_of(a.dtype) not in "fc":
+        return a if decimals > 0 else cast(_whole(divide(a, scale)) * scale, a.dtype)
+    return divide(_whole(multiply(a, scale)), scale) if decimals > 0 else multiply(_whole(divide(a, scale)), scale)
 
 
 # --- parts of numbers -------------------------------------------------------------------------------------------------
@@ -374,7 +385,7 @@ def nextafter(x1: Operand, x2: Operand, /) -> Array:
     moved = apply(
         "bit_cast", apply("add", bits, apply("where", away, const(bits, 1), const(bits, -1))), to=p.type.dtype
     )
-    least = const(p, float(np.finfo(a.dtype).smallest_subnormal))
+    least = const(p, float(ml_dtypes.finfo(a.dtype).smallest_subnormal))
     moved = apply("where", apply("equal", p, const(p, 0)), copysigned(least, q), moved)
     moved = apply("where", apply("equal", p, q), q, moved)
     nan = apply("logical_or", apply("isnan", p), apply("isnan", q))
@@ -410,12 +421,18 @@ isnan = _test("isnan", lambda p: apply("isnan", p), "logical_or")
 
 
 def equal(x1: Operand, x2: Operand, /) -> Array:
+    made = quick("equal", x1, x2)
+    if made is not None:
+        return made
     a, b = operands("equal", x1, x2)
     parts = [apply("equal", p, q) for p, q in zip(a._parts, b._parts)]
     return array_of(parts[0] if len(parts) == 1 else apply("logical_and", *parts))
 
 
 def not_equal(x1: Operand, x2: Operand, /) -> Array:
+    made = quick("not_equal", x1, x2)
+    if made is not None:
+        return made
     a, b = operands("not_equal", x1, x2)
     parts = [apply("not_equal", p, q) for p, q in zip(a._parts, b._parts)]
     return array_of(parts[0] if len(parts) == 1 else apply("logical_or", *parts))
@@ -428,7 +445,8 @@ def _numbers(name: str, *given: Operand) -> list[Array]:
 
 def _ordering(name: str) -> Callable[[Operand, Operand], Array]:
     def function(x1: Operand, x2: Operand, /) -> Array:
-        return real_op(name, *_numbers(name, x1, x2))
+        made = quick(name, x1, x2)
+        return real_op(name, *_numbers(name, x1, x2)) if made is None else made
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{name} of each pair of elements."
@@ -439,11 +457,13 @@ less, less_equal, greater, greater_equal = map(_ordering, ("less", "less_equal",
 
 
 def maximum(x1: Operand, x2: Operand, /) -> Array:
-    return real_op("max", *operands("maximum", x1, x2, kinds="iuf"))
+    made = quick("max", x1, x2)
+    return real_op("max", *operands("maximum", x1, x2, kinds="iuf")) if made is None else made
 
 
 def minimum(x1: Operand, x2: Operand, /) -> Array:
-    return real_op("min", *operands("minimum", x1, x2, kinds="iuf"))
+    made = quick("min", x1, x2)
+    return real_op("min", *operands("minimum", x1, x2, kinds="iuf")) if made is None else made
 
 
 def clip(x: Operand, /, min: Operand = None, max: Operand = None) -> Array:

@@ -17,11 +17,11 @@ from dnnc.array.core import NUMBERS, Array, array_of, as_operand, cast, from_buf
 from dnnc.array.devices import HOST, common
 from dnnc.array.elementwise import where
 from dnnc.array.errors import IndexInputError
+from dnnc.array.host import contents
 from dnnc.array.lazy import Lazy, apply, materialise
 from dnnc.array.manipulation import (
     broadcast_shapes,
     broadcast_to,
-    contents,
     expand_dims,
     from_start,
     moved,

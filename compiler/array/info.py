@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from dnnc.array.core import Array
 from dnnc.array.devices import HOST, device_name, devices
-from dnnc.array.promotion import DEFAULTS, NAMES, DType, dtype_of, real_of
+from dnnc.array.promotion import DEFAULTS, NAMES, DType, dtype_of, kind_of, real_of
 from dnnc.ir.errors import InputError
 
 _KINDS = {
@@ -17,7 +18,7 @@ _KINDS = {
     "complex floating": "c",
     "numeric": "iufc",
 }  # fmt: skip
-STANDARD = tuple(n for n in NAMES if n != "float16")
+STANDARD = tuple(n for n in NAMES if n not in ("float16", "bfloat16"))
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ def _type(t: Any) -> DType:
 def finfo(type: Any, /) -> FInfo:
     """Limits of a floating-point type, or of the parts of a complex one."""
     d = real_of(_type(type))
-    if d.kind != "f":
+    if kind_of(d) != "f":
         raise InputError(f"finfo: expected a floating-point type, got {d}")
-    i = np.finfo(d)
+    i = ml_dtypes.finfo(d)
     return FInfo(int(i.bits), float(i.eps), float(i.max), float(i.min), float(i.smallest_normal), d)
 
 
@@ -66,7 +67,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
     if isinstance(kind, tuple):
         return any(isdtype(d, k) for k in kind)
     if isinstance(kind, str) and kind in _KINDS:
-        return d.kind in _KINDS[kind]
+        return kind_of(d) in _KINDS[kind]
     if isinstance(kind, str):
         raise InputError(f"isdtype: kind={kind!r}: expected one of {', '.join(_KINDS)}, or a type")
     return d == dtype_of(kind)

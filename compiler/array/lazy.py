@@ -25,7 +25,7 @@ import numpy as np
 from dnnc.array.devices import HOST, DeviceData, common, place
 from dnnc.array.lines import no_data, user_line
 from dnnc.array.sizes import seen
-from dnnc.ir.dtype import from_numpy
+from dnnc.ir.dtype import DType, from_numpy
 from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
@@ -42,7 +42,10 @@ FLAT_THERE = 1 << 22  # the same on a CUDA device, where a new program costs mor
 PROGRAMS = 512  # programs kept in a process
 # calls on top of each other: unread chains are computed piece by piece, and pieces of a loop are one program
 DEEPEST = 64
+# the same of what depends on an array that requires a gradient: forward and backward are one program
+DEEPEST_TRACKED = 4096
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
+TRACKED, ROOT = 1, 2  # of values: they have a history; it begins with them
 RULES = 4096  # applications of ops of which the types are kept
 
 
@@ -64,24 +67,33 @@ class Call:
     counted = itertools.count(1)
     heavy: bool
     traced: bool
-    tracked: bool
+    tracked: int
 
     def __init__(
-        self, op: OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any], types: tuple[TensorType, ...]
+        self,
+        op: OpDef,
+        inputs: tuple[Lazy | None, ...],
+        attrs: dict[str, Any],
+        types: tuple[TensorType, ...],
+        key: Any = None,
     ) -> None:
         self.op, self.inputs, self.attrs, self.types = op, inputs, attrs, types
-        self.key = (op.name, *attrs.values())
+        self.key = key or (op.name, *attrs.values())
         self.number = 0
         self.locs: tuple[Loc, ...] = ()
-        depth, traced, heavy, apart, tracked = 0, False, op.cost is Cost.HEAVY, False, False
+        depth, traced, heavy, apart, tracked = 0, False, op.cost is Cost.HEAVY, False, 0
         device: str | None = None
         for x in inputs:
             if x is None:
                 continue
-            depth = max(depth, x.depth)
-            traced = traced or x.traced
-            tracked = tracked or x.tracked
-            heavy = heavy or (x.call is not None and x.call.heavy)
+            if x.depth > depth:
+                depth = x.depth
+            if x.traced:
+                traced = True
+            if x.tracked:
+                tracked = TRACKED
+            if not heavy and x.call is not None and x.call.heavy:
+                heavy = True
             if x.device is not None and x.device != device:
                 apart = apart or device is not None
                 device = x.device
@@ -98,8 +110,9 @@ class Call:
 class Lazy:
     """One value; see above. `owner`: weak reference to the user's array. `device`: None for a neutral value.
 
-    A tracked value has a history that outlives its computation: `origin` is the call that computed it; `root` is a weak
-    reference to the array whose gradient is asked for, where the history begins.
+    A value that is TRACKED has a history that outlives its computation: `origin` is the call that computed it. At a
+    ROOT the history begins; `root` is a weak reference to the array whose gradient is asked for. `step`: what is
+    computed along.
     """
 
     __slots__ = (
@@ -112,6 +125,7 @@ class Lazy:
         "owner",
         "root",
         "seen",
+        "step",
         "traced",
         "tracked",
         "type",
@@ -120,9 +134,9 @@ class Lazy:
     depth: int
     device: str | None
     traced: bool
-    tracked: bool
-    origin: Call | None
-    root: weakref.ref[Any] | None
+    tracked: int
+    origin: Call
+    root: weakref.ref[Any]
 
     def __init__(
         self,
@@ -134,11 +148,12 @@ class Lazy:
     ) -> None:
         self.type, self.call, self.index, self.data = type, call, index, data
         if call is None:
-            self.device, self.depth, self.traced, self.tracked = device, 0, data is None, False
+            self.device, self.depth, self.traced, self.tracked = device, 0, data is None, 0
         else:
             self.device, self.depth, self.traced = call.device, call.depth, call.traced  # by a placeholder
             self.tracked = call.tracked
         self.seen = False  # computed once within a program that did not keep it
+        self.step: Step | None = None
         self.owner: weakref.ref[Any] | None = None
 
     @property
@@ -152,6 +167,24 @@ class Lazy:
             if type(d) is not int:
                 return tuple(map(seen, self.type.shape))
         return self.type.shape  # type: ignore[return-value]
+
+
+class Step:
+    """The arrays of one `backward`, which become one program: its result, the arrays that require a gradient, theirs.
+
+    All are known by weak references. An array that was written to meanwhile, as an optimizer does, counts as it is now.
+    """
+
+    __slots__ = ("result", "roots")
+
+    def __init__(self, result: weakref.ref[Any], roots: Sequence[weakref.ref[Any]]) -> None:
+        self.result, self.roots = result, roots
+
+    def values(self) -> list[Lazy]:
+        """What is not computed yet."""
+        arrays = [a for ref in (self.result, *self.roots) if (a := ref()) is not None]
+        arrays += [a.grad for a in arrays if a.grad is not None]
+        return [p for a in arrays for p in a._parts if p.call is not None and not p.traced]
 
 
 def leaf(data: Any, device: str | None = HOST) -> Lazy:
@@ -179,16 +212,17 @@ def apply_plain(name: str, *inputs: Lazy) -> Lazy:
         if x.traced:
             return apply_all(name, *inputs)[0]
         flat += (x.type.dtype, x.type.shape)
-    op, full, types = _plain(name, *flat)
-    call = Call(op, inputs, full, types)
-    return Lazy(types[0], call) if call.depth < DEEPEST and 0 not in types[0].shape else apply_all(name, *inputs)[0]
+    op, full, types, key = _plain(name, *flat)
+    call = Call(op, inputs, full, types, key)
+    most = DEEPEST_TRACKED if call.tracked else DEEPEST
+    return Lazy(types[0], call) if call.depth < most and 0 not in types[0].shape else apply_all(name, *inputs)[0]
 
 
 def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[Lazy, ...]:
     """The results of an op, which is one of OPS or a record of its own."""
-    op, full, types = _rules(name, inputs, attrs)
-    call = Call(op, inputs, full, types)
-    if full and not call.traced and depends(call):  # without attributes the operands decide
+    op, full, types, key = _rules(name, inputs, attrs)
+    call = Call(op, inputs, full, types, key)
+    if key is None and full and not call.traced and depends(call):  # without attributes the operands decide
         call.traced, call.device = True, None
     made = tuple([Lazy(t, call, k) for k, t in enumerate(types)])
     if made[0].traced:
@@ -196,37 +230,64 @@ def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[La
         return made
     for t in types:
         if 0 in t.shape:  # nothing to compute
-            return tuple(
-                Lazy(t, data=_nothing(t, x.device), device=x.device) if 0 in t.shape else x for t, x in zip(types, made)
-            )
-    if call.depth >= DEEPEST:
+            return tuple(nothing(t, x.device) if 0 in t.shape else x for t, x in zip(types, made))
+    if call.depth >= (DEEPEST_TRACKED if call.tracked else DEEPEST):
         materialise([x for x in inputs if x is not None and x.call is not None])
         call.depth = 1
         return tuple(Lazy(t, call, k) for k, t in enumerate(types))
     return made
 
 
-Applied = tuple[OpDef, dict[str, Any], tuple[TensorType, ...]]  # an op, all of its attributes, the types of its results
+# An op, all of its attributes, the types of its results, the words for it in structures.
+Applied = tuple[OpDef, dict[str, Any], tuple[TensorType, ...], Any]
 
 
 def _rules(name: str | OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any]) -> Applied:
-    if not attrs and type(name) is str and not any(x is None or x.traced for x in inputs):
-        return _plain(name, *(d for x in inputs if x is not None for d in (x.type.dtype, x.type.shape)))
+    """What an op gives. Its words are None where a size may be in it."""
+    flat = _words(inputs, attrs) if type(name) is str else None
+    if flat is not None:
+        return _typed(name, tuple(attrs), *flat) if attrs else _plain(name, *flat)
     op = OPS[name] if isinstance(name, str) else name
     full = complete(op, attrs)
-    return op, full, tuple(infer(op, inputs, full))  # type: ignore[arg-type]  # a rule reads the types alone
+    return op, full, tuple(infer(op, inputs, full)), None  # type: ignore[arg-type]  # a rule reads the types alone
+
+
+def _words(inputs: tuple[Lazy | None, ...], attrs: dict[str, Any]) -> list[Any] | None:
+    """Attributes, then the dtype and the shape of each operand; None unless equal words mean the same."""
+    flat: list[Any] = []
+    for a in attrs.values():
+        kind = type(a)
+        if kind is tuple:
+            for d in a:
+                if type(d) is not int:
+                    return None
+        elif kind not in _EXACT:
+            return None
+        flat.append(a)
+    for x in inputs:
+        if x is None or x.traced:
+            return None
+        flat += (x.type.dtype, x.type.shape)
+    return flat
+
+
+_EXACT = {bool, int, str, DType}  # equal ones are the same, as zeros are not
 
 
 @lru_cache(RULES)
 def _plain(name: str, *operands: Any) -> Applied:
-    """The same of an op without attributes; `operands`: the dtype and the shape of each in turn."""
+    """The same of an op without attributes."""
+    return _typed(name, (), *operands)
+
+
+@lru_cache(RULES, typed=True)
+def _typed(name: str, names: tuple[str, ...], *given: Any) -> Applied:
+    """The same of an op with attributes of these names, which stand ahead of the operands in `given`."""
     op = OPS[name]
-    full = complete(op, {})
-    return (
-        op,
-        full,
-        tuple(infer(op, [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])], full)),  # type: ignore[misc]
-    )
+    full = complete(op, dict(zip(names, given)))
+    operands = given[len(names) :]
+    values = [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])]
+    return op, full, tuple(infer(op, values, full)), (name, *full.values())  # type: ignore[arg-type]
 
 
 def depends(call: Call) -> bool:
@@ -238,14 +299,12 @@ def _holds_size(a: Any) -> bool:
     return isinstance(a, Expr) or (type(a) is tuple and any(isinstance(d, Expr) for d in a))
 
 
-def _nothing(t: TensorType, device: str | None) -> Array | DeviceData:
-    """The buffer of a value without elements."""
+def nothing(t: TensorType, device: str | None) -> Lazy:
+    """A value without elements."""
     shape: tuple[int, ...] = t.shape  # type: ignore[assignment]
-    return (
-        np.empty(shape, t.dtype.numpy)
-        if device in (None, HOST)
-        else DeviceData(place(str(device)), 0, shape, t.dtype.numpy, None, 0)
-    )
+    if device in (None, HOST):
+        return Lazy(t, data=np.empty(shape, t.dtype.numpy), device=device)
+    return Lazy(t, data=DeviceData(place(str(device)), 0, shape, t.dtype.numpy, None, 0), device=device)
 
 
 # --- structure --------------------------------------------------------------------------------------------------------
@@ -254,15 +313,20 @@ def _nothing(t: TensorType, device: str | None) -> Array | DeviceData:
 class Reached:
     """Collect calls behind values, operands first, with result numbers; leaves; met ones; `key`: calls in words."""
 
-    __slots__ = ("calls", "key", "leaves", "met")
+    __slots__ = ("calls", "count", "key", "leaves", "met")
 
     def __init__(self, roots: Sequence[Lazy]) -> None:
-        calls: dict[Call, int] = {}
-        leaves: dict[Lazy, int] = {}
-        met: dict[Lazy, None] = {}
-        key: list[Any] = []
+        self.calls: dict[Call, int] = {}
+        self.leaves: dict[Lazy, int] = {}
+        self.met: dict[Lazy, None] = {}
+        self.key: list[Any] = []
+        self.count = 0  # of results
+        self.reach(roots)
+
+    def reach(self, roots: Sequence[Lazy]) -> None:
+        """Go on from further values."""
+        calls, leaves, met, key, count = self.calls, self.leaves, self.met, self.key, self.count
         stack: list[Call] = []
-        count = 0
         for x in reversed(roots):
             if x.call is None:
                 leaves.setdefault(x, len(leaves))
@@ -294,7 +358,7 @@ class Reached:
                     -1 if i is None else -2 - leaves[i] if i.call is None else calls[i.call] + i.index
                     for i in call.inputs
                 ]
-        self.calls, self.leaves, self.met, self.key = calls, leaves, met, key
+        self.count = count
 
     def structure(self, outputs: Sequence[Lazy], flat: bool = False) -> Any:
         """Equal for what one program computes. `flat`: whatever the shape of its arrays."""
@@ -363,7 +427,7 @@ def graph_of(
         return None if x is None else known[id(x)] if x.call is None else known[id(x.call), x.index]
 
     for c in reached.calls:
-        node = g.append(Node(c.op, [value(x) for x in c.inputs], c.attrs, [type_(t) for t in c.types], c.locs))
+        node = g.append(Node(c.op, [value(x) for x in c.inputs], dict(c.attrs), [type_(t) for t in c.types], c.locs))
         for k, made in enumerate(node.outputs):
             known[id(c), k] = made
     g.outputs = [v for x in outputs if (v := value(x)) is not None]
@@ -432,27 +496,48 @@ def compiler(device: str = HOST) -> Any:
 PROGRAMS_MADE = Programs()
 
 
-def materialise(roots: Sequence[Lazy]) -> None:
-    """Compute values, so that each has its buffer. InputError: a value depends on an argument under tracing."""
+def materialise(roots: Iterable[Lazy], begun: frozenset[Step] = frozenset()) -> None:
+    """Compute values, so that each has its buffer. InputError: a value depends on an argument under tracing.
+
+    Values of a step of define-by-run are computed with the others of it, but for the steps that have `begun`.
+    """
     groups: dict[str | None, list[Lazy]] = {}
-    known: set[int] = set()
+    known: set[Lazy] = set()
+    steps: dict[Step, None] = {}
     for x in roots:
         if x.traced:
             raise InputError(no_data())
-        if x.call is not None and id(x) not in known:
-            known.add(id(x))
+        if x.call is not None and x not in known:
+            known.add(x)
             groups.setdefault(x.device, []).append(x)
+            if x.step is not None:
+                steps[x.step] = None
+    for step in steps:
+        for x in step.values() if step not in begun else ():
+            if x not in known:
+                known.add(x)
+                groups.setdefault(x.device, []).append(x)
     for device, values in groups.items():  # one, but where somebody asks for several arrays at once
-        _compute(values, device)
+        _compute(values, device, begun.union(steps))
 
 
-def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
+def _compute(wanted: Sequence[Lazy], device: str | None, begun: frozenset[Step]) -> None:
     """Compute values that live on one device; neutral ones are computed on the host, and stay neutral."""
     reached = Reached(wanted)
+    steps = {x.step: x.tracked == ROOT for x in reached.met if x.step is not None and x.step not in begun}
+    if True in steps.values():  # what an earlier step wrote: that is a program of its own, which is found again
+        earlier = [step for step, written in steps.items() if written]
+        materialise([x for step in earlier for x in step.values()], begun.union(earlier))
+        reached = Reached(wanted)
+    if steps:
+        known = set(wanted)
+        along = [x for step in steps for x in step.values() if x not in known and x.device == device]
+        wanted = [*wanted, *along]
+        reached.reach(along)
     outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,))]
     results = PROGRAMS_MADE.run(reached, outputs, device or HOST)
     for x, r in zip(outputs, results):
-        if x.tracked and getattr(x, "root", None) is None:
+        if x.tracked == TRACKED and x.call is not None:
             x.origin = x.call
         x.data, x.call, x.depth = r, None, 0
 
@@ -460,8 +545,9 @@ def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
 def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...]) -> list[Lazy]:
     """Return other values of these devices to keep: the user holds them, and they would be computed again."""
     out = []
+    others = set(wanted)
     for x in met:
-        if x.owner is None or x.owner() is None or x.device not in devices or any(x is w for w in wanted):
+        if x.owner is None or x.owner() is None or x.device not in devices or x in others:
             continue
         if x.seen or x.heavy:
             out.append(x)

@@ -28,7 +28,7 @@ from dnnc.array.decompositions import (
 from dnnc.array.elementwise import abs as abs_
 from dnnc.array.elementwise import add, conj, multiply, negative, one, operands, pow, sqrt, subtract
 from dnnc.array.errors import ValueInputError
-from dnnc.array.lazy import apply
+from dnnc.array.lazy import apply, apply_plain
 from dnnc.array.manipulation import (
     Axes,
     axes_of,
@@ -37,11 +37,13 @@ from dnnc.array.manipulation import (
     concat,
     expand_dims,
     matrix_transpose,
+    moveaxis,
     permute_dims,
     reshape,
     sliced,
     stack,
 )
+from dnnc.array.promotion import float_of, kind_of
 from dnnc.array.sizes import same, same_shape
 from dnnc.array.statistical import max as max_
 from dnnc.array.statistical import min as min_
@@ -50,8 +52,8 @@ from dnnc.array.statistical import sum as sum_
 __all__ = [
     "cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "matmul", "matrix_norm",
     "matrix_power", "matrix_rank",
-    "matrix_transpose", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
-    "vector_norm",
+    "matrix_transpose", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace",
+    "vecdot", "vector_norm",
 ]  # fmt: skip
 
 
@@ -62,7 +64,7 @@ def _numbers(name: str, *xs: Any) -> list[Array]:
 def _square(name: str, x: Array) -> int:
     if x.ndim < 2 or not same(x.shape[-1], x.shape[-2]):
         raise ValueInputError(f"{name}: expected square matrices, got shape {x.shape}")
-    if x.dtype.kind not in "fc":
+    if kind_of(x.dtype) not in "fc":
         raise ValueInputError(f"{name}: expected floating-point or complex numbers, got {x.dtype}")
     return x.shape[-1]
 
@@ -72,6 +74,11 @@ def _square(name: str, x: Array) -> int:
 
 def matmul(x1: Any, x2: Any, /) -> Array:
     """Products of matrices, stacks of them, and vectors."""
+    if type(x1) is Array and type(x2) is Array and x1._dtype is x2._dtype and kind_of(x1._dtype) == "f":
+        p, q = x1._parts[0], x2._parts[0]
+        left, right = p.type.shape, q.type.shape
+        if len(left) > 1 and len(right) > 1 and left[-1] == right[-2]:
+            return array_of(apply_plain("matmul", p, q))
     a, b = _numbers("matmul", x1, x2)
     if not a.ndim or not b.ndim:
         raise ValueInputError(f"matmul: expected at least one axis each, got shapes {a.shape} and {b.shape}")
@@ -90,7 +97,7 @@ def matmul(x1: Any, x2: Any, /) -> Array:
 
 
 def _product(a: Array, b: Array) -> Array:
-    if a.dtype.kind == "f":
+    if kind_of(a.dtype) == "f":
         return array_of(apply("matmul", one(a), one(b)))
     if a.dtype.kind == "c":
         (p, q), (r, s) = a._parts, b._parts
@@ -179,7 +186,7 @@ def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
 
 
 def vector_norm(x: Array, /, *, axis: Axes = None, keepdims: bool = False, ord: float = 2) -> Array:
-    if x.dtype.kind not in "fc":
+    if kind_of(x.dtype) not in "fc":
         raise ValueInputError(f"vector_norm: expected floating-point numbers, got {x.dtype}")
     size, axes = abs_(x), axes_of(axis, x.ndim)
     if ord in (math.inf, -math.inf):
@@ -195,7 +202,7 @@ def vector_norm(x: Array, /, *, axis: Axes = None, keepdims: bool = False, ord: 
 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """`ord`: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
-    if x.ndim < 2 or x.dtype.kind not in "fc":
+    if x.ndim < 2 or kind_of(x.dtype) not in "fc":
         raise ValueInputError(
             f"matrix_norm: expected matrices of floating-point numbers, got {x.dtype} of shape {x.shape}"
         )
@@ -209,6 +216,20 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
     sums = sum_(abs_(x), axis=summed, keepdims=True)
     norm = (max_ if ord > 0 else min_)(sums, axis=(-2, -1), keepdims=True)
     return norm if keepdims else reshape(norm, x.shape[:-2])
+
+
+def norm(x: Array, /, ord: Any = None, axis: Axes = None, keepdims: bool = False) -> Array:
+    """NumPy's: of vectors along one axis, of matrices along two; of all elements without `ord` and `axis`."""
+    y = cast(x, float_of(x.dtype))
+    if axis is None and (ord is None or y.ndim == 1):
+        return vector_norm(y, keepdims=keepdims, ord=2 if ord is None else ord)
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else tuple(range(y.ndim)) if axis is None else (axis,)
+    if len(axes) == 1:
+        return vector_norm(y, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
+    if len(axes) != 2:
+        raise ValueInputError(f"norm: axis={axis!r} of {x.shape}: expected one axis or two")
+    found = matrix_norm(moveaxis(y, axes, (-2, -1)), ord="fro" if ord is None else ord)
+    return expand_dims(found, axis=tuple(sorted(axis_of(a, y.ndim) for a in axes))) if keepdims else found
 
 
 # --- elimination ------------------------------------------------------------------------------------------------------
@@ -227,7 +248,7 @@ def inv(x: Array, /) -> Array:
     n = _square("inv", x)
     if not x.size:
         return x
-    if x.dtype.kind == "f":
+    if kind_of(x.dtype) == "f":
         return array_of(apply("inverse", one(x)))
     re, im = (array_of(p) for p in x._parts)
     blocks = concat([concat([re, negative(im)], axis=-1), concat([im, re], axis=-1)], axis=-2)

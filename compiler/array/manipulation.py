@@ -32,6 +32,8 @@ def axes_of(axes: Axes, ndim: int) -> tuple[int, ...]:
     """Axes counted from 0, in order; all where None are given."""
     if axes is None:
         return tuple(range(ndim))
+    if type(axes) is int:
+        return (axis_of(axes, ndim),)
     given = [axis_of(a, ndim) for a in (axes if isinstance(axes, (tuple, list)) else (axes,))]
     if len(set(given)) < len(given):
         raise ValueInputError(f"axis={axes!r}: an axis is given twice")
@@ -45,7 +47,7 @@ def moved(x: Array, op: str, **attrs: Any) -> Array:
 
 def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
     """At most one size is -1 and follows from the others."""
-    given = [size(d) for d in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+    given = [d if type(d) is int else size(d) for d in (shape if isinstance(shape, (tuple, list)) else (shape,))]
     if symbolic(*given, *x.shape):
         return moved(x, "reshape", shape=tuple(given))
     if given.count(-1) == 1:
@@ -68,8 +70,9 @@ def _reshaped(p: Lazy, shape: tuple[int, ...]) -> Lazy:
 
 
 def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
-    perm = tuple(axis_of(a, x.ndim) for a in axes)
-    if sorted(perm) != list(range(x.ndim)):
+    n = x.ndim
+    perm = tuple([axis_of(a, n) for a in axes])
+    if sorted(perm) != list(range(n)):
         raise ValueInputError(f"permute_dims: axes={tuple(axes)} are no order of the {x.ndim} axes")
     return moved(x, "transpose", perm=perm)
 
@@ -77,7 +80,8 @@ def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
 def matrix_transpose(x: Array, /) -> Array:
     if x.ndim < 2:
         raise ValueInputError(f"matrix_transpose: expected at least two axes, got shape {x.shape}")
-    return permute_dims(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+    n = x.ndim
+    return moved(x, "transpose", perm=(*range(n - 2), n - 1, n - 2))
 
 
 def moveaxis(x: Array, source: Axes, destination: Axes, /) -> Array:
@@ -92,8 +96,9 @@ def moveaxis(x: Array, source: Axes, destination: Axes, /) -> Array:
     return permute_dims(x, order)
 
 
-def squeeze(x: Array, /, axis: Axes) -> Array:
-    axes = axes_of(axis, x.ndim)
+def squeeze(x: Array, /, axis: Axes = None) -> Array:
+    """Without axes of one element; without `axis` all that are known to be so."""
+    axes = axes_of([k for k, d in enumerate(x.shape) if same(d, 1)] if axis is None else axis, x.ndim)
     if not all(same(x.shape[a], 1) for a in axes):
         raise ValueInputError(f"squeeze: an axis of {axis} has more than one element in {x.shape}")
     return reshape(x, tuple(d for k, d in enumerate(x.shape) if k not in axes))
@@ -146,7 +151,7 @@ def same_type(arrays: Sequence[Any]) -> list[Array]:
     return [cast(a, dtype) if isinstance(a, Array) else scalar(a, dtype) for a in given]
 
 
-def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
+def concat(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
     xs = same_type(arrays)
     if axis is None:
         xs, axis = [reshape(x, (-1,)) if x.size else reshape(x, (0,)) for x in xs], 0
@@ -157,11 +162,11 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
     return array_of(*(apply("concat", *ps, axis=k) for ps in zip(*(x._parts for x in full))))
 
 
-def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
-    return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
+def stack(arrays: Sequence[Array], /, axis: int = 0) -> Array:
+    return concat([expand_dims(x, axis=axis) for x in same_type(arrays)], axis=axis)
 
 
-def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
+def unstack(x: Array, /, axis: int = 0) -> tuple[Array, ...]:
     k = axis_of(axis, x.ndim)
     return tuple(squeeze(sliced(x, k, j, 1), k) for j in range(x.shape[k]))
 
@@ -175,13 +180,13 @@ def sliced(x: Array, axis: int, start: int, size: int, step: int = 1) -> Array:
     )
 
 
-def flip(x: Array, /, *, axis: Axes = None) -> Array:
+def flip(x: Array, /, axis: Axes = None) -> Array:
     axes = axes_of(axis, x.ndim)
     starts = tuple(max(d - 1, 0) if k in axes else 0 for k, d in enumerate(x.shape))
     return moved(x, "slice", starts=starts, steps=tuple(-1 if k in axes else 1 for k in range(x.ndim)), shape=x.shape)
 
 
-def roll(x: Array, /, shift: Any, *, axis: Axes = None) -> Array:
+def roll(x: Array, /, shift: Any, axis: Axes = None) -> Array:
     if axis is None:
         return reshape(roll(reshape(x, (x.size,)), shift, axis=0), x.shape)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -202,7 +207,7 @@ def tile(x: Array, repetitions: Sequence[int], /) -> Array:
     return moved(x, "tile", repeats=(1,) * (ndim - len(reps)) + reps)
 
 
-def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
+def repeat(x: Array, repeats: Any, /, axis: int | None = None) -> Array:
     """Each element so many times. Different counts are looked at: the size of the result depends on them."""
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
@@ -233,28 +238,24 @@ def wide(indices: Array) -> Lazy:
     return cast(indices, DEFAULTS["i"])._parts[0]
 
 
-def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
+def take(x: Array, indices: Any, /, axis: int | None = None) -> Array:
     if axis is None:
         if x.ndim != 1:
             raise ValueInputError(f"take: an array of shape {x.shape} needs an axis")
         axis = 0
     k = axis_of(axis, x.ndim)
-    at = from_start(wide(indices), x.shape[k])
+    given = indices if isinstance(indices, Array) else from_buffer(np.asarray(indices), None)
+    at = from_start(wide(given), x.shape[k])
     return array_of(*(apply("gather", p, at, axis=k) for p in x._parts))
 
 
-def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
+def take_along_axis(x: Array, indices: Array, /, axis: int = -1) -> Array:
     k = axis_of(axis, x.ndim)
     others = broadcast_shapes(*(tuple(1 if j == k else d for j, d in enumerate(a.shape)) for a in (x, indices)))
     x = broadcast_to(x, tuple(x.shape[k] if j == k else d for j, d in enumerate(others)))
     indices = broadcast_to(indices, tuple(indices.shape[k] if j == k else d for j, d in enumerate(others)))
     at = from_start(wide(indices), x.shape[k])
     return array_of(*(apply("gather_elements", p, at, axis=k) for p in x._parts))
-
-
-def contents(x: Array) -> np.ndarray[Any, Any]:
-    """What an array holds, on the host, for functions whose result's shape depends on it."""
-    return x._contents()
 
 
 def result_type(*given: Any) -> Any:
@@ -272,4 +273,4 @@ def can_cast(from_: Any, to: Any, /) -> bool:
     a = from_.dtype if isinstance(from_, Array) else np.dtype(from_)
     kinds = {"b": "b", "i": "iu", "u": "iu", "f": "f", "c": "c"}
     b = np.dtype(to)
-    return bool(np.promote_types(a, b) == b) and (kind_of(b) in kinds.get(a.kind, "") or np.can_cast(a, b))
+    return bool(promoted(a, b) == b) and (kind_of(b) in kinds.get(kind_of(a), "") or np.can_cast(a, b))

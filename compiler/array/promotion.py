@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Union
 
+import ml_dtypes
 import numpy as np
 
 from dnnc.array.sizes import Size
@@ -23,8 +24,10 @@ DEFAULTS: dict[str, DType] = {
 _ORDER = "biufc"  # of kinds, but for i and u, which are on one level
 _KINDS = {bool: "b", int: "i", float: "f", complex: "c", Size: "i"}
 NAMES = tuple(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 "
+    "complex128".split()
 )
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 KNOWN = {d: d for d in map(np.dtype, NAMES)}  # one object each: arrays of one type are told by it
 
 
@@ -43,7 +46,7 @@ def dtype_of(d: Any) -> DType:
 def kind_of(d: DType | Scalar) -> str:
     """b, i, u, f or c."""
     if isinstance(d, np.dtype):
-        return d.kind
+        return "f" if d == BFLOAT16 else d.kind  # which NumPy does not know to be a float
     return _KINDS.get(type(d)) or next(k for t, k in _KINDS.items() if isinstance(d, t))
 
 
@@ -61,17 +64,25 @@ def _promoted(*given: DType | str) -> DType:
         return DEFAULTS[max(scalars, key=_ORDER.index)]
     result = types[0]
     for d in types[1:]:
-        result = np.promote_types(result, d)
+        result = _wider(result, d)
     for k in scalars:
         result = _with_scalar(result, k)
     return result
 
 
+def _wider(a: DType, b: DType) -> DType:
+    """The type that holds two. Beside bfloat16: integers become it, float16 and it float32."""
+    if BFLOAT16 not in (a, b) or a == b:
+        return np.promote_types(a, b)
+    other = b if a == BFLOAT16 else a
+    return BFLOAT16 if other.kind in "biu" else np.dtype(np.float32) if other == np.float16 else other
+
+
 def _with_scalar(d: DType, kind: str) -> DType:
-    if kind == "c" and d.kind == "f":
+    if kind == "c" and kind_of(d) == "f":
         return np.dtype(np.complex64) if d.itemsize <= 4 else np.dtype(np.complex128)
     level = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
-    return DEFAULTS[kind] if level[kind] > level[d.kind] else d
+    return DEFAULTS[kind] if level[kind] > level[kind_of(d)] else d
 
 
 def real_of(d: DType) -> DType:
@@ -92,7 +103,7 @@ def complex_of(d: DType) -> DType:
 
 def float_of(d: DType) -> DType:
     """The type in which functions of real numbers are computed: integers become the default floating-point type."""
-    return d if d.kind in "fc" else DEFAULTS["f"]
+    return d if kind_of(d) in "fc" else DEFAULTS["f"]
 
 
 def summed(d: DType) -> DType:

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dnnc.array.core import Array, array_of, from_buffer, placed
+from dnnc.array.core import Array, array_of, placed
 from dnnc.array.elementwise import one, operands
 from dnnc.array.errors import ValueInputError
+from dnnc.array.host import computed, contents
 from dnnc.array.lazy import apply, apply_all
-from dnnc.array.manipulation import axis_of, contents, reshape, take
+from dnnc.array.manipulation import axis_of, reshape, take
+from dnnc.array.promotion import kind_of
 from dnnc.array.sizes import symbolic
 from dnnc.array.statistical import any as any_of
 from dnnc.array.statistical import sum as sum_of
@@ -18,7 +20,7 @@ from dnnc.ir.dtype import i64
 
 
 def _real(name: str, x: Array) -> Array:
-    if x.dtype.kind not in "iuf":
+    if kind_of(x.dtype) not in "iuf":
         raise ValueInputError(f"{name}: expected real numbers, got {x.dtype}")
     return x
 
@@ -34,18 +36,18 @@ def _argument(op: str, name: str, x: Array, axis: int | None, keepdims: bool) ->
     return array_of(apply(op, one(x), axis=k, keepdims=keepdims))
 
 
-def argmax(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmax(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
     return _argument("argmax", "argmax", x, axis, keepdims)
 
 
-def argmin(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmin(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
     return _argument("argmin", "argmin", x, axis, keepdims)
 
 
 def nonzero(x: Array, /) -> tuple[Array, ...]:
     if not x.ndim:
         raise ValueInputError("nonzero: expected at least one axis")
-    return tuple(from_buffer(i, x.device) for i in np.nonzero(contents(x)))
+    return tuple(computed("nonzero", i, x) for i in np.nonzero(contents(x)))
 
 
 def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | None = None) -> Array:
@@ -61,11 +63,11 @@ def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | N
 # --- sorting ----------------------------------------------------------------------------------------------------------
 
 
-def sort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+def sort(x: Array, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
     return _sorted(_real("sort", x), axis, descending)[0]
 
 
-def argsort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+def argsort(x: Array, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
     return _sorted(_real("argsort", x), axis, descending)[1]
 
 
@@ -112,23 +114,22 @@ def unique_all(x: Array, /) -> UniqueAll:
         contents(x), return_index=True, return_inverse=True, return_counts=True, equal_nan=False
     )
     numbers = (a.astype(np.int64) for a in (first, inverse.reshape(x.shape), counts))
-    return UniqueAll(from_buffer(values, x.device), *(from_buffer(a, x.device) for a in numbers))
+    return UniqueAll(*(computed("unique_all", a, x) for a in (values, *numbers)))
 
 
 def unique_counts(x: Array, /) -> UniqueCounts:
     values, counts = np.unique(contents(x), return_counts=True, equal_nan=False)
-    return UniqueCounts(from_buffer(values, x.device), from_buffer(counts.astype(np.int64), x.device))
+    return UniqueCounts(*(computed("unique_counts", a, x) for a in (values, counts.astype(np.int64))))
 
 
 def unique_inverse(x: Array, /) -> UniqueInverse:
     values, inverse = np.unique(contents(x), return_inverse=True, equal_nan=False)
-    return UniqueInverse(
-        from_buffer(values, x.device), from_buffer(inverse.reshape(x.shape).astype(np.int64), x.device)
-    )
+    numbers = inverse.reshape(x.shape).astype(np.int64)
+    return UniqueInverse(*(computed("unique_inverse", a, x) for a in (values, numbers)))
 
 
 def unique_values(x: Array, /) -> Array:
-    return from_buffer(np.unique(contents(x), equal_nan=False), x.device)
+    return computed("unique_values", np.unique(contents(x), equal_nan=False), x)
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:

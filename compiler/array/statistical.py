@@ -13,7 +13,7 @@ from dnnc.array.elementwise import divide, multiply, not_equal, one, sqrt, subtr
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import Lazy, apply
 from dnnc.array.manipulation import Axes, axes_of, axis_of, broadcast_to, concat, moved, reshape, sliced
-from dnnc.array.promotion import dtype_of, float_of, real_of, summed
+from dnnc.array.promotion import dtype_of, float_of, kind_of, real_of, summed
 from dnnc.array.sizes import symbolic
 from dnnc.ir.dtype import from_numpy
 
@@ -31,13 +31,13 @@ def _floating(name: str, x: Array) -> Array:
     return cast(x, float_of(x.dtype))
 
 
-def sum(x: Array, /, *, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Array:
+def sum(x: Array, /, axis: Axes = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
     y = cast(x, summed(x.dtype) if dtype is None else dtype_of(dtype))
     axes = axes_of(axis, x.ndim)
     return array_of(*(reduced(p, "reduce_sum", axes, keepdims) for p in y._parts))
 
 
-def prod(x: Array, /, *, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Array:
+def prod(x: Array, /, axis: Axes = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
     y = cast(x, summed(x.dtype) if dtype is None else dtype_of(dtype))
     axes = axes_of(axis, x.ndim)
     if y.dtype.kind != "c":
@@ -63,7 +63,7 @@ def _complex_product(x: Array, axis: int) -> Array:
 
 
 def _extreme(name: str, op: str, x: Array, axis: Axes, keepdims: bool) -> Array:
-    if x.dtype.kind not in "iuf":
+    if kind_of(x.dtype) not in "iuf":
         raise ValueInputError(f"{name}: expected real numbers, got {x.dtype}")
     axes = axes_of(axis, x.ndim)
     if 0 in [x.shape[a] for a in axes]:
@@ -71,21 +71,21 @@ def _extreme(name: str, op: str, x: Array, axis: Axes, keepdims: bool) -> Array:
     return array_of(reduced(one(x), op, axes, keepdims))
 
 
-def max(x: Array, /, *, axis: Axes = None, keepdims: bool = False) -> Array:
+def max(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
     return _extreme("max", "reduce_max", x, axis, keepdims)
 
 
-def min(x: Array, /, *, axis: Axes = None, keepdims: bool = False) -> Array:
+def min(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
     return _extreme("min", "reduce_min", x, axis, keepdims)
 
 
-def mean(x: Array, /, *, axis: Axes = None, keepdims: bool = False) -> Array:
+def mean(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
     y = _floating("mean", x)
     axes = axes_of(axis, x.ndim)
     return array_of(*(reduced(p, "reduce_mean", axes, keepdims) for p in y._parts))
 
 
-def var(x: Array, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+def var(x: Array, /, axis: Axes = None, *, correction: float = 0.0, keepdims: bool = False) -> Array:
     y = _floating("var", x)
     axes = axes_of(axis, x.ndim)
     n = math.prod(x.shape[a] for a in axes)
@@ -108,7 +108,7 @@ def var(x: Array, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bo
     )
 
 
-def std(x: Array, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+def std(x: Array, /, axis: Axes = None, *, correction: float = 0.0, keepdims: bool = False) -> Array:
     return sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
 
 
@@ -163,15 +163,15 @@ def _truth(x: Array, op: str, axis: Axes, keepdims: bool) -> Array:
     return cast(array_of(reduced(one(byte), op, axes, keepdims)), BOOL)
 
 
-def all(x: Array, /, *, axis: Axes = None, keepdims: bool = False) -> Array:
+def all(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
     return _truth(x, "reduce_min", axis, keepdims)
 
 
-def any(x: Array, /, *, axis: Axes = None, keepdims: bool = False) -> Array:
+def any(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
     return _truth(x, "reduce_max", axis, keepdims)
 
 
-def count_nonzero(x: Array, /, *, axis: Axes = None, keepdims: bool = False) -> Array:
+def count_nonzero(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
     return sum(cast(x, BOOL), axis=axis, keepdims=keepdims)
 
 

@@ -1,7 +1,7 @@
 """Ops that say how to differentiate: without a derivative they are what they are made of, and cost nothing.
 
-`checkpoint` and `custom_vjp` hold a function as a graph that reads nothing but its inputs. `recomputed` marks a value
-from which a function is computed again: it is the value, but no two marks of different moments merge.
+`call`, `checkpoint` and `custom_vjp` hold a function as a graph that reads nothing but its inputs. `recomputed` marks a
+value from which a function is computed again: it is the value, but no two marks of different moments merge.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dnnc.ir.autodiff.rules import functions as rules
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.core import Graph, Value
 from dnnc.ir.graph.expand import inline
-from dnnc.ir.op import MOVEMENT, PURE, OpDef, require
+from dnnc.ir.op import MOVEMENT, PURE, Cost, OpDef, require
 from dnnc.ir.ops.common import sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import TensorType
@@ -65,6 +65,7 @@ DERIVATIVE_OPS: tuple[OpDef, ...] = (
         samples=(sample("f32[2, 3]", "f32[4]"), sample("f16[5]", "f64[]")),
         vjp=rules.recomputed,
     ),
+    OpDef("call", _body_type, decompose=_inlined, traits=PURE, cost=Cost.HEAVY),
     OpDef("checkpoint", _body_type, decompose=_inlined, traits=PURE, vjp=rules.checkpoint),
     OpDef("custom_vjp", _custom_type, decompose=_inlined, traits=PURE, vjp=rules.custom_vjp),
 )

@@ -1,8 +1,9 @@
 """Define-by-run gradients: `loss.backward()` on lazy arrays, with Python's own control flow between them.
 
 An array that requires a gradient marks its value as the root of a history. What is computed from a root is tracked: it
-keeps the call that made it, also after its contents are there. `backward` makes a graph of the history, differentiates
-it, and reads values that were computed already where they are.
+keeps the call that made it, also after its contents are there. `backward` records one call, whose body is the
+derivative of the history: made once for each structure of histories (ops, attributes, types, wiring, roots) and found
+again by it. Its operands are the history's values that it reads, be they computed or not.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 
 from dnnc.array.core import NUMBERS, Array, scalar
 from dnnc.array.creation import asarray
-from dnnc.array.lazy import Call, Lazy, buffer
+from dnnc.array.lazy import DEEPEST, END, PROGRAMS, ROOT, TRACKED, Call, Lazy, Step, buffer, materialise, nothing
 from dnnc.array.sizes import same_shape
-from dnnc.frontends.trace.functions import Replay
-from dnnc.frontends.trace.regions import key_of
 from dnnc.ir.autodiff.reverse import pullback
 from dnnc.ir.errors import GradientError, InputError
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.expand import extract, reached
+from dnnc.ir.lru import LRU
+from dnnc.ir.ops import OPS
 
 
 def begin(x: Array) -> None:
@@ -29,9 +31,23 @@ def begin(x: Array) -> None:
         raise GradientError(f"requires_grad: the array is {x.dtype}, expected real floats")
     if value.traced:
         raise GradientError("requires_grad: within a traced function take dnnc.grad in place of backward")
-    made = Lazy(value.type, data=buffer(value), device=value.device)
-    made.tracked, made.root = True, weakref.ref(x)
-    x._set((made,))
+    _root(x, Lazy(value.type, data=buffer(value), device=value.device))
+
+
+def again(x: Array, before: Lazy) -> None:
+    """Let an array that was written to require a gradient as before. It is computed with the step that wrote it."""
+    value = x._parts[0]
+    if value.traced or value.call is None or value.depth >= DEEPEST:
+        begin(x)
+        return
+    made = Lazy(value.type, value.call, value.index)
+    made.step = before.step
+    _root(x, made)
+
+
+def _root(x: Array, value: Lazy) -> None:
+    value.tracked, value.root = ROOT, weakref.ref(x)
+    x._set((value,))
 
 
 def end(x: Array) -> None:
@@ -42,10 +58,10 @@ def end(x: Array) -> None:
 
 def made_by(x: Lazy) -> Call | None:
     """The call in a value's history; None for roots and for what is not tracked."""
-    if not x.tracked or getattr(x, "root", None) is not None:
+    if x.tracked != TRACKED:
         return None
-    call = x.call or getattr(x, "origin", None)
-    return call if call is not None and call.tracked else None
+    call = x.origin if x.call is None else x.call
+    return call if call.tracked else None
 
 
 def backward(y: Array, gradient: Any) -> None:
@@ -60,22 +76,27 @@ def backward(y: Array, gradient: Any) -> None:
             f"backward: an array of shape {y.shape} needs the gradient of its shape; or reduce it with sum or mean"
         )
     seed = _seed(y, gradient)
-    h = _History(value)
+    h = History(value)
     if not h.roots:
         raise GradientError(
             "backward: the array depends on no array that requires a gradient; set x.requires_grad = True before "
             "computing with x"
         )
-    g = h.graph
-    cotangent = g.add_input("cotangent", value.type)
-    known = {**h.known, cotangent: seed}
-    found = pullback(g, {h.value(value): cotangent}, list(h.roots))
-    wanted = [(root, c) for root, c in zip(h.roots.values(), found) if c is not None]
-    for (root, _), made in zip(wanted, Replay(g, known).values([c for _, c in wanted])):
-        x = root()
+    materialise(h.roots)  # those that were written to: the step before is a program of its own
+    found = PULLBACKS.find(h.key)
+    if found is None:
+        found = PULLBACKS[h.key] = Pullback(h, value)
+    made = found.gradients(h, seed)
+    refs = [h.roots[k].root for k in found.wanted]
+    step = Step(weakref.ref(y), [r for r in refs if r is not None])
+    value.step = step
+    for root in h.roots:
+        root.step = step
+    for ref, g in zip(refs, made):
+        x = ref() if ref is not None else None
         if x is not None:
-            made.tracked = False
-            new = Array((made,), x.dtype)
+            g.step = step
+            new = Array((g,), x.dtype)
             x.grad = new if x.grad is None else x.grad + new
 
 
@@ -88,58 +109,133 @@ def _seed(y: Array, gradient: Any) -> Lazy:
     return a._parts[0]
 
 
-class _History:
-    """The graph of what a tracked value was computed from. Its inputs are roots, and values without a history."""
+class History:
+    """What a tracked value was computed from, in one walk.
+
+    `calls` and `leaves` in the order in which they are met; `roots`: the leaves that require a gradient; `key`: equal
+    for values that are computed by the same ops in the same way of operands of the same types.
+    """
+
+    __slots__ = ("calls", "key", "leaves", "made", "roots")
 
     def __init__(self, last: Lazy) -> None:
-        self.graph = Graph("history")
-        self.roots: dict[Value, weakref.ref[Any]] = {}
-        self.known: dict[Value, Lazy] = {}
-        self._values: dict[Any, Value] = {}
-        stack = [last]
+        calls: dict[Call, int] = {}  # by number of the first result
+        leaves: dict[Lazy, int] = {}
+        made: dict[Any, Lazy] = {}  # results of calls; of the first one by the call alone
+        key: list[Any] = []
+        first = made_by(last)
+        stack = [] if first is None else [first]
+        if first is None:
+            leaves[last] = 0
+        else:
+            made[(first, last.index) if last.index else first] = last
+        count = 0
         while stack:
-            x = stack[-1]
-            call = made_by(x)
-            if self._key(x) in self._values:
+            call = stack[-1]
+            if call in calls:
                 stack.pop()
                 continue
-            missing = (
-                [] if call is None else [i for i in call.inputs if i is not None and self._key(i) not in self._values]
-            )
-            stack += missing[::-1]
-            if not missing:
-                self._enter(x, call)
+            before = len(stack)
+            words: list[Any] = [call.key]
+            for i in call.inputs:
+                if i is None:
+                    words.append(-1)
+                    continue
+                c = None if i.tracked != TRACKED else i.origin if i.call is None else i.call
+                if c is None or not c.tracked:
+                    words.append(-2 - leaves.setdefault(i, len(leaves)))
+                    continue
+                if i.index:
+                    made[c, i.index] = i
+                else:
+                    made[c] = i
+                number = calls.get(c)
+                if number is None:
+                    stack.append(c)
+                else:
+                    words.append(number + i.index)
+            if len(stack) == before:
+                stack.pop()
+                calls[call] = count
+                count += len(call.types)
+                key += words
+        self.roots = [x for x in leaves if x.tracked]
+        key.append(END)
+        for x in leaves:
+            key += (x.type.dtype.name, x.type.shape, x.tracked)
+        key.append(last.index)
+        self.calls, self.leaves, self.made, self.key = list(calls), list(leaves), made, tuple(key)
 
-    @staticmethod
-    def _key(x: Lazy) -> Any:
-        call = made_by(x)
-        return (id(call), x.index) if call is not None else key_of(x)
+    def value(self, place: Place) -> Lazy:
+        """The value at a place of the history."""
+        at, index = place
+        if at < 0:
+            return self.leaves[-1 - at]
+        call = self.calls[at]
+        found = self.made.get((call, index) if index else call)
+        return Lazy(call.types[index], call, index) if found is None else found
 
-    def value(self, x: Lazy) -> Value:
-        return self._values[self._key(x)]
 
-    def _enter(self, x: Lazy, call: Call | None) -> None:
-        if call is None:
-            v = self.graph.add_input(f"x{len(self.graph.inputs)}", x.type)
-            root = getattr(x, "root", None) if x.tracked else None
-            if root is not None:
-                self.roots[v] = root
-            self._values[self._key(x)], self.known[v] = v, x
-            return
-        inputs = [None if i is None else self.value(i) for i in call.inputs]
-        node = self.graph.append(Node(call.op, inputs, call.attrs, call.types, call.locs))
-        for k, v in enumerate(node.outputs):
-            self._values[id(call), k] = v
-        self.known[node.outputs[x.index]] = x
+Place = tuple[int, int]  # the number of a call and of its result; or -1, -2, ... for the leaves
+
+
+class Pullback:
+    """The derivative of a history as one call, for all histories of its structure.
+
+    `reads`: the places of its operands, which the cotangent of the last value follows; `wanted`: which roots have a
+    gradient, by number.
+    """
+
+    def __init__(self, h: History, last: Lazy) -> None:
+        g = Graph("gradient")
+        places: dict[Value, Place] = {}
+        known: dict[Any, Value] = {}
+        for k, x in enumerate(h.leaves):
+            v = known[x] = g.add_input(f"x{k}", x.type)
+            places[v] = -1 - k, 0
+        roots = [known[x] for x in h.roots]
+        for k, call in enumerate(h.calls):
+            inputs = [None if i is None else known[_source(i)] for i in call.inputs]
+            node = g.append(Node(call.op, inputs, dict(call.attrs), call.types, call.locs))
+            for j, v in enumerate(node.outputs):
+                known[call, j], places[v] = v, (k, j)
+        cotangent = g.add_input("cotangent", last.type)
+        found = pullback(g, {known[_source(last)]: cotangent}, roots)
+        self.wanted = [k for k, c in enumerate(found) if c is not None]
+        cotangents = [c for c in found if c is not None]
+        every = reached(cotangents, places)
+        given = [v for v in places if v in every]
+        self.reads = [places[v] for v in given]
+        self.body = extract(g, "gradient", [*given, cotangent], cotangents)
+        self.types = tuple(v.type for v in cotangents)
+        self.attrs = {"body": self.body}
+        self.key = ("call", self.body.structural_hash())
+
+    def gradients(self, h: History, seed: Lazy) -> list[Lazy]:
+        """The gradients of the wanted roots of a history of this structure."""
+        call = Call(OPS["call"], (*map(h.value, self.reads), seed), self.attrs, self.types, self.key)
+        call.tracked, call.depth = 0, 1  # as deep as one op: it is bounded by its history
+        if call.traced:
+            call.trace()
+        return [nothing(t, call.device) if 0 in t.shape else Lazy(t, call, k) for k, t in enumerate(self.types)]
+
+
+def _source(x: Lazy) -> Any:
+    """What tells a value of a history from others."""
+    call = made_by(x)
+    return x if call is None else (call, x.index)
+
+
+PULLBACKS: LRU[Any, Pullback] = LRU(PROGRAMS)
 
 
 def unchain(y: Array) -> None:
     """See `Array.unchain_backward`."""
     for x in list(_behind(y._parts[0])):
-        call = x.call or getattr(x, "origin", None)
-        if call is not None:
-            call.tracked = False
-        x.tracked, x.origin = False, None
+        (x.call or x.origin).tracked = 0
+        x.tracked = 0
+        if x.call is None:
+            del x.origin
 
 
 def _behind(last: Lazy) -> Iterator[Lazy]:

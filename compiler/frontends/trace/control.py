@@ -9,7 +9,7 @@ from typing import Any
 from dnnc.array.core import NUMBERS, Array, cast, namespace, scalar
 from dnnc.array.creation import asarray
 from dnnc.array.lazy import Call, Lazy, materialise, placeholder
-from dnnc.array.promotion import promoted
+from dnnc.array.promotion import kind_of, promoted
 from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.regions import Region
 from dnnc.frontends.trace.tracer import is_traced, tracing
@@ -76,7 +76,7 @@ def eased(made: Pack, want: Pack) -> Pack:
     """`made` with Python numbers in the types of `want` where these hold them."""
     triples = zip(made.arrays, want.arrays, made.weak)
     arrays = tuple(
-        cast(a, w.dtype) if weak and LEVEL[a.dtype.kind] <= LEVEL[w.dtype.kind] else a for a, w, weak in triples
+        cast(a, w.dtype) if weak and LEVEL[kind_of(a.dtype)] <= LEVEL[kind_of(w.dtype)] else a for a, w, weak in triples
     )
     return Pack(made.tree, arrays, made.paths, made.weak)
 

@@ -1,7 +1,7 @@
 """How a function is differentiated: `stop_gradient`, `checkpoint`, `custom_vjp`.
 
-In a trace each leaves an op in the graph that holds the function (`dnnc.ir.ops.derivatives`); elsewhere functions run
-as they are.
+In a trace, and of arrays whose gradient `backward` may ask for, each leaves an op in the graph that holds the function
+(`dnnc.ir.ops.derivatives`); elsewhere functions run as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if not tracing():
+        if not tracing() and not _has_history((args, kwargs)):
             return fn(*args, **kwargs)
         before = number()
         given, made, region = _run(fn, (args, kwargs), "arguments", before)
@@ -49,6 +49,12 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
         return made.again(done)
 
     return wrapped
+
+
+def _has_history(tree: Any) -> bool:
+    """Does `backward` ask for the gradient of an array of these arguments?"""
+    leaves, _ = flatten(tree, "", Rules(any=True))
+    return any(p.tracked for _, x in leaves if isinstance(x, Array) for p in x._parts)
 
 
 def _run(fn: Callable[..., Any], call: tuple[Any, Any], path: str, before: int) -> tuple[Pack, Pack, Region]:
@@ -106,7 +112,8 @@ class CustomVjp:
             args = bound.args
         if self._forward is None or self._backward is None:
             raise InputError(f"{self!r} has no rule yet; give it one by defvjp(forward, backward)")
-        return self._traced(args, self._forward, self._backward) if tracing() else self._fn(*args)
+        seen = tracing() or _has_history(args)
+        return self._traced(args, self._forward, self._backward) if seen else self._fn(*args)
 
     def _traced(self, args: tuple[Any, ...], forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
         before = number()

@@ -15,7 +15,7 @@ from typing import Any
 from dnnc.array.core import NUMBERS, Array, scalar
 from dnnc.array.creation import asarray
 from dnnc.array.lazy import Lazy
-from dnnc.array.promotion import promoted
+from dnnc.array.promotion import kind_of, promoted
 from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.functions import Recorded, Replay, number, record, stand_in
 from dnnc.ir import checks
@@ -56,7 +56,7 @@ def float_arrays(tree: Any, path: str, what: str, hint: str) -> Arrays:
     leaves, shape = flatten(tree, path, TREES)
     made = [scalar(x, promoted(x)) if isinstance(x, NUMBERS) else asarray(x) for _, x in leaves]
     for (where, _), a in zip(leaves, made):
-        if a.dtype.kind != "f" and a.dtype.name != "bfloat16":
+        if kind_of(a.dtype) != "f":
             raise GradientError(f"{what}: {where or 'the argument'} is {a.dtype}, expected real floats; {hint}")
     return Arrays(shape, tuple(made), tuple(p for p, _ in leaves))
 
@@ -174,7 +174,7 @@ def gradients_of(call: Call, has_aux: bool) -> tuple[list[Lazy], list[Lazy]]:
             "use vjp"
         )
     loss = recorded.results[0]
-    if loss.ndim or (loss.dtype.kind != "f" and loss.dtype.name != "bfloat16"):
+    if loss.ndim or kind_of(loss.dtype) != "f":
         raise GradientError(
             f"grad: the function must give one real float number, got {loss.dtype} of shape {loss.shape}; reduce it "
             "with sum or mean, or use vjp or jacrev"
@@ -268,7 +268,7 @@ def _with_aux(call: Call, has_aux: bool, what: str) -> tuple[Tree, Tree, int]:
         tree, aux = tree.children
     count = _leaves(tree)
     for a, path in zip(call.recorded.results[:count], call.recorded.paths):
-        if a.dtype.kind != "f" and a.dtype.name != "bfloat16":
+        if kind_of(a.dtype) != "f":
             raise GradientError(
                 f"{what}: result {path or ''} is {a.dtype}, expected real floats; give it beside the others by has_aux"
             )

@@ -70,7 +70,7 @@ class Region:
 
     def _add(self, call: Call) -> None:
         inputs = [None if i is None else self.known[key_of(i)] for i in call.inputs]
-        node = self.graph.append(Node(call.op, inputs, call.attrs, call.types, call.locs))
+        node = self.graph.append(Node(call.op, inputs, dict(call.attrs), call.types, call.locs))
         for k, v in enumerate(node.outputs):
             self.known[id(call), k] = v
 

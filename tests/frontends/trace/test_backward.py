@@ -10,6 +10,8 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.errors import ValueInputError
+from dnnc.array.lazy import PROGRAMS_MADE
+from dnnc.frontends.trace import backward
 from dnnc.ir.errors import GradientError, InputError
 
 rng = np.random.default_rng(3)
@@ -149,3 +151,169 @@ def test_errors() -> None:
         x.to_device("cuda:0")
     with pytest.raises(GradientError, match=r"take dnnc\.grad"):
         dnnc.jit(lambda v: v.backward())(np.ones(3))
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_seen_before_is_one_launch_and_no_derivation(monkeypatch: Any) -> None:
+    w, v, x = parameter(3, 5), parameter(5, 1), xp.asarray(rng.standard_normal((4, 3)))
+
+    def step(rate: float) -> Any:
+        error = xp.mean(xp.tanh(x @ w) @ v)
+        w.grad = v.grad = None
+        error.backward()
+        for p in (w, v):
+            p -= rate * p.grad
+        return error
+
+    def expected() -> tuple[Any, Any, Any]:
+        a, b, c = x.numpy(), w.numpy(), v.numpy()
+        h = np.tanh(a @ b)
+        return np.mean(h @ c), b - 0.1 * (a.T @ ((1 - h * h) * c[:, 0] / 4)), c - 0.1 * h.T @ np.full((4, 1), 0.25)
+
+    want = expected()
+    close(step(0.1), want[0])
+    close(w, want[1])
+    close(v, want[2])
+    before = PROGRAMS_MADE.compiled
+    runs: list[int] = []
+    run = PROGRAMS_MADE.run
+    monkeypatch.setattr(PROGRAMS_MADE, "run", lambda *args: (runs.append(1), run(*args))[1])
+    monkeypatch.setattr(backward, "pullback", None)  # nobody derives it again
+    want = expected()
+    close(step(0.1), want[0])  # to look at the error computes the step
+    close(w, want[1])
+    close(v, want[2])
+    w.grad.numpy()
+    assert runs == [1] and PROGRAMS_MADE.compiled == before
+    for _ in range(5):
+        step(0.2)  # nobody looks: a step is computed ahead of the derivation of the next one
+    before = PROGRAMS_MADE.compiled
+    for _ in range(5):
+        step(0.2)
+    assert len(runs) == 10 and PROGRAMS_MADE.compiled == before
+
+
+def test_structures_differ_by_their_roots() -> None:
+    for needed in ([True, True], [True, False], [False, True], [True, True]):
+        x, y = (xp.asarray(np.array([2.0, 3.0])) for _ in range(2))
+        x.requires_grad, y.requires_grad = needed
+        xp.sum(x * y * y).backward()
+        for a, n, want in ((x, needed[0], [4.0, 9.0]), (y, needed[1], [8.0, 18.0])):
+            if n:
+                close(a.grad, want)
+            else:
+                assert a.grad is None
+
+
+def test_an_operand_twice_is_not_two_operands() -> None:
+    x, y = parameter(3), parameter(3)
+    xp.sum(x * y).backward()
+    xp.sum(x * x).backward()
+    close(x.grad, y.numpy() + 2 * x.numpy())
+    close(y.grad, x.numpy())
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["unseen", "seen"])
+def test_a_result_of_several(looks: bool) -> None:
+    x = parameter(6)
+    values, _ = xp.top_k(x, 3)
+    if looks:
+        np.asarray(values)
+    xp.sum(values * xp.asarray([1.0, 2.0, 3.0])).backward()
+    want = np.zeros(6)
+    want[np.argsort(-x.numpy())[:3]] = [1, 2, 3]
+    close(x.grad, want)
+
+
+def test_parameters_without_elements() -> None:
+    x, empty = parameter(3), parameter(0, 3)
+    (xp.sum(empty) + xp.sum(xp.concat([empty, xp.expand_dims(x, axis=0)], axis=0) ** 2)).backward()
+    close(x.grad, 2 * x.numpy())
+    assert empty.grad is None or empty.grad.shape == (0, 3)
+
+
+def test_writing_many_times_before_anybody_looks() -> None:
+    x = parameter(3)
+    want = x.numpy()
+    for _ in range(200):
+        x *= 0.99
+    assert x.requires_grad
+    close(x, want * 0.99**200)
+    xp.sum(x * 2).backward()
+    close(x.grad, [2.0, 2.0, 2.0])
+
+
+def test_gradients_are_written_to_before_the_step() -> None:
+    x = parameter(3)
+    before = x.numpy()
+    xp.sum(x * x).backward()
+    x.grad *= 0.5
+    x -= x.grad
+    close(x, np.zeros(3))
+    close(x.grad, before)
+
+
+def test_rules_of_users_hold() -> None:
+    @dnnc.custom_vjp
+    def f(x: Any) -> Any:
+        return x * 2
+
+    f.defvjp(lambda x: (x * 2, ()), lambda _, g: (g * 100,))
+    x, bias = parameter(3), parameter(3)
+    xp.sum(f(x)).backward()
+    close(x.grad, [100.0, 100.0, 100.0])
+    x.grad = None
+    g = dnnc.checkpoint(lambda v: xp.tanh(v + bias) * v)
+    xp.sum(g(x)).backward()
+    slope = 1 - np.tanh(x.numpy() + bias.numpy()) ** 2
+    close(x.grad, np.tanh(x.numpy() + bias.numpy()) + slope * x.numpy())
+    close(bias.grad, slope * x.numpy())  # of what the function reads from around it too
+
+
+def test_steps_that_read_each_other() -> None:
+    x = parameter(3)
+    first, second = xp.sum(x * x), xp.sum(x * x * x)
+    first.backward()
+    second.backward()  # adds
+    norm = xp.sum(x.grad * x.grad)
+    x -= 0.1 * x.grad
+    old = 2 * x.grad.numpy()  # computes both, and x
+    assert float(norm) == pytest.approx(float(np.sum(old * old) / 4))
+    v = x.numpy() + 0.05 * old
+    close(first, np.sum(v**2))
+    close(second, np.sum(v**3))
+
+
+def test_what_is_made_of_a_step_computes_it_once() -> None:
+    x = parameter(4, 4)
+    total = xp.asarray(0.0)
+    error = xp.mean(xp.tanh(x @ x))
+    error.backward()
+    x -= x.grad
+    total = total + error
+    float(total)
+    for a in (error, x.grad, x):
+        assert a._parts[0].call is None
+
+
+@pytest.mark.slow
+def test_stochastic_depth_shares_its_kernels() -> None:
+    blocks = [[parameter(8, 8), parameter(8), parameter(8, 8)] for _ in range(54)]
+    x, kernels, depths = xp.asarray(rng.standard_normal((4, 8))), set(), set()
+    for _ in range(4):
+        h = x
+        used = [b for b in blocks if rng.random() < 0.7]
+        for w, b, v in used:
+            h = h + xp.maximum(h @ (0.1 * w) + b, 0.0) @ (0.1 * v)
+        error = xp.mean(h * h)
+        error.backward()
+        for b in used:
+            for p in b:
+                p -= 0.01 * p.grad
+                p.grad = None
+        float(error)
+        depths.add(len(used))
+        kernels |= {k.symbol for k in PROGRAMS_MADE.last.notes}
+    assert len(depths) > 1 and len(kernels) <= 60

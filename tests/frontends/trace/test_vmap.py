@@ -40,7 +40,7 @@ REFUSED = {
     "nonzero", "compress", "unique", "non_max_suppression", "truncate", "view", "measure", "decode_image",
 }  # fmt: skip
 # control flow has tests below; passes alone make recurrences; functions are in test_gradients.py
-WITHOUT_SAMPLES = {"loop", "cond", "recurrence", "checkpoint", "custom_vjp"}
+WITHOUT_SAMPLES = {"loop", "cond", "recurrence", "call", "checkpoint", "custom_vjp"}
 
 
 # --- every op ---------------------------------------------------------------------------------------------------------

@@ -162,6 +162,7 @@ ELSEWHERE = {
     "random_uniform",
     "random_normal",
     "recurrence",
+    "call",
     "checkpoint",
     "custom_vjp",
 }  # in a test file of their own

@@ -1,0 +1,213 @@
+"""NumPy's functions beside those of the array API: products, comparisons of arrays, averages, parts of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from dnnc.array import linalg
+from dnnc.array.core import Array, array_of, cast
+from dnnc.array.creation import asarray, eye, zeros_like
+from dnnc.array.elementwise import abs as abs_
+from dnnc.array.elementwise import (
+    add,
+    divide,
+    equal,
+    isfinite,
+    isinf,
+    isnan,
+    less_equal,
+    logical_and,
+    logical_or,
+    multiply,
+    one,
+    operands,
+    subtract,
+    where,
+)
+from dnnc.array.errors import ValueInputError
+from dnnc.array.lazy import apply
+from dnnc.array.manipulation import Axes, axes_of, axis_of, broadcast_to, permute_dims, reshape, result_type
+from dnnc.array.promotion import float_of, kind_of
+from dnnc.array.sizes import same, same_shape
+from dnnc.array.statistical import all as all_
+from dnnc.array.statistical import cumulative_prod, cumulative_sum
+from dnnc.array.statistical import max as max_
+from dnnc.array.statistical import mean as mean_
+from dnnc.array.statistical import min as min_
+from dnnc.array.statistical import sum as sum_
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def dot(x1: Any, x2: Any, /) -> Array:
+    """The sum of products over the last axis of `x1` and the last but one of `x2`, or its only one; numbers scale."""
+    a, b = operands("dot", x1, x2)
+    if not a.ndim or not b.ndim:
+        return multiply(a, b)
+    if b.ndim <= 2:
+        return linalg.matmul(a, b)
+    return linalg.tensordot(a, b, axes=((a.ndim - 1,), (b.ndim - 2,)))
+
+
+def vdot(x1: Any, x2: Any, /) -> Array:
+    """The sum of products of all elements, the first ones conjugated."""
+    a, b = operands("vdot", x1, x2)
+    return linalg.vecdot(ravel(a), ravel(b))
+
+
+def inner(x1: Any, x2: Any, /) -> Array:
+    """The sum of products over the last axes."""
+    a, b = operands("inner", x1, x2)
+    if not a.ndim or not b.ndim:
+        return multiply(a, b)
+    return linalg.tensordot(a, b, axes=((a.ndim - 1,), (b.ndim - 1,)))
+
+
+def outer(x1: Any, x2: Any, /) -> Array:
+    """The product of each element of `x1` and each of `x2`, as a matrix."""
+    a, b = operands("outer", x1, x2)
+    return multiply(reshape(a, (a.size, 1)), reshape(b, (1, b.size)))
+
+
+# --- axes -------------------------------------------------------------------------------------------------------------
+
+
+def ravel(x: Array, /) -> Array:
+    """All elements along one axis."""
+    return reshape(x, (x.size,))
+
+
+def transpose(x: Array, /, axes: Sequence[int] | None = None) -> Array:
+    """The axes in another order, by default the reverse one."""
+    return permute_dims(x, range(x.ndim)[::-1] if axes is None else axes)
+
+
+def swapaxes(x: Array, axis1: int, axis2: int, /) -> Array:
+    """Two axes exchanged."""
+    order = list(range(x.ndim))
+    a, b = axis_of(axis1, x.ndim), axis_of(axis2, x.ndim)
+    order[a], order[b] = b, a
+    return permute_dims(x, order)
+
+
+# --- parts of matrices ------------------------------------------------------------------------------------------------
+
+
+def diagonal(x: Array, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    """The diagonals of the matrices that two axes make, along a new last axis."""
+    a, b = axis_of(axis1, x.ndim), axis_of(axis2, x.ndim)
+    if a == b:
+        raise ValueInputError(f"diagonal: axis1={axis1} and axis2={axis2} are one axis of {x.shape}")
+    order = [k for k in range(x.ndim) if k not in (a, b)]
+    return linalg.diagonal(permute_dims(x, [*order, a, b]), offset=offset)
+
+
+def trace(x: Array, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    """The sums of these diagonals."""
+    return sum_(diagonal(x, offset, axis1, axis2), axis=-1)
+
+
+def diag(x: Array, /, k: int = 0) -> Array:
+    """A matrix with a vector on its k-th diagonal; of a matrix its k-th diagonal."""
+    if x.ndim == 2:
+        return linalg.diagonal(x, offset=k)
+    if x.ndim != 1:
+        raise ValueInputError(f"diag: expected a vector or a matrix, got shape {x.shape}")
+    n = x.shape[0] + abs(k)
+    line = array_of(*(apply("pad", p, None, pads=(max(k, 0), max(-k, 0))) for p in x._parts))  # by columns
+    return where(eye(n, k=k, dtype=np.dtype(np.bool_), device=x.device), line, zeros_like(line))
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def isclose(x1: Any, x2: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
+    """Is |x1 - x2| <= atol + rtol |x2|? Infinities are close to themselves."""
+    a, b = operands("isclose", x1, x2)
+    a, b = (cast(x, float_of(x.dtype)) for x in (a, b))
+    near = less_equal(abs_(subtract(a, b)), add(multiply(abs_(b), rtol), atol))
+    near = logical_or(logical_and(near, isfinite(b)), equal(a, b))
+    return logical_or(near, logical_and(isnan(a), isnan(b))) if equal_nan else near
+
+
+def allclose(x1: Any, x2: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    """Are all pairs of elements close? Looks at the arrays."""
+    return bool(all_(isclose(x1, x2, rtol, atol, equal_nan)))
+
+
+def array_equal(x1: Any, x2: Any, /) -> bool:
+    """Have two arrays one shape and equal elements? Looks at the arrays."""
+    a, b = asarray(x1), asarray(x2)
+    return same_shape(a.shape, b.shape) and bool(all_(equal(a, b)))
+
+
+def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Array:
+    """NaN as a number; infinities as numbers, by default the largest and the smallest of the dtype."""
+    (a,) = operands("nan_to_num", x)
+    if kind_of(a.dtype) not in "fc":
+        return a
+    parts = [array_of(p) for p in a._parts]
+    info = ml_dtypes.finfo(parts[0].dtype)
+    high, low = (float(d) if v is None else v for v, d in ((posinf, info.max), (neginf, info.min)))
+    made = []
+    for p in parts:
+        p = where(isnan(p), nan, p)
+        made.append(one(where(isinf(p), where(less_equal(p, 0.0), low, high), p)))
+    return array_of(*made)
+
+
+# --- averages ---------------------------------------------------------------------------------------------------------
+
+
+def average(x: Array, /, axis: Axes = None, weights: Any = None, keepdims: bool = False) -> Array:
+    """The mean with weights, of the shape of `x`, or of the size of one axis."""
+    if weights is None:
+        return mean_(x, axis=axis, keepdims=keepdims)
+    w = asarray(weights)
+    axes = axes_of(axis, x.ndim)
+    if not same_shape(w.shape, x.shape):
+        if w.ndim != 1 or len(axes) != 1 or not same(w.shape[0], x.shape[axes[0]]):
+            raise ValueInputError(f"average: weights of shape {w.shape} for axis {axis} of {x.shape}")
+        w = reshape(w, tuple(d if k == axes[0] else 1 for k, d in enumerate(x.shape)))
+    dtype = float_of(result_type(x, w))
+    x, w = cast(x, dtype), cast(w, dtype)
+    total = sum_(broadcast_to(w, x.shape), axis=axes, keepdims=keepdims)
+    return divide(sum_(multiply(x, w), axis=axes, keepdims=keepdims), total)
+
+
+def ptp(x: Array, /, axis: Axes = None, keepdims: bool = False) -> Array:
+    """The largest element minus the smallest."""
+    return subtract(max_(x, axis=axis, keepdims=keepdims), min_(x, axis=axis, keepdims=keepdims))
+
+
+def logsumexp(x: Array, /, axis: Axes = None, keepdims: bool = False) -> Array:
+    """log(sum(exp(x))) without overflow."""
+    y = cast(x, float_of(x.dtype))
+    if y.dtype.kind == "c":
+        raise ValueInputError(f"logsumexp: expected real numbers, got {x.dtype}")
+    axes = axes_of(axis, x.ndim)
+    return array_of(apply("reduce_log_sum_exp", one(y), axes=axes, keepdims=keepdims)) if axes else y
+
+
+def cumsum(x: Array, /, axis: int | None = None, dtype: Any = None) -> Array:
+    """Running sums along an axis; without one, of all elements in order."""
+    return _along(cumulative_sum, x, axis, dtype)
+
+
+def cumprod(x: Array, /, axis: int | None = None, dtype: Any = None) -> Array:
+    """Running products, likewise."""
+    return _along(cumulative_prod, x, axis, dtype)
+
+
+def _along(fn: Any, x: Array, axis: int | None, dtype: Any) -> Array:
+    made: Array = fn(ravel(x), axis=0, dtype=dtype) if axis is None else fn(x, axis=axis, dtype=dtype)
+    return made
+
+
+def array(obj: Any, dtype: Any = None, copy: bool | None = True) -> Array:
+    """NumPy's name of `asarray` with a copy."""
+    return asarray(obj, dtype=dtype, copy=copy)
