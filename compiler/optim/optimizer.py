@@ -186,6 +186,7 @@ class Optimizer(ABC):
             InputError: the optimizer has no arrays, or a gradient does not fit its parameter.
         """
         loss = closure() if closure is not None else None
+        self._begin_all()
         made: list[tuple[Array, Slot, Lazy, list[Lazy]]] = []
         number = 0
         for group in self.param_groups:
@@ -209,6 +210,16 @@ class Optimizer(ABC):
             slot.arrays = {n: Array((x,), x.type.dtype.numpy) for n, x in zip(slot.arrays, states)}
         return loss
 
+    def _begin_all(self) -> None:
+        """Compute the state of parameters that are met for the first time: later steps then have the first one's form."""
+        new: list[Array] = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                if isinstance(p, Array) and p.grad is not None and id(p) not in self._slots:
+                    slot = self._slots[id(p)] = Slot(0, self.begin(detached(p), group))
+                    new += slot.arrays.values()
+        evaluate(*new)
+
     def _updated(
         self, p: Array, group: Mapping[str, Any], hypers: dict[int, Hyper], number: int
     ) -> tuple[Array, Slot, Lazy, list[Lazy]]:
@@ -219,9 +230,7 @@ class Optimizer(ABC):
                 f"{type(self).__name__}.step: a parameter is {p.dtype} of shape {p.shape}, its gradient {g.dtype} of "
                 f"{g.shape}"
             )
-        slot = self._slots.get(id(p))
-        if slot is None:
-            slot = self._slots[id(p)] = Slot(0, self.begin(old, group))
+        slot = self._slots[id(p)]
         h = hypers.get(slot.step)
         if h is None:
             numbers = flat_numbers(group, self.defaults)

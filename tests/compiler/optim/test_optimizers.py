@@ -149,7 +149,7 @@ def test_one_program_a_step_found_again() -> None:
         loss.backward()
         opt.param_groups[0]["lr"] *= 0.9
         opt.step()
-        assert PROGRAMS_MADE.compiled - before <= (1 if k == 0 else 0)
+        assert PROGRAMS_MADE.compiled - before <= (2 if k == 0 else 0)  # the first state is a program of its own
         assert all(p.requires_grad for p in params.values())
 
 
