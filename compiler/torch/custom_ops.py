@@ -1,4 +1,4 @@
-"""dnnc's operators within torch, for calls that torch would decompose before a backend sees them."""
+"""dnnc's operators within torch: calls that torch would decompose before a backend sees them, and gradients."""
 
 from __future__ import annotations
 
@@ -32,6 +32,135 @@ def _(
     x: torch.Tensor, size: list[int] | None, scale_factors: list[float] | None, mode: str, align_corners: bool | None
 ) -> torch.Tensor:
     return F.interpolate(x, size, scale_factors, mode, align_corners).contiguous()
+
+
+@torch.library.custom_op("dnnc::interpolate_backward", mutates_args=())
+def interpolate_backward(
+    grad: torch.Tensor,
+    input_size: list[int],
+    size: list[int] | None,
+    scale_factors: list[float] | None,
+    mode: str,
+    align_corners: bool | None,
+) -> torch.Tensor:
+    with torch.enable_grad():
+        x = grad.new_zeros(input_size).requires_grad_()
+        (made,) = torch.autograd.grad(F.interpolate(x, size, scale_factors, mode, align_corners), x, grad)
+    return made.contiguous()
+
+
+@interpolate_backward.register_fake
+def _(
+    grad: torch.Tensor,
+    input_size: list[int],
+    size: list[int] | None,
+    scale_factors: list[float] | None,
+    mode: str,
+    align_corners: bool | None,
+) -> torch.Tensor:
+    return grad.new_empty(input_size)
+
+
+def _note(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.input_size, ctx.more = inputs[0].shape, inputs[1:]
+
+
+def _interpolate_vjp(ctx: Any, grad: torch.Tensor) -> Any:
+    return torch.ops.dnnc.interpolate_backward(grad, ctx.input_size, *ctx.more), None, None, None, None
+
+
+interpolate.register_autograd(_interpolate_vjp, setup_context=_note)
+
+
+# --- gradients that need less than ATen's operators save --------------------------------------------------------------
+
+
+@torch.library.custom_op("dnnc::attention_backward", mutates_args=())
+def attention_backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cotangents of F.scaled_dot_product_attention's operands; scores are computed again."""
+    with torch.enable_grad():
+        xs = [x.detach().requires_grad_() for x in (query, key, value)]
+        y = F.scaled_dot_product_attention(*xs, attn_mask, is_causal=is_causal, scale=scale)
+        made = torch.autograd.grad(y, xs, grad_out)
+    return made[0].contiguous(), made[1].contiguous(), made[2].contiguous()
+
+
+@attention_backward.register_fake
+def _(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+@torch.library.custom_op("dnnc::max_pool_backward", mutates_args=())
+def max_pool_backward(
+    grad_output: torch.Tensor,
+    x: torch.Tensor,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+) -> torch.Tensor:
+    """The cotangent of a max pooling's operand, with 2 or 3 axes in its windows; maxima are found again."""
+    pool = F.max_pool2d if len(kernel_size) == 2 else F.max_pool3d
+    with torch.enable_grad():
+        v = x.detach().requires_grad_()
+        y = pool(v, kernel_size, stride or None, padding, dilation, ceil_mode)
+        (made,) = torch.autograd.grad(y, v, grad_output)
+    return made.contiguous()
+
+
+@max_pool_backward.register_fake
+def _(
+    grad_output: torch.Tensor,
+    x: torch.Tensor,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def replaced() -> dict[Any, Any]:
+    """ATen's backward operators that become ours: neither the log-sum-exp of rows nor indices of maxima are saved."""
+    aten, ours = torch.ops.aten, torch.ops.dnnc
+
+    def attention(grad, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask=None, scale=None):  # type: ignore[no-untyped-def]
+        if dropout_p:
+            return NotImplemented
+        return ours.attention_backward(grad, query, key, value, out, attn_mask, is_causal, scale)
+
+    def max_pool(rank: int) -> Any:
+        def convert(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):  # type: ignore[no-untyped-def]
+            sides = [list(v) * rank if len(v) == 1 else list(v) for v in (kernel_size, stride, padding, dilation)]
+            return ours.max_pool_backward(grad, x, *sides, ceil_mode)
+
+        return convert
+
+    return {
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention,
+        aten.max_pool2d_with_indices_backward.default: max_pool(2),
+        aten.max_pool3d_with_indices_backward.default: max_pool(3),
+    }
 
 
 def keep_whole(module: fx.GraphModule) -> None:

@@ -277,13 +277,6 @@ def of_the_batch(c: Call, x: Value, mean: Value | None, var: Value | None) -> An
     return made
 
 
-def no_dropout(c: Call) -> Any:
-    if c.get("train", True) and c.number("p", 0.5):
-        raise UnsupportedError("dropout in a model that is not in eval mode: call .eval() first")
-    x = c.x("input")
-    return c.b.identity(x), c.b.equal(x, x) if c.wants(1) else None
-
-
 NN: dict[str, Converter] = {
     "convolution": convolution,
     "_convolution": convolution,
@@ -303,5 +296,4 @@ NN: dict[str, Converter] = {
     "_native_batch_norm_legit": batch_norm,
     "_native_batch_norm_legit_functional": batch_norm,
     "_batch_norm_no_update": batch_norm,
-    "native_dropout": no_dropout,
 }
