@@ -59,12 +59,12 @@ def pulled(
     return dict(zip(needed, made))
 
 
-def of(forward: Converter, x: str = "self", grad: str = "grad_output", **more: Any) -> Converter:
+def of(forward: Converter, x: str = "self", grad: str = "grad_output") -> Converter:
     """The backward operator of a forward operator with one tensor: by the names of the latter's arguments."""
 
     def convert(c: Call) -> Any:
         def build(b: Builder, xs: Sequence[Value]) -> Any:
-            args = {**c.args, x: xs[0], **more}
+            args = {**c.args, "self": xs[0]}
             return forward(Call(b, c.op, args, c.fakes, [c.fakes[grad]], c.dims, frozenset((0,))))
 
         return pulled(c, build, [c.x(x)], c.x(grad), [0])[0]
