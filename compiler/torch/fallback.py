@@ -19,6 +19,7 @@ from dnnc.torch.piece import Piece
 
 SHOWN = 5  # reasons in a warning
 
+
 def callable_of(
     module: fx.GraphModule, options: CompileOptions, static: Sequence[int] = ()
 ) -> Callable[[list[Any]], Any]:

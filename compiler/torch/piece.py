@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -15,7 +14,7 @@ from torch import fx
 from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.importer import KEY, Read, read_fx
 from dnnc.frontends.torch.tensors import array_of, tensor_of
-from dnnc.ir.errors import DnncError, DnncWarning
+from dnnc.ir.errors import DnncError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.lru import LRU

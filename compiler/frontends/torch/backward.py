@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dnnc.frontends.torch.call import Call
+from dnnc.frontends.torch.joins import bordered
 from dnnc.frontends.torch.linear import later, lowered, matched, shared_heads
 from dnnc.frontends.torch.nn import adaptive, avg_pool, convolution, max_pool
-from dnnc.frontends.torch.joins import bordered
 from dnnc.frontends.torch.resize import interpolate, upsample
 from dnnc.ir.autodiff.reverse import pullback, zeros
 from dnnc.ir.dtype import i64
@@ -138,9 +138,7 @@ def attention_backward(c: Call) -> Any:
     def build(b: Builder, xs: Sequence[Value]) -> Any:
         inside = Call(b, c.op, c.args, c.fakes, c.outs, c.dims, frozenset((0,)))
         keys, values = (matched(inside, shared_heads(inside, t, xs[0]), xs[0]) for t in xs[1:3])
-        return b.attention(
-            xs[0], keys, values, *xs[3:], scale=factor, masked_rows="nan" if mask is None else "zero"
-        )
+        return b.attention(xs[0], keys, values, *xs[3:], scale=factor, masked_rows="nan" if mask is None else "zero")
 
     made = pulled(c, build, [q, k, v, *more], g, [i for i in range(3) if c.wants(i)], y)
     return tuple(made.get(i) for i in range(len(c.outs)))
@@ -153,8 +151,27 @@ def shrunk(c: Call) -> Any:
     return c.b.where(c.b.greater(c.b.abs(x), bound), g, zero)
 
 
+def distances_backward(c: Call) -> Any:
+    """Of the distances of rows x1 to rows x2, by x1; 0 where two rows are equal."""
+    b, g, d, p = c.b, c.x("grad"), c.x("cdist"), float(c.number("p"))
+    x, y = c.x("x1"), c.x("x2")
+    zero, one = (c.scalar(v, x.type.dtype) for v in (0.0, 1.0))
+    if math.isinf(p):
+        raise UnsupportedError("the gradient of largest differences of rows")
+    if p == 0:
+        return b.mul(x, zero)
+    equal = b.equal(d, zero)
+    rate = b.where(equal, zero, b.div(g, b.pow(b.where(equal, one, d), c.scalar(p - 1, x.type.dtype))))
+    if p == 2:
+        return b.sub(b.mul(x, b.reduce_sum(rate, axes=(-1,), keepdims=True)), b.matmul(rate, y))
+    off = b.sub(b.unsqueeze(x, axes=(x.type.rank - 1,)), b.unsqueeze(y, axes=(y.type.rank - 2,)))
+    size = b.abs(off)
+    power = b.pow(b.where(b.equal(size, zero), one, size), c.scalar(p - 1, x.type.dtype))
+    each = b.mul(b.mul(b.sign(off), power), b.unsqueeze(rate, axes=(rate.type.rank,)))
+    return b.reduce_sum(each, axes=(-2,))
+
+
 SDPA = "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention fused_attention_overrideable"
-MODES = {"upsample_linear1d": ("linear", 1), "upsample_bilinear2d": ("linear", 2), "upsample_bicubic2d": ("cubic", 2)}
 BACKWARD: dict[str, Converter] = {
     "convolution_backward": convolution_backward,
     "dnnc::max_pool_backward": max_pool_backward,
@@ -172,6 +189,7 @@ BACKWARD: dict[str, Converter] = {
     "dnnc::interpolate_backward": sized(interpolate),
     "dnnc::attention_backward": attention_backward,
     **{f"_scaled_dot_product_{n}_backward": attention_backward for n in SDPA.split()},
+    "_cdist_backward": distances_backward,
     "hardshrink_backward": shrunk,
     "softshrink_backward": shrunk,
 }

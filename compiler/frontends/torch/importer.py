@@ -24,7 +24,6 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.types import TensorType
 
-
 KEY = "random_key"  # the name of an input u32[2] that random operators draw by
 
 
@@ -274,8 +273,9 @@ class Probe(Reader):
             return
         try:
             super().read(node)
-        except DnncError as e:
-            self.refused[node] = str(e)
+        except Exception as e:  # whatever it is, eager PyTorch can run the node
+            title, why = _title(node.target), str(e) if isinstance(e, DnncError) else repr(e)
+            self.refused[node] = why if title in why else f"{title}: {why}"
             fake = node.meta.get("val")
             many = isinstance(fake, (tuple, list))
             self.env[node] = tuple(map(self._stand_in, fake)) if many else self._stand_in(fake)
