@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -14,11 +15,11 @@ from torch import fx
 from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.importer import KEY, Read, read_fx
 from dnnc.frontends.torch.tensors import array_of, tensor_of
-from dnnc.ir.errors import DnncError
+from dnnc.ir.errors import DnncError, DnncWarning
 from dnnc.ir.expr import Var
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.lru import LRU
-from dnnc.options import CompileOptions
+from dnnc.options import CompileOptions, steps_down
 from dnnc.torch.memory import Given, View, number, results_of, stored
 from dnnc.torch.program import Weights, bind, for_all_sizes
 
@@ -27,10 +28,11 @@ PROGRAMS = 16  # kept of one graph: for other weights, and for sizes that no pro
 
 @dataclass(frozen=True)
 class Taken:
-    """An argument of a program: its position, and the order of its axes in memory if not row-major."""
+    """An argument of a program: its position, the order of its axes in memory if not row-major, its dtype."""
 
     position: int
     perm: tuple[int, ...] | None
+    dtype: torch.dtype
 
 
 class Ready:
@@ -125,9 +127,12 @@ class Piece:
             ready = self.last = self._find(args, weights)
         elif ready.weights.written():
             ready = self.last = self._again(ready, args, weights)
+        if ready.executable is None:
+            made = self.module.forward(*args)
+            return list(made) if isinstance(made, (tuple, list)) else [made]
         if self.random:
             args = [*args, drawn_key()]
-        made = ready.executable(*[self._argument(args[t.position], t.perm) for t in ready.taken])
+        made = ready.executable(*[self._argument(args[t.position], t) for t in ready.taken])
         many = made if isinstance(made, tuple) else (made,)
         return self._results(ready, many, args)
 
@@ -138,7 +143,15 @@ class Piece:
         key = self._sizes(args), tuple(map(torch.Tensor.data_ptr, weights))
         found = self.programs.find(key)
         if found is None or found.weights.written():
-            found = self.programs[key] = self._make(args, weights)
+            try:
+                found = self._make(args, weights)
+            except Exception as e:  # whatever it is, eager PyTorch can run the graph
+                if not steps_down(self.options):
+                    raise
+                warnings.warn(f"a graph runs in eager PyTorch: {e!r}", DnncWarning, stacklevel=4)
+                found = Ready(None, (), (), Weights([]), key[0], {})
+                found.weights.addresses = list(key[1])
+            self.programs[key] = found
         return found
 
     def _again(self, ready: Ready, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> Ready:
@@ -151,9 +164,10 @@ class Piece:
         ready.weights.note()
         return ready
 
-    def _argument(self, t: torch.Tensor, perm: tuple[int, ...] | None) -> Any:
+    def _argument(self, t: torch.Tensor, how: Taken) -> Any:
         t = t.detach() if t.requires_grad else t
-        t = t if perm is None else t.permute(perm)
+        t = t if how.perm is None else t.permute(how.perm)
+        t = t if t.dtype is how.dtype else t.to(how.dtype)  # eager kernels do not always do what torch says of them
         if self.device.type != "cpu":
             return t.to(self.device)
         return array_of(t) if t.dtype is torch.bfloat16 or not t.is_contiguous() else t.numpy()
@@ -180,11 +194,11 @@ class Piece:
         for v, place in zip(list(graph.inputs), read.inputs):
             k = order[place]
             if place == KEY:
-                taken.append(Taken(k, None))
+                taken.append(Taken(k, None, torch.uint32))
             elif k in self.static:
                 bound[v.name] = args[k]
             else:
-                taken.append(Taken(k, stored(b, v, self.fakes[k])))
+                taken.append(Taken(k, stored(b, v, self.fakes[k]), self.fakes[k].dtype))
         given = results_of(b, read, self.fakes, self._fake_results(), Dims(known))
         if not graph.outputs:
             return Ready(lambda *_: (), (), given, Weights(weights), self._sizes(args), {})

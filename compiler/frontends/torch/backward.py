@@ -171,6 +171,17 @@ def distances_backward(c: Call) -> Any:
     return b.reduce_sum(each, axes=(-2,))
 
 
+def weight_norm_backward(c: Call) -> Any:
+    """Of w = v * g / norm(v), the norm over all axes but one: cotangents of v and g."""
+    b, w, v, g, norm = c.b, c.x("grad_w"), c.x("saved_v"), c.x("saved_g"), c.x("saved_norms")
+    axis = c.axis(rank=v.type.rank)
+    norm = b.reshape(c.cast(norm, v.type.dtype), shape=g.type.shape)
+    along = b.div(
+        b.reduce_sum(b.mul(w, v), axes=tuple(k for k in range(v.type.rank) if k != axis), keepdims=True), norm
+    )
+    return b.mul(b.div(g, norm), b.sub(w, b.mul(v, b.div(along, norm)))), along
+
+
 SDPA = "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention fused_attention_overrideable"
 BACKWARD: dict[str, Converter] = {
     "convolution_backward": convolution_backward,
@@ -189,6 +200,7 @@ BACKWARD: dict[str, Converter] = {
     "dnnc::interpolate_backward": sized(interpolate),
     "dnnc::attention_backward": attention_backward,
     **{f"_scaled_dot_product_{n}_backward": attention_backward for n in SDPA.split()},
+    "_weight_norm_interface_backward": weight_norm_backward,
     "_cdist_backward": distances_backward,
     "hardshrink_backward": shrunk,
     "softshrink_backward": shrunk,

@@ -131,7 +131,9 @@ class Call:
     # --- values ---
 
     def scalar(self, v: Any, dtype: DType) -> Value:
-        """A number, or a size, as a tensor without axes."""
+        """A number, a size, or a number computed from sizes, as a tensor without axes."""
+        if isinstance(v, Value):
+            return self.cast(v, dtype)
         if isinstance(v, Expr):
             made: Value = self.b.full(shape=(), value=v, dtype=i64)
             return self.cast(made, dtype)

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from dnnc.frontends.torch.call import Call
 from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.operators import IGNORED, REFUSED, TABLE
+from dnnc.frontends.torch.reals import real
 from dnnc.frontends.torch.source import located, source_of
 from dnnc.frontends.torch.tensors import array_of, dtype_of
 from dnnc.ir.dtype import u32
@@ -143,8 +144,11 @@ class Reader:
         """A number, a size, or what else stands in a schema that is no tensor."""
         if isinstance(v, torch.SymInt):
             return self.dims.of(v)
-        if isinstance(v, (torch.SymFloat, torch.SymBool)):
+        if isinstance(v, torch.SymBool):
             return self.dims.value(v)
+        if isinstance(v, torch.SymFloat):
+            e = self.dims.known_part(v.node.expr)
+            return real(self.b, self.dims, e) if e.free_symbols else float(e)
         return v
 
     # --- calls ---

@@ -299,7 +299,7 @@ def of_the_batch(c: Call, x: Value, mean: Value | None, var: Value | None) -> An
             for old, new in blend
             if old is not None
         ]
-    return made
+    return [y, *(c.cast(v, c.type(k).dtype) for k, v in enumerate(made[1:], 1))]
 
 
 NN: dict[str, Converter] = {
