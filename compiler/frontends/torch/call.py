@@ -162,7 +162,8 @@ class Call:
         """A key u32[2] of its own for random numbers."""
         if self.keys is None:
             raise UnsupportedError(
-                "random numbers are drawn outside of what is compiled: pass them as an input, or use torch.compile"
+                f"{self.op} has no form in a graph: random numbers are drawn outside of what is compiled; pass them "
+                "as an input, or use torch.compile"
             )
         made: Value = self.keys.next()
         return made

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import sympy
-import torch
 
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import Expr, const, dim, maximum, minimum, unwrap

@@ -1,4 +1,4 @@
-"""Training through `torch.compile(backend="dnnc")`: gradients, buffers, dropout, sizes, and what runs in eager PyTorch."""
+"""Training through `torch.compile(backend="dnnc")`: gradients, buffers, dropout, sizes, what runs in eager PyTorch."""
 
 from __future__ import annotations
 
