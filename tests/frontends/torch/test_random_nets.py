@@ -123,7 +123,7 @@ def network(seed: int) -> tuple[nn.Module, Callable[[], tuple[Any, ...]]]:
     """A chain of layers, and what draws its arguments."""
     r = random.Random(seed)
     torch.manual_seed(seed)
-    count, layers = r.randint(2, 6), []
+    count, layers = r.randint(2, 4), []
     if r.random() < 0.6:
         shape = [r.randint(2, 4), r.randint(1, 4), *(r.randint(4, 9) for _ in range(r.choice([1, 2, 2, 2, 3])))]
         draw, layer = shaped(shape), images
