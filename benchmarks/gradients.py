@@ -97,7 +97,64 @@ def mlp(batch: int) -> Model:
     return Model(Classifier(*layers), (torch.randn(batch, 784), torch.randint(0, 10, (batch,))))
 
 
-MODELS: dict[str, tuple[Callable[[int], Model], int]] = {"mlp": (mlp, 128), "resnet50": (resnet50, 8)}  # and its batch
+class Encoder(nn.Module):
+    """BERT's layer: attention and a hidden layer, each added to its input and normalized."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, steps, width = x.shape
+        q, k, v = self.qkv(x).reshape(batch, steps, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, steps, width)
+        x = self.norm1(x + self.out(y))
+        return self.norm2(x + self.down(F.gelu(self.up(x))))
+
+
+class Bert(nn.Module):
+    """A classifier of sentences by BERT's encoder, without dropout."""
+
+    def __init__(self, words: int, steps: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Parameter(torch.randn(steps, width) * 0.02)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.Sequential(*(Encoder(width, heads) for _ in range(layers)))
+        self.pool, self.last = nn.Linear(width, width), nn.Linear(width, 2)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.layers(self.norm(self.words(tokens) + self.places))
+        return F.cross_entropy(self.last(torch.tanh(self.pool(x[:, 0]))), labels)
+
+
+def bert(batch: int, words: int = 30522, steps: int = 128, width: int = 768, layers: int = 12) -> Model:
+    net = Bert(words, steps, width, layers, width // 64)
+    return Model(net, (torch.randint(0, words, (batch, steps)), torch.randint(0, 2, (batch,))))
+
+
+class Language(nn.Module):
+    """The next word of each place by an LSTM of two layers."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.words, self.lstm = nn.Embedding(words, width), nn.LSTM(width, width, 2, batch_first=True)
+        self.last = nn.Linear(width, words)
+
+    def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+        y, _ = self.lstm(self.words(tokens))
+        return F.cross_entropy(self.last(y).flatten(0, 1), following.flatten())
+
+
+def lstm_lm(batch: int, words: int = 10000, width: int = 650, steps: int = 35) -> Model:
+    return Model(Language(words, width), tuple(torch.randint(0, words, (batch, steps)) for _ in range(2)))
+
+
+MODELS: dict[str, tuple[Callable[[int], Model], int]] = {  # and its batch
+    "mlp": (mlp, 128), "resnet50": (resnet50, 8), "bert_base": (bert, 4), "lstm_lm": (lstm_lm, 20),
+}  # fmt: skip
 
 
 def made(name: str, batch: int) -> Model:
@@ -225,6 +282,8 @@ def compare(name: str, a: argparse.Namespace, table: Table, console: Console) ->
     derived = time.perf_counter() - start
     f, _ = compiled(forward, a.threads, True)
     g, cold = compiled(step, a.threads, not a.cold)
+    if a.cold:
+        compiled(step, a.threads, True)  # fills the cache
     _, cached = compiled(step, a.threads, True)
     arrays = list(values.values())
     results = [np.asarray(r) for r in g(*arrays)]

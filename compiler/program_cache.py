@@ -163,10 +163,8 @@ class ProgramCache:
             program = self.programs[sizes] = self.compiler.compile(dims)
             if len(self.programs) > MAX_PROGRAMS:
                 self._drop_program()
-            if (
-                dims and not sizes and gc.isenabled()
-            ):  # one program for all sizes, whose later calls shall not pay for this
-                gc.collect()  # what the compiler leaves behind: 40 ms for a model of twelve attention layers
+            if dims and not sizes and gc.isenabled():
+                gc.collect(1)  # later calls of a program for all sizes shall not pay for what the compiler leaves
         return program
 
     def _drop_instance(self) -> None:

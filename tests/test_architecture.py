@@ -146,6 +146,7 @@ def test_a_backend_is_imported_by_itself_alone() -> None:
     report(bad)
 
 
+@pytest.mark.slow
 def test_frontends_see_the_ir_alone() -> None:
     bad = []
     for p in sorted((ROOT / "compiler/frontends").rglob("*.py")):
@@ -156,6 +157,7 @@ def test_frontends_see_the_ir_alone() -> None:
     report(bad)
 
 
+@pytest.mark.slow
 def test_heavy_modules_stay_in_their_place() -> None:
     bad = []
     for p in sources():
@@ -415,6 +417,7 @@ def _filled_later(s: ast.stmt) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
+@pytest.mark.slow
 def test_environment_is_read_in_one_file() -> None:
     files = [p for p in sources() if name_of(p) != "compiler/options.py"]
     report(search(r"\bos\.(environ|getenv)\b|from os import .*(environ|getenv)", files))

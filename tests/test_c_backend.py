@@ -89,6 +89,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+@pytest.mark.slow
 def test_the_entry_point_is_found() -> None:
     assert "c" in registry.names()
     shown = CliRunner().invoke(app, ["targets"]).output
@@ -102,6 +103,7 @@ def test_a_package_that_cannot_be_imported_is_not_available(monkeypatch: pytest.
         dnnc.compile(parse("def g(x: f32[2]):\n    return exp(x)\n"), target="broken")
 
 
+@pytest.mark.slow
 def test_a_compiler_that_is_missing_is_an_error(mlp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TargetError, match=r"'no-cc' is not in PATH; install gcc or clang"):
         dnnc.compile(mlp, target="c -cc=no-cc", cache=False)
@@ -116,6 +118,7 @@ def test_a_compiler_that_is_missing_is_an_error(mlp: Any, monkeypatch: pytest.Mo
     assert not found["available"] and "install gcc" in found["reason"]
 
 
+@pytest.mark.slow
 def test_mlp(mlp: Any, rng: np.random.Generator) -> None:
     x = rng.standard_normal((4, 20), dtype=np.float32)
     f = dnnc.compile(mlp, target="c", cache=False, verify="model")
@@ -124,6 +127,7 @@ def test_mlp(mlp: Any, rng: np.random.Generator) -> None:
     assert f.source("c", kernel="1").count("void k_") == 1
 
 
+@pytest.mark.slow
 def test_code_is_kept(mlp: Any, tmp_path: Path) -> None:
     first, second = (dnnc.compile(mlp, target="c", cache=tmp_path / "kernels") for _ in range(2))
     assert [f.report.programs[-1].compiled for f in (first, second)] == [len(first.report.programs[-1].kernels), 0]
@@ -148,6 +152,7 @@ def test_parameters_are_bound_by_reference(mlp: Any, rng: np.random.Generator) -
     np.testing.assert_array_equal(f(x), y)
 
 
+@pytest.mark.slow
 def test_saved_models(mlp: Any, rng: np.random.Generator, tmp_path: Path) -> None:
     x = rng.standard_normal((4, 20), dtype=np.float32)
     f = dnnc.compile(mlp, target="c", cache=False)

@@ -71,6 +71,7 @@ def mixed_rows() -> Graph:
     return g
 
 
+@pytest.mark.slow
 def test_an_op(rng: np.random.Generator) -> None:
     x, y = rng.standard_normal((2, 6, 50), dtype=np.float32)
     want = (np.tanh(x) * 0.75 + y * 0.25).sum(1, keepdims=True)

@@ -28,6 +28,7 @@ def test_counts_of_the_package(package: list[Count]) -> None:
     assert not over, "\n".join(f"{c.title}: {c.count}, at most {c.most}\n  " + "\n  ".join(c.places) for c in over)
 
 
+@pytest.mark.slow
 def test_allowances_fall_with_the_counts(package: list[Count]) -> None:
     loose = [c for c in package if c.places and c.count < c.most and c.title != "imports inside functions"]
     assert not loose, [f"{c.title}: {c.most} can fall to {c.count}" for c in loose]

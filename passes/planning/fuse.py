@@ -307,9 +307,10 @@ class _Fuser:
         if (
             Trait.CONTRACTION in u.op.traits
         ):  # reading through a transpose costs address arithmetic alone, in the broadcast operand
-            return v.type.row_major and (
-                (v is u.inputs[0] and producer(v, "transpose") is not None) or _looks_up_matrices(n, u)
-            )
+            turned = v is u.inputs[0] and producer(v, "transpose") is not None
+            if turned and self.serial_rows and _reads_across_cache(v, u):
+                return False
+            return v.type.row_major and (turned or _looks_up_matrices(n, u))
         return False
 
     def product_of(self, n: Node) -> Node | None:
@@ -403,7 +404,12 @@ class _Fuser:
 
 
 def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]:
-    """Groups in an order in which each comes behind those that it reads, otherwise by their last nodes."""
+    """Groups in an order in which each comes behind those that it reads, otherwise by their last nodes.
+
+    A group that holds a late node (a norm with the statistics that its gradient reads) comes before its first reader.
+    What only moves elements of inputs (weights that are packed in each call) comes right before its first reader, so
+    that its memory is in use for that long only.
+    """
     maker = {n: k for k, g in enumerate(groups) for n in g.nodes}
     readers: dict[int, list[int]] = {k: [] for k in range(len(groups))}
     waits = [0] * len(groups)
@@ -411,17 +417,29 @@ def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]
         for j in {maker[n] for n in _sources(g.nodes, maker)} - {k}:
             readers[j].append(k)
             waits[k] += 1
-    ready = [(order[groups[k].nodes[-1]], k) for k, n in enumerate(waits) if n == 0]
+    place = [float(order[g.nodes[-1]]) for g in groups]
+    for k in _in_places(readers, waits, place)[::-1]:
+        needed = min((place[j] for j in readers[k]), default=place[k]) - 0.5
+        moves = waits[k] == 0 and all(Trait.MOVEMENT in n.op.traits for n in groups[k].nodes)
+        place[k] = needed if moves and readers[k] else min(place[k], needed)
+    out = _in_places(readers, waits, place)
+    assert len(out) == len(groups), "groups read each other's results"
+    return [groups[k] for k in out]
+
+
+def _in_places(readers: Mapping[int, Sequence[int]], waits: Sequence[int], place: Sequence[float]) -> list[int]:
+    """Items behind those that they wait for, otherwise by their places."""
+    left = list(waits)
+    ready = [(place[k], k) for k, n in enumerate(left) if n == 0]
     heapify(ready)
-    out: list[Group] = []
+    out: list[int] = []
     while ready:
         _, k = heappop(ready)
-        out.append(groups[k])
+        out.append(k)
         for j in readers[k]:
-            waits[j] -= 1
-            if waits[j] == 0:
-                heappush(ready, (order[groups[j].nodes[-1]], j))
-    assert len(out) == len(groups), "groups read each other's results"
+            left[j] -= 1
+            if left[j] == 0:
+                heappush(ready, (place[j], j))
     return out
 
 
@@ -486,6 +504,16 @@ def _crosses(n: Node, u: Node) -> bool:
     if n.op.name != "transpose" or x is None or not x.type.row_major or n.attrs["perm"][-1] == x.type.rank - 1:
         return False
     return x.node is None or Trait.RELAYOUT not in x.node.op.traits
+
+
+def _reads_across_cache(v: Value, u: Node) -> bool:
+    """True if a product's transposed left operand is read so often, by lines of so many rows, that it is copied first.
+
+    A tile of a product reads a line of each of the k rows below. They do not stay in a first-level cache of 32 KB where
+    k is large, and in less of it where rows are a multiple of 4 KB apart. Each 48 columns of the result read them anew.
+    """
+    rows, columns = (value(const(d)) for d in (v.type.shape[-1], u.outputs[0].type.shape[-1]))
+    return u.op.name == "matmul" and rows is not None and columns is not None and rows >= 512 and columns >= 128
 
 
 def _same_count(v: Value, n: Node) -> bool:

@@ -111,6 +111,25 @@ def transpose_to_reshape(m: Match) -> Value:
     return m.b.reshape(x, shape=m.root.output.type.shape)  # type: ignore[no-any-return]
 
 
+def transpose_of_product(m: Match) -> Value:
+    """transpose(matmul(transpose(x), y)) -> matmul(transpose(y), x) for matrices that are not constant"""
+    product = m.sole(m.node(m.operand(m.root, 0), "matmul"))
+    a, b = m.operand(product, 0), m.operand(product, 1)
+    m.require(a.type.rank > 1 and b.type.rank > 1, "an operand is a vector")
+    m.require(m.root.attrs["perm"] == _swapped(m.root.output.type.rank), "more than the last two axes change places")
+    inner = m.node(a, "transpose")
+    m.require(inner.attrs["perm"] == _swapped(a.type.rank), "the left operand is not a matrix that was turned")
+    m.require(
+        not m.graph.variance(b).call_invariant, "{} is prepared before the call, which needs it on the right", b.name
+    )
+    turned = m.b.transpose(b, perm=_swapped(b.type.rank))
+    return m.b.node(product.op, [turned, m.operand(inner, 0)], product.attrs).output
+
+
+def _swapped(rank: int) -> tuple[int, ...]:
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
 def merge_expands(m: Match) -> Value:
     """expand(expand(x)) -> expand(x)"""
     x = m.operand(m.node(m.operand(m.root, 0), "expand"), 0)
@@ -239,6 +258,7 @@ MOVEMENT_RULES: tuple[Rule, ...] = (
     Rule(merge_transposes, ("transpose",)),
     Rule(cancel_transposes, ("transpose",)),
     Rule(transpose_to_reshape, ("transpose",)),
+    Rule(transpose_of_product, ("transpose",)),
     Rule(merge_expands, ("expand",)),
     Rule(merge_slices, ("slice",)),
     Rule(drop_expand, (*BROADCASTING, "matmul", "attention")),

@@ -14,16 +14,16 @@ that data names into ranges; a share lists its updates in a block of them, witho
                 n[0] = n[0] + (p*chunk <= rows[q] < p*chunk + chunk)
             for q in range(n[0]): y[row of mine[q], ..] = combine(y[row of mine[q], ..], value of mine[q])
 
-`by_threads` gives a GPU's threads a place each, and each walks all updates of its place. `by_blocks` gives its blocks a
-range of rows each, whose threads list the updates of the range together; the threads of a row then apply them.
+`by_threads` gives a GPU's threads a place each, and each walks all updates of its place. In `row_segments` a block's
+threads sort the updates of its rows together.
 
 The loop over shares is parallel without a proof: the condition says that rows differ. The interpreter finds races.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dnnc.ir.dtype import i64
@@ -31,10 +31,8 @@ from dnnc.ir.expr import (
     E,
     Expr,
     Load,
-    cast,
     const,
     free,
-    load,
     maximum,
     minimum,
     select,
@@ -43,16 +41,13 @@ from dnnc.ir.expr import (
     value,
     walk,
 )
-from dnnc.ir.loops.stmt import Block, Buffer, Builder, call
+from dnnc.ir.loops.stmt import Block, Buffer, Builder
 from dnnc.ir.types import product
-from dnnc.passes.lower.scatter import Scattered, combine
+from dnnc.passes.lower.scatter import Scattered
 
-WARP = 32
 LINE = 64  # bytes of a cache line
 MOST_LINES = 16  # of a row and of an update that are fetched ahead
 AHEAD = 4096  # bytes of updates that are fetched ahead
-STRIPE = 128  # bytes of a row from which on a GPU's memory does not care which rows a block has
-BATCH = 8  # updates of a row that are read ahead of the first one's addition
 
 
 @dataclass(frozen=True)
@@ -285,145 +280,3 @@ def by_threads(s: Scattered, shares: int, threads: int) -> Block:
                     scopes.enter_context(b.when(row < first + chunk))
                 s.update(b, u, place)
     return b.block()
-
-
-def by_blocks(s: Scattered, shares: int, threads: int, per: int, slabs: int = 1) -> Block:
-    """A block has one of `shares` sets of rows, and one of `slabs` ranges of their columns. In each round its threads
-    read the rows of `per` updates each, and list those of the set in order:
-
-        n = how many of mine are in the set; place = sum of n of the threads before me; mine[place..] = my updates
-        barrier();
-            for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value);
-            barrier()
-
-    A group of threads has every so many rows of a set, a thread of it every so many columns. A set is every so many
-    rows, so that rows with many updates, which tables often begin with, are in different sets; of narrow rows it is a
-    range. Sizes are known; there are updates.
-    """
-    b, places = Builder(), Places.of(s)
-    rows, updates, width = (int(value(x) or 0) for x in (places.count, places.updates, places.width))
-    size, warps, wide = threads * per, threads // WARP, -(-width // slabs)
-    across = min(threads, 1 << (wide - 1).bit_length())
-    groups = threads // across
-    striped = width * s.out.dtype.bytes >= STRIPE
-    chunk = -(-rows // min(shares, rows))
-    blocks = min(shares, rows) if striped else -(-rows // chunk)
-
-    def columns(t: Expr, body: Callable[[list[Expr]], None]) -> None:
-        with b.loop("c", -(-wide // across)) as c:
-            column = c * across + t % across
-            with b.when(column < wide), b.when(slab * wide + column < width):
-                body(unflattened(slab * wide + column, [s.out.shape[k] for k, _ in places.columns]))
-
-    def number_in_set(row: Expr) -> Expr:
-        return select((row % blocks).eq(block), row // blocks, const(-1)) if striped else row - block * chunk
-
-    def row_of(k: Expr) -> Expr:
-        return k * blocks + block if striped else block * chunk + k
-
-    def inside(k: Expr) -> Expr:
-        return select(const(0) <= k, select(k < chunk, const(1), const(0)), const(0))
-
-    with b.loop("b", blocks * slabs, "block.x") as number_of_block:
-        block, slab = number_of_block // slabs, number_of_block % slabs
-        mine, totals = b.alloc("mine", i64, size, space="shared"), b.alloc("totals", i64, warps, space="shared")
-        with b.loop("t", threads, "thread.x") as t:
-            if s.initial is not None:  # the thread that starts an element is the one that updates it
-                with b.loop("k", -(-chunk // groups)) as k:
-                    own = k * groups + t // across
-                    with b.when(own < chunk), b.when(row_of(own) < rows):
-                        columns(t, lambda at: s.start(b, places.place(row_of(own), at)))
-            with b.loop("round", -(-updates // size)) as turn:
-                at, n, place = (b.alloc(name, i64, count) for name, count in (("at", per), ("n", 1), ("place", 1)))
-                b.store(n, (0,), const(0))
-                with b.loop("j", per, "unroll") as j:
-                    number = turn * size + t * per + j
-                    b.store(at, (j,), const(-1))
-                    with b.when(number < updates):
-                        update = places.update(within(number, updates), [s.over[u] for _, u in places.columns])
-                        b.store(at, (j,), number_in_set(b.let("row", places.row(update))))
-                    b.store(n, (0,), n[0] + inside(at[j]))
-                _places(b, n, place, totals, t, warps)
-                with b.loop("j", per, "unroll") as j, b.when(const(0) < inside(at[j])):
-                    b.store(mine, (within(place[0], size),), at[j] * size + t * per + j)
-                    b.store(place, (0,), place[0] + 1)
-                b.do("barrier")
-                total: Expr = const(0)
-                for w in range(warps):
-                    total = total + totals[w]
-                total = b.let("total", total)
-
-                def listed(q: Expr) -> tuple[Expr, Expr, Expr]:
-                    """The number in the set of a listed update's row, the row, and the update."""
-                    entry = b.let("entry", mine[within(q, size)])
-                    row = b.let("row", within(row_of(entry // size), rows))
-                    return entry // size, row, b.let("number", within(entry % size + turn * size, updates))
-
-                if groups == 1:
-                    with b.loop("q", (total + (BATCH - 1)) // BATCH) as q:
-                        first = q * BATCH
-                        entries = [listed(minimum(first + j, total - 1))[1:] for j in range(BATCH)]
-                        live = [first + j < total for j in range(BATCH)]
-                        columns(t, lambda at: _apply_batch(b, places, entries, live, at))
-                else:
-                    with b.loop("q", total) as q:
-                        own, row, number = listed(q)
-                        with b.when((own % groups).eq(t // across)):
-                            columns(t, lambda at: _apply(b, places, row, number, at))
-                b.do("barrier")
-    return b.block()
-
-
-def _apply(b: Builder, places: Places, row: Expr, number: Expr, at: Sequence[Expr]) -> None:
-    """Update an element of a row, where updates are as wide as that."""
-    with _reached(b, places, at):
-        places.scattered.update(b, places.update(number, at), places.place(row, at))
-
-
-def _apply_batch(
-    b: Builder, places: Places, entries: Sequence[tuple[Expr, Expr]], live: Sequence[Expr], at: Sequence[Expr]
-) -> None:
-    """Apply updates (row, number) to an element of their rows, as one after the other would; those that live, the first
-    ones, count. All is read before anything is written, so that a thread waits for memory once: what an update has made
-    of a row passes on to the next one of that row in registers.
-    """
-    s, made = places.scattered, list[Expr]()
-    wide, where = s.out.dtype.computed, [tuple(places.place(row, at)) or (const(0),) for row, _ in entries]
-    with _reached(b, places, at):
-        env = [dict(zip(s.over, places.update(number, at))) for _, number in entries]
-        old = [b.let("old", cast(load(s.out, i), wide)) for i in where] if s.how != "last" else []
-        new = [b.let("new", substitute(s.value, e)) for e in env]
-        for j, v in enumerate(new):
-            if s.how != "last":
-                acc = old[j]
-                for i in range(j):
-                    acc = select(entries[i][0].eq(entries[j][0]), made[i], acc)
-                v = combine(s.how, acc, v)
-            made.append(b.let("made", cast(cast(v, s.out.dtype), wide)))
-        for place, v, counts in zip(where, made, live):
-            with b.when(counts):
-                b.store(s.out, place, cast(v, s.out.dtype))
-
-
-@contextmanager
-def _reached(b: Builder, places: Places, at: Sequence[Expr]) -> Iterator[None]:
-    """Where updates are as wide as the row."""
-    with ExitStack() as scopes:
-        for i, (_, u) in zip(at, places.columns):
-            scopes.enter_context(b.when(i < places.scattered.extents[u]))
-        yield
-
-
-def _places(b: Builder, n: Buffer, place: Buffer, totals: Buffer, t: Expr, warps: int) -> None:
-    """place = the sum of n over the threads before this one; totals = the sums of warps."""
-    b.store(place, (0,), n[0])
-    for k in range(WARP.bit_length() - 1):
-        before = b.let("before", call("shfl_up", place[0], 1 << k))
-        b.store(place, (0,), place[0] + select(t % WARP < (1 << k), const(0), before))
-    with b.when((t % WARP).eq(const(WARP - 1))):
-        b.store(totals, (t // WARP,), place[0])
-    b.do("barrier")
-    start: Expr = place[0] - n[0]
-    for w in range(warps - 1):
-        start = start + select(const(w) < t // WARP, totals[w], const(0))
-    b.store(place, (0,), start)

@@ -180,6 +180,7 @@ def test_the_pool_comes_from_the_cache(tmp_path: Path) -> None:
     assert entry.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_llvmlite_loads_at_first_use() -> None:
     code = (
         "import sys; import dnnc.backends.llvm.worker_pool, dnnc.backends.llvm.features, "

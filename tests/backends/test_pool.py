@@ -165,6 +165,7 @@ def test_sleeping_workers_wake_up(pool: NativePool, entries: Loaded) -> None:
         assert call(pool, entries, "rounds", [20], 2)[0] == 0
 
 
+@pytest.mark.slow
 @in_a_quiet_round
 def test_idle_threads_sleep(pool: NativePool, entries: Loaded) -> None:
     call(pool, entries, "mark", [0], 4)

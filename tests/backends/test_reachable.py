@@ -65,6 +65,7 @@ def test_right_kernels_of_chains_that_cancel_pass(seed: int) -> None:
     compile(cancelling(seed), cache=False, strict_compile=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_kernels_pass_on_the_interpreted_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)

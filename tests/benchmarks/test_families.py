@@ -136,6 +136,7 @@ def test_what_only_the_interpreter_says_is_not_confirmed() -> None:
 # --- work apart -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_work_apart_tells_its_value_its_error_its_death_and_its_time() -> None:
     run = module("apart").run_apart
     assert run(lambda tell: {"x": 1}, 30, 8).value == {"x": 1}

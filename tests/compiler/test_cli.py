@@ -200,6 +200,7 @@ def test_own_failures_ask_for_a_report(error: Exception, monkeypatch: pytest.Mon
     assert "Traceback" in dnnc("targets", "-v", code=3)
 
 
+@pytest.mark.slow
 def test_verbose_shows_the_traceback_of_a_user_error() -> None:
     assert "Traceback" in dnnc("compile", "nowhere.onnx", "-v", code=1)
 
@@ -223,6 +224,7 @@ def test_entry_point_gives_the_exit_code_to_the_shell() -> None:
 # --- compile ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compile_prints_the_report_and_fills_the_cache() -> None:
     first = dnnc("compile", "fixed.onnx", "--threads", "1", "--cache", "own")
     assert "fixed: llvm, 1 thread" in first and "1 compiled, 0 from the cache" in first

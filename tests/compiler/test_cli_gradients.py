@@ -44,12 +44,14 @@ def test_a_row_for_each_group(net: str) -> None:
     assert found["forward_mode"]["right"] and found["forward_mode"]["error"] < 1e-12
 
 
+@pytest.mark.slow
 def test_as_a_table(net: str) -> None:
     text = dnnc("verify", net, "--grad", "--dims", "n=2")
     assert text.startswith("gradients of the weighed sum of the outputs: right")
     assert "Forward and reverse mode agree" in text and "off differences" in text
 
 
+@pytest.mark.slow
 def test_seeds_draw_other_numbers(net: str) -> None:
     a, b, c = (dnnc_json("verify", net, "--grad", "--dims", "n=2", "--seed", s)["groups"][0] for s in "112")
     assert a == b and a["error"] != c["error"]

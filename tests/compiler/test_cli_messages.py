@@ -44,6 +44,7 @@ def test_a_saved_model_is_loaded_and_not_compiled() -> None:
         assert "compiled in" not in text and " 0 us" not in text and "from the cache" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["opt m.dnnc", "export m.dnnc -o e.onnx", "tune m.dnnc --budget 1s"])
 def test_commands_that_need_the_source_say_so(line: str) -> None:
     dnnc("compile", MODEL, "--dims", "N=2", "-o", "m.dnnc")
@@ -160,6 +161,7 @@ def test_a_program_for_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch
 # --- plurals ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_counts_agree_with_their_nouns() -> None:
     from dnnc import compile
 

@@ -160,6 +160,7 @@ def test_links_and_modes_stay(here: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line, names", [
     ("compile model.onnx -o o.dnnc", ["o.dnnc"]),
     ("run model.onnx -o o.npz", ["o.npz"]),

@@ -95,6 +95,7 @@ def check(f: Any, g: Graph, arrays: list[Any]) -> None:
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 3])
 def test_a_net(level: int, device: InterpretedDevice) -> None:
     g = graph_of(NET)
@@ -224,6 +225,7 @@ def test_host_steps_take_and_give_arrays_on_the_device(
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_index_outside_is_an_error_once(device: InterpretedDevice) -> None:
     g = graph_of(NET)
     f = compiled(g)
@@ -238,6 +240,7 @@ def on_device(device: InterpretedDevice, a: Any) -> DeviceBuffer:
     return device.empty(a.shape, a.dtype).set(a)
 
 
+@pytest.mark.slow
 def test_arrays_on_the_device_stay_there(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     g = graph_of(NET)
     f = compiled(g)
@@ -253,6 +256,7 @@ def test_arrays_on_the_device_stay_there(device: InterpretedDevice, monkeypatch:
         np.testing.assert_array_equal(a.get(), b)
 
 
+@pytest.mark.slow
 def test_the_first_input_decides(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     g = graph_of(NET)
     f = compiled(g)
@@ -267,6 +271,7 @@ def test_the_first_input_decides(device: InterpretedDevice, monkeypatch: pytest.
         np.testing.assert_array_equal(a, c)
 
 
+@pytest.mark.slow
 def test_run_into_buffers(device: InterpretedDevice) -> None:
     g = graph_of(NET)
     f = compiled(g)
@@ -281,6 +286,7 @@ def test_run_into_buffers(device: InterpretedDevice) -> None:
         np.testing.assert_array_equal(a, c.get())
 
 
+@pytest.mark.slow
 def test_bound_calls_copy_nothing(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     g = graph_of(NET)
     f = compiled(g)
@@ -400,6 +406,7 @@ def test_code_false_compiles_again(tmp_path: Path, device: InterpretedDevice) ->
     assert dnnc.load(tmp_path / "m.dnnc", cache=False).programs[0].compiled == 0
 
 
+@pytest.mark.slow
 def test_kernels_come_from_the_cache_checked(tmp_path: Path, device: InterpretedDevice) -> None:
     first = compiled(NET, cache=tmp_path)
     before = device.launched

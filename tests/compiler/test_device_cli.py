@@ -106,6 +106,7 @@ assert all(c[:4] == b"\\x7fELF" for c in f.programs[0].code.values())
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
+@pytest.mark.slow
 def test_code_for_several_architectures(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One file; on a device of either architecture nothing is compiled, on a third everything is."""
     file = tmp_path / "m.dnnc"

@@ -358,6 +358,7 @@ def test_states_of_a_jitted_function(step: Any, way: None) -> None:
             use(first["m"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "see", [lambda a: a + 0, lambda a: a.real, lambda a: a[1:], lambda a: xp.reshape(a, (16,)), Viewer]
 )

@@ -132,6 +132,7 @@ def test_memory_that_begins_where_kernels_do_not_count_on(device: InterpretedDev
         f.refit()
 
 
+@pytest.mark.slow
 def test_errors(device: InterpretedDevice) -> None:
     e, b, wrong, x = there(
         device, np.ones((512, 4), np.float32), np.zeros(4, np.float32), np.zeros(4), np.ones(4, np.float32)

@@ -97,6 +97,7 @@ def test_pairs_must_fit(donate: Any, message: str) -> None:
         dnnc.compile(parse(text), donate=donate, cache=False)
 
 
+@pytest.mark.slow
 def test_sizes_that_are_open() -> None:
     g = parse("N: dim[1, 64]\ndef g(s: f32[N, 4], x: f32[N, 4]):\n    t: f32[N, 4] = add(s, x)\n    return t\n")
     for dims in ({}, {"N": (1, 64)}):

@@ -111,6 +111,7 @@ def test_kernels_print_parse_and_verify() -> None:
         assert sum(1 for f in s.kernel.funcs for _ in walk_stmts(f.body)) <= 300
 
 
+@pytest.mark.slow
 def test_equal_groups_are_one_kernel() -> None:
     text = """def g(x: f32[1, 16, 8, 8], *, a: f32[16, 16, 3, 3], b: f32[16, 16, 3, 3], c: f32[16, 16, 3, 3]):
     y = relu(conv(x, a, pads=(1, 1, 1, 1)))

@@ -139,6 +139,7 @@ def test_convolutions(precision: str | None, tolerance: float, fakes: dict[str, 
     assert "cuDNN, suggestion" in str(f.report)
 
 
+@pytest.mark.slow
 def test_a_wrong_result_does_not_pass_the_gate(fakes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def negative(self: FakeBlas, *args: Any) -> int:
         self._matrix(args[11], args[10], 0)[...] = -1
@@ -161,6 +162,7 @@ def test_what_the_library_does_not_offer_is_said(fakes: dict[str, Any]) -> None:
         compiled(CONV, winners(CONV, call("cudnn", 0)))
 
 
+@pytest.mark.slow
 def test_a_missing_library_is_said(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise TargetError("cuBLASLt is not here (no such file): pip install nvidia-cublas")

@@ -90,6 +90,7 @@ def arrays_for(graph, seed=1):
 # --- what a model's gradient is ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_by_weights_and_inputs():
     """The gradient of cross entropy by logits is softmax minus one-hot, over the batch."""
     g = grad_of_model(mlp(), ["w2", "b2", "x"], of="loss", value=True)

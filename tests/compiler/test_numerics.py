@@ -62,6 +62,7 @@ def test_strict_keeps_what_the_graph_says() -> None:
     assert not z.any()  # nothing was reassociated: x is lost in 1e8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 3])
 def test_windows_of_one_channel_beside_the_image(level: int) -> None:
     """A row of the window ends where the image does: its length is an expression that may look negative."""

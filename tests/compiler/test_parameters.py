@@ -99,6 +99,7 @@ def test_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not np.allclose(f(given["x"]), before) and f.programs == [native]
 
 
+@pytest.mark.slow
 def test_packed_once_for_all_calls() -> None:
     """Norms and packing are gone from the program; it reads weights as its kernels want them."""
     given = contents(NET)
@@ -205,6 +206,7 @@ def test_saved_with_what_they_are(tmp_path: Path) -> None:
     np.testing.assert_allclose(dnnc.load(tmp_path / "m.dnnc", cache=False)(given["x"]), f(given["x"]), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_checked_as_a_whole() -> None:
     assert compiled(NET, contents(NET), verify="model").programs
 

@@ -120,6 +120,7 @@ def test_code_that_is_gone_is_made_again(target: str, tmp_path: Path, monkeypatc
     assert (tmp_path / "a.dnnc").read_bytes() == (tmp_path / "b.dnnc").read_bytes()
 
 
+@pytest.mark.slow
 def test_expressions_find_what_models_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(CPU, tmp_path, "def net(x: f32[8, 64]):\n    return softmax(x)")
     unscheduled(monkeypatch)

@@ -130,6 +130,7 @@ def test_buffers_take_arrays_only() -> None:
         f.run([np.zeros(6, np.float32)], [np.zeros(4, np.float32)])
 
 
+@pytest.mark.slow
 def test_a_report_comes_with_the_first_call() -> None:
     f = compiled(DOUBLE)
     with pytest.raises(dnnc.InputError, match=r"compiled for the structure of xs \(seq\(float32\)\)"):

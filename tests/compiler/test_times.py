@@ -10,6 +10,7 @@ from support import times
 from support.times import ROUNDS, Disturbed, growth, in_a_quiet_round, quiet
 
 
+@pytest.mark.slow
 def test_one_quiet_round_is_enough() -> None:
     rounds: list[int] = []
 
@@ -22,6 +23,7 @@ def test_one_quiet_round_is_enough() -> None:
     assert len(rounds) == 3
 
 
+@pytest.mark.slow
 def test_what_never_holds_fails() -> None:
     rounds: list[int] = []
 

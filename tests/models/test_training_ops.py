@@ -62,6 +62,7 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel(name: str, target: str) -> None:

@@ -232,6 +232,7 @@ def _saved_options(folder: Path, f: Any) -> dict[str, Any]:
     return dict(open_artifact(folder / "plain.dnnc").manifest["options"])
 
 
+@pytest.mark.slow
 def test_models_with_host_steps_are_tuned_in_their_segments(tmp_path: Path) -> None:
     text = (
         "def g(x: f32[64, 96], y: f32[96, 128], z: f32[64, 96]):\n    s = to_string(relu(matmul(x, y)))\n"

@@ -85,6 +85,7 @@ def test_the_order_of_rows_does_not_matter(learned: XGBModel) -> None:
     assert top(again, *new) == pytest.approx(top(learned, *new), abs=0.03)
 
 
+@pytest.mark.slow
 def test_failures_are_avoided() -> None:
     """Every schedule with ku = 3 fails."""
     x, seconds, groups = world(40)
@@ -133,12 +134,14 @@ def test_an_update_waits_for_news() -> None:
     assert model.boosters is not first
 
 
+@pytest.mark.slow
 def test_members_agree_where_they_have_seen_much(learned: XGBModel) -> None:
     x, _, _ = world(1, seed=9)
     assert (learned.spread(x) > 0).any() and learned.spread(x).max() < 0.5
     assert not XGBModel(members=1, trees=5).fit(*world(5)).spread(x).any()
 
 
+@pytest.mark.slow
 def test_a_saved_model_says_the_same(learned: XGBModel, tmp_path: Path) -> None:
     learned.forest(features="x").save(tmp_path / "m.npz")
     forest: Forest = load(tmp_path / "m.npz")

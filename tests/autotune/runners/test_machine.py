@@ -107,6 +107,7 @@ def test_code_is_known_by_what_it_does() -> None:
     assert replace(a, facts={"parallel": True}).digest != a.digest
 
 
+@pytest.mark.slow
 def test_the_name_of_a_gpu_kernel_does_not_count() -> None:
     machine = machine_of("cuda -arch=sm_90a")
     task = relu_task(Setting(machine.text))

@@ -94,6 +94,7 @@ def test_a_hang_ends_in_time(runner: ProcessRunner, task: Task) -> None:
     assert time.perf_counter() - start < 20 * TIMEOUT
 
 
+@pytest.mark.slow
 def test_wrong_numbers_are_found_where_they_are_looked_for(runner: ProcessRunner, task: Task) -> None:
     wrong = choice("wrong")
     assert measured(runner, Request(task, wrong, repeats=1))["wrong"].ok
@@ -126,6 +127,7 @@ def test_equal_code_is_measured_once(runner: ProcessRunner, task: Task) -> None:
     assert len(more.seconds) == 5
 
 
+@pytest.mark.slow
 def test_slow_ones_are_stopped(runner: ProcessRunner) -> None:
     text = "def f(x: f32[512, 512], y: f32[512, 512]):\n    return matmul(x, y)\n"
     task = max((t for t, _ in tasks_of(text, Setting(machine_of(CPU).text))), key=lambda t: t.flops)
@@ -260,6 +262,7 @@ def test_two_devices_share_the_work(pair: ProcessRunner) -> None:
     quiet(set(shares) == {"device 0", "device 1"} and min(shares.values()) >= 3, str(shares))
 
 
+@pytest.mark.slow
 def test_finalists_meet_on_one_device(pair: ProcessRunner) -> None:
     trials = list(pair.measure(fakes(*({"us": 50 + n} for n in range(6)), check=True)))
     assert len({t.machine for t in trials}) == 1 and all(t.checked for t in trials)

@@ -211,6 +211,7 @@ def least(t: Task) -> float:
 PLAN = Plan(choices_of)
 
 
+@pytest.mark.slow
 def test_a_model_is_tuned_and_its_log_says_so(tmp_path: Path) -> None:
     events: list[Event] = []
     with Log.open(tmp_path / "l.jsonl") as log:
@@ -410,6 +411,7 @@ def test_resuming_measures_nothing_twice(tmp_path: Path) -> None:
     assert again and not again & before
 
 
+@pytest.mark.slow
 def test_lost_trials_are_tried_again_but_not_for_ever() -> None:
     result = search(TASKS, FakeRunner(seconds_of, fate=lambda r: "lost"), Log(), 0.3, PLAN)
     assert all(o.choice is None for o in result.outcomes)

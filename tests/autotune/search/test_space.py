@@ -118,6 +118,7 @@ def test_orders_name_knobs_that_there_are() -> None:
                 assert set(t.order) & seen[t.name] == set(t.order) - {"short"}, t.name
 
 
+@pytest.mark.slow
 def test_every_knob_is_explained() -> None:
     """The tables of docs/schedules.md have a line for each knob of each template."""
     text = (Path(__file__).parents[3] / "docs" / "schedules.md").read_text()

@@ -17,6 +17,7 @@ from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import verify_kernel
+from dnnc.ir.target import TargetFacts
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.nests import lower
@@ -46,7 +47,7 @@ def graph_of(name: str, types: Sequence[TensorType | str], **attrs: Any) -> Grap
     values = [g.add_input(f"x{k}", typed(t) if isinstance(t, str) else t) for k, t in enumerate(types)]
     made = Builder(g).op(name, *values, **attrs)
     g.outputs = list(made) if isinstance(made, tuple) else [made]
-    decompose(g, PassContext())
+    decompose(g, PassContext(TargetFacts(serial_rows=False)))
     return g
 
 

@@ -200,6 +200,7 @@ def test_scores_that_are_no_numbers(t: str, knobs: dict[str, int], bad: float) -
     assert np.isnan(got[[2, 4]]).all() and np.isfinite(np.delete(got, (2, 4), 0)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("t, knobs", KINDS)
 def test_large_scores(t: str, knobs: dict[str, int]) -> None:
     """Each later tile has a larger score: what was summed before fades."""

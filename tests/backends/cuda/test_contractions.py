@@ -157,6 +157,7 @@ def test_tf32_only_where_it_is_asked_for() -> None:
     assert not tf32.candidates(problem(matmul("32, 24", "24, 64", "32, 64", "f16"))[2], H200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, tile", [("f64", (16, 32, 4, 4)), ("i32", (16, 16, 4, 2)), ("u8", (16, 32, 4, 4))])
 def test_other_types(name: str, tile: tuple[int, ...]) -> None:
     text = matmul("19, 24", "24, 33", "19, 33", name)
@@ -181,6 +182,7 @@ def test_bfloat16() -> None:
     check(mma, matmul("37, 48", "48, 40", "37, 40", "bf16"), {**MMA, "stages": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module, knobs, t",
     [(simt, {**SIMT, "slices": 3}, "f32"), (mma, {**MMA, "slices": 2, "down": 2, "across": 1}, "f16")],

@@ -270,6 +270,7 @@ def test_f32_constants_are_exact(x: float) -> None:
     assert text.endswith("f") and np.float32(text[:-1]).view(np.uint32) == np.float32(x).view(np.uint32)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_f64_constants_are_exact(x: float) -> None:
@@ -330,6 +331,7 @@ def compiled_without_local_memory(kernels: list[Kernel], arch: str) -> None:
     assert c.spills == 0 and c.local_bytes == 0, c.log
 
 
+@pytest.mark.slow
 def test_trigonometry_compiles() -> None:
     text = emit_module([(trigonometry(t), f"k_{t}") for t in (f32, f64)], H200)
     assert compile_cuda(text, "sm_90a").spills == 0

@@ -36,6 +36,7 @@ def test_a_cubin_is_a_whole_file() -> None:
     assert max(programs + program_bytes * program_count, sections + section_bytes * section_count) <= len(cubin)
 
 
+@pytest.mark.slow
 def test_local_and_shared_memory_are_seen() -> None:
     assert compile_cuda(LOCAL, "sm_90a").local_bytes == 256
     shared = (

@@ -351,6 +351,7 @@ def test_layers_on_a_device(kind: str, hidden: int, sends: int, monkeypatch: pyt
             assert np.allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "form"), [(None, ""), ("float16", "f16"), ("bfloat16", "bf16")])
 def test_states_that_are_rounded_for_products(
     precision: str | None, form: str, monkeypatch: pytest.MonkeyPatch

@@ -170,6 +170,7 @@ SPLIT_BUGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", SPLIT_BUGS)
 def test_planted_bugs_of_clusters(bug: str) -> None:
     old, new, which, said = SPLIT_BUGS[bug]

@@ -345,6 +345,7 @@ def test_long_reductions_have_fewer_points() -> None:
         assert {(0, 0), (999, 999)} <= {tuple(p) for p in points.tolist()}
 
 
+@pytest.mark.slow
 def test_large_operands_take_no_memory_and_their_rows_differ() -> None:
     g = parse(
         "def f(x: f32[1, 40000], *, w: f32[40000, 512]):\n    return matmul(x, w)",

@@ -99,6 +99,7 @@ def test_phases_of_whole_blocks_are_whole_vectors() -> None:
     assert "zip_low" not in text and "//" not in text and "%" not in text
 
 
+@pytest.mark.slow
 def test_channels_in_blocks_are_joined_as_they_lie() -> None:
     g = graph_of(
         """def g(x: f32[1, 16, 6, 20], *, w: f32[24, 16, 1, 1], v: f32[40, 16, 1, 1], u: f32[16, 64, 1, 1]):

@@ -108,6 +108,7 @@ def test_any_choice_means_the_same(name: str) -> None:
                 raise AssertionError(f"{step.choice}: {e}\n{step.text}") from e
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", symbolic())
 def test_sizes_that_are_not_known(name: str) -> None:
     for seed in range(2):

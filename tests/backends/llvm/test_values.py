@@ -285,6 +285,7 @@ def test_estimates_are_refined_where_they_have_fewer_than_14_bits(cpu: str, step
     assert ESTIMATES[cpu] in code and len(re.findall(r"= call .*@llvm\.fma", code)) == steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 def test_tanh_is_off_by_at_most_2_ulp(numerics: str) -> None:
     """By this CPU's estimates and by quotients: every 61st float of the range in which tanh is computed."""

@@ -166,6 +166,7 @@ def test_an_element_that_depends_on_its_place() -> None:
         np.testing.assert_allclose(y, (x + np.eye(6)).T.reshape(-1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_long_sum_of_elements_that_depend_on_their_place() -> None:
     """Sums in parts view the operand in another shape, not what is computed of it."""
     trace_of = dnnc.custom_op(

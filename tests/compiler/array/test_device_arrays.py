@@ -369,6 +369,7 @@ def test_compiled_functions_take_and_give_arrays() -> None:
     check(f(xp.asarray(a, device=GPU)), np.exp(a) + 1)
 
 
+@pytest.mark.slow
 def test_models_are_started_on_the_callers_memory_or_recorded(machine: list[InterpretedDevice]) -> None:
     def deep(x: Any) -> Any:
         for _ in range(9):

@@ -107,6 +107,7 @@ def test_evaluate_makes_one_program() -> None:
     assert compiled(lambda: (np.asarray(y), np.asarray(z))) == 0
 
 
+@pytest.mark.slow
 def test_long_chains_are_computed_in_pieces() -> None:
     x = xp.asarray(np.ones(3, np.float32))
     for _ in range(20 * lazy.DEEPEST):

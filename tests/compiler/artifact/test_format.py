@@ -69,6 +69,7 @@ def test_the_same_content_is_the_same_file(saved: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again").read_bytes() == saved.read_bytes()
 
 
+@pytest.mark.slow
 def test_large_sections_are_hashed_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.arange(2 * CHUNK // 8 + 77, dtype=np.int64)
     write_artifact(tmp_path / "big", {}, [("small", b"x"), ("big", data)])
@@ -117,6 +118,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_is_found(saved: Path) -> None:
     data = saved.read_bytes()
     rng = np.random.default_rng(0)

@@ -163,6 +163,7 @@ def test_programs_for_several_sizes_and_one_that_is_compiled_later(path: Path, m
     assert len(dnnc.load(path).programs) == 3
 
 
+@pytest.mark.slow
 def test_a_symbolic_model_that_was_never_called(path: Path) -> None:
     f = dnnc.compile(graph_of(ROWS))
     f.save(path)
@@ -171,6 +172,7 @@ def test_a_symbolic_model_that_was_never_called(path: Path) -> None:
     same(f, g, arrays(f.graph, {"N": 3}))
 
 
+@pytest.mark.slow
 def test_fixed_sizes_and_added_outputs_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = ROWS.replace(
         "return softmax(matmul(concat(x, y, axis=0), w))", "c = concat(x, y, axis=0)\n    return softmax(matmul(c, w))"
@@ -239,6 +241,7 @@ def test_names_and_nodes_of_an_onnx_model(path: Path) -> None:
         np.testing.assert_array_equal(g({"the x": np.ones((4, 16), np.float32)}), f(np.ones((4, 16), np.float32)))
 
 
+@pytest.mark.slow
 def test_empty_inputs_are_compiled_from_the_onnx_model_in_the_file(path: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "m.onnx").write_bytes(linear("N", tmp_path / "model").SerializeToString())
@@ -307,6 +310,7 @@ def recompiled(path: Path, reason: str) -> Any:
     return g
 
 
+@pytest.mark.slow
 def test_a_cpu_that_lacks_features(net: Executable, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = net
     f.save(path)

@@ -246,6 +246,7 @@ def test_bench_of_the_reference_and_of_graph_text() -> None:
     assert "dnnc" in dnnc("bench", "g.py", *SHORT)
 
 
+@pytest.mark.slow
 def test_profile_prints_kernels_and_with_detail_calls() -> None:
     text = dnnc("profile", "fixed.onnx", "--repeat", "3")
     assert (

@@ -85,12 +85,14 @@ def break_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link.Linker, "calls", wrong)
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong(net: Graph, inputs: list[Any]) -> None:
     before = str(net)
     assert bisect(net, inputs, OPTIONS) is None
     assert str(net) == before
 
 
+@pytest.mark.slow
 def test_a_broken_pass(net: Graph, inputs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     break_pass(monkeypatch, "cse", drop_relu)
     found = bisect(net, inputs, OPTIONS)

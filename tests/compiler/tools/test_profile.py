@@ -157,6 +157,7 @@ def test_medians_by_call_and_sums_by_kernel() -> None:
 # --- real programs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @in_a_quiet_round
 def test_a_profile_adds_up_to_the_time_of_a_call() -> None:
     found = profiled()
@@ -191,6 +192,7 @@ def test_threads_and_calls_leave_the_model_as_it_was() -> None:
     assert f.profile({"x": x}, repeats=1).repeats == f.profile(x=x, repeats=1).repeats == 1
 
 
+@pytest.mark.slow
 @in_a_quiet_round
 def test_one_thread_does_not_wait() -> None:
     p = compiled(threads=1).profile(inputs(), repeats=20)
@@ -222,6 +224,7 @@ def test_a_program_for_all_sizes_tells_the_work_at_the_sizes_of_the_call() -> No
         )
 
 
+@pytest.mark.slow
 def test_a_model_that_is_read_at_the_call() -> None:
     shaped = [helper.make_node("Reshape", ["x", "to"], ["h"]), helper.make_node("Exp", ["h"], ["y"])]
     infos = [
@@ -248,6 +251,7 @@ def test_a_loaded_model(tmp_path: Path) -> None:
     assert all(k.flops is k.reached is None and k.seconds > 0 for k in other.kernels) and "-" in str(other)
 
 
+@pytest.mark.slow
 def test_default_number_of_calls_is_bounded() -> None:
     assert 10 <= compiled(8, threads=1).profile(inputs(8)).repeats <= 1000
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dnnc.frontends.torch.coverage import core, missing
 from dnnc.frontends.torch.operators import REFUSED, TABLE, WHOLE
 
 
+@pytest.mark.slow
 def test_few_core_operators_are_missing() -> None:
     assert len(core()) > 140 and len(missing()) <= 10
 

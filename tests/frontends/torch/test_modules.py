@@ -161,6 +161,7 @@ class Branches(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+@pytest.mark.slow
 def test_what_torch_cannot_export() -> None:
     with pytest.raises(ModelError, match=r"torch\.export\.export cannot export Branches"):
         dnnc.compile(Branches(), inputs=(torch.ones(3),))

@@ -29,6 +29,7 @@ def loss(x: Any, w: Any) -> Any:
     return xp.sum(xp.tanh(x @ w) ** 2 * x[0, ...]) + xp.sum(w[1, :2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", [False, True], ids=["unseen", "seen"])
 def test_backward_is_grad(looks: bool) -> None:
     x, w = parameter(4, 3), parameter(3, 3)
@@ -50,6 +51,7 @@ def test_backward_is_grad(looks: bool) -> None:
     close(x.grad, 3 * np.asarray(dx))
 
 
+@pytest.mark.slow
 def test_control_flow_of_python() -> None:
     x = parameter(3)
     y = x
@@ -72,6 +74,7 @@ def test_control_flow_of_python() -> None:
         assert float(x.grad[k]) == pytest.approx((run(x.numpy() + d) - run(x.numpy() - d)) / (2 * h), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_training_loop_in_plain_python() -> None:
     w, b = parameter(3, 1), parameter(1)
     xs = rng.standard_normal((20, 3))

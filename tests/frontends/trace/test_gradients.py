@@ -66,6 +66,7 @@ def test_grad_is_the_limit_of_differences(name: str) -> None:
     close(dnnc.jit(dnnc.grad(f))(X), want, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_forward_and_reverse_mode_agree(name: str) -> None:
     f, v = FUNCTIONS[name], rng.standard_normal(X.shape)
@@ -205,6 +206,7 @@ def test_linearize_computes_the_function_once() -> None:
     assert calls == 1
 
 
+@pytest.mark.slow
 def test_jacobians_have_the_structure_of_results_and_arguments() -> None:
     a, b = rng.standard_normal((2, 2)), rng.standard_normal(2)
     f = lambda a, b: {"y": a @ b, "z": b[0] * b}  # noqa: E731
@@ -227,6 +229,7 @@ def test_stop_gradient() -> None:
     close(dnnc.stop_gradient(xp.asarray(X)), X)
 
 
+@pytest.mark.slow
 def test_checkpoint_computes_again() -> None:
     f = dnnc.checkpoint(lambda x, scale=2.0: xp.sin(xp.exp(x) * scale))
     plain = lambda x: xp.sum(xp.sin(xp.exp(x) * 2.0))  # noqa: E731
@@ -241,6 +244,7 @@ def test_checkpoint_computes_again() -> None:
     assert kept.source("graph").count("exp(") == 2  # forward, and again
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_checkpointed_chain() -> None:
     """Of 12 blocks of matrix products only the states between blocks are kept."""
     n, blocks, depth = 128, 4, 3

@@ -87,6 +87,7 @@ def test_compiled_convolution(
         assert float(np.abs(np.asarray(got) - expected).max()) < 2e-6 * float(np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_filters_are_summed_in_tiles() -> None:
     """Stretches of pixels, the sums of all taps in memory in between; the layout is that of the filters."""
     text = """\
@@ -101,6 +102,7 @@ def g(x: f32[2, 16, 28, 28], g: f32[2, 24, 28, 28]):
     assert float(np.abs(np.asarray(f(x, g)) - want).max()) < 2e-6 * float(np.abs(want).max())
 
 
+@pytest.mark.slow
 def test_gradient_of_symbolic_batch() -> None:
     text = """\
 def g(x: f32[N, 8, 9, 9], w: f32[16, 8, 3, 3], s: f32[N, 16, 5, 5]):

@@ -126,6 +126,7 @@ def test_one_kernel(name: str) -> None:
             assert check(JOINED[name], target, numerics=numerics) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", APART)
 def test_several_kernels(name: str) -> None:
     text, expected = APART[name]

@@ -87,6 +87,7 @@ def test_types(dtype: str) -> None:
         check(dtype, shape, keep, -1, False, "ties")
 
 
+@pytest.mark.slow
 def test_any_axis() -> None:
     check("f32", (500, 2, 3), 5, 0, True, "ties")
     check("f32", (2, 130, 3), 130, 1, False, "plain")

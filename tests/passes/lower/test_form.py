@@ -30,6 +30,7 @@ def lowered(source: str) -> Lowered:
     return lower(g, list(g.nodes()), g.outputs)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op", [op for op in OPS if op.samples], ids=lambda op: op.name)
 def test_forms_of_samples(op: OpDef) -> None:
     for s in op.samples:

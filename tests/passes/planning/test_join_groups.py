@@ -159,6 +159,7 @@ def check(g: Graph, target: str, seed: int = 0, **options: object) -> int:
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOINED)
 def test_one_kernel(name: str) -> None:
     text, outputs = JOINED[name]
@@ -169,6 +170,7 @@ def test_one_kernel(name: str) -> None:
     check(g, "llvm", numerics="strict")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", APART)
 def test_several_kernels(name: str) -> None:
     text, expected = APART[name]
@@ -177,6 +179,7 @@ def test_several_kernels(name: str) -> None:
     check(g, "llvm")
 
 
+@pytest.mark.slow
 def test_elements_that_rows_are_reduced_of_are_stored_with_the_rows_where_threads_keep_them() -> None:
     """A CPU computes them again for each pass over the row, which takes longer than another pass over memory."""
     g = parse(
@@ -223,6 +226,7 @@ def g(x0: f16[2, 1, 7], x1: f16[3, 1], w0: f16[2, 3, 7]):
     check(g, "llvm")
 
 
+@pytest.mark.slow
 def test_groups_that_would_read_each_others_results_stay_apart() -> None:
     """The way from one part of a group to another leads through a group that begins behind both."""
     g = parse(
@@ -362,6 +366,7 @@ def random_elements(seed: int) -> str:
     return f"def g({arguments}):\n" + "\n".join(lines) + f"\n    return {values[-1]}"
 
 
+@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(24))
 def test_random_elements(seed: int) -> None:
     g = with_more_results(parse(random_elements(seed)), random.Random(seed))
@@ -370,6 +375,7 @@ def test_random_elements(seed: int) -> None:
         check(g, "cuda", seed)
 
 
+@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(24))
 def test_random_rows(seed: int) -> None:
     g = with_more_results(parse(random_rows(seed)), random.Random(seed))

@@ -160,6 +160,7 @@ def kernels(f: Any) -> Any:
     return f.report.programs[0].kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "why"),
     [("fails", "KeyError"), ("stray", "schedule planted() does not apply"), ("large", "statements, more than"),
@@ -172,11 +173,13 @@ def test_the_next_schedule(fault: str, why: str, plant: Planted) -> None:
     assert all(MARK not in k.choice for k in kernels(f))
 
 
+@pytest.mark.slow
 def test_a_template_that_cannot_say_what_it_offers(plant: Planted) -> None:
     plant.template(planted(fails, broken_offer))
     plant.check(NET, "template planted offers no schedule: ZeroDivisionError")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["compilation", "kernel check", "schedule"])
 def test_a_smaller_group_where_no_schedule_holds(stage: str, plant: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever computes a tanh beside something else fails."""
@@ -196,6 +199,7 @@ def test_a_smaller_group_where_no_schedule_holds(stage: str, plant: Planted, mon
     assert len(kernels(f)) >= 2
 
 
+@pytest.mark.slow
 def test_the_naive_nest_at_last(plant: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     plant.template(None)
     refuse(monkeypatch, lambda text: "vector" in text or "thread" in text or "unroll" in text)
@@ -211,6 +215,7 @@ def test_an_error_where_the_naive_nest_is_wrong(plant: Planted, monkeypatch: pyt
         plant.compile(graph_of(NET))
 
 
+@pytest.mark.slow
 def test_nothing_is_said_where_nothing_fails(plant: Planted) -> None:
     plant.template(None)
     for strict in (False, True):

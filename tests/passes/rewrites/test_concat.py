@@ -69,6 +69,7 @@ def test_small_ones_with_cheap_operands_stay_kernels() -> None:
     assert not place_concats(g, PassContext())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [PREFIXES[0], COPIES[0], COPIES[1].replace("pack(y)", "neg(y)")])
 def test_numbers(text: str) -> None:
     g = graph_of(text)

@@ -51,6 +51,18 @@ FIRES = {
         ("x: f32[1, 4, 1, 5]", "transpose(x, perm=(1, 0, 3, 2))", "reshape(x, shape=(4, 1, 5, 1))"),
         ("x: f32[1, N]", "transpose(x, perm=(1, 0))", "reshape(x, shape=(N, 1))"),
     ],
+    "transpose_of_product": [
+        (
+            "x: f32[5, 3], y: f32[5, 4]",
+            "transpose(matmul(transpose(x, perm=(1, 0)), y), perm=(1, 0))",
+            "matmul(transpose(y, perm=(1, 0)), x)",
+        ),
+        (
+            "x: f32[2, 5, 3], y: f32[5, N]",
+            "transpose(matmul(transpose(x, perm=(0, 2, 1)), y), perm=(0, 2, 1))",
+            "matmul(transpose(y, perm=(1, 0)), x)",
+        ),
+    ],
     "merge_expands": [
         ("x: f32[1, 3]", "expand(expand(x, shape=(2, 3)), shape=(4, 2, 3))", "expand(x, shape=(4, 2, 3))")
     ],

@@ -30,6 +30,7 @@ def peak(f: Any) -> int:
     return int(f.report.programs[-1].memory.lower_bound)
 
 
+@pytest.mark.slow
 def test_a_budget_lowers_the_peak_and_keeps_the_bits() -> None:
     args = [rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 6 for _ in range(LAYERS)]
     args.append(rng.standard_normal((ROWS, WIDTH)).astype(np.float32))
@@ -43,6 +44,7 @@ def test_a_budget_lowers_the_peak_and_keeps_the_bits() -> None:
         assert len(f.report.programs[-1].passes) == len(free.report.programs[-1].passes)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_kept_anyway_changes_nothing() -> None:
     free, wide = compiled(None), compiled("1GiB")
     assert free.source("graph") == wide.source("graph")

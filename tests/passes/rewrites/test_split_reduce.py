@@ -92,6 +92,7 @@ def test_reductions_whose_results_go_back_to_their_rows() -> None:
     assert split_reductions(g, GPU) and sum(n.op.name == "reduce_mean" for n in g.nodes()) == 4
 
 
+@pytest.mark.slow
 def test_a_norm_of_few_long_rows_is_taken_apart() -> None:
     text = "def f(x: {dtype}[{shape}]):\n    y = mean_variance_norm(x, axes={axes}, epsilon=0.001)\n    return y\n"
     for shape, axes in (("4096, 512", "(0,)"), ("65536, 512", "(0,)"), ("32, 3, 32, 32", "(0, 2, 3)")):

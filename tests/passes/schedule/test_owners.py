@@ -36,7 +36,7 @@ from dnnc.passes.lower.nests import lower
 from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
-from dnnc.passes.schedule import owners
+from dnnc.passes.schedule import row_segments
 from dnnc.passes.schedule.problem import Problem, Template, classify
 from dnnc.passes.schedule.state import Schedule
 
@@ -152,22 +152,28 @@ def test_many_random_scatters(reduction: str, seed: int, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("rows,updates,width", [(5, 20, 40), (3, 9, 33), (1, 20, 36), (5, 1, 50)])
-def test_updates_of_a_row_in_batches(rows: int, updates: int, width: int, reduction: str) -> None:
-    """Blocks whose threads own a column each: several updates of one row in a batch, with others between them."""
+@pytest.mark.family("cases")
+@pytest.mark.parametrize("dtype", ("f32", "i32", "f16"))
+@pytest.mark.parametrize(
+    "rows,updates,width", [(5, 20, 40), (3, 9, 33), (1, 200, 36), (5, 1, 50), (9, 300, 3), (2, 70, 1)]
+)
+def test_segments_of_rows(rows: int, updates: int, width: int, reduction: str, dtype: str) -> None:
+    """Rows with none, one and many updates: within a group's part, over the ends of parts, over several rounds."""
     rng = np.random.default_rng(rows)
     g = parse(
-        f"def g(x: f32[{rows}, {width}], at: i64[{updates}, 1], u: f32[{updates}, {width}]):\n"
+        f"def g(x: {dtype}[{rows}, {width}], at: i64[{updates}, 1], u: {dtype}[{updates}, {width}]):\n"
         f"    y = scatter_nd(x, at, u, reduction='{reduction}')\n    return y"
     )
-    given = {v.name: rng.integers(-2, 3, v.type.shape).astype(np.float32) for v in g.inputs}
-    given["at"] = rng.integers(-rows, rows, (updates, 1))
+    numbers = (1, 2) if reduction == "mul" else (-2, 3)  # exact in every type
+    given = {v.name: rng.integers(*numbers, v.type.shape).astype(v.type.dtype.numpy) for v in g.inputs}
+    skewed = np.where(rng.random((updates, 1)) < 0.5, rng.integers(-rows, rows, (updates, 1)), rows // 2)
+    given["at"] = skewed.astype(np.int64)
     want = reference(g, list(given.values()), "float64")[0]
     problem = classify(list(g.nodes()), lower(g, list(g.nodes()), g.outputs))
     form, schedule = problem.form, Schedule(problem.kernel)
     assert isinstance(form, Scattered)
-    for shares, per, slabs in ((1, 1, 1), (2, 4, 1), (9, 1, 2)):
-        schedule.body = owners.by_blocks(form, shares, 64 // slabs, per, slabs)
+    for shares, threads, per, slabs in ((1, 64, 1, 1), (2, 64, 4, 1), (9, 32, 1, 2), (2, 128, 2, 1)):
+        schedule.body = row_segments.by_blocks(form, shares, threads, per, min(slabs, width))
         kernel = verify_kernel(decompose(schedule.done(), ()))
         np.testing.assert_array_equal(run(problem, kernel, given), want, f"{shares} {per}")
 
@@ -182,6 +188,7 @@ RUNTIME = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs,call", RUNTIME)
 @pytest.mark.parametrize("sizes", ({"N": 7, "E": 30, "B": 3}, {"N": 1, "E": 0, "B": 1}))
 def test_sizes_known_at_run_time_only(

@@ -1,8 +1,9 @@
-"""Schedules of scatters, in which each element sees its updates in their order, so sums have the same bits every time.
+"""Schedules of scatters without atomic additions, so sums have the same bits every time.
 
 Either a thread owns elements of the result and walks all updates of its place: threads have a place each along the axes
 that the updates have too; where these are few, the elements along the others are cut into ranges. Or, with the knob
-`per`, a block owns rows, and its threads list the updates of these together, so that work hardly grows with threads.
+`per`, a block owns rows, whose updates its threads sort and reduce together: work hardly grows with threads, and the
+updates of one row are shared by many.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dnnc.ir.expr import value
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.types import product
 from dnnc.passes.lower.scatter import Scattered
-from dnnc.passes.schedule.owners import Places, by_blocks, by_threads
+from dnnc.passes.schedule.owners import Places, by_threads
 from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.row_segments import by_blocks
 from dnnc.passes.schedule.state import Schedule
 
 if TYPE_CHECKING:
@@ -25,10 +27,9 @@ if TYPE_CHECKING:
 
 ORDER: tuple[str, ...] = ()  # updates of an element keep their order
 BUSY = 512  # threads of a multiprocessor that hide the latency of its loads
-BLOCKS, PER = 2, 8  # blocks of a multiprocessor, which hide each other's barriers; updates of a thread in a round
-WIDE = (
-    512  # elements of a row that a block has, a thread for each; wider rows are cut: a row with many updates takes long
-)
+BLOCKS = 2  # blocks of a multiprocessor, which hide each other's barriers
+MOST_PER = 16  # updates of a thread in a round: all keys of a block stay in 32 KB
+SLAB = 128  # bytes of a row that a block has: a warp reads a line of memory, and a long segment has many groups
 # cycles on an H100: a thread looks at an update, a block at one among others, a group applies one
 STEP, LOOK, APPLY = 300, 2.3, 1500
 
@@ -57,10 +58,13 @@ def _by_blocks(places: Places, target: GpuTarget) -> list[tuple[float, Knobs]]:
     rows, updates, width = (value(x) or 0 for x in (places.count, places.updates, places.width))
     if not rows * updates * width:
         return []
-    shares, threads, slabs = min(BLOCKS * target.sms, rows), 512, -(-width // WIDE)
+    threads = 512
+    slabs = min(-(-width * places.scattered.out.dtype.bytes // SLAB), BLOCKS * target.sms)
+    shares = min(max(BLOCKS * target.sms // slabs, 1), rows)
+    per = min(1 << (-(-updates // threads) - 1).bit_length(), MOST_PER)
     applied = updates * width / (shares * threads * slabs)
-    knobs: Knobs = (("shares", shares), ("threads", threads), ("per", PER))
-    return [(LOOK * updates * slabs + APPLY * applied, (*knobs, *((("slabs", slabs),) if slabs > 1 else ())))]
+    knobs: Knobs = (("shares", shares), ("threads", threads), ("per", per))
+    return [(LOOK * updates + APPLY * applied, (*knobs, *((("slabs", slabs),) if slabs > 1 else ())))]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:

@@ -92,6 +92,7 @@ def test_roi_align_keeps_infinite_pixels_out_of_other_regions() -> None:
     np.testing.assert_array_equal(got, np.zeros((1, 1, 2, 2), np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 0.25])
 def test_max_roi_pool(scale: float) -> None:
     rng = np.random.default_rng(1)
