@@ -144,10 +144,19 @@ def replaced() -> dict[Any, Any]:
     """ATen's backward operators that become ours: neither the log-sum-exp of rows nor indices of maxima are saved."""
     aten, ours = torch.ops.aten, torch.ops.dnnc
 
-    def attention(grad, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask=None, scale=None):  # type: ignore[no-untyped-def]
-        if dropout_p:
-            return NotImplemented
-        return ours.attention_backward(grad, query, key, value, out, attn_mask, is_causal, scale)
+    def attention(op: Any, count: int) -> Any:
+        names = [a.name for a in op._schema.arguments]
+
+        def convert(*args: Any, **more: Any) -> Any:
+            a = {**dict(zip(names, args)), **more}
+            mask = a.get("attn_mask" if "attn_mask" in names else "attn_bias")
+            if a["dropout_p"] or (a.get("grad_input_mask") or (False,) * 4)[3]:
+                return NotImplemented
+            given = (a[names[0]], a["query"], a["key"], a["value"], a["out"])
+            made = ours.attention_backward(*given, mask, a.get("is_causal", False), a.get("scale"))
+            return (*made, *(None for _ in range(count - 3)))
+
+        return convert
 
     def max_pool(rank: int) -> Any:
         def convert(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):  # type: ignore[no-untyped-def]
@@ -156,8 +165,10 @@ def replaced() -> dict[Any, Any]:
 
         return convert
 
+    kinds = {"flash_attention_for_cpu": 3, "flash_attention": 3, "efficient_attention": 4, "cudnn_attention": 3}
+    fused = {getattr(aten, f"_scaled_dot_product_{k}_backward").default: n for k, n in kinds.items()}
     return {
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention,
+        **{op: attention(op, n) for op, n in fused.items()},
         aten.max_pool2d_with_indices_backward.default: max_pool(2),
         aten.max_pool3d_with_indices_backward.default: max_pool(3),
     }

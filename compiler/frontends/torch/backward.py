@@ -120,11 +120,9 @@ def adaptive_max_backward(c: Call) -> Any:
 
 
 def attention_backward(c: Call) -> Any:
-    """Of softmax(scale * q k^T + mask) v."""
+    """dnnc::attention_backward: of softmax(scale * q k^T + mask) v."""
     q, k, v, g, y = (c.x(n) for n in ("query", "key", "value", "grad_out", "out"))
-    mask, scale, dtype = c.opt("attn_mask") or c.opt("attn_bias"), c.get("scale"), q.type.dtype
-    if c.get("dropout_p", 0.0):
-        raise UnsupportedError("the gradient of fused attention with dropout")
+    mask, scale, dtype = c.opt("attn_mask"), c.get("scale"), q.type.dtype
     size = q.type.shape[-1]
     if scale is None and not isinstance(size, int):
         raise UnsupportedError("attention over heads of unknown size; give it a scale")
@@ -182,7 +180,6 @@ def weight_norm_backward(c: Call) -> Any:
     return b.mul(b.div(g, norm), b.sub(w, b.mul(v, b.div(along, norm)))), along
 
 
-SDPA = "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention fused_attention_overrideable"
 BACKWARD: dict[str, Converter] = {
     "convolution_backward": convolution_backward,
     "dnnc::max_pool_backward": max_pool_backward,
@@ -199,7 +196,6 @@ BACKWARD: dict[str, Converter] = {
     "upsample_bicubic2d_backward": sized(upsample("cubic", 2)),
     "dnnc::interpolate_backward": sized(interpolate),
     "dnnc::attention_backward": attention_backward,
-    **{f"_scaled_dot_product_{n}_backward": attention_backward for n in SDPA.split()},
     "_weight_norm_interface_backward": weight_norm_backward,
     "_cdist_backward": distances_backward,
     "hardshrink_backward": shrunk,

@@ -15,6 +15,7 @@ from trained import assert_same, compiled, floats, gradients, train
 
 from dnnc.ir.errors import DnncWarning
 from dnnc.torch import fallback, piece
+from dnnc.torch.custom_ops import replaced
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +93,11 @@ def twice_as_wide(x: Any) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
 def test_convolutions(dtype: torch.dtype) -> None:
     train(cnn().to(dtype), drawn(4, 3, 16, 16, dtype=dtype), 1e-4 if dtype is torch.float32 else 1e-11)
+
+
+def test_strided_3d_convolution() -> None:
+    """Its cotangent has tests of unroll variables in vectors."""
+    train(nn.Conv3d(2, 3, 3, 2).double(), drawn(1, 2, 5, 5, 5), 1e-11)
 
 
 def test_convolutions_in_channels_last() -> None:
@@ -186,6 +192,29 @@ def test_autocast() -> None:
     assert made["result 0"].dtype is torch.bfloat16
     for n, y in want.items():
         assert (made[n].float() - y.float()).norm() < 0.1 * y.float().norm() + 1e-2, n
+
+
+def test_fused_attention_of_devices_has_one_gradient() -> None:
+    """The backward operators that PyTorch has for devices, each with its own order of arguments."""
+    aten, xs = torch.ops.aten, [torch.randn(2, 2, 5, 8, requires_grad=True) for _ in range(3)]
+    y = F.scaled_dot_product_attention(*xs, is_causal=True, scale=0.3)
+    g, none, other = torch.randn_like(y), torch.zeros(0), (0, 0)
+    want = torch.autograd.grad(y, xs, g)
+    given = (g, *(x.detach() for x in xs))
+    results, more = (y.detach(), none), {"scale": 0.3}
+    calls = {
+        aten._scaled_dot_product_flash_attention_backward: (*given, *results, *other, 5, 5, 0.0, True, none, none),
+        aten._scaled_dot_product_efficient_attention_backward: (
+            *given, None, *results, none, none, 0.0, [True] * 3 + [False], True
+        ),
+        aten._scaled_dot_product_cudnn_attention_backward: (
+            *given, *results, none, none, None, *other, 5, 5, 0.0, True
+        ),
+    }  # fmt: skip
+    for op, args in calls.items():
+        made = replaced()[op.default](*args, **more)
+        assert len(made) == len(op.default._schema.returns)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(made, want))
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------
