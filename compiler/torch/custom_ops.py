@@ -43,9 +43,11 @@ def interpolate_backward(
     mode: str,
     align_corners: bool | None,
 ) -> torch.Tensor:
-    with torch.enable_grad():
-        x = grad.new_zeros(input_size).requires_grad_()
-        (made,) = torch.autograd.grad(F.interpolate(x, size, scale_factors, mode, align_corners), x, grad)
+    rank = len(input_size) - 2
+    kind = f"_upsample_{mode.replace('-', '_')}" if mode == "nearest-exact" else f"upsample_{mode}"
+    op = getattr(torch.ops.aten, f"{kind}{rank}d_backward")
+    corners = () if mode.startswith("nearest") else (bool(align_corners),)
+    made: torch.Tensor = op(grad, grad.shape[2:], input_size, *corners, *(scale_factors or ()))
     return made.contiguous()
 
 
@@ -87,11 +89,21 @@ def attention_backward(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Cotangents of F.scaled_dot_product_attention's operands; scores are computed again."""
-    with torch.enable_grad():
-        xs = [x.detach().requires_grad_() for x in (query, key, value)]
-        y = F.scaled_dot_product_attention(*xs, attn_mask, is_causal=is_causal, scale=scale)
-        made = torch.autograd.grad(y, xs, grad_out)
-    return made[0].contiguous(), made[1].contiguous(), made[2].contiguous()
+    groups = query.shape[-3] // key.shape[-3] if query.dim() > 3 else 1
+    k, v = (x.repeat_interleave(groups, -3) if groups > 1 else x for x in (key, value))
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ k.mT * factor
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    if attn_mask is not None:
+        boolean = attn_mask.dtype is torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if boolean else scores + attn_mask
+    weights = scores.softmax(-1).nan_to_num(0.0)  # rows without any key are 0
+    slope = weights * (grad_out @ v.mT - (grad_out * out).sum(-1, keepdim=True)) * factor
+    of_k, of_v = slope.mT @ query, weights.mT @ grad_out
+    if groups > 1:
+        of_k, of_v = (x.unflatten(-3, (-1, groups)).sum(-3) for x in (of_k, of_v))
+    return (slope @ k).contiguous(), of_k.contiguous(), of_v.contiguous()
 
 
 @attention_backward.register_fake
@@ -119,11 +131,9 @@ def max_pool_backward(
     ceil_mode: bool,
 ) -> torch.Tensor:
     """The cotangent of a max pooling's operand, with 2 or 3 axes in its windows; maxima are found again."""
-    pool = F.max_pool2d if len(kernel_size) == 2 else F.max_pool3d
-    with torch.enable_grad():
-        v = x.detach().requires_grad_()
-        y = pool(v, kernel_size, stride or None, padding, dilation, ceil_mode)
-        (made,) = torch.autograd.grad(y, v, grad_output)
+    name, window = f"max_pool{len(kernel_size)}d_with_indices", (kernel_size, stride, padding, dilation, ceil_mode)
+    _, at = getattr(torch.ops.aten, name)(x, *window)
+    made: torch.Tensor = getattr(torch.ops.aten, f"{name}_backward")(grad_output, x, *window, at)
     return made.contiguous()
 
 

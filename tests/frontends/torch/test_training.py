@@ -217,6 +217,27 @@ def test_fused_attention_of_devices_has_one_gradient() -> None:
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(made, want))
 
 
+def test_gradients_of_our_operators_in_eager_pytorch() -> None:
+    """They run there where the graph around them does not compile."""
+    ours, x = torch.ops.dnnc, torch.randn(2, 3, 6, 8, requires_grad=True)
+    for mode in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+        for size, factors in (([9, 5], None), (None, [2.0, 1.5])):
+            y = F.interpolate(x, size, factors, mode)
+            (want,) = torch.autograd.grad(y, x, torch.ones_like(y))
+            made = ours.interpolate_backward(torch.ones_like(y), x.shape, size, factors, mode, None)
+            assert torch.allclose(made, want, atol=1e-5), mode
+    y = F.max_pool2d(x, 3, 2, 1)
+    (want,) = torch.autograd.grad(y, x, y)
+    made = ours.max_pool_backward(y.detach(), x.detach(), [3, 3], [2, 2], [1, 1], [1, 1], False)
+    assert torch.equal(made, want)
+    q, k, v = (torch.randn(2, h, 5, 8, requires_grad=True) for h in (4, 2, 2))
+    for mask in (torch.rand(5, 5) > 0.5, torch.randn(5, 5), None):
+        y = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        made = ours.attention_backward(y.cos(), q, k, v, y, mask, False, None)
+        for a, b in zip(made, torch.autograd.grad(y, (q, k, v), y.cos())):
+            assert torch.allclose(a, b, atol=1e-5)
+
+
 # --- random numbers ---------------------------------------------------------------------------------------------------
 
 
