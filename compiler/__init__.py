@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dnnc import array as array
     from dnnc import ir as ir
+    from dnnc import nn as nn
+    from dnnc import optim as optim
+    from dnnc import random as random
     from dnnc.array.custom import custom_op as custom_op
     from dnnc.array.kernels import elementwise_kernel as elementwise_kernel
     from dnnc.array.kernels import reduction_kernel as reduction_kernel
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from dnnc.ir.errors import InputError as InputError
     from dnnc.ir.errors import InternalError as InternalError
     from dnnc.ir.errors import ModelError as ModelError
+    from dnnc.ir.errors import NonFiniteError as NonFiniteError
     from dnnc.ir.errors import ParseError as ParseError
     from dnnc.ir.errors import ScheduleError as ScheduleError
     from dnnc.ir.errors import ShapeError as ShapeError
@@ -55,6 +59,10 @@ if TYPE_CHECKING:
     from dnnc.ir.target import Target as Target
     from dnnc.jitted import jit as jit
     from dnnc.options import CompileOptions as CompileOptions
+    from dnnc.report.progress import progress as progress
+    from dnnc.training.checkpoint import load_arrays as load_arrays
+    from dnnc.training.checkpoint import save_arrays as save_arrays
+    from dnnc.training.step import train_step as train_step
     from dnnc.tune_session import tune as tune
 
     __version__: str
@@ -73,24 +81,29 @@ _WHERE = {
     "dnnc.gradients.entry": ("grad", "value_and_grad"),
     "dnnc.ir.errors": (
         "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "GradientError", "InputError",
-        "InternalError", "ModelError", "ParseError", "ScheduleError",
+        "InternalError", "ModelError", "NonFiniteError", "ParseError", "ScheduleError",
         "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",
     ),
     "dnnc.ir.target": ("Target",),
     "dnnc.jitted": ("jit",),
     "dnnc.artifact.load": ("load",),
     "dnnc.options": ("CompileOptions",),
+    "dnnc.report.progress": ("progress",),
+    "dnnc.training.checkpoint": ("load_arrays", "save_arrays"),
+    "dnnc.training.step": ("train_step",),
     "dnnc.tune_session": ("tune",),
 }  # fmt: skip
 _NAMES = {name: module for module, names in _WHERE.items() for name in names}
 
-__all__ = sorted([*_NAMES, "__version__", "array", "ir"])
+_MODULES = ("array", "ir", "nn", "optim", "random")
+
+__all__ = sorted([*_NAMES, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         value = getattr(import_module(_NAMES[name]), name)
-    elif name in ("array", "ir"):
+    elif name in _MODULES:
         value = import_module(f"dnnc.{name}")
     elif name == "__version__":
         value = import_module("importlib.metadata").version("dnnc")

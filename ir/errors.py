@@ -45,6 +45,10 @@ class AccuracyError(DnncError):
     """A generated kernel or a whole model disagrees with the float64 reference."""
 
 
+class NonFiniteError(DnncError):
+    """A value of a training step is infinite or NaN."""
+
+
 class ParseError(DnncError):
     """IR text that does not parse; the message holds line and column."""
 

@@ -39,7 +39,7 @@ def run(g: Graph, inputs: Sequence[Any] | Mapping[str, Any], precision: Precisio
     """
     arrays = _ordered(g, inputs)
     with np.errstate(all="ignore"):
-        return _Run(precision).graph(g, [_given(v, a, precision) for v, a in zip(g.inputs, arrays)], {})
+        return Run(precision).graph(g, [_given(v, a, precision) for v, a in zip(g.inputs, arrays)], {})
 
 
 def run_node(n: Node, operands: Sequence[Array | None], bound: Bindings) -> list[Array]:
@@ -53,7 +53,7 @@ def run_node(n: Node, operands: Sequence[Array | None], bound: Bindings) -> list
     InputError: what the data tells contradicts what the graph needs.
     """
     with np.errstate(all="ignore"):
-        return _Run("as-is").node(n, operands, bound)
+        return Run("as-is").node(n, operands, bound)
 
 
 def _ordered(g: Graph, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
@@ -99,7 +99,9 @@ def _widen(a: Array, dtype: DType) -> Array:
     return a.astype(np.float64) if dtype.is_float else a.astype(np.complex128) if dtype.kind == "c" else a
 
 
-class _Run:
+class Run:
+    """One interpretation of a graph; a subclass may change what nodes give."""
+
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
         self.exact = precision == "float64"
@@ -244,7 +246,7 @@ def run_at(
         _given(v, a, "as-is" if v.type.dtype.numpy == np.asarray(a).dtype else precision)
         for v, a in zip(g.inputs, _ordered(g, inputs))
     ]
-    r = _Run(precision)
+    r = Run(precision)
     lazy = _Sampled(r, g, arrays)
     with np.errstate(all="ignore"):
         return [lazy.at(v, np.asarray(p, np.int64)) for v, p in zip(g.outputs, points)]
@@ -255,7 +257,7 @@ def _pick(a: Array, points: Array) -> Array:
 
 
 class _Sampled:
-    def __init__(self, run: _Run, g: Graph, arrays: Sequence[Array]) -> None:
+    def __init__(self, run: Run, g: Graph, arrays: Sequence[Array]) -> None:
         self.run, self.g = run, g
         self.bound = bind_dims(g, [a.shape for a in arrays])
         self.raw: dict[Value, Array] = dict(

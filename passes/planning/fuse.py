@@ -513,7 +513,8 @@ def _reads_across_cache(v: Value, u: Node) -> bool:
     k is large, and in less of it where rows are a multiple of 4 KB apart. Each 48 columns of the result read them anew.
     """
     rows, columns = (value(const(d)) for d in (v.type.shape[-1], u.outputs[0].type.shape[-1]))
-    return u.op.name == "matmul" and rows is not None and columns is not None and rows >= 512 and columns >= 128
+    product = u.op.contraction is ContractionForm.PRODUCT
+    return product and rows is not None and columns is not None and rows >= 512 and columns >= 128
 
 
 def _same_count(v: Value, n: Node) -> bool:

@@ -240,18 +240,34 @@ def scan(
     n = _rows(rows, length)
     if in_python(start, rows):
         return _stepped(fn, start, rows, n, reverse)
+    return looped(fn, start, rows, n, reverse, every)
+
+
+def looped(
+    fn: Callable[..., tuple[Any, Any]],
+    start: Pack,
+    rows: Pack,
+    n: int,
+    reverse: bool = False,
+    every: int = 0,
+    fixed: Sequence[Array] = (),
+) -> tuple[Any, Any]:
+    """A scan as one op, also where nothing is traced. `fixed`: arrays that `fn` takes behind state and row."""
     before = _now()
+    held = [Array([placeholder(p.type) for p in a._parts], a.dtype) for a in fixed]
     inner = [placeholder(TensorType(i64, ())), *(placeholder(p.type) for p in start.parts)]
     row = [placeholder(TensorType(p.type.dtype, p.type.shape[1:])) for p in rows.parts]
-    state, y = _pair(fn(start.again(inner[1:]), rows.again(row)))
+    state, y = _pair(fn(start.again(inner[1:]), rows.again(row), *held))
     made, out = matched(pack(state, "state"), start, "scan"), pack(y, "y")
     names = ["number", *(f"state{k}" for k in range(len(start.parts))), *(f"row{k}" for k in range(len(row)))]
-    region = Region("body", [*inner, *row], names, before)
+    outer = [p for a in fixed for p in a._parts]
+    names += [f"fixed{k}" for k in range(len(outer))]
+    region = Region("body", [*inner, *row, *(p for a in held for p in a._parts)], names, before)
     graph = region.finish([*made.parts, *out.parts])
     back = (True,) * (len(row) + len(out.parts)) if reverse else ()
     attrs = {"body": graph, "carried": len(start.parts), "scanned": len(row), "length": n, "backward": back}
     attrs["checkpoint"] = every
-    done = values("loop", [None, None, *start.parts, *rows.parts, *region.captured], **attrs)
+    done = values("loop", [None, None, *start.parts, *rows.parts, *outer, *region.captured], **attrs)
     return start.again(done[: len(start.parts)]), out.again(done[len(start.parts) :])
 
 

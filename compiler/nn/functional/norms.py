@@ -1,0 +1,236 @@
+"""Normalisations by mean and variance, of batches, layers, groups and images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from dnnc.array.core import Array, apply_full, array_of, cast
+from dnnc.array.elementwise import add, divide, multiply, subtract
+from dnnc.array.errors import ValueInputError
+from dnnc.array.lazy import apply_all
+from dnnc.array.manipulation import flip, reshape
+from dnnc.array.sizes import differ, plain, same, symbolic
+from dnnc.array.statistical import mean as mean_of
+from dnnc.ir.errors import InputError
+from dnnc.nn.functional.operands import array, detached, op, typed
+
+Axes = tuple[int, ...]
+
+
+def _given(what: str, name: str, x: Any, shape: Sequence[Any], like: Array) -> Array | None:
+    """A parameter of this shape in the type of the input, or None. InputError where its shape is another."""
+    if x is None:
+        return None
+    a = array(what, name, x)
+    if len(a.shape) != len(shape) or any(differ(m, n) for m, n in zip(a.shape, shape)):
+        raise ValueInputError(f"{what}: {name} must have shape {tuple(shape)}, got {a.shape}")
+    return typed(a, like.dtype)
+
+
+def _or(x: Array | None, like: Array, value: float, shape: tuple[Any, ...] = ()) -> Array:
+    """A parameter, or the number that stands for none."""
+    return array_of(apply_full(like._parts[0], value, tuple(map(plain, shape)))) if x is None else x
+
+
+# --- of batches -------------------------------------------------------------------------------------------------------
+
+
+def batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Array:
+    """Normalise each channel (axis 1) of [N, C, ...] (Ioffe and Szegedy, 2015).
+
+    Args:
+        running_mean, running_var: [C]. Without `training` they are the statistics; in training those of the batch are,
+            and these arrays take (1 - momentum) times their value plus momentum times that of the batch (the variance
+            without bias). None in training keeps nothing.
+        weight, bias: [C], the scale and what is added; None for 1 and 0.
+
+    Raises:
+        InputError: shapes differ; one value for each channel in training; or running statistics from outside of a
+            trace would take values of the trace (run modules by `dnnc.nn.functional_call` there).
+    """
+    return batch_norm_with(input, running_mean, running_var, weight, bias, training, momentum, eps)[0]
+
+
+def batch_norm_with(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any,
+    bias: Any,
+    training: bool,
+    momentum: Any,
+    eps: float,
+) -> tuple[Array, tuple[Array, ...]]:
+    """The same, and the statistics of the batch. Who keeps these saves computing them again for the running ones."""
+    what = "batch_norm"
+    x = array(what, "input", input)
+    if x.ndim < 2:
+        raise ValueInputError(f"{what}: the input must be [N, C, ...], got shape {x.shape}")
+    channels = (x.shape[1],)
+    w, b = _given(what, "weight", weight, channels, x), _given(what, "bias", bias, channels, x)
+    w, b = _or(w, x, 1.0, channels), _or(b, x, 0.0, channels)
+    if not training:
+        if running_mean is None or running_var is None:
+            raise ValueInputError(f"{what}: without running statistics pass training=True")
+        mean, var = (
+            _given(what, n, v, channels, x) for n, v in (("running_mean", running_mean), ("running_var", running_var))
+        )
+        assert mean is not None and var is not None
+        return op("batch_norm", x, w, b, mean, var, epsilon=float(eps)), ()
+    count = math.prod(n for k, n in enumerate(x.shape) if k != 1)
+    if not symbolic(count) and count < 2:
+        raise ValueInputError(f"{what}: training needs more than one value for each channel, got shape {x.shape}")
+    y, mean, var = map(
+        array_of, apply_all("batch_norm_training", *(v._parts[0] for v in (x, w, b)), epsilon=float(eps))
+    )
+    blend(running_mean, detached(mean), momentum)
+    if running_var is not None:
+        bias_free = divide(multiply(detached(var), count), count - 1)
+        blend(running_var, bias_free, momentum)
+    return y, (mean, var)
+
+
+def blend(running: Array | None, new: Array, momentum: Any) -> None:
+    """Let a running statistic take its next value. InputError: it would keep a value of a trace beyond its end."""
+    if running is None:
+        return
+    kept = _FRESH.get() or any(p.traced for p in running._parts)
+    if not kept and any(p.traced for p in new._parts):
+        raise InputError(
+            "a running statistic would take a value of a function that is being traced; call the module by "
+            "dnnc.nn.functional_call(module, state, ..., return_buffers=True), which gives the new statistics back, or "
+            "call module.eval() first"
+        )
+    old = multiply(running, 1.0 - momentum)
+    made = add(old, multiply(cast(new, running.dtype), momentum))
+    running._written(cast(made, running.dtype)._parts)
+
+
+_FRESH: ContextVar[bool] = ContextVar("dnnc_fresh_statistics", default=False)
+
+
+@contextmanager
+def fresh_statistics() -> Iterator[None]:
+    """Within it, running statistics are handles that end with the trace: they may take values of it."""
+    token = _FRESH.set(True)
+    try:
+        yield
+    finally:
+        _FRESH.reset(token)
+
+
+def instance_norm(
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Array:
+    """Normalise each channel of each image of [N, C, ...] (Ulyanov et al., 2016).
+
+    Running statistics are kept as by `batch_norm`, and taken in place of the images' without `use_input_stats`.
+    """
+    what = "instance_norm"
+    x = array(what, "input", input)
+    if not use_input_stats:
+        return batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    if x.ndim < 3:
+        raise ValueInputError(f"{what}: the input must be [N, C, ...] with spatial axes, got shape {x.shape}")
+    axes, channels = tuple(range(2, x.ndim)), (x.shape[1],)
+    count = math.prod(x.shape[2:])
+    if not symbolic(count) and count < 2:
+        raise ValueInputError(f"{what}: expected more than one spatial element, got shape {x.shape}")
+    w, b = _given(what, "weight", weight, channels, x), _given(what, "bias", bias, channels, x)
+    y = _scaled(op("mean_variance_norm", x, axes=axes, epsilon=float(eps)), w, b)
+    if running_mean is not None or running_var is not None:
+        v = detached(x)
+        mean = mean_of(v, axis=axes, keepdims=True)
+        off = subtract(v, mean)
+        var = divide(multiply(mean_of(multiply(off, off), axis=axes), count), count - 1)
+        blend(running_mean, mean_of(reshape(mean, x.shape[:2]), axis=0), momentum)
+        blend(running_var, mean_of(var, axis=0), momentum)
+    return y
+
+
+def _scaled(y: Array, w: Array | None, b: Array | None) -> Array:
+    """y * w + b along axis 1."""
+    spread = (-1, *(1,) * (y.ndim - 2))
+    y = y if w is None else multiply(y, reshape(w, (w.shape[0], *spread[1:])))
+    return y if b is None else add(y, reshape(b, (b.shape[0], *spread[1:])))
+
+
+# --- of rows ----------------------------------------------------------------------------------------------------------
+
+
+def _rows(what: str, x: Array, normalized_shape: Any) -> tuple[int, tuple[Any, ...]]:
+    """The first of the axes that a row has, and their sizes. InputError where the input ends by others."""
+    shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+    axis = x.ndim - len(shape)
+    if not shape or axis < 0 or not all(same(m, n) for m, n in zip(x.shape[axis:], shape)):
+        raise ValueInputError(f"{what}: the input {x.shape} must end with normalized_shape {shape}")
+    return axis, shape
+
+
+def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Array:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axes (Ba et al., 2016).
+
+    Args:
+        normalized_shape: sizes of these axes, or that of the last one.
+        weight, bias: of this shape; None for 1 and 0.
+    """
+    x = array("layer_norm", "input", input)
+    axis, shape = _rows("layer_norm", x, normalized_shape)
+    w = _or(_given("layer_norm", "weight", weight, shape, x), x, 1.0)
+    b = _given("layer_norm", "bias", bias, shape, x)
+    given = (x, w) if b is None else (x, w, b)
+    return op("layer_norm", *given, axis=axis, epsilon=float(eps))
+
+
+def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Array:
+    """x / sqrt(mean of squares + eps) * weight over the last axes; `eps` is the dtype's by default (of f16, f32's)."""
+    x = array("rms_norm", "input", input)
+    axis, shape = _rows("rms_norm", x, normalized_shape)
+    w = _or(_given("rms_norm", "weight", weight, shape, x), x, 1.0)
+    wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
+    return op("rms_norm", x, w, axis=axis, epsilon=float(np.finfo(wide).eps if eps is None else eps))
+
+
+def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Array:
+    """Normalise groups of the channels (axis 1) of each image (Wu and He, 2018); `weight` and `bias` are [C]."""
+    what = "group_norm"
+    x = array(what, "input", input)
+    if x.ndim < 2:
+        raise ValueInputError(f"{what}: the input must be [N, C, ...], got shape {x.shape}")
+    channels = (x.shape[1],)
+    w, b = _given(what, "weight", weight, channels, x), _given(what, "bias", bias, channels, x)
+    given = _or(w, x, 1.0, channels), _or(b, x, 0.0, channels)
+    return op("group_norm", x, *given, groups=int(num_groups), epsilon=float(eps))
+
+
+def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Array:
+    """x / (k + alpha / size * sum of squares of `size` neighbouring channels) ^ beta (Krizhevsky et al., 2012)."""
+    x = array("local_response_norm", "input", input)
+    if x.ndim < 3:
+        raise ValueInputError(f"local_response_norm: the input must be [N, C, ...], got shape {x.shape}")
+    attrs = {"size": int(size), "alpha": float(alpha), "beta": float(beta), "bias": float(k)}
+    if size % 2:
+        return op("lrn", x, **attrs)
+    return flip(op("lrn", flip(x, axis=1), **attrs), axis=1)  # of an even window the larger half is in front

@@ -1,0 +1,1 @@
+"""The layers of `dnnc.nn`; `dnnc.nn` lists them."""

@@ -1,0 +1,279 @@
+"""Schedules of the learning rate, in PyTorch's names and order of arguments.
+
+A schedule writes `lr` into the groups of an optimizer; `step()` goes to the next value. It is the value of a closed
+form at `last_epoch`, so a schedule does not multiply what another one of the same optimizer has written: `SequentialLR`
+puts them one after the other. Neither `Optimizer.step` nor `dnnc.train_step` compiles anything for a new value.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dnnc.ir import checks
+from dnnc.ir.errors import InputError, count
+from dnnc.optim.optimizer import Optimizer
+
+
+class LRScheduler(ABC):
+    """Base of all schedules.
+
+    Args:
+        optimizer: whose groups are written. Their learning rates now are the base ones, unless another schedule has
+            noted these as `initial_lr`.
+        last_epoch: the step from which to go on; -1 begins.
+    """
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(f"{type(self).__name__}: expected an optimizer of dnnc.optim, got {optimizer!r}")
+        self.optimizer = optimizer
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self.base_lrs: list[float] = [float(g["initial_lr"]) for g in optimizer.param_groups]
+        self.last_epoch = last_epoch
+        self.step()
+
+    @abstractmethod
+    def rate(self, base: float, t: int, k: int) -> float:
+        """The learning rate of group `k` at step `t`."""
+
+    def step(self) -> None:
+        """Go to the next step."""
+        self._at(self.last_epoch + 1)
+
+    def _at(self, t: int) -> None:
+        self.last_epoch = t
+        for k, (group, base) in enumerate(zip(self.optimizer.param_groups, self.base_lrs)):
+            group["lr"] = self.rate(base, t, k)
+        self._last_lr = [g["lr"] for g in self.optimizer.param_groups]
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of each group."""
+        return list(self._last_lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule stands; functions are no part of it."""
+        return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where another schedule of this kind stood."""
+        self.base_lrs = [float(b) for b in state_dict["base_lrs"]]
+        self._at(int(state_dict["last_epoch"]))
+
+
+class LambdaLR(LRScheduler):
+    """The base rate times a function of the step; one function for all groups, or a list with one for each."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+        last_epoch: int = -1,
+    ) -> None:
+        groups = len(optimizer.param_groups)
+        self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, (list, tuple)) else [lr_lambda] * groups
+        if len(self.lr_lambdas) != groups:
+            raise InputError(f"LambdaLR: {count(len(self.lr_lambdas), 'function')} for {count(groups, 'group')}")
+        for f in self.lr_lambdas:
+            checks.function(f, "LambdaLR")
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return base * float(self.lr_lambdas[k](t))
+
+
+class StepLR(LRScheduler):
+    """Times `gamma` every `step_size` steps."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
+        self.step_size, self.gamma = checks.integer(step_size, "step_size", 1), gamma
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return base * self.gamma ** (t // self.step_size)  # type: ignore[no-any-return]
+
+
+class MultiStepLR(LRScheduler):
+    """Times `gamma` at each of the milestones."""
+
+    def __init__(
+        self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:
+        self.milestones, self.gamma = sorted(milestones), gamma
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return base * self.gamma ** bisect_right(self.milestones, t)  # type: ignore[no-any-return]
+
+
+class ExponentialLR(LRScheduler):
+    """Times `gamma` in each step."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return base * self.gamma**t  # type: ignore[no-any-return]
+
+
+class CosineAnnealingLR(LRScheduler):
+    """Half a cosine from the base rate down to `eta_min` in `T_max` steps, and up again (Loshchilov and Hutter)."""
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        self.T_max, self.eta_min = checks.integer(T_max, "T_max", 1), eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * t / self.T_max)) / 2
+
+
+class LinearLR(LRScheduler):
+    """A factor that goes from `start_factor` to `end_factor` in `total_iters` steps: warm-up."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ) -> None:
+        if not 0 < start_factor <= 1 or not 0 <= end_factor <= 1:
+            raise InputError(
+                f"LinearLR: start_factor={start_factor!r}, end_factor={end_factor!r}: expected numbers up to 1, the "
+                "first above 0"
+            )
+        self.start_factor, self.end_factor = start_factor, end_factor
+        self.total_iters = checks.integer(total_iters, "total_iters", 1)
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        share = min(t, self.total_iters) / self.total_iters
+        return base * (self.start_factor + (self.end_factor - self.start_factor) * share)
+
+
+class OneCycleLR(LRScheduler):
+    """From `max_lr / div_factor` up to `max_lr`, and down to a `final_div_factor`-th of the beginning; momentum goes
+    the other way. Source: Smith and Topin, 2018, in the form of PyTorch's.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | Sequence[float],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: str = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float | Sequence[float] = 0.85,
+        max_momentum: float | Sequence[float] = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+    ) -> None:
+        if total_steps is None:
+            if epochs is None or steps_per_epoch is None:
+                raise InputError("OneCycleLR: give total_steps, or epochs and steps_per_epoch")
+            total_steps = epochs * steps_per_epoch
+        self.total_steps = checks.integer(total_steps, "total_steps", 1)
+        if anneal_strategy not in ("cos", "linear"):
+            raise InputError(f"OneCycleLR: anneal_strategy={anneal_strategy!r}, expected 'cos' or 'linear'")
+        if not 0 <= pct_start <= 1:
+            raise InputError(f"OneCycleLR: pct_start={pct_start!r}, expected a number from 0 to 1")
+        self._cosine = anneal_strategy == "cos"
+        groups = len(optimizer.param_groups)
+        self._most, low, high = (_each(v, groups) for v in (max_lr, base_momentum, max_momentum))
+        first = [m / div_factor for m in self._most]
+        last = [f / final_div_factor for f in first]
+        up = float(pct_start * self.total_steps) - 1
+        if three_phase:
+            ends = [up, 2 * up, float(self.total_steps - 1)]
+            self._rates, self._momenta = [first, self._most, first, last], [high, low, high, high]
+        else:
+            ends = [up, float(self.total_steps - 1)]
+            self._rates, self._momenta = [first, self._most, last], [high, low, high]
+        self._ends = ends
+        self._momentum_name = None
+        if cycle_momentum:
+            self._momentum_name = next((n for n in ("betas", "momentum") if n in optimizer.defaults), None)
+            if self._momentum_name is None:
+                raise InputError(
+                    f"OneCycleLR: {type(optimizer).__name__} has no momentum to cycle; give cycle_momentum=False"
+                )
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return self._value(self._rates, t, k)
+
+    def _value(self, levels: list[list[float]], t: int, k: int) -> float:
+        start = 0.0
+        for j, end in enumerate(self._ends):
+            if t <= end or j == len(self._ends) - 1:
+                share = (t - start) / (end - start)
+                a, b = levels[j][k], levels[j + 1][k]
+                return b + (a - b) / 2 * (1 + math.cos(math.pi * share)) if self._cosine else (b - a) * share + a
+            start = end
+        raise AssertionError
+
+    def _at(self, t: int) -> None:
+        if t >= self.total_steps:
+            raise InputError(f"OneCycleLR: step {t + 1} of {self.total_steps}; the schedule has ended")
+        super()._at(t)
+        for k, group in enumerate(self.optimizer.param_groups):
+            if self._momentum_name is not None:
+                m = self._value(self._momenta, t, k)
+                group[self._momentum_name] = (m, *group["betas"][1:]) if self._momentum_name == "betas" else m
+
+
+class SequentialLR(LRScheduler):
+    """Schedules one after the other: the next one begins at each of the milestones."""
+
+    def __init__(
+        self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int], last_epoch: int = -1
+    ) -> None:
+        if len(schedulers) != len(milestones) + 1:
+            raise InputError(
+                f"SequentialLR: {count(len(schedulers), 'schedule')} need {len(schedulers) - 1} milestones, got "
+                f"{len(milestones)}"
+            )
+        if any(s.optimizer is not optimizer for s in schedulers):
+            raise InputError("SequentialLR: the schedules must be of the optimizer that is given")
+        self.schedulers, self.milestones = list(schedulers), list(milestones)
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        which, first = self._which(t)
+        return self.schedulers[which].rate(base, t - first, k)
+
+    def _which(self, t: int) -> tuple[int, int]:
+        """The number of the schedule at step `t`, and the step at which it begins."""
+        k = bisect_right(self.milestones, t)
+        return k, self.milestones[k - 1] if k else 0
+
+    def _at(self, t: int) -> None:
+        self.last_epoch = t
+        which, first = self._which(t)
+        self.schedulers[which]._at(t - first)
+        self._last_lr = [g["lr"] for g in self.optimizer.param_groups]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See LRScheduler.load_state_dict."""
+        for s in self.schedulers:
+            s.base_lrs = [float(b) for b in state_dict["base_lrs"]]
+        super().load_state_dict(state_dict)
+
+
+def _each(value: float | Sequence[float], groups: int) -> list[float]:
+    """One number for each group."""
+    many = list(value) if isinstance(value, (list, tuple)) else [value] * groups
+    if len(many) != groups:
+        raise InputError(f"OneCycleLR: expected one number for each of {count(groups, 'group')}, got {len(many)}")
+    return [float(v) for v in many]

@@ -1,0 +1,370 @@
+"""What all optimizers share: groups of parameters, state, and the two ways in which a rule is used.
+
+An optimizer is one pure rule for a parameter:
+
+    init(param, group) -> state                                a dict of arrays
+    numbers(hyper) -> numbers                                  what is computed of hyperparameters alone, in float64
+    update(param, grad, state, h, group) -> (param, state)     h: all numbers, in the dtype of the parameter
+
+`step()` applies it to lazy arrays and their gradients, as one program with the backward pass that these still are.
+`dnnc.train_step` traces it into the program of a whole iteration.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dnnc.array.core import Array, evaluate, from_buffer, scalar
+from dnnc.array.creation import asarray, zeros_like
+from dnnc.array.lazy import Lazy, buffer
+from dnnc.array.sizes import same_shape
+from dnnc.frontends.trace.functions import Recorded, Replay, record, stand_in
+from dnnc.frontends.trace.functions import number as call_number
+from dnnc.ir.errors import InputError, a_type, count
+from dnnc.optim.hyper import Hyper, flat_numbers
+from dnnc.optim.rounding import NARROW, WIDE, stochastically_rounded
+
+State = dict[str, Array]
+HALVES = ("master", "nearest", "stochastic")
+MASTER = "master"  # the float32 copy of a half-precision parameter, in its state
+KNOWN_UPDATES = 512  # graphs of updates that an optimizer keeps
+
+
+@dataclass
+class Slot:
+    """The state of one parameter in define-by-run."""
+
+    step: int
+    arrays: State
+
+
+class Optimizer(ABC):
+    """Base of all optimizers.
+
+    Args:
+        params: the parameters: arrays, pairs `(name, array)`, a dict of arrays by name, or groups: dicts with `params`
+            and options that differ from `defaults`. None for an optimizer of `dnnc.train_step`, where `params` of a
+            group are patterns of names, such as "*.bias"; the first group that fits takes a parameter.
+        defaults: options of all groups.
+
+    Attributes:
+        param_groups: a dict for each group, whose options may be changed between steps.
+
+    Raises:
+        InputError: an option is not one, a parameter is no float array, or is in two groups.
+    """
+
+    def __init__(self, params: Any, defaults: Mapping[str, Any]) -> None:
+        self.defaults = dict(defaults)
+        self.param_groups: list[dict[str, Any]] = []
+        self._slots: dict[int, Slot] = {}
+        self._updates: dict[Any, Recorded] = {}
+        for group in _groups(params):
+            self.add_param_group(group)
+
+    # --- the rule -----------------------------------------------------------------------------------------------------
+
+    def init(self, param: Array, group: Mapping[str, Any]) -> State:
+        """The first state of a parameter."""
+        return {}
+
+    def numbers(self, h: Hyper, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Further numbers for `update`, computed of those of a group and of `h.step`."""
+        return {}
+
+    @abstractmethod
+    def update(self, p: Array, g: Array, s: State, h: SimpleNamespace, group: Mapping[str, Any]) -> tuple[Array, State]:
+        """The next parameter and state. Whether an option is zero may be asked of `group`, its value is in `h`."""
+
+    # --- how it is applied --------------------------------------------------------------------------------------------
+
+    def begin(self, p: Array, group: Mapping[str, Any]) -> State:
+        """The first state of a parameter; that of a half-precision one is float32, with a master by choice."""
+        wide = p.astype(WIDE) if p.dtype.name in NARROW else p
+        first = self.init(wide, group)
+        return {MASTER: wide, **first} if wide is not p and group["half"] == MASTER else first
+
+    def hyper(self, group: Mapping[str, Any], numbers: Mapping[str, Any], step: Any) -> Hyper:
+        """All numbers of a group in step `step`, which counts from 1."""
+        h = Hyper({**numbers, "step": step})
+        h.numbers.update(self.numbers(h, group))
+        return h
+
+    def apply(
+        self, p: Array, g: Array, s: State, at: Callable[[Any], SimpleNamespace], group: Mapping[str, Any], key: Any
+    ) -> tuple[Array, State]:
+        """`update` for a parameter of any precision. `key`: uint32[2] for stochastic rounding."""
+        if group["maximize"]:
+            g = -g
+        if p.dtype.name not in NARROW:
+            return self.update(p, g, s, at(p.dtype), group)
+        inner = dict(s)
+        wide, made = self.update(
+            inner.pop(MASTER) if MASTER in s else p.astype(WIDE), g.astype(WIDE), inner, at(WIDE), group
+        )
+        rounded = stochastically_rounded(wide, p.dtype, key) if group["half"] == "stochastic" else wide.astype(p.dtype)
+        return rounded, {MASTER: wide, **made} if MASTER in s else made
+
+    def structure(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What of a group's options decides how an update computes, and not with which numbers."""
+        return tuple(
+            (n, bool(v) if isinstance(v, (int, float)) else None if isinstance(v, (tuple, list, Array)) else v)
+            for n, v in group.items()
+            if n in self.defaults
+        )
+
+    def group_of(self, name: str) -> int:
+        """The group that takes a parameter of `dnnc.train_step` by its name. InputError where none does."""
+        for k, group in enumerate(self.param_groups):
+            patterns = group["params"]
+            if patterns and isinstance(patterns[0], str) and any(fnmatchcase(name, p) for p in patterns):
+                return k
+        raise InputError(
+            f'no group of {type(self).__name__} takes the parameter {name}; add {{"params": "*"}} as the last one'
+        )
+
+    # --- groups -------------------------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Take more parameters, with options of their own."""
+        group = dict(param_group)
+        unknown = sorted(set(group) - set(self.defaults) - {"params", "param_names", "initial_lr"})
+        if unknown or "params" not in group:
+            raise InputError(
+                f"a group of {type(self).__name__} has params and the options {', '.join(self.defaults)}; got "
+                f"{', '.join(unknown) or 'no params'}"
+            )
+        named = _named(group["params"])
+        group["params"] = [a for _, a in named]
+        if named and named[0][0] is not None:
+            group["param_names"] = [n for n, _ in named]
+        group = {**group, **{n: group.get(n, v) for n, v in self.defaults.items()}}
+        self.check(group)
+        known = {id(p) for g in self.param_groups for p in g["params"]}
+        for p in group["params"]:
+            if isinstance(p, Array) and id(p) in known:
+                raise InputError(f"{type(self).__name__}: a parameter of shape {p.shape} is in two groups, or twice")
+            known.add(id(p))
+        self.param_groups.append(group)
+
+    def check(self, group: Mapping[str, Any]) -> None:
+        """InputError where an option of a group cannot be."""
+        for name in self.defaults:
+            value = group[name]
+            numbers = value if isinstance(value, (tuple, list)) else (value,)
+            if any(isinstance(v, (int, float)) and not isinstance(v, bool) and not v >= 0 for v in numbers):
+                raise InputError(f"{type(self).__name__}: {name}={value!r}, expected no negative number")
+        for beta in group.get("betas", ()):
+            if not 0 <= float(beta) < 1:
+                raise InputError(f"{type(self).__name__}: betas={group['betas']!r}, expected numbers from 0 to below 1")
+        if group["half"] not in HALVES:
+            raise InputError(f"{type(self).__name__}: half={group['half']!r}, expected one of {', '.join(HALVES)}")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of all parameters, or make zeros of them."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if isinstance(p, Array) and p.grad is not None:
+                    p.grad = None if set_to_none else zeros_like(p.grad)
+
+    # --- define-by-run ------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient, as one program with what their gradients still have to compute.
+
+        Args:
+            closure: computes the loss and the gradients anew; its result is given back.
+
+        Raises:
+            InputError: the optimizer has no arrays, or a gradient does not fit its parameter.
+        """
+        loss = closure() if closure is not None else None
+        made: list[tuple[Array, Slot, Lazy, list[Lazy]]] = []
+        number = 0
+        for group in self.param_groups:
+            hypers: dict[int, Hyper] = {}
+            for p in group["params"]:
+                number += 1
+                if not isinstance(p, Array):
+                    raise InputError(
+                        f"{type(self).__name__}.step: the optimizer was made without arrays; give it some, or use "
+                        "dnnc.train_step"
+                    )
+                if p.grad is not None:
+                    made.append(self._updated(p, group, hypers, number))
+        if not self.param_groups:
+            raise InputError(f"{type(self).__name__}.step: the optimizer has no parameters")
+        owners = [Array((x,), p.dtype) for p, _, new, states in made for x in (new, *states)]
+        evaluate(*owners)
+        for p, slot, new, states in made:
+            p._written((new,))
+            slot.step += 1
+            slot.arrays = {n: Array((x,), x.type.dtype.numpy) for n, x in zip(slot.arrays, states)}
+        return loss
+
+    def _updated(
+        self, p: Array, group: Mapping[str, Any], hypers: dict[int, Hyper], number: int
+    ) -> tuple[Array, Slot, Lazy, list[Lazy]]:
+        g, old = p.grad, detached(p)
+        assert g is not None
+        if g.dtype != p.dtype or not same_shape(g.shape, p.shape):
+            raise InputError(
+                f"{type(self).__name__}.step: a parameter is {p.dtype} of shape {p.shape}, its gradient {g.dtype} of "
+                f"{g.shape}"
+            )
+        slot = self._slots.get(id(p))
+        if slot is None:
+            slot = self._slots[id(p)] = Slot(0, self.begin(old, group))
+        h = hypers.get(slot.step)
+        if h is None:
+            numbers = flat_numbers(group, self.defaults)
+            h = hypers[slot.step] = self.hyper(group, numbers, float(slot.step + 1))
+        compute = WIDE if p.dtype.name in NARROW else p.dtype
+        recorded = self._recorded(old, slot.arrays, h, group, compute)
+        key = from_buffer(np.array([number, slot.step], np.uint32), None)
+        given = [
+            old, detached(g), *slot.arrays.values(), *(scalar(v, compute) for v in h.numbers.values()), key
+        ]  # fmt: skip
+        known = dict(zip(recorded.graph.inputs, [*(a._parts[0] for a in given), *recorded.captured]))
+        new, *states = Replay(recorded.graph, known).values(recorded.graph.outputs)
+        return p, slot, new, states
+
+    def _recorded(self, p: Array, state: State, h: Hyper, group: Mapping[str, Any], compute: Any) -> Recorded:
+        """The graph of an update: `step` repeats it, however deep what its gradient computes is."""
+        types = tuple((n, a._parts[0].type) for n, a in state.items())
+        key = p._parts[0].type, types, self.structure(group)
+        found = self._updates.get(key)
+        if found is not None:
+            return found
+        before = call_number()
+        like = scalar(1.0, compute)
+        inner = [stand_in(a) for a in (p, p, *state.values(), *[like] * len(h.numbers), _KEY)]
+        inner_state = dict(zip(state, inner[2:]))
+        numbers = SimpleNamespace(**dict(zip(h.numbers, inner[2 + len(state) :])))
+
+        def update() -> tuple[Array, ...]:
+            new, states = self.apply(inner[0], inner[1], inner_state, lambda dtype: numbers, group, inner[-1])
+            return (new, *(states[n].astype(a.dtype, copy=False) for n, a in state.items()))
+
+        if len(self._updates) >= KNOWN_UPDATES:
+            self._updates.clear()
+        made = self._updates[key] = record(update, (), {}, inner, before)
+        return made
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state by numbers of parameters and the options of groups, in the form of PyTorch's."""
+        order = [p for g in self.param_groups for p in g["params"]]
+        state = {
+            k: {"step": slot.step, **slot.arrays}
+            for k, p in enumerate(order)
+            if (slot := self._slots.get(id(p))) is not None
+        }
+        groups, first = [], 0
+        for g in self.param_groups:
+            last = first + len(g["params"])
+            groups.append({**{n: v for n, v in g.items() if n != "params"}, "params": list(range(first, last))})
+            first = last
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take the state and the options of groups of a `state_dict`, of PyTorch's optimizer of this name too.
+
+        Raises:
+            InputError: groups or shapes differ; then everything is as it was.
+        """
+        groups, states = state_dict["param_groups"], state_dict["state"]
+        sizes = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
+        if sizes[0] != sizes[1]:
+            raise InputError(
+                f"load_state_dict: groups of {sizes[0]} parameters, the optimizer has groups of {sizes[1]}"
+            )
+        numbers = [k for g in groups for k in g["params"]]
+        order = [(p, g) for g in self.param_groups for p in g["params"]]
+        slots = {
+            id(p): self._loaded(k, p, states[k], group) for k, (p, group) in zip(numbers, order) if k in states
+        }  # fmt: skip
+        for own, g in zip(self.param_groups, groups):
+            own.update({n: v for n, v in g.items() if n in self.defaults or n == "initial_lr"})
+        self._slots = slots
+
+    def _loaded(self, k: int, p: Array, state: Mapping[str, Any], group: Mapping[str, Any]) -> Slot:
+        first = self.begin(detached(p), group)
+        arrays = {}
+        for name, a in first.items():
+            if name not in state and name != MASTER:
+                raise InputError(
+                    f"load_state_dict: parameter {k} has no {name}; there {count(len(state), 'is', 'are')} "
+                    f"{', '.join(map(str, state))}"
+                )
+            value = a if state.get(name) is None else asarray(_taken(state[name]), dtype=a.dtype, device=p.device)
+            if not same_shape(value.shape, a.shape):
+                raise InputError(
+                    f"load_state_dict: {name} of parameter {k} has shape {value.shape}, expected {a.shape}"
+                )
+            arrays[name] = value
+        return Slot(int(state["step"]) if "step" in state else 1, arrays)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"  group {k}: {count(len(g['params']), 'parameter')}, " + ", ".join(f"{n}={g[n]!r}" for n in self.defaults)
+            for k, g in enumerate(self.param_groups)
+        ]
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+
+_KEY = from_buffer(np.zeros(2, np.uint32), None)
+
+
+def detached(x: Array) -> Array:
+    """The array without its history."""
+    value = x._parts[0]
+    if not value.tracked:
+        return x
+    return Array((Lazy(value.type, data=buffer(value), device=value.device),), x.dtype)
+
+
+def _groups(params: Any) -> list[dict[str, Any]]:
+    """`params` of an optimizer as groups."""
+    if params is None:
+        return [{"params": ["*"]}]
+    if isinstance(params, (Array, str)) or not isinstance(params, Iterable):
+        raise InputError(
+            f"params: expected arrays, pairs of a name and an array, or dicts with params, got {a_type(params)}"
+        )
+    given: Sequence[Any] = list(params.items()) if isinstance(params, Mapping) else list(params)
+    if not given:
+        raise InputError("params: the list of parameters is empty")
+    return given if isinstance(given[0], Mapping) else [{"params": given}]
+
+
+def _named(params: Any) -> list[tuple[str | None, Any]]:
+    """Parameters with their names, which all have or none has. InputError for what is no float array."""
+    if isinstance(params, (Array, str)):
+        params = [params]
+    elif isinstance(params, Mapping):
+        params = list(params.items())
+    named = [p if isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) else (None, p) for p in params]
+    for _, p in named:
+        if isinstance(p, str):
+            continue
+        if not isinstance(p, Array):
+            raise InputError(f"params: expected arrays of dnnc.array, got {a_type(p)}; convert it with asarray")
+        if p.dtype.kind != "f" and p.dtype.name not in NARROW:
+            raise InputError(f"params: an array is {p.dtype}, expected real floats")
+    if len({n is None for n, _ in named}) > 1:
+        raise InputError("params: some parameters have names and others have none")
+    return named
+
+
+def _taken(x: Any) -> Any:
+    """An array of a loaded state, of which its owner may write to the memory."""
+    return x if isinstance(x, Array) else np.array(asarray(x).numpy())

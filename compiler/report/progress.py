@@ -1,0 +1,126 @@
+"""The progress of a training loop in the terminal, and as JSON lines; the loop stays Python's."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TextIO, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from dnnc.ir import checks
+from dnnc.ir.errors import InputError
+from dnnc.pytree import children, is_array
+
+T = TypeVar("T")
+REFRESH = 0.1  # seconds between looks at what was told: a look waits for the device
+
+
+class Progress(Generic[T]):
+    """Iterates over batches, and shows how far it has come; see `progress`."""
+
+    def __init__(
+        self, batches: Iterable[T], total: int | None, title: str, log: str | None, console: Console | None
+    ) -> None:
+        self._batches, self._log = batches, log
+        self._total = total if total is not None else len(batches) if hasattr(batches, "__len__") else None
+        self._told: list[dict[str, Any]] = []
+        self._samples, self._steps = 0, 0
+        self._bar = Bar(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(), TimeRemainingColumn(), console=console or Console(stderr=True),
+        )  # fmt: skip
+        self._task = self._bar.add_task(title, total=self._total, numbers="")
+
+    def __len__(self) -> int:
+        if self._total is None:
+            raise TypeError("the number of batches is not known; give total=")
+        return self._total
+
+    def tell(self, **numbers: Any) -> None:
+        """Show numbers of this step, such as `loss=loss`. Arrays are read when the display is refreshed."""
+        self._told.append({"step": self._steps, "seconds": time.perf_counter() - self._begin, **numbers})
+
+    def __iter__(self) -> Iterator[T]:
+        self._begin = self._looked = time.perf_counter()
+        file = open(self._log, "a", encoding="utf-8") if self._log is not None else None
+        try:
+            with self._bar:
+                for batch in self._batches:
+                    self._steps += 1
+                    yield batch
+                    self._samples += samples(batch)
+                    if time.perf_counter() - self._looked >= REFRESH:
+                        self._look(file)
+                self._look(file)
+        finally:
+            if file is not None:
+                self._write(file)
+                file.close()
+
+    def _look(self, file: TextIO | None) -> None:
+        last = self._told[-1] if self._told else None
+        if last is not None:
+            for name, value in last.items():
+                last[name] = number(value)
+        if file is None:
+            self._told.clear()
+        else:
+            self._write(file)
+        self._looked = time.perf_counter()  # after the wait for the device
+        rate = self._samples / max(self._looked - self._begin, 1e-9)
+        shown = [f"{n} {v:.4g}" for n, v in (last or {}).items() if n not in ("step", "seconds")]
+        words = "  ".join([*shown, f"{rate:,.0f} samples/s"])
+        self._bar.update(self._task, completed=self._steps, numbers=words)
+
+    def _write(self, file: TextIO) -> None:
+        for line in self._told:
+            file.write(json.dumps({n: number(v) for n, v in line.items()}) + "\n")
+        self._told.clear()
+        file.flush()
+
+
+def progress(
+    batches: Iterable[T],
+    total: int | None = None,
+    *,
+    title: str = "training",
+    log: str | os.PathLike[str] | None = None,
+    console: Console | None = None,
+) -> Progress[T]:
+    """Iterate over batches, and show loss, samples a second and the time left.
+
+        for x, y in (bar := dnnc.progress(loader)):
+            bar.tell(loss=step(x, y))
+
+    Args:
+        batches: what is iterated over. A batch has as many samples as the first of its arrays has rows.
+        total: number of batches, where `len(batches)` does not tell.
+        title: stands ahead of the bar.
+        log: a file to which a line of JSON is added for each step of which numbers were told: `step` from 1, `seconds`
+            since the loop began, and the numbers.
+        console: of rich; by default the standard error stream.
+    """
+    if not isinstance(batches, Iterable):
+        raise InputError(f"progress: expected batches to iterate over, got {batches!r}")
+    total = None if total is None else checks.integer(total, "total", 0)
+    return Progress(batches, total, title, None if log is None else checks.path(log, "log"), console)
+
+
+def number(x: Any) -> float:
+    """A number, or an array with one element, as Python's."""
+    value: float = x.item() if hasattr(x, "item") else x
+    return value
+
+
+def samples(batch: Any) -> int:
+    """The rows of the first array of a tree; 1 where there is none."""
+    if is_array(batch):
+        return batch.shape[0] if len(batch.shape) else 1
+    for _, part in children(batch) or ():
+        return samples(part)
+    return 1

@@ -1,0 +1,1 @@
+"""Training: a whole iteration as one program (`dnnc.train_step`), and its checkpoints."""

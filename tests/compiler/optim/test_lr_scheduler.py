@@ -1,0 +1,77 @@
+"""Schedules against PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dnnc
+import dnnc.array as xp
+from dnnc import optim
+
+Make = Callable[[Any, Any], Any]  # of lr_scheduler and an optimizer
+
+
+def sequence(s: Any, o: Any) -> Any:
+    return s.SequentialLR(o, [s.LinearLR(o, 0.1, total_iters=4), s.CosineAnnealingLR(o, 10, 0.01)], [4])
+
+
+CASES: dict[str, Make] = {
+    "lambda": lambda s, o: s.LambdaLR(o, [lambda t: 1 / (1 + t), lambda t: 0.9**t]),
+    "step": lambda s, o: s.StepLR(o, 3),
+    "multi": lambda s, o: s.MultiStepLR(o, [2, 5, 5], 0.5),
+    "exponential": lambda s, o: s.ExponentialLR(o, 0.9),
+    "cosine": lambda s, o: s.CosineAnnealingLR(o, 7, 0.01),
+    "linear": lambda s, o: s.LinearLR(o, 0.2, 0.9, 6),
+    "one-cycle": lambda s, o: s.OneCycleLR(o, [0.3, 0.6], epochs=5, steps_per_epoch=5),
+    "three phases": lambda s, o: s.OneCycleLR(o, 0.3, 25, anneal_strategy="linear", three_phase=True),
+    "sequential": sequence,
+}
+
+
+def rates(optimizer: Any, scheduler: Any, steps: int) -> list[list[float]]:
+    found = []
+    for _ in range(steps):
+        group = optimizer.param_groups
+        found.append([*(g["lr"] for g in group), *(g["momentum"] for g in group), *scheduler.get_last_lr()])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.slow  # the first one loads torch's optimizers
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+@pytest.mark.parametrize("name", CASES)
+def test_against_torch(name: str) -> None:
+    def groups(array: Any) -> list[dict[str, Any]]:
+        return [{"params": [array()]}, {"params": [array()], "lr": 0.2}]
+
+    ours = optim.SGD(groups(lambda: xp.asarray(np.zeros(1))), lr=0.1, momentum=0.9)
+    theirs = torch.optim.SGD(groups(lambda: torch.zeros(1)), lr=0.1, momentum=0.9)
+    a = CASES[name](optim.lr_scheduler, ours)
+    b = CASES[name](torch.optim.lr_scheduler, theirs)
+    assert np.allclose(rates(ours, a, 15), rates(theirs, b, 15), rtol=1e-12, atol=0)
+    state = a.state_dict()
+    now = a.get_last_lr()
+    a.step()
+    a.load_state_dict(state)
+    assert a.get_last_lr() == now and a.last_epoch == 15
+
+
+def test_bad_schedules() -> None:
+    o = optim.Adagrad([xp.asarray(np.zeros(1))])
+    s = optim.lr_scheduler
+    for message, call in (
+        ("expected an optimizer", lambda: s.StepLR(3, 1)),
+        ("no momentum to cycle", lambda: s.OneCycleLR(o, 0.1, 10)),
+        ("give total_steps", lambda: s.OneCycleLR(o, 0.1)),
+        ("need 1 milestones", lambda: s.SequentialLR(o, [s.StepLR(o, 1), s.StepLR(o, 1)], [])),
+        ("2 functions for 1 group", lambda: s.LambdaLR(o, [float, float])),
+        ("step 2 of 1", lambda: s.OneCycleLR(o, 0.1, 1, cycle_momentum=False).step()),
+    ):
+        with pytest.raises(dnnc.InputError, match=message):
+            call()
