@@ -272,8 +272,8 @@ class FuncEmitter:
 
     def splat(self, v: str, t: DType, lanes: int) -> str:
         ty = vector(t, lanes)
-        if not v.startswith("%"):  # an unroll variable
-            return literal(int(v), t, lanes)
+        if not v.startswith("%"):  # an unroll variable, or a test of one
+            return literal(v == "true" if t.kind == "b" else int(v), t, lanes)
         a = self.pure(f"insertelement {ty} poison, {scalar(t)} {v}, i64 0", v, here=True)
         return self.pure(f"shufflevector {ty} {a}, {ty} poison, <{lanes} x i32> zeroinitializer", a, here=True)
 

@@ -2,62 +2,52 @@
 
 torch's own layer above (AOTAutograd) turns writing to tensors into results, which it writes back, and views of inputs
 into views again. What comes here is a pure program, whose *static* inputs are the parameters and buffers of modules.
+Where gradients are wanted it differentiates that program, and cuts the result into two: one for the call, which gives
+what the other reads beside the results, and one for `backward`.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import torch
+from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 from dnnc.frontends.torch.decompose import for_compile
-from dnnc.frontends.torch.dims import Dims
-from dnnc.frontends.torch.importer import Read, read_fx
-from dnnc.frontends.torch.tensors import array_of, tensor_of
-from dnnc.ir.errors import DnncError, DnncWarning, InputError
-from dnnc.ir.expr import Var
-from dnnc.ir.graph.builder import Builder
-from dnnc.ir.lru import LRU
-from dnnc.options import CompileOptions, make_options, thread_count
-from dnnc.torch.custom_ops import keep_whole
-from dnnc.torch.memory import Given, View, number, results_of, stored
-from dnnc.torch.program import Weights, bind, for_all_sizes
-
-PROGRAMS = 16  # kept of one graph: for other weights, and for sizes that no program serves together
+from dnnc.ir.errors import InputError
+from dnnc.options import make_options, thread_count
+from dnnc.torch.custom_ops import keep_whole, replaced
+from dnnc.torch.fallback import callable_of
 
 
 def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
     """The torch.compile backend. `options={...}` of `torch.compile` are the options of `dnnc.compile`.
 
-    Inference is compiled. A graph of which gradients are wanted runs in eager PyTorch, with a warning: use no_grad().
-    UnsupportedError: an operator without a form in graphs; says which, and where in the user's code.
+    Graphs of which gradients are wanted become two programs, forward and backward. Operators without a form in graphs
+    run in eager PyTorch, with a warning that names them.
     """
     options = make_options({"threads": min(thread_count(None), torch.get_num_threads()), **_named(settings)})
 
+    def inference(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        return boxed(callable_of(graph, options, static_inputs(len(examples))))
+
     def forward(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        return boxed(Piece(graph, options))
+        return boxed(callable_of(graph, options, static_inputs(len(examples), frozen=True)))
 
-    def with_gradients(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        warnings.warn(
-            "dnnc compiles inference, and gradients are wanted of this model: it runs in eager PyTorch. Call it under "
-            "torch.no_grad()",
-            DnncWarning,
-            stacklevel=2,
-        )
-        return boxed(lambda args: graph.forward(*args))
+    def backward(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        return boxed(callable_of(graph, options))
 
-    if not (torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)):
-        keep_whole(module)
+    keep_whole(module)
     compiler = aot_autograd(
-        fw_compiler=with_gradients, bw_compiler=eager, inference_compiler=forward, decompositions=for_compile()
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions={**for_compile(), **replaced()},
     )
     return compiler(module, example_inputs)
 
@@ -81,178 +71,17 @@ def boxed(f: Callable[[list[Any]], Any]) -> Callable[..., Any]:
     return call
 
 
-def eager(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    return boxed(lambda args: graph.forward(*args))
+def static_inputs(count: int, frozen: bool = False) -> list[int]:
+    """Inputs that are parameters and buffers, and stay from call to call.
 
-
-@dataclass(frozen=True)
-class Taken:
-    """An argument of a program: its position, and the order of its axes in memory if not row-major."""
-
-    position: int
-    perm: tuple[int, ...] | None
-
-
-class Ready:
-    """A program for certain weights, and for all sizes or certain ones."""
-
-    __slots__ = ("bound", "executable", "plain", "results", "shares", "sizes", "taken", "weights")
-
-    def __init__(
-        self,
-        executable: Any,
-        taken: Sequence[Taken],
-        results: Sequence[Any],
-        weights: Weights,
-        sizes: Any,
-        bound: Mapping[str, torch.Tensor],
-    ) -> None:
-        self.executable, self.taken, self.results, self.weights, self.sizes, self.bound = (
-            executable,
-            taken,
-            results,
-            weights,
-            sizes,
-            bound,
-        )
-        self.plain = all(isinstance(r, Given) for r in results)
-        self.shares = bool(getattr(executable, "parameters", ()))
-
-
-class Piece:
-    """A torch graph, compiled at the first call, which has the weights; unsupported parts fail at once."""
-
-    def __init__(self, module: fx.GraphModule, options: CompileOptions) -> None:
-        self.module = module
-        self.places = [n for n in module.graph.nodes if n.op == "placeholder"]
-        self.fakes = [n.meta.get("val") for n in self.places]
-        tensors = [f for f in self.fakes if isinstance(f, torch.Tensor)]
-        results = [n.meta.get("val") for n in _results(module) if isinstance(n, fx.Node)]
-        device = next(
-            (t.device for t in [*tensors, *results] if isinstance(t, torch.Tensor) and t.device.type != "cpu"),
-            torch.device("cpu"),
-        )
-        self.device = device
-        self.options = (
-            replace(options, target=str(device)) if device.type == "cuda" and options.target == "llvm" else options
-        )
-        self.static = static_inputs(len(self.fakes))
-        self.weights_of: Any = (
-            itemgetter(*self.static) if len(self.static) > 1 else lambda args: [args[k] for k in self.static]
-        )
-        self.sizes = [k for k, f in enumerate(self.fakes) if isinstance(f, torch.SymInt)]
-        self.symbols = {k: str(self.fakes[k].node.expr) for k in self.sizes if self.fakes[k].node.expr.is_Symbol}
-        self.open = self._check()
-        self.programs: LRU[Any, Ready] = LRU(PROGRAMS)
-        self.last: Ready | None = None
-
-    # --- reading ------------------------------------------------------------------------------------------------------
-
-    def _check(self) -> bool:
-        """Does one program serve all sizes? Reads the graph, so that errors come when torch compiles, not at a call."""
-        if not self.sizes:
-            self.read({})
-            return True
-        try:
-            read = self.read({})
-        except DnncError:
-            self.read({s: self.fakes[k].node.hint for k, s in self.symbols.items()})
-            return False
-        told = {d for v in read.graph.inputs for d in v.type.shape if isinstance(d, Var)}
-        return all(v in told for v in read.graph.dims.values())
-
-    def read(self, known: Mapping[str, int]) -> Read:
-        return read_fx(self.module, Dims(known))
-
-    # --- calls --------------------------------------------------------------------------------------------------------
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        ready = self.last
-        weights = self.weights_of(args)
-        if (
-            ready is None
-            or ready.sizes != self._sizes(args)
-            or list(map(torch.Tensor.data_ptr, weights)) != ready.weights.addresses
-        ):
-            ready = self.last = self._find(args, weights)
-        elif ready.weights.written():
-            ready = self.last = self._again(ready, args, weights)
-        made = ready.executable(*[self._argument(args[t.position], t.perm) for t in ready.taken])
-        many = made if isinstance(made, tuple) else (made,)
-        return self._results(ready, many, args)
-
-    def _sizes(self, args: Sequence[Any]) -> Any:
-        return None if self.open else tuple([args[k] for k in self.sizes])
-
-    def _find(self, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> Ready:
-        key = self._sizes(args), tuple(map(torch.Tensor.data_ptr, weights))
-        found = self.programs.find(key)
-        if found is None or found.weights.written():
-            found = self.programs[key] = self._make(args, weights)
-        return found
-
-    def _again(self, ready: Ready, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> Ready:
-        """The owner has written to weights."""
-        if not ready.shares:
-            return self._find(args, weights)
-        ready.executable.refit(
-            {n: array_of(t) for n, t in ready.bound.items()}
-        )  # of a tensor that is not contiguous, a copy
-        ready.weights.note()
-        return ready
-
-    def _argument(self, t: torch.Tensor, perm: tuple[int, ...] | None) -> Any:
-        t = t.detach() if t.requires_grad else t
-        t = t if perm is None else t.permute(perm)
-        if self.device.type != "cpu":
-            return t.to(self.device)
-        return array_of(t) if t.dtype is torch.bfloat16 or not t.is_contiguous() else t.numpy()
-
-    def _results(self, ready: Ready, made: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        sizes = lambda: {s: args[k] for k, s in self.symbols.items()}  # noqa: E731
-        found = [self._tensor(made[r.output], r.perm) if isinstance(r, Given) else r for r in ready.results]
-        if ready.plain:
-            return found
-        return [r.make(args, found, sizes) if isinstance(r, View) else number(r, sizes) for r in found]
-
-    def _tensor(self, x: Any, perm: tuple[int, ...] | None) -> torch.Tensor:
-        t = tensor_of(x) if isinstance(x, np.ndarray) else x
-        t = t.to(self.device) if t.device != self.device and self.device.type != "cpu" else t
-        return t if perm is None else t.permute(perm)
-
-    # --- programs -----------------------------------------------------------------------------------------------------
-
-    def _make(self, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> Ready:
-        known = {} if self.open else {s: args[k] for k, s in self.symbols.items()}
-        read = self.read(known)
-        graph, order = read.graph, {n.name: k for k, n in enumerate(self.places)}
-        b, taken, names, bound = Builder(graph), [], [v.name for v in graph.inputs], {}
-        for v, place in zip(list(graph.inputs), read.inputs):
-            k = order[place]
-            if k in self.static:
-                bound[v.name] = args[k]
-            else:
-                taken.append(Taken(k, stored(b, v, self.fakes[k])))
-        given = results_of(b, read, self.fakes, self._fake_results(), Dims(known))
-        if not graph.outputs:
-            return Ready(lambda *_: (), (), given, Weights(weights), self._sizes(args), {})
-        options = for_all_sizes(graph, self.options) if self.open else self.options
-        return Ready(bind(graph, names, bound, options), taken, given, Weights(weights), self._sizes(args), bound)
-
-    def _fake_results(self) -> list[Any]:
-        return [r.meta.get("val") if isinstance(r, fx.Node) else r for r in _results(self.module)]
-
-
-def _results(module: fx.GraphModule) -> Sequence[Any]:
-    (out,) = next(n for n in module.graph.nodes if n.op == "output").args
-    return out if isinstance(out, (tuple, list)) else (out,)
-
-
-def static_inputs(count: int) -> list[int]:
-    """Inputs that are parameters and buffers, and stay from call to call."""
+    Args:
+        count: of inputs.
+        frozen: those alone of which no gradient is wanted. The others change from step to step.
+    """
     context = TracingContext.try_get()
     told = None if context is None else context.fw_metadata
     if told is None:
         return []
-    written = set(told.mutated_inp_runtime_indices)
-    return [k for k in told.static_input_indices if k < count and k not in written]
+    left = set(told.mutated_inp_runtime_indices)
+    left |= {k for k, info in enumerate(told.input_info) if info.requires_grad} if frozen else set()
+    return [k for k in told.static_input_indices if k < count and k not in left]

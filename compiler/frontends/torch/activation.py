@@ -61,8 +61,12 @@ def relu(c: Call) -> Any:
 
 
 def log_sigmoid(c: Call) -> Any:
-    """-softplus(-x); the second result is for gradients."""
-    return c.b.neg(c.b.softplus(c.b.neg(c.x()))), None
+    """-softplus(-x); the second result, exp(-|x|), is for gradients: on a GPU it is empty."""
+    x, more = c.x(), None
+    if c.wants(1):
+        small = c.b.exp(c.b.neg(c.b.abs(x)))
+        more = small if c.type(1).shape == x.type.shape else c.b.full(shape=c.type(1).shape, value=0.0, dtype=c.dtype)
+    return c.b.neg(c.b.softplus(c.b.neg(x))), more
 
 
 ACTIVATION: dict[str, Converter] = {

@@ -32,6 +32,7 @@ class Call:
         outs: the stand-ins of the results.
         dims: sizes as dims.
         wanted: which results somebody reads.
+        keys: for random operators; None where they are refused.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Call:
         outs: Sequence[Any],
         dims: Dims,
         wanted: frozenset[int],
+        keys: Any = None,
     ) -> None:
         self.b, self.op, self.args, self.fakes, self.outs, self.dims, self.wanted = (
             b,
@@ -53,6 +55,7 @@ class Call:
             dims,
             wanted,
         )
+        self.keys = keys
 
     # --- arguments ---
 
@@ -128,7 +131,9 @@ class Call:
     # --- values ---
 
     def scalar(self, v: Any, dtype: DType) -> Value:
-        """A number, or a size, as a tensor without axes."""
+        """A number, a size, or a number computed from sizes, as a tensor without axes."""
+        if isinstance(v, Value):
+            return self.cast(v, dtype)
         if isinstance(v, Expr):
             made: Value = self.b.full(shape=(), value=v, dtype=i64)
             return self.cast(made, dtype)
@@ -152,6 +157,16 @@ class Call:
         """The dtype in which torch combines arguments; half types stay, registers hold more anyway."""
         compute, result = elementwise_dtypes(*(self.fakes[n] for n in names), type_promotion_kind=kind)
         return dtype_of(result if compute is torch.float32 and result in (torch.float16, torch.bfloat16) else compute)
+
+    def key(self) -> Value:
+        """A key u32[2] of its own for random numbers."""
+        if self.keys is None:
+            raise UnsupportedError(
+                f"{self.op} has no form in a graph: random numbers are drawn outside of what is compiled; pass them "
+                "as an input, or use torch.compile"
+            )
+        made: Value = self.keys.next()
+        return made
 
     def floats(self, name: str = "self") -> Value:
         """An operand of a function on real numbers: integers become floats."""

@@ -9,17 +9,13 @@ from dnnc.frontends.torch.operators import GROUPS, IGNORED, REFUSED, TABLE
 
 
 def core() -> list[str]:
-    """Names of torch's core ATen operators that are for inference."""
+    """Names of torch's core ATen operators, those of gradients included."""
     named = {
         name.removeprefix("aten::").split(".")[0]
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("aten::")
     }
-    packets = [
-        getattr(torch.ops.aten, n)
-        for n in sorted(named)
-        if "backward" not in n and not n.startswith("sym_") and n[-1] != "_"
-    ]
+    packets = [getattr(torch.ops.aten, n) for n in sorted(named) if not n.startswith("sym_") and n[-1] != "_"]
     return [p.__name__ for p in packets if any(torch.Tag.core in getattr(p, o).tags for o in p.overloads())]
 
 
@@ -33,7 +29,7 @@ def markdown() -> str:
     """A table of what is read, and one of the core operators that are not."""
     known = core()
     lines = [
-        f"{len(known) - len(missing())} of the {len(known)} core ATen operators for inference are read, and "
+        f"{len(known) - len(missing())} of the {len(known)} core ATen operators are read, and "
         f"{len(set(TABLE) - set(known))} others; torch takes hundreds more apart into these.",
         "",
     ]

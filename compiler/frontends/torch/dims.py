@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import sympy
-import torch
 
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import Expr, const, dim, maximum, minimum, unwrap
@@ -39,13 +38,16 @@ class Dims:
     def shape(self, sizes: Any) -> tuple[Dim, ...]:
         return tuple(self.of(s) for s in sizes)
 
-    def value(self, v: Any) -> float | bool:
-        """A float computed from sizes, or a condition on them. UnsupportedError unless the sizes are known."""
-        e = v.node.expr
-        e = e.xreplace({s: sympy.Integer(self.known[str(s)]) for s in e.free_symbols if str(s) in self.known})
+    def known_part(self, e: Any) -> Any:
+        """A sympy expression with the sizes that are numbers."""
+        return e.xreplace({s: sympy.Integer(self.known[str(s)]) for s in e.free_symbols if str(s) in self.known})
+
+    def value(self, v: Any) -> bool:
+        """A condition on sizes. UnsupportedError unless these are known."""
+        e = self.known_part(v.node.expr)
         if e.free_symbols:
-            raise UnsupportedError(f"the number {e} depends on sizes; fix them, or compute it in a tensor")
-        return bool(e) if isinstance(v, torch.SymBool) else float(e)
+            raise UnsupportedError(f"the condition {e} depends on sizes; fix them, or compute it in a tensor")
+        return bool(e)
 
     def _dim(self, e: Any, env: Any) -> Dim:
         found: Dim = unwrap(self._expr(e, env))

@@ -15,18 +15,25 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from dnnc.frontends.torch.call import Call
 from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.operators import IGNORED, REFUSED, TABLE
+from dnnc.frontends.torch.reals import real
 from dnnc.frontends.torch.source import located, source_of
 from dnnc.frontends.torch.tensors import array_of, dtype_of
+from dnnc.ir.dtype import u32
 from dnnc.ir.errors import DnncError, InternalError, UnsupportedError
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.types import TensorType
 
+KEY = "random_key"  # the name of an input u32[2] that random operators draw by
+
 
 @dataclass(frozen=True)
 class Read:
-    """A graph that was read. `inputs`: their placeholders; `results`: output numbers, dims or plain values."""
+    """A graph that was read. `inputs`: their placeholders; `results`: output numbers, dims or plain values.
+
+    A graph with random operators has the input `KEY` beside the placeholders' inputs.
+    """
 
     graph: Graph
     inputs: tuple[str, ...]
@@ -45,6 +52,7 @@ def read_fx(
     dims: Dims,
     names: Mapping[str, str] | None = None,
     constants: Mapping[str, Any] | None = None,
+    random: bool = False,
 ) -> Read:
     """The graph of a program.
 
@@ -53,11 +61,12 @@ def read_fx(
         dims: what sizes are.
         names: what to call inputs, by placeholder.
         constants: tensors, by placeholder, that are no inputs.
+        random: may operators draw random numbers, by a key that the caller draws for each call?
 
     Raises:
         UnsupportedError: an operator that has no form in graphs; says which, where in the user's code, and what to do.
     """
-    reader = Reader(module, dims, names or {}, constants or {})
+    reader = Reader(module, dims, names or {}, constants or {}, random)
     for node in module.graph.nodes:
         reader.read(node)
     return reader.done()
@@ -67,9 +76,15 @@ class Reader:
     """`env` holds of each fx node a Value, a dim or number, a tuple of them, or None."""
 
     def __init__(
-        self, module: fx.GraphModule, dims: Dims, names: Mapping[str, str], constants: Mapping[str, Any]
+        self,
+        module: fx.GraphModule,
+        dims: Dims,
+        names: Mapping[str, str],
+        constants: Mapping[str, Any],
+        random: bool = False,
     ) -> None:
         self.module, self.dims, self.names, self.constants = module, dims, names, constants
+        self.keys = Keys(self) if random else None
         self.graph = Graph("program")
         self.b = Builder(self.graph)
         self.env: dict[fx.Node, Any] = {}
@@ -129,8 +144,11 @@ class Reader:
         """A number, a size, or what else stands in a schema that is no tensor."""
         if isinstance(v, torch.SymInt):
             return self.dims.of(v)
-        if isinstance(v, (torch.SymFloat, torch.SymBool)):
+        if isinstance(v, torch.SymBool):
             return self.dims.value(v)
+        if isinstance(v, torch.SymFloat):
+            e = self.dims.known_part(v.node.expr)
+            return real(self.b, self.dims, e) if e.free_symbols else float(e)
         return v
 
     # --- calls ---
@@ -139,7 +157,7 @@ class Reader:
         target: Any = node.target
         if target is operator.getitem:
             of, k = node.args
-            return self.env[of][k]  # type: ignore[index]
+            return self._resolved(of)[k]
         fake = node.meta.get("val")
         if isinstance(fake, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
             return _Later(self, fake)
@@ -154,7 +172,7 @@ class Reader:
         outs = [o for o in fake] if isinstance(fake, (tuple, list)) else [fake]
         wanted = _wanted(node) if isinstance(fake, (tuple, list)) else frozenset((0,))
         args, fakes = self._arguments(node, target)
-        made = convert(Call(self.b, target, args, fakes, outs, self.dims, wanted))
+        made = convert(Call(self.b, target, args, fakes, outs, self.dims, wanted, self.keys))
         if isinstance(fake, (tuple, list)):
             made = tuple(made)
             for k in wanted:
@@ -174,7 +192,7 @@ class Reader:
     def _resolved(self, a: Any) -> Any:
         if isinstance(a, fx.Node):
             v = self.env[a]
-            return v.get() if isinstance(v, _Later) else v
+            return v.get() if isinstance(v, (_Later, Refused)) else v
         if isinstance(a, (tuple, list)):
             return [self._resolved(x) for x in a]
         return a
@@ -220,6 +238,72 @@ class _Later:
         return self.reader._number(self.fake)
 
 
+class Keys:
+    """A key for each random operator of a graph: the input's, its second word one more from operator to operator."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader, self.drawn = reader, 0
+        self.given: Value | None = None
+
+    def next(self) -> Value:
+        b = self.reader.b
+        if self.given is None:
+            self.given = self.reader.graph.add_input(KEY, TensorType(u32, (2,)))
+            self.reader.inputs.append(KEY)
+        self.drawn += 1
+        step: Value = b.add(self.given, b.constant(np.array([0, self.drawn], np.uint32)))
+        return step
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The result of a node that has no form in a graph, and is of no type that an input could have."""
+
+    why: str
+
+    def get(self) -> Any:
+        raise UnsupportedError(self.why)
+
+
+class Probe(Reader):
+    """Reads what has a form in graphs. `refused` says of each other node why it has none."""
+
+    def __init__(self, module: fx.GraphModule, dims: Dims) -> None:
+        super().__init__(module, dims, {}, {}, random=True)
+        self.refused: dict[fx.Node, str] = {}
+
+    def read(self, node: fx.Node) -> None:
+        if node.op == "output":
+            return
+        try:
+            super().read(node)
+        except Exception as e:  # whatever it is, eager PyTorch can run the node
+            title, why = _title(node.target), str(e) if isinstance(e, DnncError) else repr(e)
+            self.refused[node] = why if title in why else f"{title}: {why}"
+            fake = node.meta.get("val")
+            many = isinstance(fake, (tuple, list))
+            self.env[node] = tuple(map(self._stand_in, fake)) if many else self._stand_in(fake)
+
+    def _stand_in(self, fake: Any) -> Any:
+        """An input in the place of a result that is computed elsewhere."""
+        try:
+            if not isinstance(fake, torch.Tensor):
+                return self._number(fake)
+            if fake.layout is not torch.strided:
+                return Refused(f"a {fake.layout} tensor")
+            return self.graph.add_input("elsewhere", TensorType(dtype_of(fake.dtype), self.dims.shape(fake.shape)))
+        except DnncError as e:
+            return Refused(str(e))
+
+
+def refused(module: fx.GraphModule, dims: Dims) -> dict[fx.Node, str]:
+    """The nodes of a program that have no form in graphs, and why."""
+    probe = Probe(module, dims)
+    for node in module.graph.nodes:
+        probe.read(node)
+    return probe.refused
+
+
 def _fake(a: Any) -> Any:
     if isinstance(a, fx.Node):
         return a.meta.get("val")
@@ -253,4 +337,4 @@ def _advice(name: str) -> str:
     )
 
 
-__all__ = ["Expr", "Output", "Read", "read_fx"]
+__all__ = ["KEY", "Expr", "Output", "Read", "read_fx", "refused"]

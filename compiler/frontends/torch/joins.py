@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from dnnc.frontends.torch.call import Call
 from dnnc.frontends.torch.movement import part, placed
+from dnnc.ir.dtype import i64
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import const, unwrap
 from dnnc.ir.graph import Value
@@ -47,8 +51,13 @@ def replaced(c: Call, x: Value, src: Value, axis: int, start: Dim, size: Dim) ->
 
 def slice_scatter(c: Call) -> Any:
     x, axis, src = c.x(), c.axis(), c.cast(c.x("src"), c.dtype)
-    if c.integer("step", 1) != 1:
-        raise UnsupportedError("writing to every n-th index of an axis: write to all, or use index_put")
+    if (step := c.integer("step", 1)) != 1:
+        start = placed(c, c.get("start", 0), x.type.shape[axis])
+        rows = tuple(
+            slice(start, None, step) if k == axis else slice(None) for k in range(x.type.rank)
+        )  # slice takes no more than src has
+        at = numbered(x.type.shape)[rows]
+        return scattered(c, x, src, at[tuple(slice(int(n)) for n in src.type.shape)])  # type: ignore[arg-type]
     if src.type.shape[axis] == 0:
         return c.b.identity(x)
     return replaced(c, x, src, axis, placed(c, c.get("start", 0), x.type.shape[axis]), src.type.shape[axis])
@@ -58,6 +67,36 @@ def select_scatter(c: Call) -> Any:
     x, axis, src = c.x(), c.axis(), c.cast(c.x("src"), c.dtype)
     row = c.b.reshape(src, shape=(*x.type.shape[:axis], 1, *x.type.shape[axis + 1 :]))
     return replaced(c, x, row, axis, placed(c, c.args["index"], x.type.shape[axis]), 1)
+
+
+def scattered(c: Call, x: Value, src: Value, at: np.ndarray[Any, Any]) -> Any:
+    """`x` with elements of its rows in memory replaced: of number at[i] by src[i]."""
+    flat, places = c.b.reshape(x, shape=(x.type.size,)), c.b.constant(at.reshape(-1), dtype=i64)
+    y = c.b.scatter_elements(flat, places, c.b.reshape(src, shape=(at.size,)), axis=0)
+    return c.b.reshape(y, shape=x.type.shape)
+
+
+def numbered(shape: Sequence[Dim]) -> np.ndarray[Any, Any]:
+    """The number of each element."""
+    if not all(isinstance(n, int) for n in shape):
+        raise UnsupportedError("writing to a view of sizes that are not known")
+    sizes = [int(n) for n in shape]  # type: ignore[arg-type]
+    return np.arange(math.prod(sizes)).reshape(sizes)
+
+
+def diagonal_scatter(c: Call) -> Any:
+    x, rank = c.x(), c.x().type.rank
+    axes = c.integer("dim1", 0) % rank, c.integer("dim2", 1) % rank
+    return scattered(c, x, c.cast(c.x("src"), c.dtype), numbered(x.type.shape).diagonal(c.integer("offset", 0), *axes))
+
+
+def as_strided_scatter(c: Call) -> Any:
+    x, at = c.x(), c.integer("storage_offset", 0)
+    if not c.fakes["self"].is_contiguous():
+        raise UnsupportedError("as_strided_scatter of a view: write it by slices, permute and reshape")
+    for n, s in zip(c.ints("size"), c.ints("stride")):
+        at = np.add.outer(at, np.arange(n) * s)
+    return scattered(c, x, c.cast(c.x("src"), c.dtype), np.asarray(at))
 
 
 def copy(c: Call) -> Any:
@@ -98,6 +137,8 @@ JOINS: dict[str, Converter] = {
     "repeat": repeat,
     "slice_scatter": slice_scatter,
     "select_scatter": select_scatter,
+    "diagonal_scatter": diagonal_scatter,
+    "as_strided_scatter": as_strided_scatter,
     "copy": copy,
     "constant_pad_nd": constant_pad,
     "pixel_shuffle": pixel_shuffle,

@@ -10,6 +10,7 @@ import numpy as np
 
 from dnnc.frontends.torch.call import Call, wide
 from dnnc.frontends.torch.movement import part
+from dnnc.frontends.torch.reduce import position
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import const, unwrap
@@ -120,14 +121,11 @@ def adaptive_max(rank: int) -> Converter:
     """The largest of windows one axis after the other."""
 
     def convert(c: Call) -> Any:
-        if c.wants(1):
-            raise UnsupportedError("adaptive max pooling with the places of the maxima")
         x = c.x()
+        if c.wants(1):
+            return placed_maxima(c, x, rank)
         for axis, n in enumerate(c.shape[-rank:], x.type.rank - rank):
-            old = x.type.shape[axis]
-            if not isinstance(old, int) or not isinstance(n, int):
-                raise UnsupportedError("adaptive pooling of a size that is not known")
-            ends = [(j * old // n, -(-(j + 1) * old // n)) for j in range(n)]
+            ends = adaptive_windows(x.type.shape[axis], n)
             parts = [
                 c.b.reduce_max(part(c, x, axis, first, last - first), axes=(axis,), keepdims=True)
                 for first, last in ends
@@ -136,6 +134,33 @@ def adaptive_max(rank: int) -> Converter:
         return x, None
 
     return convert
+
+
+def adaptive_windows(old: Dim, new: Dim) -> list[tuple[int, int]]:
+    """First index and end of each window of an axis."""
+    if not isinstance(old, int) or not isinstance(new, int):
+        raise UnsupportedError("adaptive pooling of a size that is not known")
+    return [(j * old // new, -(-(j + 1) * old // new)) for j in range(new)]
+
+
+def placed_maxima(c: Call, x: Value, rank: int) -> tuple[Value, Value]:
+    """Maxima of adaptive windows, and where in its plane each stands: windows as rows, the short ones filled up."""
+    b, lead, sizes, new = c.b, x.type.rank - rank, x.type.shape[-rank:], c.shape[-rank:]
+    plane: Any = np.arange(math.prod(int(n) for n in sizes)).reshape(sizes)  # type: ignore[call-overload, arg-type]
+    y = x
+    for k, (n, m) in enumerate(zip(sizes, new)):
+        ends = adaptive_windows(n, m)
+        widest = max(last - first for first, last in ends)
+        at = np.array([[min(first + i, last - 1) for i in range(widest)] for first, last in ends])
+        y, plane = b.gather(y, b.constant(at, dtype=i64), axis=lead + 2 * k), np.take(plane, at, axis=2 * k)
+    order = (*range(0, 2 * rank, 2), *range(1, 2 * rank, 2))
+    plane = plane.transpose(order).reshape(*new, -1)
+    rows = b.transpose(y, perm=(*range(lead), *(lead + k for k in order)))
+    rows = b.reshape(rows, shape=(*x.type.shape[:lead], *new, plane.shape[-1]))
+    at = position(c, "argmax", rows, rows.type.rank - 1, True)
+    places = b.expand(b.constant(plane.reshape((1,) * lead + plane.shape), dtype=i64), shape=rows.type.shape)
+    where = b.gather_elements(places, at, axis=rows.type.rank - 1)
+    return b.reduce_max(rows, axes=(-1,)), b.reshape(where, shape=c.type(1).shape)
 
 
 def means(old: int, new: int) -> np.ndarray[Any, Any]:
@@ -274,14 +299,7 @@ def of_the_batch(c: Call, x: Value, mean: Value | None, var: Value | None) -> An
             for old, new in blend
             if old is not None
         ]
-    return made
-
-
-def no_dropout(c: Call) -> Any:
-    if c.get("train", True) and c.number("p", 0.5):
-        raise UnsupportedError("dropout in a model that is not in eval mode: call .eval() first")
-    x = c.x("input")
-    return c.b.identity(x), c.b.equal(x, x) if c.wants(1) else None
+    return [y, *(c.cast(v, c.type(k).dtype) for k, v in enumerate(made[1:], 1))]
 
 
 NN: dict[str, Converter] = {
@@ -303,5 +321,4 @@ NN: dict[str, Converter] = {
     "_native_batch_norm_legit": batch_norm,
     "_native_batch_norm_legit_functional": batch_norm,
     "_batch_norm_no_update": batch_norm,
-    "native_dropout": no_dropout,
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dnnc.frontends.torch.activation import ACTIVATION
+from dnnc.frontends.torch.backward import BACKWARD
 from dnnc.frontends.torch.call import Call
 from dnnc.frontends.torch.create import CREATE
 from dnnc.frontends.torch.elementwise import ELEMENTWISE
@@ -14,6 +15,7 @@ from dnnc.frontends.torch.joins import JOINS
 from dnnc.frontends.torch.linear import LINEAR
 from dnnc.frontends.torch.movement import MOVEMENT
 from dnnc.frontends.torch.nn import NN
+from dnnc.frontends.torch.random import RANDOM
 from dnnc.frontends.torch.reduce import REDUCE
 from dnnc.frontends.torch.resize import RESIZE
 from dnnc.frontends.torch.rnn import RNN
@@ -30,6 +32,8 @@ GROUPS: dict[str, dict[str, Callable[[Call], Any]]] = {
     "layers": NN,
     "resizing": RESIZE,
     "recurrent layers": RNN,
+    "random numbers": RANDOM,
+    "gradients": BACKWARD,
 }
 TABLE: dict[str, Callable[[Call], Any]] = {name: f for group in GROUPS.values() for name, f in group.items()}
 
@@ -50,13 +54,8 @@ REFUSED = {
     "unique_dim": _SIZED,
     "_unique2": _SIZED,
     "_local_scalar_dense": "a number taken out of a tensor is known only at a call; keep it in a tensor",
-    "rand": _RANDOM,
-    "randn": _RANDOM,
-    "rand_like": _RANDOM,
-    "randn_like": _RANDOM,
-    "randint": _RANDOM,
     "randperm": _RANDOM,
-    "bernoulli": _RANDOM,
+    "multinomial": _RANDOM,
 }
 
 # Operators with a form of their own here that torch would take apart into many smaller ones.
