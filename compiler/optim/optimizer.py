@@ -211,7 +211,7 @@ class Optimizer(ABC):
         return loss
 
     def _begin_all(self) -> None:
-        """Compute the state of parameters that are met for the first time: later steps then have the first one's form."""
+        """Compute the state of parameters that are met for the first time, so that all steps have one form."""
         new: list[Array] = []
         for group in self.param_groups:
             for p in group["params"]:
