@@ -20,12 +20,14 @@ from dnnc.export.movement import MOVEMENT
 from dnnc.export.regions import REGIONS, chains
 from dnnc.export.rest import REST
 from dnnc.export.writer import Model, Names, Writer, value_info
+from dnnc.export.modules import module_graph
 from dnnc.frontends.trace import trace
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, UnsupportedError, a_type, locations
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.ops import OPS
+from dnnc.nn.module import Module
 
 OLDEST = 18  # opset: from here on axes are operands, as this exporter writes them
 
@@ -53,13 +55,15 @@ def to_onnx(
     """A graph as an ONNX model, which `onnx.checker` has checked.
 
     Args:
-        model: a dnnc.ir Graph (traced or imported), what `dnnc.compile` gave (its graph before any pass), or a function
-            of array code.
+        model: a dnnc.ir Graph (traced or imported), what `dnnc.compile` gave (its graph before any pass), a function of
+            array code, or a `dnnc.nn.Module`, which is written in inference mode with its present weights by their
+            names.
         path: where to write it; the file is replaced at once. Weights of 2 GB and more go into `path` + ".data" beside
             it.
         opset: of ONNX's own operators, from 18 on; the latest that the installed onnx knows by default. Other runtimes
             may need an older one.
-        inputs: of a function: a Spec for each array, as for `dnnc.compile`.
+        inputs: of a function or module: a Spec for each array, as for `dnnc.compile`. What `dnnc.nn.from_onnx` gave has
+            inputs of its own.
 
     Returns:
         The model: inputs, outputs and values have the names of the graph, symbolic sizes are dims by name, and the
@@ -71,7 +75,7 @@ def to_onnx(
     """
     if path is not None:
         path = checks.path(path, "path")
-    graph, names = _source(model, inputs)
+    graph, names, weights = _source(model, inputs)
     latest = onnx.defs.onnx_opset_version()
     opset = latest if opset is None else opset
     if not isinstance(opset, int) or not OLDEST <= opset <= latest:
@@ -79,31 +83,35 @@ def to_onnx(
             f"opset={opset!r}: expected a number from {OLDEST} to {latest}, which the installed onnx knows"
         )
     shared = Model(opset)
-    made = _model(graph, names, shared)
+    made = _model(graph, names, weights, shared)
     if path is not None:
         write(made, path)
     check(made, path)
     return made
 
 
-def _source(model: Any, inputs: Any) -> tuple[Graph, tuple[Sequence[str], Sequence[str]]]:
-    """The graph of what is exported, and what users call its inputs and outputs."""
+def _source(model: Any, inputs: Any) -> tuple[Graph, tuple[Sequence[str], Sequence[str]], Mapping[Value, str]]:
+    """The graph of what is exported, what users call its inputs and outputs, and the names of weights."""
+    if isinstance(model, Module):
+        return module_graph(model, inputs)
     if isinstance(model, Graph):
-        return model, ([v.name for v in model.inputs], [v.name for v in model.outputs])
+        return model, ([v.name for v in model.inputs], [v.name for v in model.outputs]), {}
     found = getattr(model, "graph", None)
     if isinstance(found, Graph):
         names = [s.name for s in model.inputs], [s.name for s in model.outputs]
         if found.parameters:
             found = model.frozen()
-        return found, names
+        return found, names, {}
     if callable(model):
         if inputs is None:
             raise InputError("to_onnx of a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array")
         return _source(trace(model, **inputs) if isinstance(inputs, Mapping) else trace(model, *inputs), None)
-    raise InputError(f"to_onnx takes a graph, a compiled model or a function and its inputs, not {a_type(model)}")
+    raise InputError(f"to_onnx takes a graph, a compiled model, a module or a function and its inputs, not {a_type(model)}")
 
 
-def _model(graph: Graph, names: tuple[Sequence[str], Sequence[str]], shared: Model) -> onnx.ModelProto:
+def _model(
+    graph: Graph, names: tuple[Sequence[str], Sequence[str]], weights: Mapping[Value, str], shared: Model
+) -> onnx.ModelProto:
     w = Writer(shared)
     own = Names()
     names = [own.fresh(n) for n in names[0]], [own.fresh(n) for n in names[1]]  # a value may be several outputs
@@ -111,6 +119,7 @@ def _model(graph: Graph, names: tuple[Sequence[str], Sequence[str]], shared: Mod
     env: dict[Value, str] = dict(zip(graph.inputs, names[0]))
     for v in graph.inputs:
         w.remember(env[v], v.type.shape)
+    env.update((v, shared.weight(graph.constants[v], v.type.dtype, name)) for v, name in weights.items())
     wanted = {v: n for v, n in zip(reversed(graph.outputs), reversed(names[1])) if v.node is not None}
     walk(graph, w, env, wanted)
     outputs = []
@@ -136,7 +145,8 @@ def _version() -> str:
 def walk(graph: Graph, w: Writer, env: dict[Value, str], wanted: Mapping[Value, str]) -> None:
     """Write a graph's nodes. `env`: names of inputs, extended by all values; `wanted`: names of outputs."""
     for v, a in graph.constants.items():
-        env[v] = w.model.constant(a, v.type.dtype, v.name)
+        if v not in env:
+            env[v] = w.model.constant(a, v.type.dtype, v.name)
     regions = chains(graph)
     between = {m for p in regions.values() for m in p.between}
     for n in graph.nodes():

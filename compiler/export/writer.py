@@ -102,6 +102,13 @@ class Model:
         self.known: dict[Any, str] = {}
         self.nbytes = 0
 
+    def weight(self, a: np.ndarray[Any, Any], dtype: DType, name: str) -> str:
+        """An initializer of its own, whatever its contents."""
+        made = self.names.fresh(name)
+        self.initializers.append(tensor(np.asarray(a, dtype.numpy), dtype, made))
+        self.nbytes += a.nbytes
+        return made
+
     def constant(self, a: np.ndarray[Any, Any], dtype: DType, name: str = "") -> str:
         """An initializer; small ones are shared."""
         key = (dtype.name, a.shape, a.tobytes()) if a.size <= 64 and a.dtype != object else None

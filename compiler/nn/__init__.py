@@ -1,6 +1,9 @@
 """`dnnc.nn`: modules with PyTorch's names, weights and defaults; `dnnc.nn.functional` has their functions."""
 # ruff: noqa: I001  (this file is the list of the public names, by the module that has them)
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from dnnc.nn import (
     functional as functional, init as init,
 )  # fmt: skip
@@ -58,3 +61,15 @@ from dnnc.nn.layers.wrapped import (
 )  # fmt: skip
 from dnnc.nn.module import Module as Module
 from dnnc.nn.parameter import Parameter as Parameter
+
+if TYPE_CHECKING:
+    from dnnc.nn.caffe import from_caffe as from_caffe
+    from dnnc.nn.onnx_module import from_onnx as from_onnx
+
+_READERS = {"from_caffe": "dnnc.nn.caffe", "from_onnx": "dnnc.nn.onnx_module"}  # which load onnx, when they are used
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _READERS:
+        raise AttributeError(f"module 'dnnc.nn' has no attribute {name!r}")
+    return getattr(import_module(_READERS[name]), name)

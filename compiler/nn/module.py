@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -292,10 +293,19 @@ class Module:
     def eval(self: M) -> M:
         return self.train(False)
 
-    def requires_grad_(self: M, requires_grad: bool = True) -> M:
-        """Let all parameters require a gradient, or none."""
-        for p in self.parameters():
-            p.requires_grad = requires_grad
+    def requires_grad_(self: M, requires_grad: bool = True, names: str | Sequence[str] | None = None) -> M:
+        """Let parameters require a gradient, or not.
+
+        Args:
+            names: patterns (`layer1.*`, `*bias`) of the names of `named_parameters`; all by default.
+
+        Raises:
+            InputError: a pattern fits no parameter.
+        """
+        own = dict(self.named_parameters())
+        patterns = [names] if isinstance(names, str) else names
+        for n in own if patterns is None else chosen(own, patterns, "requires_grad_"):
+            own[n].requires_grad = requires_grad
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -369,6 +379,16 @@ class Module:
         if not self._modules and len(lines) < 2:
             return f"{type(self).__name__}({extra})"
         return "\n".join([f"{type(self).__name__}(", *(f"  {line}" for line in lines), ")"])
+
+
+def chosen(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str]:
+    """The names that fit one of the patterns. InputError: a pattern fits none."""
+    known = list(names)
+    for p in patterns:
+        if not any(fnmatchcase(n, p) for n in known):
+            shown = ", ".join(known[:20]) + (" ..." if len(known) > 20 else "")
+            raise InputError(f"{what}: no parameter fits {p!r}; there are {shown or 'none'}")
+    return [n for n in known if any(fnmatchcase(n, p) for p in patterns)]
 
 
 def taken(x: Any, what: str) -> Array:

@@ -13,6 +13,7 @@ from dnnc.frontends.onnx.reader import Model, initial_arrays, load
 from dnnc.ir.errors import DnncError, ModelError, ShapeError, UnsupportedError
 from dnnc.ir.form import Form
 from dnnc.ir.graph import Graph
+from dnnc.ir.types import Dim
 
 __all__ = ["Imported", "NeedsValues", "from_onnx", "read", "read_model"]
 
@@ -61,21 +62,26 @@ def read_model(
     *,
     name: str | None = None,
     dims: Mapping[str, Any] | None = None,
-    shapes: Mapping[str, Sequence[int | None]] | None = None,
+    shapes: Mapping[str, Sequence[Dim | None]] | None = None,
     values: Mapping[str, Any] | None = None,
     forms: Mapping[str, Form] | None = None,
     decisions: Mapping[str, bool] | None = None,
+    training: bool | None = None,
 ) -> Imported:
     """Like `read`, with the model's own names of inputs and outputs.
 
     `forms` are the structures of inputs that are sequences, optionals or maps; `shapes` and `values` then name their
-    tensors (`xs[0]`). `decisions` are the values of conditions by the names that NeedsValues gives them.
+    tensors (`xs[0]`). `decisions` are the values of conditions by the names that NeedsValues gives them. A symbol in
+    `shapes` is a size of that name. `training`: are dropouts active? None leaves it to the model; if it is given, batch
+    normalisations take the running statistics, for the caller to replace.
     """
     parsed = load(model)
     try:
         facts, weights = given_facts(dims or {}), initial_arrays(parsed.graph, parsed.folder)
         return _settled(
-            parsed, lambda: Importer(parsed, weights, facts, values or {}, shapes or {}, name, forms, decisions)
+            parsed, lambda: Importer(
+                parsed, weights, facts, values or {}, shapes or {}, name, forms, decisions, training
+            )
         )
     except MALFORMED as e:  # outside of any node: a name that is no text, a type that holds nothing
         raise ModelError(f"the graph {parsed.graph.name!r} is malformed: {type(e).__name__}: {e}") from e

@@ -190,6 +190,12 @@ class Call:
         self.b, self.op, self.domain, self.opset = b, op, domain, opset
         self.items, self.attrs, self.outputs, self.env = list(items), attrs, list(outputs), env
 
+    @property
+    def training(self) -> bool | None:
+        """Is the model read for training (True) or inference (False)? None: as its nodes say."""
+        found: bool | None = None if self.env is None else self.env[0].training
+        return found
+
     # --- inputs ---
 
     def has(self, i: int) -> bool:

@@ -127,15 +127,16 @@ class Importer:
         weights: Mapping[str, Array],
         facts: Facts,
         values: Mapping[str, Any],
-        shapes: Mapping[str, Sequence[int | None]],
+        shapes: Mapping[str, Sequence[Dim | None]],
         name: str | None,
         forms: Mapping[str, Form] | None = None,
         decisions: Mapping[str, bool] | None = None,
+        training: bool | None = None,
     ) -> None:
         self.model, self.weights, self.facts, self.values, self.shapes = model, weights, facts, values, shapes
         self.graph = Graph(name or model.graph.name or "main")
         self.whole = self.graph  # `graph` is another one while a body is read
-        self.decisions = decisions or {}
+        self.decisions, self.training = decisions or {}, training
         self.undecided = 0  # conditions of Ifs met so far that are computed from data
         self.b = _Noting(self.graph)
         self.b.facts = facts
@@ -208,7 +209,7 @@ class Importer:
         t = i.type.tensor_type
         given = self.shapes.get(i.name, np.shape(self.values[i.name]) if i.name in self.values else None)
         if given is not None:
-            return tuple(None if n is None else int(n) for n in given)
+            return tuple(n if n is None or isinstance(n, Expr) else int(n) for n in given)
         if not t.HasField("shape"):
             raise UnsupportedError(
                 f"input {i.name!r} has no shape, so not even its rank is known; give one (shapes={{{i.name!r}: [...]}})"

@@ -87,8 +87,13 @@ class Replay:
                 stack += [i for i in v.node.inputs if i is not None]
         for n in self.graph.nodes() if needed else ():
             if n in needed:
-                self.known.update(zip(n.outputs, applied(n, [None if i is None else self.known[i] for i in n.inputs])))
+                made = self.apply(n, [None if i is None else self.known[i] for i in n.inputs])
+                self.known.update(zip(n.outputs, made))
         return [self.known[v] for v in wanted]
+
+    def apply(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy]:
+        """The results of a node."""
+        return applied(n, inputs)
 
 
 def applied(n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy]:

@@ -19,8 +19,9 @@ def batch_normalization(c: Call) -> Any:
     epsilon = c.number("epsilon", 1e-5)
     if c.opset < 9 and not c.flag("spatial", True):
         raise UnsupportedError("attribute spatial=0: statistics per element instead of per channel")
-    if c.opset < 14 or not c.flag("training_mode"):
-        return c.b.batch_norm(x, scale, bias, mean, var, epsilon=epsilon)
+    if c.training is not None or c.opset < 14 or not c.flag("training_mode"):
+        y = c.b.batch_norm(x, scale, bias, mean, var, epsilon=epsilon)
+        return (y, mean, var) if c.wants(1) or c.wants(2) else y
     y, *statistics = c.b.batch_norm_training(x, scale, bias, epsilon=epsilon)
     now, spread = (c.cast(v, mean.type.dtype) for v in statistics)
     momentum = c.number("momentum", 0.9)

@@ -96,12 +96,17 @@ def multinomial(c: Call) -> Any:
 
 
 def dropout(c: Call) -> Any:
-    """Identity and an all-true mask, unless `training_mode`: by NumPy's Mersenne Twister (`seed`), else Philox."""
-    training = c.has(2) and c.opset >= 12 and bool(c.scalar(2, "training_mode"))
+    """Identity and an all-true mask, unless `training_mode`: by NumPy's Mersenne Twister (`seed`), else Philox.
+
+    A model that is read for training (`Call.training`) draws by Philox throughout: who trains replaces the keys.
+    """
+    training = c.training
+    if training is None:
+        training = c.has(2) and c.opset >= 12 and bool(c.scalar(2, "training_mode"))
     x = c.item(0)
     ratio = c.item(1) if c.has(1) else None
-    known = 0.5 if ratio is None else None if ratio.array is None else float(ratio.array.reshape(-1)[0])
-    if training and known is None and "seed" in c.attrs:
+    known = c.number("ratio", 0.5) if ratio is None else None if ratio.array is None else float(ratio.array.reshape(-1)[0])
+    if training and known is None and "seed" in c.attrs and c.training is None:
         known = float(c.scalar(1, "ratio"))
     if training and known != 0.0:
         return _dropped(c, known)
@@ -114,7 +119,7 @@ def dropout(c: Call) -> Any:
 def _dropped(c: Call, ratio: float | None) -> Any:
     x = c.x()
     dtype, shape = x.type.dtype, x.type.shape
-    if "seed" in c.attrs and ratio is not None and all(isinstance(d, int) for d in shape):
+    if c.training is None and "seed" in c.attrs and ratio is not None and all(isinstance(d, int) for d in shape):
         mask = np.random.RandomState(c.integer("seed")).uniform(0, 1.0, shape) >= ratio  # type: ignore[arg-type]
         return c.b.mul(x, c.const(mask / (1.0 - ratio), dtype)), of_array(mask)
     wide = _float(dtype)
@@ -122,7 +127,7 @@ def _dropped(c: Call, ratio: float | None) -> Any:
     kept = c.b.greater_equal(c.b.random_uniform(key(c), shape=shape, dtype=wide), rate)
     scale = c.b.reciprocal(c.b.sub(c.const(1.0, wide), rate))
     y = c.b.where(kept, c.b.mul(c.cast(x, wide), scale), c.const(0.0, wide))
-    return c.cast(y, dtype), kept
+    return c.cast(y, dtype), kept if c.opset >= 10 else c.cast(kept, dtype)
 
 
 RANDOM: dict[str, Converter] = {

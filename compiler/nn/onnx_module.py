@@ -1,0 +1,444 @@
+"""An ONNX model as a module: its weights are parameters, its graph runs on lazy arrays.
+
+The model is read by `dnnc.frontends.onnx`, with weights as inputs, once for each mode and shape of its inputs. A call
+makes calls on lazy arrays of the graph's nodes: the module is traced, differentiated and compiled as other modules are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, TensorProto
+
+from dnnc import random
+from dnnc.array.core import Array, array_of, from_buffer
+from dnnc.array.lazy import HOST, Lazy, leaf
+from dnnc.array.sizes import plain
+from dnnc.frontends.onnx import NeedsValues, read_model
+from dnnc.frontends.onnx.parameters import bound_weights
+from dnnc.frontends.onnx.reader import Model, initial_arrays, load
+from dnnc.frontends.onnx.signature import declared
+from dnnc.frontends.trace.functions import Replay
+from dnnc.frontends.trace.tracer import is_traced
+from dnnc.gradients.models import as_constant
+from dnnc.ir.autodiff.paths import cut_at
+from dnnc.ir.dtype import from_numpy
+from dnnc.ir.errors import DnncError, GradientError, InputError, UnsupportedError, a_type, locations
+from dnnc.ir.form import ARRAY
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.nn.functional.norms import batch_norm_with
+from dnnc.nn.functional.operands import copied
+from dnnc.nn.module import Module, chosen, snapshot
+from dnnc.nn.parameter import Parameter
+
+GRAPHS = 32  # that a module keeps, one for each mode and shape of its inputs
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+WEIGHED = frozenset("Conv ConvTranspose Gemm MatMul BatchNormalization PRelu LayerNormalization".split())
+DRAWS = frozenset(("random_uniform", "random_normal", "random_bits"))
+
+
+def from_onnx(
+    model: Any, *, outputs: str | Sequence[str] | None = None, trainable: str | Sequence[str] | None = None
+) -> OnnxModule:
+    """An ONNX model as a module that trains.
+
+    Float initializers (and constants of the main graph) are parameters. Their names are those of the model, cut at `.`
+    and `/` into modules: `features.0.weight` of a model that PyTorch wrote has PyTorch's name again. Running statistics
+    of batch normalisations are buffers; all else is constant.
+
+    Args:
+        model: the path of an `.onnx` file, its bytes, or a ModelProto.
+        outputs: values of the model that a call gives, in place of its outputs: features, ahead of another last layer.
+        trainable: names or patterns (`*`, `?`) of the float initializers that are parameters. By default those with
+            more than one element, or weights of layers, unless the model's shapes depend on their contents or its
+            outputs do not depend on them by floats; `not_trainable` says which these are, and why.
+
+    Returns:
+        A module that takes the model's inputs, in order or by name, and gives its output, of several a tuple. Shapes
+        may differ from the declared ones where the model's operators allow it. It is in training mode: batch
+        normalisations take statistics of the batch, dropouts drop, and operators that draw random numbers draw others
+        in each call.
+
+    Raises:
+        DnncError: as `dnnc.from_onnx`. InputError: a name that the model does not have. GradientError, UnsupportedError:
+            `trainable` names what has no gradient.
+    """
+    opened = _with_initializers(load(model))
+    if outputs is not None:
+        opened = _cut(opened, [outputs] if isinstance(outputs, str) else list(outputs))
+    wanted = None if trainable is None else [trainable] if isinstance(trainable, str) else list(trainable)
+    return OnnxModule(opened, wanted)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Where the array of an initializer is: a table of a module, and a name in it."""
+
+    name: str
+    path: str
+    module: Module
+    key: str
+    dtype: Any
+
+    @property
+    def array(self) -> Array:
+        found = self.module._parameters.get(self.key)
+        found = self.module._buffers[self.key] if found is None else found
+        assert found is not None
+        return found
+
+
+class OnnxModule(Module):
+    """What `from_onnx` gives.
+
+    Attributes:
+        input_names, output_names: of the model.
+        weight_names: names in the model, by the paths of parameters and buffers.
+        not_trainable: float initializers of more than one element that are constants, with the reason.
+    """
+
+    def __init__(self, model: Model, trainable: Sequence[str] | None = None) -> None:
+        super().__init__()
+        self._graphs: OrderedDict[Any, Reading] = OrderedDict()
+        self._batch: list[Array] = []  # statistics of the last batch
+        self.not_trainable: dict[str, str] = {}
+        arrays = {n: a for n, a in initial_arrays(model.graph, model.folder).items() if _is_float(a)}
+        statistics = _running(model.graph, arrays)
+        asked = _asked(model.graph, arrays, statistics, trainable)
+        self._model, arrays = self._bound(model, asked, statistics, trainable is not None)
+        kinds = [(n, k) for n, k in declared(self._model).inputs if n not in arrays]
+        self.input_names = tuple(n for n, _ in kinds)
+        self.output_names = tuple(o.name for o in model.graph.output)
+        self._kinds = dict(kinds)
+        for n, k in kinds:
+            if k.kind != "tensor":
+                raise UnsupportedError(f"from_onnx: the input {n!r} is {k}; a module takes tensors only")
+        self._momenta = statistics
+        self._weights = tuple(_placed(self, arrays, statistics))
+        self.weight_names = {w.path: w.name for w in self._weights}
+
+    def _bound(
+        self, model: Model, asked: Sequence[str], statistics: Mapping[str, float], explicit: bool
+    ) -> tuple[Model, dict[str, Any]]:
+        """The model with weights as inputs, but for those that steer it or have no gradient; their contents by name."""
+        taken = list(asked)
+        while True:
+            changed, arrays = bound_weights(model, [*taken, *statistics])
+            lost = {}
+            try:
+                found = read_model(changed, training=False)
+                named = dict(zip(found.inputs, found.graph.inputs))
+                cuts = {n: cut_at(found.graph, named[n], found.graph.outputs) for n in taken}
+                lost = {
+                    n: f"{c.op.name}{locations(c.locs)} has no derivative" for n, c in cuts.items() if c is not None
+                }
+            except NeedsValues as e:  # if of no weight, the shapes of a call will tell
+                lost = {n: f"the model's shapes depend on its contents: {e}" for n in taken if n in e.inputs}
+            if not lost:
+                return changed, arrays
+            if explicit:
+                raise GradientError(f"from_onnx: trainable: {'; '.join(f'{n}: {why}' for n, why in lost.items())}")
+            self.not_trainable.update(lost)
+            taken = [n for n in taken if n not in lost]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_graphs": OrderedDict(), "_batch": []}
+
+    def extra_repr(self) -> str:
+        return f"{', '.join(self.input_names)} -> {', '.join(self.output_names)}"
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        given = self._given(args, kwargs)
+        reading = self._reading(given)
+        known = {v: given[n]._parts[0] for n, v in reading.inputs.items()}
+        known.update((v, w.array._parts[0]) for v, w in reading.weights.items())
+        run = _Run(reading, known)
+        made = run.values(reading.graph.outputs)
+        # kept, so that they are computed with the result and not again; of a trace nothing outlives it
+        self._batch = [] if any(is_traced(a) for a in run.statistics) else run.statistics
+        results = tuple(map(array_of, made))
+        return results[0] if len(results) == 1 else results
+
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Array]:
+        """Arguments by the model's names."""
+        names = self.input_names
+        bad = [n for n in kwargs if n not in names] + [n for n in names[: len(args)] if n in kwargs]
+        if bad or len(args) + len(kwargs) != len(names):
+            got = f"{len(args)} by position" + (f", {', '.join(kwargs)} by name" if kwargs else "")
+            raise InputError(f"the model takes {', '.join(names) or 'no inputs'}; got {got}")
+        made = {}
+        for n, x in {**dict(zip(names, args)), **kwargs}.items():
+            a = x if isinstance(x, Array) else _array(n, x)
+            want, rank = self._kinds[n].dtype, self._kinds[n].rank
+            if from_numpy(a.dtype) is not want:
+                raise InputError(f"input {n}: expected {want}, got {a.dtype}; convert it with astype")
+            if rank is not None and a.ndim != rank:
+                raise InputError(f"input {n}: expected {rank} axes, got shape {a.shape}")
+            made[n] = a
+        for w in self._weights:
+            if w.array.dtype != w.dtype:
+                raise InputError(
+                    f"{w.path} is {w.array.dtype}: expected {w.dtype}, in which the model computes; bring it back with "
+                    f"module.to({w.dtype.name!r})"
+                )
+        return made
+
+    def _reading(self, given: Mapping[str, Array]) -> Reading:
+        """The graph for these inputs in this mode."""
+        shapes = {n: tuple(map(plain, a.shape)) for n, a in given.items()}
+        values: dict[str, Any] = {}
+        while True:
+            key = self.training, *shapes.items(), *((n, v.tobytes()) for n, v in values.items())
+            if key in self._graphs:
+                self._graphs.move_to_end(key)
+                reading = self._graphs[key]
+            else:
+                try:
+                    reading = self._read(shapes, values, self.training)
+                except NeedsValues as e:
+                    reading = Reading.needing(e)
+                self._graphs[key] = reading
+                if len(self._graphs) > GRAPHS:
+                    self._graphs.popitem(last=False)
+            if reading.failed is None:
+                return reading
+            values = {**values, **self._values(reading.failed, given, values)}
+
+    def _values(self, e: NeedsValues, given: Mapping[str, Array], known: Mapping[str, Any]) -> dict[str, Any]:
+        """Contents of arrays on which the model's shapes depend."""
+        held = {**given, **{w.name: w.array for w in self._weights}}
+        wanted = [n for n in e.inputs if n in held and n not in known]
+        traced = [n for n in wanted if any(p.traced for p in held[n]._parts)]
+        if not wanted:
+            raise e
+        if traced:
+            raise UnsupportedError(
+                f"the shapes of the model depend on the contents of {', '.join(traced)}, which a trace does not know; "
+                f"call the module outside of traces, or leave what is a weight out of trainable=: {e}"
+            ) from e
+        return {n: held[n].numpy() for n in wanted}
+
+    def _read(self, shapes: Mapping[str, Any], values: Mapping[str, Any], training: bool | None) -> Reading:
+        imported = read_model(self._model, shapes=shapes or None, values=values or None, training=training)
+        if any(r is not ARRAY for r in imported.results):
+            odd = [n for n, r in zip(self.output_names, imported.results) if r is not ARRAY]
+            raise UnsupportedError(f"the outputs {', '.join(odd)} are no tensors; leave them out by outputs=[...]")
+        graph, named = imported.graph, dict(zip(imported.inputs, imported.graph.inputs))
+        for n, shape in shapes.items():
+            if named[n].type.shape != tuple(shape):
+                raise InputError(f"input {n}: the model needs {named[n].type}, got shape {shape}")
+        weights = {named[w.name]: w for w in self._weights}
+        running = {v: self._momenta[w.name] for v, w in weights.items() if w.name in self._momenta}
+        return Reading(graph, {n: named[n] for n in self.input_names}, weights, running, training is True)
+
+    # --- export -------------------------------------------------------------------------------------------------------
+
+    def as_graph(self, shapes: Mapping[str, Any] | None = None) -> tuple[Graph, dict[Value, str]]:
+        """The model in inference mode, its weights as constants, and their names in the model."""
+        reading = self._read(shapes or {}, {}, False)
+        graph = reading.graph
+        for v, w in reading.weights.items():
+            graph.inputs.remove(v)
+            graph.constants[v] = as_constant(snapshot(w.array).numpy())
+        return graph, {v: w.name for v, w in reading.weights.items()}
+
+
+@dataclass
+class Reading:
+    """A graph, and whose values its inputs are. `running`: momenta of the running statistics among the weights."""
+
+    graph: Graph
+    inputs: dict[str, Value]
+    weights: dict[Value, Weight]
+    running: dict[Value, float]
+    training: bool
+    failed: NeedsValues | None = None
+
+    def __post_init__(self) -> None:
+        self.constants = {v: leaf(a, None) for v, a in self.graph.constants.items()}
+
+    @classmethod
+    def needing(cls, e: NeedsValues) -> Reading:
+        """In place of one that takes contents of inputs."""
+        return cls(Graph("none"), {}, {}, {}, False, e)
+
+
+class _Run(Replay):
+    """A call. In training mode, batch normalisations update running statistics, and draws take new keys."""
+
+    def __init__(self, reading: Reading, known: Mapping[Value, Lazy]) -> None:
+        super().__init__(reading.graph, {**reading.constants, **known})
+        self.reading = reading
+        self.statistics: list[Array] = []
+
+    def apply(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy]:
+        if self.reading.training and n.op.name == "batch_norm":
+            made = self.normalised(n, inputs)
+            if made is not None:
+                return made
+        if self.reading.training and n.op.name in DRAWS and n.inputs[0] in self.graph.constants:
+            key = random.next_key(None, f"{n.op.name}{locations(n.locs)}")
+            inputs = [key._parts[0], *inputs[1:]]
+        return super().apply(n, inputs)
+
+    def normalised(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy] | None:
+        """By statistics of the batch; None where the module that holds the running ones is in inference mode."""
+        held = [self.reading.weights.get(v) if v in self.reading.running else None for v in n.inputs[3:]]
+        if any(w is not None and not w.module.training for w in held):
+            return None
+        x, scale, bias = (array_of(v) for v in inputs[:3] if v is not None)
+        momentum = next((self.reading.running[v] for v in n.inputs[3:] if v in self.reading.running), 0.9)
+        arrays = [None if w is None else w.array for w in held]
+        y, statistics = batch_norm_with(x, *arrays, scale, bias, True, 1.0 - momentum, n.attrs["epsilon"])
+        self.statistics += statistics
+        return y._parts
+
+
+# --- the model before it is read --------------------------------------------------------------------------------------
+
+
+def _with_initializers(model: Model) -> Model:
+    """Constants of the main graph that hold several floats become initializers, as other weights are."""
+    g = GraphProto()
+    g.CopyFrom(model.graph)
+    kept = []
+    for n in model.graph.node:
+        value = next((a.t for a in n.attribute if a.name == "value"), None) if n.op_type == "Constant" else None
+        if value is None or n.domain not in ("", "ai.onnx") or value.data_type not in FLOATS or not _several(value):
+            kept.append(n)
+            continue
+        t = g.initializer.add()
+        t.CopyFrom(value)
+        t.name = n.output[0]
+    if len(kept) == len(model.graph.node):
+        return model
+    del g.node[:]
+    g.node.extend(kept)
+    return replace(model, graph=g)
+
+
+def _several(t: onnx.TensorProto) -> bool:
+    return len(t.dims) > 0 and int(np.prod(t.dims, dtype=np.int64)) > 1
+
+
+def _cut(model: Model, outputs: Sequence[str]) -> Model:
+    """The part of a model that makes these values."""
+    g = GraphProto()
+    g.CopyFrom(model.graph)
+    makers = {o: k for k, n in enumerate(g.node) for o in n.output if o}
+    for name in outputs:
+        if name not in makers:
+            near = difflib.get_close_matches(str(name), makers, 3, 0.4)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join([*makers][:20])}"
+            raise InputError(f"from_onnx: outputs: no node of the model makes {name!r}; {hint}")
+    needed, stack = set[int](), list(outputs)
+    read = set(outputs)
+    while stack:
+        k = makers.get(stack.pop())
+        if k is not None and k not in needed:
+            needed.add(k)
+            found = set(_reads(g.node[k]))
+            read |= found
+            stack += found
+    kept = [n for k, n in enumerate(g.node) if k in needed]
+    weights = [t for t in g.initializer if t.name in read]
+    known = {v.name: v for v in (*g.value_info, *g.output)}
+    inputs = [i for i in g.input if i.name in read]
+    for field, new in (("node", kept), ("initializer", weights), ("input", inputs)):
+        values = [type(x).FromString(x.SerializeToString()) for x in new]
+        del getattr(g, field)[:]
+        getattr(g, field).extend(values)
+    del g.output[:]
+    g.output.extend(known.get(n) or onnx.ValueInfoProto(name=n) for n in outputs)
+    return replace(model, graph=g)
+
+
+def _reads(n: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, subgraphs included."""
+    yield from n.input
+    for a in n.attribute:
+        for g in (*([a.g] if a.HasField("g") else ()), *a.graphs):
+            yield from (o.name for o in g.output)
+            for inner in g.node:
+                yield from _reads(inner)
+
+
+def _is_float(a: Any) -> bool:
+    return bool(a.dtype.kind == "f" or a.dtype.name == "bfloat16")
+
+
+def _running(g: GraphProto, arrays: Mapping[str, Any]) -> dict[str, float]:
+    """Running statistics of batch normalisations among initializers, and their momenta."""
+    found = {}
+    for n in g.node:
+        if n.op_type == "BatchNormalization" and n.domain in ("", "ai.onnx"):
+            momentum = next((a.f for a in n.attribute if a.name == "momentum"), 0.9)
+            found.update((i, momentum) for i in n.input[3:5] if i in arrays)
+    return found
+
+
+def _asked(
+    g: GraphProto, arrays: Mapping[str, Any], statistics: Mapping[str, float], patterns: Sequence[str] | None
+) -> list[str]:
+    """The initializers that are to be parameters. InputError: a pattern fits none."""
+    sparse = {t.values.name for t in g.sparse_initializer}
+    weights = [n for n in arrays if n not in statistics and n not in sparse]
+    if patterns is not None:
+        return chosen(weights, patterns, "from_onnx: trainable")
+    weighed = {i for n in g.node if n.op_type in WEIGHED for i in n.input[1:]}
+    return [n for n in weights if arrays[n].size > 1 or (n in weighed and arrays[n].size == 1)]
+
+
+def _placed(root: Module, arrays: Mapping[str, Any], buffers: Mapping[str, float]) -> Iterator[Weight]:
+    """Register arrays in modules by the parts of their names."""
+    parts = {n: [re.sub(r"\W+", "_", p) or "_" for p in re.split(r"[./]+", n.strip("./"))] for n in arrays}
+    holders = {tuple(p[:k]) for p in parts.values() for k in range(1, len(p))}
+    taken: set[tuple[str, ...]] = set()
+    for n, words in parts.items():
+        module = root
+        path = []
+        for word in words[:-1]:
+            path.append(_free(module, word))
+            if path[-1] not in module._modules:
+                module.add_module(path[-1], Part())
+            module = module.get_submodule(path[-1])
+        *front, stem = words
+        key = _free(module, stem)
+        number = 1
+        while (*front, key) in taken or (*front, key) in holders:
+            number += 1
+            key = f"{stem}_{number}"
+        taken.add((*front, key))
+        a = arrays[n]
+        if n in buffers:
+            module.register_buffer(key, from_buffer(np.array(a), HOST))
+        else:
+            module.register_parameter(key, Parameter(np.array(a)))
+        yield Weight(n, ".".join([*path, key]), module, key, a.dtype)
+
+
+class Part(Module):
+    """The weights of a model whose names begin alike."""
+
+
+def _free(module: Module, name: str) -> str:
+    """The name, or one beside an attribute that modules have."""
+    return f"{name}_" if hasattr(type(module), name) or name in vars(module) else name
+
+
+def _array(name: str, x: Any) -> Array:
+    if not hasattr(x, "__array__") and not hasattr(x, "__dlpack__"):
+        raise InputError(f"input {name}: expected an array, got {a_type(x)}")
+    try:
+        return copied(x)
+    except (DnncError, BufferError, TypeError, ValueError, RuntimeError) as e:
+        raise InputError(f"input {name}: {a_type(x)} does not become an array: {e}") from e
