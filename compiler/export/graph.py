@@ -16,11 +16,11 @@ from dnnc.export.control import cond, loop
 from dnnc.export.expressions import spelled_out
 from dnnc.export.files import check, write
 from dnnc.export.layers import LAYERS
+from dnnc.export.modules import module_graph
 from dnnc.export.movement import MOVEMENT
 from dnnc.export.regions import REGIONS, chains
 from dnnc.export.rest import REST
 from dnnc.export.writer import Model, Names, Writer, value_info
-from dnnc.export.modules import module_graph
 from dnnc.frontends.trace import trace
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, UnsupportedError, a_type, locations
@@ -106,7 +106,7 @@ def _source(model: Any, inputs: Any) -> tuple[Graph, tuple[Sequence[str], Sequen
         if inputs is None:
             raise InputError("to_onnx of a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array")
         return _source(trace(model, **inputs) if isinstance(inputs, Mapping) else trace(model, *inputs), None)
-    raise InputError(f"to_onnx takes a graph, a compiled model, a module or a function and its inputs, not {a_type(model)}")
+    raise InputError(f"to_onnx takes a graph, a compiled model, a module or a function, not {a_type(model)}")
 
 
 def _model(

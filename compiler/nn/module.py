@@ -391,6 +391,11 @@ def chosen(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str
     return [n for n in known if any(fnmatchcase(n, p) for p in patterns)]
 
 
+def free_name(module: Module, name: str) -> str:
+    """The name, or one beside an attribute that modules have."""
+    return f"{name}_" if hasattr(type(module), name) or name in vars(module) else name
+
+
 def taken(x: Any, what: str) -> Array:
     """An array of any library, PyTorch's parameters included, as one of ours. InputError where that cannot be."""
     if not isinstance(x, Array) and hasattr(x, "detach"):

@@ -35,8 +35,8 @@ from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.nn.functional.norms import batch_norm_with
 from dnnc.nn.functional.operands import copied
-from dnnc.nn.module import Module, chosen, snapshot
-from dnnc.nn.parameter import Parameter
+from dnnc.nn.module import Module, chosen, free_name
+from dnnc.nn.parameter import Parameter, snapshot
 
 GRAPHS = 32  # that a module keeps, one for each mode and shape of its inputs
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
@@ -67,8 +67,9 @@ def from_onnx(
         in each call.
 
     Raises:
-        DnncError: as `dnnc.from_onnx`. InputError: a name that the model does not have. GradientError, UnsupportedError:
-            `trainable` names what has no gradient.
+        DnncError: as `dnnc.from_onnx`.
+        InputError: a name that the model does not have.
+        GradientError: `trainable` names what has no gradient.
     """
     opened = _with_initializers(load(model))
     if outputs is not None:
@@ -177,7 +178,7 @@ class OnnxModule(Module):
             raise InputError(f"the model takes {', '.join(names) or 'no inputs'}; got {got}")
         made = {}
         for n, x in {**dict(zip(names, args)), **kwargs}.items():
-            a = x if isinstance(x, Array) else _array(n, x)
+            a = given_array(n, x)
             want, rank = self._kinds[n].dtype, self._kinds[n].rank
             if from_numpy(a.dtype) is not want:
                 raise InputError(f"input {n}: expected {want}, got {a.dtype}; convert it with astype")
@@ -407,12 +408,12 @@ def _placed(root: Module, arrays: Mapping[str, Any], buffers: Mapping[str, float
         module = root
         path = []
         for word in words[:-1]:
-            path.append(_free(module, word))
+            path.append(free_name(module, word))
             if path[-1] not in module._modules:
                 module.add_module(path[-1], Part())
             module = module.get_submodule(path[-1])
         *front, stem = words
-        key = _free(module, stem)
+        key = free_name(module, stem)
         number = 1
         while (*front, key) in taken or (*front, key) in holders:
             number += 1
@@ -430,12 +431,10 @@ class Part(Module):
     """The weights of a model whose names begin alike."""
 
 
-def _free(module: Module, name: str) -> str:
-    """The name, or one beside an attribute that modules have."""
-    return f"{name}_" if hasattr(type(module), name) or name in vars(module) else name
-
-
-def _array(name: str, x: Any) -> Array:
+def given_array(name: str, x: Any) -> Array:
+    """An argument as an array. InputError names the input."""
+    if isinstance(x, Array):
+        return x
     if not hasattr(x, "__array__") and not hasattr(x, "__dlpack__"):
         raise InputError(f"input {name}: expected an array, got {a_type(x)}")
     try:

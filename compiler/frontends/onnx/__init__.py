@@ -79,9 +79,8 @@ def read_model(
     try:
         facts, weights = given_facts(dims or {}), initial_arrays(parsed.graph, parsed.folder)
         return _settled(
-            parsed, lambda: Importer(
-                parsed, weights, facts, values or {}, shapes or {}, name, forms, decisions, training
-            )
+            parsed,
+            lambda: Importer(parsed, weights, facts, values or {}, shapes or {}, name, forms, decisions, training),
         )
     except MALFORMED as e:  # outside of any node: a name that is no text, a type that holds nothing
         raise ModelError(f"the graph {parsed.graph.name!r} is malformed: {type(e).__name__}: {e}") from e

@@ -105,7 +105,10 @@ def dropout(c: Call) -> Any:
         training = c.has(2) and c.opset >= 12 and bool(c.scalar(2, "training_mode"))
     x = c.item(0)
     ratio = c.item(1) if c.has(1) else None
-    known = c.number("ratio", 0.5) if ratio is None else None if ratio.array is None else float(ratio.array.reshape(-1)[0])
+    if ratio is None:
+        known: float | None = c.number("ratio", 0.5)  # an attribute before opset 12
+    else:
+        known = None if ratio.array is None else float(ratio.array.reshape(-1)[0])
     if training and known is None and "seed" in c.attrs and c.training is None:
         known = float(c.scalar(1, "ratio"))
     if training and known != 0.0:
