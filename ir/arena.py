@@ -40,6 +40,10 @@ class Arena:
         """The most bytes that are alive at any step: no placement can need less."""
         return self._places.least(self._numbers(dims))
 
+    def alive(self, dims: Mapping[Var, int]) -> list[int]:
+        """Bytes that are alive at each step."""
+        return self._places.alive(self._numbers(dims))
+
     def held(self, slot: int) -> Life | None:
         """Return the steps in which all bytes of a slot are live at any size; None where pieces follow one another."""
         return None if self.pieces[slot] else self.lives[slot]

@@ -402,6 +402,27 @@ def export(
     commands("export").export_command(graph, output, tuple(dims or ()), opset, as_json)
 
 
+@app.command("curves", epilog="Example:  dnnc curves run.jsonl -o run.html --report step.json")
+@guarded
+def curves(
+    log: Annotated[str, typer.Argument(metavar="LOG", help="What dnnc.progress(log=...) wrote.", show_default=False)],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE.html", help="Default: the log's name.", show_default=False)
+    ] = "",
+    report: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE.json", help="The report of the step's program, for memory over the step.", show_default=False
+        ),
+    ] = "",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Draw a training run as a page: losses, learning rate, samples a second, where step time goes, memory."""
+
+    commands("curves").curves_command(log, output, report, as_json)
+
+
 @app.command("passes", epilog="Example:  dnnc passes")
 @guarded
 def passes(as_json: Json = False, verbose: Verbose = False) -> None:

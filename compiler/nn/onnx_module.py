@@ -7,6 +7,7 @@ makes calls on lazy arrays of the graph's nodes: the module is traced, different
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +30,9 @@ from dnnc.frontends.trace.functions import Replay
 from dnnc.frontends.trace.tracer import is_traced
 from dnnc.gradients.models import as_constant
 from dnnc.ir.autodiff.paths import cut_at
-from dnnc.ir.dtype import from_numpy
+from dnnc.ir.dtype import from_numpy, i32, i64
 from dnnc.ir.errors import DnncError, GradientError, InputError, UnsupportedError, a_type, locations
+from dnnc.ir.expr import Expr, free
 from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.nn.functional.norms import batch_norm_with
@@ -41,6 +43,7 @@ from dnnc.nn.parameter import Parameter, snapshot
 GRAPHS = 32  # that a module keeps, one for each mode and shape of its inputs
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 WEIGHED = frozenset("Conv ConvTranspose Gemm MatMul BatchNormalization PRelu LayerNormalization".split())
+FEW = 64  # elements of an integer input whose contents may decide shapes
 DRAWS = frozenset(("random_uniform", "random_normal", "random_bits"))
 
 
@@ -237,9 +240,24 @@ class OnnxModule(Module):
         for n, shape in shapes.items():
             if named[n].type.shape != tuple(shape):
                 raise InputError(f"input {n}: the model needs {named[n].type}, got shape {shape}")
+        self._require_sizes(graph, shapes, values)
         weights = {named[w.name]: w for w in self._weights}
         running = {v: self._momenta[w.name] for v, w in weights.items() if w.name in self._momenta}
         return Reading(graph, {n: named[n] for n in self.input_names}, weights, running, training is True)
+
+    def _require_sizes(self, graph: Graph, shapes: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Refuse sizes that only the data tells: NeedsValues where contents of small integer inputs may tell them."""
+        known = {x for v in graph.inputs for d in v.type.shape if isinstance(d, Expr) for x in free(d)}
+        for n in graph.nodes():
+            dims = {d for o in n.outputs for d in o.type.shape if isinstance(d, Expr)}
+            if all(free(d) <= known for d in dims):
+                continue
+            ints = [k for k, s in shapes.items() if self._kinds[k].dtype in (i32, i64) and k not in values]
+            small = tuple(k for k in ints if all(isinstance(d, int) for d in shapes[k]) and math.prod(shapes[k]) <= FEW)
+            why = f"{n.op.name}{locations(n.locs)} gives {n.outputs[0].type}, whose size only the data tells"
+            if small:
+                raise NeedsValues(why, small)
+            raise UnsupportedError(f"{why}; a module needs sizes that follow from its inputs, dnnc.compile does not")
 
     # --- export -------------------------------------------------------------------------------------------------------
 

@@ -39,11 +39,15 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes: the arena of intermediates, the least that any plan needs (the peak alive), and the constants."""
+    """Bytes: the arena of intermediates, the least that any plan needs (the peak alive), and the constants.
+
+    `alive`: bytes of intermediates that are alive at each step of the program, in order; empty for a loaded one.
+    """
 
     arena: int
     lower_bound: int
     constants: int
+    alive: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

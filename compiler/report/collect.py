@@ -29,7 +29,8 @@ def program_report(
     assert scheduled is not None, "a loaded program brings its report"
     sizes = {v.name: n for v, n in dims.items()}  # by name: a program for all sizes may have closer bounds
     here = {v: sizes[v.name] for v in program.dims}
-    memory = MemoryReport(program.sizes(here)[1], program.arena.lower_bound(here), program.constant_bytes)
+    alive = tuple(program.arena.alive(here))
+    memory = MemoryReport(program.sizes(here)[1], program.arena.lower_bound(here), program.constant_bytes, alive)
     host = tuple(_where(g.nodes[0].locs, g.nodes[0].op.name) for g in scheduled.fusion.groups if g.kind == "host")
     shown = dict(sorted(sizes.items()))
     kernels = kernel_reports(scheduled, program.symbols, here)

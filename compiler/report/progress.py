@@ -17,6 +17,7 @@ from dnnc.ir.errors import InputError
 from dnnc.pytree import children, is_array
 
 T = TypeVar("T")
+PLACES = ("step", "seconds", "samples", "data_seconds")  # what a line of the log has beyond what was told
 REFRESH = 0.1  # seconds between looks at what was told: a look waits for the device
 
 
@@ -29,7 +30,7 @@ class Progress(Generic[T]):
         self._batches, self._log = batches, log
         self._total = total if total is not None else len(batches) if hasattr(batches, "__len__") else None
         self._told: list[dict[str, Any]] = []
-        self._samples, self._steps = 0, 0
+        self._samples, self._steps, self._waited = 0, 0, 0.0
         self._bar = Bar(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(), TimeRemainingColumn(), console=console or Console(stderr=True),
@@ -43,17 +44,20 @@ class Progress(Generic[T]):
 
     def tell(self, **numbers: Any) -> None:
         """Show numbers of this step, such as `loss=loss`. Arrays are read when the display is refreshed."""
-        self._told.append({"step": self._steps, "seconds": time.perf_counter() - self._begin, **numbers})
+        now = time.perf_counter() - self._begin
+        place = {"step": self._steps, "seconds": now, "samples": self._samples, "data_seconds": self._waited}
+        self._told.append({**place, **numbers})
 
     def __iter__(self) -> Iterator[T]:
         self._begin = self._looked = time.perf_counter()
         file = open(self._log, "a", encoding="utf-8") if self._log is not None else None
         try:
             with self._bar:
-                for batch in self._batches:
+                for batch, waited in timed(self._batches):
+                    self._waited = waited
                     self._steps += 1
-                    yield batch
                     self._samples += samples(batch)
+                    yield batch
                     if time.perf_counter() - self._looked >= REFRESH:
                         self._look(file)
                 self._look(file)
@@ -73,7 +77,7 @@ class Progress(Generic[T]):
             self._write(file)
         self._looked = time.perf_counter()  # after the wait for the device
         rate = self._samples / max(self._looked - self._begin, 1e-9)
-        shown = [f"{n} {v:.4g}" for n, v in (last or {}).items() if n not in ("step", "seconds")]
+        shown = [f"{n} {v:.4g}" for n, v in (last or {}).items() if n not in PLACES]
         words = "  ".join([*shown, f"{rate:,.0f} samples/s"])
         self._bar.update(self._task, completed=self._steps, numbers=words)
 
@@ -102,13 +106,26 @@ def progress(
         total: number of batches, where `len(batches)` does not tell.
         title: stands ahead of the bar.
         log: a file to which a line of JSON is added for each step of which numbers were told: `step` from 1, `seconds`
-            since the loop began, and the numbers.
+            since the loop began, `samples` up to it, `data_seconds` that the loop waited for the batch, and the
+            numbers. `dnnc curves` draws it.
         console: of rich; by default the standard error stream.
     """
     if not isinstance(batches, Iterable):
         raise InputError(f"progress: expected batches to iterate over, got {batches!r}")
     total = None if total is None else checks.integer(total, "total", 0)
     return Progress(batches, total, title, None if log is None else checks.path(log, "log"), console)
+
+
+def timed(batches: Iterable[T]) -> Iterator[tuple[T, float]]:
+    """Batches, and the seconds that it took to get each."""
+    it = iter(batches)
+    while True:
+        begin = time.perf_counter()
+        try:
+            batch = next(it)
+        except StopIteration:
+            return
+        yield batch, time.perf_counter() - begin
 
 
 def number(x: Any) -> float:

@@ -6,18 +6,16 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from importlib.resources import files
-from importlib.util import find_spec
 from typing import Any
 
 from dnnc.autotune.search.fusion_variants import Fused
 from dnnc.autotune.search.outcome import Outcome, Point, Result
-from dnnc.ir.errors import TuneError, install
-from dnnc.ir.files import replacing
+from dnnc.ir.errors import TuneError
+from dnnc.report import pages
+from dnnc.report.pages import drawn, figure, page
 from dnnc.report.tables import show_seconds
 
 BEST = 5  # schedules of a task that are listed
-NEEDED = ("plotly", "jinja2")
 MICRO = 1e6
 # by why a schedule was measured: one colour each, told apart also by those who do not see all colours
 COLOURS = {
@@ -28,61 +26,36 @@ COLOURS = {
     "unsure": "#e69f00",
 }
 OTHER = "#888888"
-LAYOUT = {
-    "height": 320,
-    "margin": {"l": 60, "r": 20, "t": 10, "b": 45},
-    "template": "plotly_white",
-    "legend": {"orientation": "h", "y": 1.12},
-}
 
 
 def needed() -> None:
     """TuneError where a package is missing that the report takes."""
-    missing = [n for n in NEEDED if find_spec(n) is None]
-    if missing:
-        raise TuneError(f"a report takes {' and '.join(missing)}: {install('tune')}")
+    pages.needed(TuneError)
 
 
 def write_html(result: Result, path: str | os.PathLike[str], model: str) -> None:
     """Write the report of a search. TuneError where a package is missing or the file cannot be written."""
-    text = html(result, model)
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as e:
-        raise TuneError(f"cannot write the report {path}: {e.strerror or e}") from None
+    pages.write(html(result, model), path, TuneError)
 
 
 def html(result: Result, model: str) -> str:
     """The page."""
     needed()
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    source = files("dnnc.report").joinpath("tuning.html.j2").read_text(encoding="utf-8")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(source)
     outcomes = sorted(result.outcomes, key=_weight, reverse=True)
     parts = sorted(result.parts, key=_weight, reverse=True)
     predictions = _predictions([*outcomes, *parts])
-    return page.render(
+    return page(
+        "tuning.html.j2",
         model=model,
         target=", ".join(dict.fromkeys(o.task.setting.target for o in outcomes)),
         reason="it was asked to" if result.reason == "stopped" else result.reason,
         figures=_figures(result),
-        plotly_js=Markup(get_plotlyjs()),
-        course=Markup(_draw(_course(result), "course")),
-        predictions=Markup(_draw(predictions, "predictions")) if predictions is not None else "",
-        tasks=[_task(k, o, result, Markup(_draw(_curve(o), f"curve-{k}"))) for k, o in enumerate(outcomes)],
+        course=drawn(_course(result), "course"),
+        predictions=drawn(predictions, "predictions") if predictions is not None else "",
+        tasks=[_task(k, o, result, drawn(_curve(o), f"curve-{k}")) for k, o in enumerate(outcomes)],
         fusions=[_fused(f) for f in result.fusions],
-        parts=[_task(k, o, result, Markup(_draw(_curve(o), f"curve-{k}"))) for k, o in enumerate(parts, len(outcomes))],
+        parts=[_task(k, o, result, drawn(_curve(o), f"curve-{k}")) for k, o in enumerate(parts, len(outcomes))],
     )
-
-
-def _draw(figure: Any, name: str) -> str:
-    config = {"displaylogo": False, "responsive": True}
-    text: str = figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", config=config)
-    return text
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -164,15 +137,6 @@ def _fastest(points: Sequence[Point]) -> list[Point]:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def _figure(x: str, y: str, **axes: Any) -> Any:
-    import plotly.graph_objects as go
-
-    figure = go.Figure(layout=LAYOUT)
-    figure.update_xaxes(title=x, **axes)
-    figure.update_yaxes(title=y, **axes)
-    return figure
-
-
 def _course(r: Result) -> Any:
     """Time of all kernels over the seconds of the search, each point where a task got better."""
     best: dict[str, float] = {o.task.key: o.default for o in r.outcomes if math.isfinite(o.default)}
@@ -184,15 +148,15 @@ def _course(r: Result) -> Any:
             best[key] = p.seconds
             xs.append(p.at)
             ys.append(100 * sum(calls[k] * s for k, s in best.items()) / whole)
-    figure = _figure("seconds of tuning", "% of the untuned time", rangemode="tozero")
-    figure.add_scatter(
+    drawing = figure("seconds of tuning", "% of the untuned time", rangemode="tozero")
+    drawing.add_scatter(
         x=[*xs, r.seconds],
         y=[*ys, ys[-1]],
         mode="lines",
         line={"shape": "hv", "color": "#0072b2"},
         name="measured so far",
     )
-    return figure
+    return drawing
 
 
 def _predictions(outcomes: Sequence[Outcome]) -> Any:
@@ -204,10 +168,10 @@ def _predictions(outcomes: Sequence[Outcome]) -> Any:
                 first.setdefault((o.task.key, p.choice), (o, p))
     if not first:
         return None
-    figure = _figure("predicted, us", "measured, us", type="log")
+    drawing = figure("predicted, us", "measured, us", type="log")
     for why in dict.fromkeys(p.why for _, p in first.values()):
         some = [(o, p) for o, p in first.values() if p.why == why]
-        figure.add_scatter(
+        drawing.add_scatter(
             x=[(p.predicted or 0) * MICRO for _, p in some],
             y=[p.seconds * MICRO for _, p in some],
             text=[f"{o.task.name}<br>{p.choice}" for o, p in some],
@@ -216,19 +180,19 @@ def _predictions(outcomes: Sequence[Outcome]) -> Any:
             marker={"color": COLOURS.get(why, OTHER), "size": 6, "opacity": 0.7},
         )
     ends = [f(x for _, p in first.values() for x in (p.predicted or p.seconds, p.seconds)) * MICRO for f in (min, max)]
-    figure.add_scatter(
+    drawing.add_scatter(
         x=ends, y=ends, mode="lines", name="right", line={"color": OTHER, "dash": "dot"}, hoverinfo="skip"
     )
-    return figure
+    return drawing
 
 
 def _curve(o: Outcome) -> Any:
     """The trials of a task in their order, and the best so far."""
-    figure = _figure("trial", "us a call")
+    drawing = figure("trial", "us a call")
     works = [(k, p) for k, p in enumerate(o.points, 1) if p.status == "ok"]
     for why in dict.fromkeys(p.why for _, p in works):
         some = [(k, p) for k, p in works if p.why == why]
-        figure.add_scatter(
+        drawing.add_scatter(
             x=[k for k, _ in some],
             y=[p.seconds * MICRO for _, p in some],
             text=[str(p.choice) for _, p in some],
@@ -240,13 +204,13 @@ def _curve(o: Outcome) -> Any:
     for _, p in works:
         low = min(low, p.seconds)
         ys.append(low * MICRO)
-    figure.add_scatter(
+    drawing.add_scatter(
         x=[k for k, _ in works], y=ys, mode="lines", name="best so far", line={"shape": "hv", "color": "#0072b2"}
     )
     bad = [(k, p) for k, p in enumerate(o.points, 1) if p.status != "ok"]
     if bad:
         marker = {"symbol": "x", "color": "#d55e00", "size": 7}
-        figure.add_scatter(
+        drawing.add_scatter(
             x=[k for k, _ in bad],
             y=[0] * len(bad),
             text=[f"{p.status}: {p.choice}" for _, p in bad],
@@ -255,6 +219,6 @@ def _curve(o: Outcome) -> Any:
             marker=marker,
         )
     if math.isfinite(o.default):
-        figure.add_hline(y=o.default * MICRO, line={"dash": "dot", "color": "#000000"})
-    figure.update_yaxes(rangemode="tozero")
-    return figure
+        drawing.add_hline(y=o.default * MICRO, line={"dash": "dot", "color": "#000000"})
+    drawing.update_yaxes(rangemode="tozero")
+    return drawing

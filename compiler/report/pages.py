@@ -1,0 +1,64 @@
+"""What pages of reports share: Plotly's figures, and a Jinja template around them; one file that needs no network."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+from dnnc.ir.errors import DnncError, install
+from dnnc.ir.files import replacing
+
+NEEDED = ("plotly", "jinja2")
+LAYOUT = {
+    "height": 320,
+    "margin": {"l": 60, "r": 20, "t": 10, "b": 45},
+    "template": "plotly_white",
+    "legend": {"orientation": "h", "y": 1.12},
+}
+
+
+def needed(error: type[DnncError]) -> None:
+    """`error` where a package is missing that a page takes."""
+    missing = [n for n in NEEDED if find_spec(n) is None]
+    if missing:
+        raise error(f"a report takes {' and '.join(missing)}: {install('tune')}")
+
+
+def write(text: str, path: str | os.PathLike[str], error: type[DnncError]) -> None:
+    """Write a page at once. `error` where the file cannot be written."""
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as e:
+        raise error(f"cannot write the report {path}: {e.strerror or e}") from None
+
+
+def page(template: str, **values: Any) -> str:
+    """A page by its template in this folder, with Plotly's script as `plotly_js`."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    loader = PackageLoader("dnnc.report", "")
+    folder = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    text: str = folder.get_template(template).render(plotly_js=Markup(get_plotlyjs()), **values)
+    return text
+
+
+def figure(x: str, y: str, **axes: Any) -> Any:
+    """An empty figure with titles of its axes."""
+    import plotly.graph_objects as go
+
+    made = go.Figure(layout=LAYOUT)
+    made.update_xaxes(title=x, **axes)
+    made.update_yaxes(title=y, **axes)
+    return made
+
+
+def drawn(made: Any, name: str) -> Any:
+    """A figure as a part of a page."""
+    from markupsafe import Markup
+
+    config = {"displaylogo": False, "responsive": True}
+    return Markup(made.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", config=config))
