@@ -124,6 +124,19 @@ def test_array_programs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(found, out, re.MULTILINE), out
 
 
+@pytest.mark.slow
+def test_fine_tuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "holes.onnx"
+    script("fine_tune").main(["--size=800", "--epochs=4", f"--output={path}", f"--log={tmp_path / 'run.jsonl'}"])
+    out = capsys.readouterr().out
+    before, head, whole, written = (float(x) for x in re.findall(r": ([\d.]+)%", out))
+    assert before < 60 < 85 < head and whole > 90 and written == whole, out
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 2 * 2 * (400 // 32)
+    images, labels = samples(EXAMPLES)
+    (logits,) = ReferenceEvaluator(onnx.load(path)).run(None, {"input": images})
+    assert (logits.argmax(1) == script("fine_tune").HOLES[labels]).mean() >= 0.9
+
+
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """`cuda:0` is the interpreter of device programs."""

@@ -234,7 +234,9 @@ def test_cut_and_export_with_another_layer() -> None:
 
 def test_equal_weights_stay_apart_in_export() -> None:
     nodes = [node("Add", ["x", "a"], ["h"]), node("Mul", ["h", "b"], ["y"])]
-    net = nn.from_onnx(model(nodes, {"x": [2]}, {"y": [2]}, {"a": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)}))
+    net = nn.from_onnx(
+        model(nodes, {"x": [2]}, {"y": [2]}, {"a": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)})
+    )
     again = nn.from_onnx(dnnc.to_onnx(net))
     assert [n for n, _ in again.named_parameters()] == ["a", "b"]
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import dnnc
 import dnnc.array as xp
+from dnnc import optim
+from dnnc.cli.app import app
+from dnnc.report import run
 
 
 def test_a_loop_and_its_log(tmp_path: Path) -> None:
@@ -43,3 +48,64 @@ def test_bad_arguments() -> None:
         dnnc.progress(3)  # type: ignore[arg-type]
     with pytest.raises(dnnc.InputError, match="total=-1"):
         dnnc.progress([], total=-1)
+
+
+def logged(path: Path, loops: int = 1, steps: int = 45) -> None:
+    for _ in range(loops):
+        for k, _ in enumerate(
+            bar := dnnc.progress([np.zeros((4, 2))] * steps, log=path, console=Console(file=io.StringIO()))
+        ):
+            bar.tell(loss=float("nan") if k == 3 else 1 / (1 + k), lr=0.5, accuracy=0.25, load_seconds=1e-5)
+
+
+def test_lines_of_several_loops_go_on(tmp_path: Path) -> None:
+    logged(tmp_path / "log.jsonl", 2, 5)
+    first = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[2])
+    assert first["samples"] == 12 and 0 <= first["data_seconds"] < first["seconds"]
+    lines = run.read(tmp_path / "log.jsonl")
+    assert [n["step"] for n in lines] == list(range(1, 11)) and [n["samples"] for n in lines] == list(range(4, 44, 4))
+    seconds = [n["seconds"] for n in lines]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.slow
+def test_a_page_of_a_run(tmp_path: Path) -> None:
+    logged(tmp_path / "log.jsonl")
+    with (tmp_path / "log.jsonl").open("a") as f:
+        f.write('{"step": 46, "sec')  # killed while it wrote
+    params = {"w": np.ones((8, 8), np.float32)}
+    step = dnnc.train_step(lambda p, x: xp.mean(xp.tanh(xp.tanh(x @ p["w"]) @ p["w"]) ** 2), optim.SGD(lr=0.1), params)
+    step(np.ones((4, 8), np.float32))
+    report = step.programs[-1].report
+    memory = report.programs[-1].memory
+    assert len(memory.alive) > 1 and max(memory.alive) == memory.lower_bound > 0
+    (tmp_path / "step.json").write_text(report.to_json())
+    out = tmp_path / "run.html"
+    given = ["curves", str(tmp_path / "log.jsonl"), "-o", str(out), "--report", str(tmp_path / "step.json"), "--json"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0 and json.loads(result.output)["steps"] == 45, result.output
+    page = out.read_text()
+    titles = re.findall("<h2>(.*)</h2>", page)
+    assert titles == ["Loss", "Learning rate", "accuracy", "Samples a second", "Step time", "Memory over the step"]
+    assert "waiting for data" in page and '"name":"load"' in page and "least loss" in page
+    rest = re.sub("<script>.*?</script>", "", page, count=1, flags=re.DOTALL)  # Plotly's own
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", rest)
+
+
+def test_a_log_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for text, message in (
+        ("", "has no lines"),
+        ("[1]\n{}\n", "line 1 is none of a log of dnnc.progress"),
+        ('{"step": 1, "seconds": 1, "samples": 1}\n{"loss": 1}\n\n', "line 2 is none"),
+    ):
+        path.write_text(text)
+        with pytest.raises(dnnc.InputError, match=message):
+            run.read(path)
+    with pytest.raises(dnnc.InputError, match="cannot be read"):
+        run.read(tmp_path / "missing")
+    path.unlink()
+    logged(path, 1, 2)
+    (tmp_path / "r.json").write_text('{"programs": []}')
+    with pytest.raises(dnnc.InputError, match="is no report with the memory of a program"):
+        run.write_html(path, tmp_path / "x.html", tmp_path / "r.json")
