@@ -241,7 +241,7 @@ def test_a_definition_with_weights_by_name(tmp_path: Path) -> None:
     module = read(net, tmp_path, text)
     data = normal(2, 4)
     near(module(data), (torch.tensor(data) @ torch.tensor(a["u"]).T).softmax(1))
-    with pytest.raises(dnnc.ModelError, match="layer 'fc9' .*give the .caffemodel"):
+    with pytest.raises(dnnc.ModelError, match=r"layer 'fc9' .*give the .caffemodel"):
         read(net, tmp_path, text.replace('"out"', '"fc9"'))
     with pytest.raises(dnnc.ModelError, match="is no definition of a net: 1:"):
         read(net, tmp_path, "layer {{")

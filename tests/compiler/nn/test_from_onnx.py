@@ -52,7 +52,7 @@ node = helper.make_node
 
 
 def network(opset: int = 17, ratio: float = 0.0) -> tuple[onnx.ModelProto, torch.nn.Module]:
-    """Convolution, batch normalisation, dropout, linear layer; and the same in PyTorch, whose names the weights have."""
+    """Convolution, batch normalisation, dropout, linear layer; and the same in PyTorch, with the same names."""
     theirs = torch.nn.Sequential(
         torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.BatchNorm2d(4, momentum=0.2), torch.nn.ReLU(),
         torch.nn.Dropout(ratio), torch.nn.Flatten(), torch.nn.Linear(4 * 5 * 5, 3),
@@ -77,6 +77,7 @@ def network(opset: int = 17, ratio: float = 0.0) -> tuple[onnx.ModelProto, torch
     return model(nodes, {"x": ["N", 2, 5, 5]}, {"y": ["N", 3]}, weights, opset), theirs
 
 
+@pytest.mark.slow
 def test_names_are_those_of_the_weights() -> None:
     net = nn.from_onnx(network()[0])
     assert [n for n, _ in net.named_parameters()] == [f"{k}.{n}" for k in (0, 1, 5) for n in ("weight", "bias")]
@@ -201,7 +202,7 @@ def test_weights_that_are_no_parameters() -> None:
     assert [n for n, _ in net.named_parameters()] == ["w"] and set(net.not_trainable) == {"scales", "limit"}
     assert "greater" in net.not_trainable["limit"] and "contents" in net.not_trainable["scales"]
     assert [n for n, _ in nn.from_onnx(proto, trainable="[wo]*").named_parameters()] == ["w", "one"]
-    with pytest.raises(dnnc.GradientError, match="limit: greater at .* has no derivative"):
+    with pytest.raises(dnnc.GradientError, match=r"limit: greater at .* has no derivative"):
         nn.from_onnx(proto, trainable=["w", "limit"])
     with pytest.raises(dnnc.InputError, match="no parameter fits 'v'; there are scales, w"):
         nn.from_onnx(proto, trainable="v")
@@ -282,6 +283,12 @@ def test_copies() -> None:
         assert (other(x).numpy() == 0).all() and (net(x).numpy() == want).all()
 
 
+def test_sizes_that_only_the_data_tells() -> None:
+    proto = model([node("NonZero", ["x"], ["y"])], {"x": [4]}, {"y": [1, "k"]}, {}, ints=("y",))
+    with pytest.raises(dnnc.UnsupportedError, match=r"nonzero at .*whose size only the data tells"):
+        nn.from_onnx(proto)(np.zeros(4, np.float32))
+
+
 def test_errors() -> None:
     net = nn.from_onnx(network()[0])
     x = normal(2, 2, 5, 5)
@@ -294,7 +301,7 @@ def test_errors() -> None:
     ):
         with pytest.raises(dnnc.InputError, match=message):
             net(*args)
-    with pytest.raises(dnnc.InputError, match="0.weight is float64: expected float32"):
+    with pytest.raises(dnnc.InputError, match=r"0\.weight is float64: expected float32"):
         copy.deepcopy(net).double()(x)
     with pytest.raises(dnnc.ModelError, match="there is no file"):
         nn.from_onnx("missing.onnx")

@@ -13,7 +13,7 @@ from one_device import GPU, one_device
 import dnnc
 import dnnc.array as xp
 import dnnc.nn.functional as F
-from dnnc import nn, random
+from dnnc import nn, optim, random
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +69,17 @@ def test_what_layers_make_lives_there() -> None:
     weights = gru.state_dict()
     a = step({n: w.to_device(GPU) for n, w in weights.items()}, x.to_device(GPU), random.key(1).to_device(GPU))
     np.testing.assert_allclose(a.numpy(), step(weights, x, random.key(1)).numpy(), 1e-4, 1e-6)
+
+
+def test_an_imported_model_trains_there() -> None:
+    source = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 3))
+    proto = dnnc.to_onnx(source, inputs=[dnnc.Spec(("N", 4))])
+    x, y = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4) ** 2, np.array([0, 2, 1])
+    found = []
+    for target in ("llvm", "cuda"):
+        net = nn.from_onnx(proto)
+        step = dnnc.train_step(lambda net, x, y: F.cross_entropy(net(x), y), optim.SGD(lr=0.1), net, target=target)
+        found.append([float(step(x, y)) for _ in range(3)] + [np.asarray(net.get_buffer("1.running_mean").numpy())])
+    assert found[0][0] > found[0][2]
+    for a, b in zip(*found):
+        np.testing.assert_allclose(b, a, 1e-4, 1e-6)
