@@ -44,7 +44,7 @@ GRAPHS = 32  # that a module keeps, one for each mode and shape of its inputs
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 WEIGHED = frozenset("Conv ConvTranspose Gemm MatMul BatchNormalization PRelu LayerNormalization".split())
 FEW = 64  # elements of an integer input whose contents may decide shapes
-DRAWS = frozenset(("random_uniform", "random_normal", "random_bits"))
+DRAWS = ("random_uniform", "random_normal", "random_bits")
 
 
 def from_onnx(
@@ -300,14 +300,16 @@ class _Run(Replay):
         self.statistics: list[Array] = []
 
     def apply(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy]:
-        if self.reading.training and n.op.name == "batch_norm":
-            made = self.normalised(n, inputs)
-            if made is not None:
-                return made
-        if self.reading.training and n.op.name in DRAWS and n.inputs[0] in self.graph.constants:
-            key = random.next_key(None, f"{n.op.name}{locations(n.locs)}")
-            inputs = [key._parts[0], *inputs[1:]]
-        return super().apply(n, inputs)
+        instead = TRAINED.get(n.op.name) if self.reading.training else None
+        made = None if instead is None else instead(self, n, inputs)
+        return super().apply(n, inputs) if made is None else made
+
+    def drawn(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy] | None:
+        """With a new key; None where the model computes its own."""
+        if n.inputs[0] not in self.graph.constants:
+            return None
+        key = random.next_key(None, f"{n.op.name}{locations(n.locs)}")
+        return super().apply(n, [key._parts[0], *inputs[1:]])
 
     def normalised(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy] | None:
         """By statistics of the batch; None where the module that holds the running ones is in inference mode."""
@@ -447,6 +449,10 @@ def _placed(root: Module, arrays: Mapping[str, Any], buffers: Mapping[str, float
 
 class Part(Module):
     """The weights of a model whose names begin alike."""
+
+
+# What takes the place of nodes in training mode.
+TRAINED = {"batch_norm": _Run.normalised, **dict.fromkeys(DRAWS, _Run.drawn)}
 
 
 def given_array(name: str, x: Any) -> Array:
