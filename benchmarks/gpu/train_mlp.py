@@ -1,9 +1,9 @@
 """Training on a GPU: an epoch of 60,000 x 784 through an MLP 784-1000-1000-10, and PyTorch's beside it.
 
-    PYTHONPATH=.types python3 benchmarks/gpu/train_mlp.py [--rows 60000] [--batch 100] [--repeats 5]
+    python3 benchmarks/gpu/train_mlp.py [--rows 60000] [--batch 100] [--repeats 5]
 
-Batches have 100 rows. Checked first: the losses of the first steps are PyTorch's in float32. `step time` is the device's for all steps of an
-epoch whose batches are on the device; `epoch` is the wall time of a Python loop that copies every batch from the host.
+Batches have 100 rows. Checked first: the losses of the first steps are PyTorch's in float32. An epoch is the wall time of
+a Python loop over all batches, which are on the device, or are copied from the host.
 """
 
 from __future__ import annotations
