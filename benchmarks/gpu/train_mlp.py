@@ -2,8 +2,8 @@
 
     python3 benchmarks/gpu/train_mlp.py [--rows 60000] [--batch 100] [--repeats 5]
 
-Batches have 100 rows. Checked first: the losses of the first steps are PyTorch's in float32. An epoch is the wall time of
-a Python loop over all batches, which are on the device, or are copied from the host.
+Batches have 100 rows. Checked first: the losses of the first steps are PyTorch's in float32. An epoch is the wall time
+of a Python loop over all batches, which are on the device, or are copied from the host.
 """
 
 from __future__ import annotations
