@@ -6,17 +6,14 @@ makes calls on lazy arrays of the graph's nodes: the module is traced, different
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import GraphProto, TensorProto
 
 from dnnc import random
 from dnnc.array.core import Array, array_of, from_buffer
@@ -26,6 +23,7 @@ from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
 from dnnc.frontends.onnx.reader import Model, initial_arrays, load
 from dnnc.frontends.onnx.signature import declared
+from dnnc.frontends.onnx.weights import cut, is_float, running_statistics, weights_of_layers, with_initializers
 from dnnc.frontends.trace.functions import Replay
 from dnnc.frontends.trace.tracer import is_traced
 from dnnc.gradients.models import as_constant
@@ -41,8 +39,6 @@ from dnnc.nn.module import Module, chosen, free_name
 from dnnc.nn.parameter import Parameter, snapshot
 
 GRAPHS = 32  # that a module keeps, one for each mode and shape of its inputs
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-WEIGHED = frozenset("Conv ConvTranspose Gemm MatMul BatchNormalization PRelu LayerNormalization".split())
 FEW = 64  # elements of an integer input whose contents may decide shapes
 DRAWS = ("random_uniform", "random_normal", "random_bits")
 
@@ -74,9 +70,9 @@ def from_onnx(
         InputError: a name that the model does not have.
         GradientError: `trainable` names what has no gradient.
     """
-    opened = _with_initializers(load(model))
+    opened = with_initializers(load(model))
     if outputs is not None:
-        opened = _cut(opened, [outputs] if isinstance(outputs, str) else list(outputs))
+        opened = cut(opened, [outputs] if isinstance(outputs, str) else list(outputs))
     wanted = None if trainable is None else [trainable] if isinstance(trainable, str) else list(trainable)
     return OnnxModule(opened, wanted)
 
@@ -113,9 +109,9 @@ class OnnxModule(Module):
         self._graphs: OrderedDict[Any, Reading] = OrderedDict()
         self._batch: list[Array] = []  # statistics of the last batch
         self.not_trainable: dict[str, str] = {}
-        arrays = {n: a for n, a in initial_arrays(model.graph, model.folder).items() if _is_float(a)}
-        statistics = _running(model.graph, arrays)
-        asked = _asked(model.graph, arrays, statistics, trainable)
+        arrays = {n: a for n, a in initial_arrays(model.graph, model.folder).items() if is_float(a)}
+        statistics = running_statistics(model, arrays)
+        asked = _asked(model, arrays, statistics, trainable)
         self._model, arrays = self._bound(model, asked, statistics, trainable is not None)
         kinds = [(n, k) for n, k in declared(self._model).inputs if n not in arrays]
         self.input_names = tuple(n for n, _ in kinds)
@@ -324,98 +320,18 @@ class _Run(Replay):
         return y._parts
 
 
-# --- the model before it is read --------------------------------------------------------------------------------------
-
-
-def _with_initializers(model: Model) -> Model:
-    """Constants of the main graph that hold several floats become initializers, as other weights are."""
-    g = GraphProto()
-    g.CopyFrom(model.graph)
-    kept = []
-    for n in model.graph.node:
-        value = next((a.t for a in n.attribute if a.name == "value"), None) if n.op_type == "Constant" else None
-        if value is None or n.domain not in ("", "ai.onnx") or value.data_type not in FLOATS or not _several(value):
-            kept.append(n)
-            continue
-        t = g.initializer.add()
-        t.CopyFrom(value)
-        t.name = n.output[0]
-    if len(kept) == len(model.graph.node):
-        return model
-    del g.node[:]
-    g.node.extend(kept)
-    return replace(model, graph=g)
-
-
-def _several(t: onnx.TensorProto) -> bool:
-    return len(t.dims) > 0 and int(np.prod(t.dims, dtype=np.int64)) > 1
-
-
-def _cut(model: Model, outputs: Sequence[str]) -> Model:
-    """The part of a model that makes these values."""
-    g = GraphProto()
-    g.CopyFrom(model.graph)
-    makers = {o: k for k, n in enumerate(g.node) for o in n.output if o}
-    for name in outputs:
-        if name not in makers:
-            near = difflib.get_close_matches(str(name), makers, 3, 0.4)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join([*makers][:20])}"
-            raise InputError(f"from_onnx: outputs: no node of the model makes {name!r}; {hint}")
-    needed, stack = set[int](), list(outputs)
-    read = set(outputs)
-    while stack:
-        k = makers.get(stack.pop())
-        if k is not None and k not in needed:
-            needed.add(k)
-            found = set(_reads(g.node[k]))
-            read |= found
-            stack += found
-    kept = [n for k, n in enumerate(g.node) if k in needed]
-    weights = [t for t in g.initializer if t.name in read]
-    known = {v.name: v for v in (*g.value_info, *g.output)}
-    inputs = [i for i in g.input if i.name in read]
-    for field, new in (("node", kept), ("initializer", weights), ("input", inputs)):
-        values = [type(x).FromString(x.SerializeToString()) for x in new]
-        del getattr(g, field)[:]
-        getattr(g, field).extend(values)
-    del g.output[:]
-    g.output.extend(known.get(n) or onnx.ValueInfoProto(name=n) for n in outputs)
-    return replace(model, graph=g)
-
-
-def _reads(n: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, subgraphs included."""
-    yield from n.input
-    for a in n.attribute:
-        for g in (*([a.g] if a.HasField("g") else ()), *a.graphs):
-            yield from (o.name for o in g.output)
-            for inner in g.node:
-                yield from _reads(inner)
-
-
-def _is_float(a: Any) -> bool:
-    return bool(a.dtype.kind == "f" or a.dtype.name == "bfloat16")
-
-
-def _running(g: GraphProto, arrays: Mapping[str, Any]) -> dict[str, float]:
-    """Running statistics of batch normalisations among initializers, and their momenta."""
-    found = {}
-    for n in g.node:
-        if n.op_type == "BatchNormalization" and n.domain in ("", "ai.onnx"):
-            momentum = next((a.f for a in n.attribute if a.name == "momentum"), 0.9)
-            found.update((i, momentum) for i in n.input[3:5] if i in arrays)
-    return found
+# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 def _asked(
-    g: GraphProto, arrays: Mapping[str, Any], statistics: Mapping[str, float], patterns: Sequence[str] | None
+    model: Model, arrays: Mapping[str, Any], statistics: Mapping[str, float], patterns: Sequence[str] | None
 ) -> list[str]:
     """The initializers that are to be parameters. InputError: a pattern fits none."""
-    sparse = {t.values.name for t in g.sparse_initializer}
+    sparse = {t.values.name for t in model.graph.sparse_initializer}
     weights = [n for n in arrays if n not in statistics and n not in sparse]
     if patterns is not None:
         return chosen(weights, patterns, "from_onnx: trainable")
-    weighed = {i for n in g.node if n.op_type in WEIGHED for i in n.input[1:]}
+    weighed = weights_of_layers(model)
     return [n for n in weights if arrays[n].size > 1 or (n in weighed and arrays[n].size == 1)]
 
 

@@ -37,12 +37,11 @@ def write(text: str, path: str | os.PathLike[str], error: type[DnncError]) -> No
 def page(template: str, **values: Any) -> str:
     """A page by its template in this folder, with Plotly's script as `plotly_js`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
     loader = PackageLoader("dnnc.report", "")
     folder = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    text: str = folder.get_template(template).render(plotly_js=Markup(get_plotlyjs()), **values)
+    text: str = folder.get_template(template).render(plotly_js=get_plotlyjs(), **values)
     return text
 
 
@@ -56,9 +55,8 @@ def figure(x: str, y: str, **axes: Any) -> Any:
     return made
 
 
-def drawn(made: Any, name: str) -> Any:
-    """A figure as a part of a page."""
-    from markupsafe import Markup
-
+def drawn(made: Any, name: str) -> str:
+    """A figure as HTML, which templates take as it is (`safe`)."""
     config = {"displaylogo": False, "responsive": True}
-    return Markup(made.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", config=config))
+    text: str = made.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", config=config)
+    return text
