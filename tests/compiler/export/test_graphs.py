@@ -200,7 +200,7 @@ def test_opset_must_be_known(opset: Any) -> None:
 
 
 def test_what_is_no_model() -> None:
-    with pytest.raises(dnnc.InputError, match="a graph, a compiled model or a function"):
+    with pytest.raises(dnnc.InputError, match="a graph, a compiled model, a module or a function"):
         to_onnx(3)
     with pytest.raises(dnnc.InputError, match=r"needs inputs"):
         to_onnx(lambda x: x)
