@@ -1,6 +1,6 @@
 """A deep Q-network (Mnih et al. 2015) finds its way through a gridworld with walls.
 
-    python examples/dqn.py [--target llvm|cuda] [--steps 1500]
+    python examples/dqn.py [--target llvm|cuda] [--steps 2000]
 
 The agent sees the grid as an image of three planes (itself, the goal, walls) and learns what each of four moves is
 worth: the reward, and the best that follows by an older copy of the network. The copy is a `state_dict`, whose values
@@ -19,7 +19,7 @@ import dnnc.array as xp
 import dnnc.nn.functional as F
 from dnnc import nn, optim
 
-SIZE, BATCH, MEMORY, DISCOUNT, LONGEST = 5, 64, 4000, 0.9, 30
+SIZE, BATCH, MEMORY, DISCOUNT, LONGEST = 5, 64, 4000, 0.95, 30
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 WALLS = ((1, 1), (1, 2), (1, 3), (3, 1), (3, 2), (3, 4))
 FREE = [(r, c) for r in range(SIZE) for c in range(SIZE) if (r, c) not in WALLS]
@@ -47,7 +47,7 @@ class World:
         return (1.0, True) if self.place == self.goal else (-0.05, False)
 
 
-def model(width: int = 64) -> Any:
+def model(width: int = 128) -> Any:
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(),
         nn.Linear(16 * SIZE**2, width), nn.ReLU(), nn.Linear(width, len(MOVES)),
@@ -73,12 +73,12 @@ def reached(net: Any, rng: np.random.Generator, episodes: int) -> float:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="A deep Q-network in a gridworld.")
     parser.add_argument("--target", default="llvm", help="llvm or cuda")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=2000)
     args = parser.parse_args(argv)
     dnnc.random.seed(0)
     rng = np.random.default_rng(0)
     net, older = model(), model().eval()
-    step = dnnc.train_step(loss_of, optim.Adam(lr=1e-3), net, target=args.target)
+    step = dnnc.train_step(loss_of, optim.Adam(lr=2e-3), net, target=args.target)
     memory: list[tuple[np.ndarray, int, float, bool, np.ndarray]] = []
     world = World(rng)
     for k in (bar := dnnc.progress(range(args.steps))):

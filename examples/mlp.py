@@ -33,9 +33,10 @@ def loss_of(net: Any, x: Any, y: Any) -> Any:
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """1,797 images f32[n, 64] from 0 to 1, and their digits i64[n]."""
+    """1,797 images f32[n, 64] from 0 to 1, and their digits i64[n], in a fixed order that is random."""
     x, y = load_digits(return_X_y=True)
-    return (x / 16).astype(np.float32), y.astype(np.int64)
+    order = np.random.default_rng(1).permutation(len(x))
+    return (x[order] / 16).astype(np.float32), y[order].astype(np.int64)
 
 
 def batches(rng: np.random.Generator, steps: int) -> Iterator[tuple[np.ndarray, ...]]:

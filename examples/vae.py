@@ -1,9 +1,9 @@
-"""A variational autoencoder of digits (Kingma and Welling 2014): the loss has a sample in it, and a gradient through it.
+"""A variational autoencoder of digits (Kingma and Welling 2014): a gradient that goes through a sample.
 
     python examples/vae.py [--target llvm|cuda] [--steps 1000]
 
 The encoder gives mean and log-variance of a code, `mean + deviation * noise` is a sample of it (so the gradient goes
-through the sample), and the decoder gives the pixels of that. At the end, codes drawn at random become digits.
+through it), and the decoder gives the pixels of that. At the end, codes drawn at random become digits.
 """
 
 from __future__ import annotations
