@@ -64,12 +64,16 @@ def main(argv: list[str] | None = None) -> None:
     rng = np.random.default_rng(0)
     net = model(args.width)
     step = dnnc.train_step(loss_of, optim.Adam(lr=1e-3), net, target=args.target)
+    losses = []
     for batch in (bar := dnnc.progress(batches(rng, args.steps, args.batch), total=args.steps)):
-        bar.tell(loss=step(*batch))
+        losses.append(step(*batch))
+        bar.tell(loss=losses[-1])
 
     net.eval().to("cpu")
-    ((x, y),) = batches(rng, 1, args.batch)
-    print(f"loss without dropout: {float(loss_of(net, x, y)):.3f}, accuracy {float(F.accuracy(net(x), y)):.0%}")
+    ((x, y),) = batches(rng, 1, 100)
+    print(
+        f"loss {float(losses[0]):.3f} -> {float(loss_of(net, x, y)):.3f}, accuracy {float(F.accuracy(net(x), y)):.0%}"
+    )
 
 
 if __name__ == "__main__":

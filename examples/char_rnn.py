@@ -75,10 +75,10 @@ def main(argv: list[str] | None = None) -> None:
         loss = F.cross_entropy(logits.reshape(-1, len(LETTERS)), following.reshape(-1))
         optimizer.zero_grad()
         loss.backward()
-        optim.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
         for part in state:
             part.unchain_backward()  # the next step's gradient ends here
+        optim.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()  # loss, state and new weights: one program
         losses.append(float(loss))
         bar.tell(loss=losses[-1])
     print(f"loss {losses[0]:.3f} -> {np.mean(losses[-10:]):.3f} nats a letter")

@@ -12,9 +12,8 @@ from dnnc import nn, optim, random, train_step
 
 
 def photo(name, size):
-    return (
-        np.asarray(Image.fromarray(load_sample_image(name)).resize((size, size)), np.float32).transpose(2, 0, 1) / 255
-    )
+    image = Image.fromarray(load_sample_image(name)).resize((size, size))
+    return np.asarray(image, np.float32).transpose(2, 0, 1) / 255
 
 
 def main(argv=None):
@@ -37,8 +36,7 @@ def main(argv=None):
 
     content, style = features(photo("china.jpg", args.size))[0], features(photo("flower.jpg", args.size))[1]
     step = train_step(loss_of, optim.Adam(lr=0.02), photo("china.jpg", args.size), target=args.target)
-    losses = [float(step()) for _ in range(args.steps)]
-    print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+    print("loss {:.4f} -> {:.4f}".format(*[float(step()) for _ in range(args.steps)][:: args.steps - 1]))
     pixels = np.clip(255 * step.params.to_device("cpu").numpy(), 0, 255).astype(np.uint8)
     Image.fromarray(pixels.transpose(1, 2, 0)).save(args.out)
 

@@ -45,6 +45,9 @@ ARRAY_EXAMPLES = {
 }
 
 
+FALLS = r"loss \d+\.\d+ -> \d+\.\d+"
+
+
 def samples(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     with np.load(folder / "digits_samples.npz", allow_pickle=False) as z:
         return z["images"], z["labels"]
@@ -69,33 +72,12 @@ def test_the_model_in_the_tree_reads_its_samples() -> None:
 
 
 @pytest.mark.slow
-def test_gradients_are_differences() -> None:
-    t = script("train_digits")
-    rng = np.random.default_rng(1)
-    p = {k: v.astype(np.float64) for k, v in t.first_weights(rng).items()}
-    x, y = rng.random((3, 1, 8, 8)), np.array([1, 7, 3])
-
-    def loss() -> float:
-        z = t.forward(p, x)[0]
-        return float((np.log(np.exp(z).sum(1)) - z[np.arange(3), y]).mean())
-
-    for name, g in t.gradients(p, x, y).items():
-        at = tuple(int(i) for i in np.unravel_index(np.abs(g).argmax(), g.shape))
-        keep, step = p[name][at], 1e-6
-        p[name][at] = keep + step
-        above = loss()
-        p[name][at] = keep - step
-        assert (above - loss()) / (2 * step) == pytest.approx(g[at], rel=1e-4), name
-        p[name][at] = keep
-
-
-@pytest.mark.slow
 def test_training_reaches_its_accuracy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     t = script("train_digits")
     monkeypatch.setattr(t, "HERE", tmp_path)
-    t.main()
+    t.main([])
     found = re.search(r"test accuracy ([\d.]+)%", capsys.readouterr().out)
     assert found is not None and float(found[1]) >= 97
     images, labels = samples(tmp_path)
@@ -150,6 +132,66 @@ def test_array_programs_on_a_device(name: str, interpreted: None, capsys: pytest
     script(name).main([*given, "--device=cuda:0"])
     out = capsys.readouterr().out
     assert re.search(found, out, re.MULTILINE), out
+
+
+# --- examples that train -----------------------------------------------------------------------------------------------
+
+# Arguments on the host, what the output says there, and arguments for the interpreter of device programs.
+TRAINING = {
+    "alexnet": (["--steps=12", "--width=0.3"], FALLS, ["--steps=1", "--width=0.1", "--batch=2"]),
+    "char_rnn": (["--steps=40", "--width=48"], FALLS, ["--steps=2", "--width=8", "--length=3"]),
+    "dcgan": (["--steps=15", "--width=8"], r"pixels 0\.[1-6]", ["--steps=1", "--width=4", "--batch=4"]),
+    "dqn": (["--steps=100"], r"reached in \d+% of 100", ["--steps=2"]),
+    "gpt": (
+        ["--steps=30", "--width=32", "--blocks=1", "--letters=5"],
+        FALLS,
+        ["--steps=1", "--width=16", "--blocks=1", "--batch=2", "--letters=0"],
+    ),
+    "mlp": (["--steps=200"], r"half: 9\d\.\d\d%", ["--steps=2"]),
+    "neural_style": (["--steps=15", "--size=48"], FALLS, ["--steps=2", "--size=16"]),
+    "seq2seq": (["--steps=40", "--width=32"], FALLS, ["--steps=1", "--width=4", "--batch=2"]),
+    "stochastic_depth": (["--steps=20", "--blocks=4"], FALLS, ["--steps=2", "--blocks=2", "--batch=2"]),
+    "vae": (["--steps=200"], r"bound: 2[0-7]\.\d\d", ["--steps=2"]),
+    "word2vec": (["--steps=300"], FALLS, ["--steps=2"]),
+}
+
+
+def numbers(text: str) -> list[float]:
+    return [float(x) for x in re.findall(r"\d+\.\d+", text)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINING)
+def test_training(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given, found, _ = TRAINING[name]
+    monkeypatch.chdir(tmp_path)
+    script(name).main(given)
+    out = capsys.readouterr().out
+    assert re.search(found, out), out
+    if found is FALLS:
+        first, last = numbers(re.search(FALLS, out)[0])  # type: ignore[index]
+        assert last < 0.95 * first, out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_on_a_device(
+    name: str,
+    interpreted: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The same seed, and so the same losses."""
+    given = TRAINING[name][2]
+    monkeypatch.chdir(tmp_path)
+    made = []
+    for target in ("llvm", "cuda"):
+        script(name).main([*given, f"--target={target}"])
+        made.append(numbers(capsys.readouterr().out))
+    assert made[0] and made[1] == pytest.approx(made[0], rel=2e-3, abs=2e-3)
 
 
 def test_without_torch_the_example_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
