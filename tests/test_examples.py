@@ -134,13 +134,13 @@ def test_array_programs_on_a_device(name: str, interpreted: None, capsys: pytest
     assert re.search(found, out, re.MULTILINE), out
 
 
-# --- examples that train -----------------------------------------------------------------------------------------------
+# --- examples that train ----------------------------------------------------------------------------------------------
 
 # Arguments on the host, what the output says there, and arguments for the interpreter of device programs.
 TRAINING = {
-    "alexnet": (["--steps=12", "--width=0.3"], FALLS, ["--steps=1", "--width=0.1", "--batch=2"]),
-    "char_rnn": (["--steps=40", "--width=48"], FALLS, ["--steps=2", "--width=8", "--length=3"]),
-    "dcgan": (["--steps=15", "--width=8"], r"pixels 0\.[1-6]", ["--steps=1", "--width=4", "--batch=4"]),
+    "alexnet": (["--steps=3", "--width=0.1"], r"loss 2\.\d+ -> 2\.\d+, accuracy \d+%", ["--steps=1", "--width=0.1", "--batch=2"]),
+    "char_rnn": (["--steps=60", "--width=32"], FALLS, ["--steps=2", "--width=8", "--length=3"]),
+    "dcgan": (["--steps=6", "--width=4"], r"pixels 0\.[1-6]", ["--steps=1", "--width=4", "--batch=4"]),
     "dqn": (["--steps=100"], r"reached in \d+% of 100", ["--steps=2"]),
     "gpt": (
         ["--steps=30", "--width=32", "--blocks=1", "--letters=5"],
@@ -149,7 +149,7 @@ TRAINING = {
     ),
     "mlp": (["--steps=200"], r"half: 9\d\.\d\d%", ["--steps=2"]),
     "neural_style": (["--steps=15", "--size=48"], FALLS, ["--steps=2", "--size=16"]),
-    "seq2seq": (["--steps=40", "--width=32"], FALLS, ["--steps=1", "--width=4", "--batch=2"]),
+    "seq2seq": (["--steps=25", "--width=8"], FALLS, ["--steps=1", "--width=4", "--batch=2"]),
     "stochastic_depth": (["--steps=20", "--blocks=4"], FALLS, ["--steps=2", "--blocks=2", "--batch=2"]),
     "vae": (["--steps=200"], r"bound: 2[0-7]\.\d\d", ["--steps=2"]),
     "word2vec": (["--steps=300"], FALLS, ["--steps=2"]),
