@@ -36,7 +36,7 @@ class SkipGram(nn.Module):
 
 
 def model() -> Any:
-    return SkipGram()
+    return SkipGram(WORDS)
 
 
 def loss_of(net: Any, word: Any, others: Any, near: Any) -> Any:
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
     words, _ = corpus()
     net.to("cpu")
     vectors = F.normalize(net.inner.weight, dim=1).numpy()
-    for word in ("float", "class", "left", "returns"):
+    for word in (w for w in ("float", "class", "left", "returns") if w in words):
         likeness = vectors @ vectors[words.index(word)]
         print(f"{word}: {' '.join(words[k] for k in np.argsort(-likeness)[1:6])}")
     print(f"loss {float(losses[0]):.3f} -> {np.mean([float(x) for x in losses[-20:]]):.3f}")
