@@ -1,28 +1,35 @@
-"""Train a small convolutional network on scikit-learn's 8x8 digits with NumPy alone, and write it as ONNX.
+"""Train a small convolutional network on scikit-learn's 8x8 digits, and write it as ONNX.
 
-    python examples/train_digits.py        # five seconds; writes digits.onnx and digits_samples.npz beside this file
+    python examples/train_digits.py [--target llvm|cuda] [--steps 900]
+
+It writes digits.onnx and digits_samples.npz beside this file.
 
     image f32[N, 1, 8, 8] -> conv 3x3, 16 -> relu -> conv 3x3, 32 -> relu -> max-pool 2
         -> gemm 64 -> relu -> gemm 10 -> logits f32[N, 10]
 
-Pixels run from 0 (paper) to 1 (ink). The seed fixes the split, the first weights and the order of the batches.
+Pixels run from 0 (paper) to 1 (ink). The seed fixes the split, the first weights and the order of the batches. A step
+is one compiled program: forward, backward, and Adam with a rate that falls along a cosine.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from numpy.lib.stride_tricks import sliding_window_view
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
+
+import dnnc
+import dnnc.nn.functional as F
+from dnnc import nn, optim
 
 HERE = Path(__file__).parent
 SEED, EPOCHS, BATCH, RATE = 0, 20, 32, 2e-3
 Array = np.ndarray
-Params = dict[str, Array]
 
 
 def load_data(rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
@@ -35,93 +42,37 @@ def load_data(rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
     return x[train], y[train], x[test], y[test]
 
 
-def first_weights(rng: np.random.Generator) -> Params:
-    """He initialisation: variance 2 / fan-in keeps the scale of activations through relu."""
-    shapes = {"conv1.w": (16, 1, 3, 3), "conv2.w": (32, 16, 3, 3), "fc1.w": (512, 64), "fc2.w": (64, 10)}
-    p: Params = {}
-    for name, shape in shapes.items():
-        conv = len(shape) == 4
-        fan_in = np.prod(shape[1:]) if conv else shape[0]
-        p[name] = (rng.standard_normal(shape) * np.sqrt(2 / fan_in)).astype(np.float32)
-        p[name.replace(".w", ".b")] = np.zeros(shape[0] if conv else shape[1], np.float32)
-    return p
+class Digits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+        self.fc1, self.fc2 = nn.Linear(512, 64), nn.Linear(64, 10)
+
+    def forward(self, image: Any) -> Any:
+        h = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(image)))), 2)
+        return self.fc2(F.relu(self.fc1(h.reshape(h.shape[0], -1))))
 
 
-def windows(x: Array) -> Array:
-    """The 3x3 neighbourhood of every pixel, zeros outside: [n, c, h, w] -> [n, h, w, c, 3, 3], a view."""
-    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    return sliding_window_view(padded, (3, 3), axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
+def model() -> Any:
+    return Digits()
 
 
-def conv(x: Array, w: Array, b: Array) -> Array:
-    """A 3x3 convolution that keeps height and width."""
-    return np.tensordot(windows(x), w, axes=((3, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2) + b[:, None, None]
+def loss_of(net: Any, x: Any, y: Any) -> Any:
+    return F.cross_entropy(net(x), y)
 
 
-def conv_grad(x: Array, w: Array, dy: Array) -> tuple[Array, Array, Array]:
-    """Gradients by x, w and b. That by x is a convolution with the filter turned and channels swapped."""
-    dw = np.tensordot(dy, windows(x), axes=((0, 2, 3), (0, 1, 2)))
-    dx = conv(dy, w[:, :, ::-1, ::-1].transpose(1, 0, 2, 3), np.zeros(w.shape[1], np.float32))
-    return dx, dw, dy.sum((0, 2, 3))
+def batches(rng: np.random.Generator, steps: int, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+    """Each epoch has the images in another order."""
+    order = np.concatenate([rng.permutation(len(x) // BATCH * BATCH) for _ in range(-(-steps * BATCH // len(x)) + 1)])
+    for k in range(steps):
+        at = order[k * BATCH : (k + 1) * BATCH]
+        yield x[at], y[at]
 
 
-def forward(p: Params, x: Array) -> tuple[Array, Params]:
-    """The logits, and the activations that the backward pass needs."""
-    a: Params = {"x": x}
-    a["h1"] = np.maximum(conv(x, p["conv1.w"], p["conv1.b"]), 0)
-    a["h2"] = np.maximum(conv(a["h1"], p["conv2.w"], p["conv2.b"]), 0)
-    n, c, h, w = a["h2"].shape
-    tiles = a["h2"].reshape(n, c, h // 2, 2, w // 2, 2)
-    pooled = tiles.max((3, 5))
-    a["winner"] = tiles == pooled[:, :, :, None, :, None]
-    a["flat"] = pooled.reshape(n, -1)
-    a["h3"] = np.maximum(a["flat"] @ p["fc1.w"] + p["fc1.b"], 0)
-    return a["h3"] @ p["fc2.w"] + p["fc2.b"], a
-
-
-def gradients(p: Params, x: Array, y: Array) -> Params:
-    """Gradients of the mean cross-entropy by every parameter."""
-    logits, a = forward(p, x)
-    e = np.exp(logits - logits.max(1, keepdims=True))
-    d = e / e.sum(1, keepdims=True)
-    d[np.arange(len(y)), y] -= 1
-    d /= len(y)
-    g = {"fc2.w": a["h3"].T @ d, "fc2.b": d.sum(0)}
-    d = (d @ p["fc2.w"].T) * (a["h3"] > 0)
-    g |= {"fc1.w": a["flat"].T @ d, "fc1.b": d.sum(0)}
-    d = (d @ p["fc1.w"].T).reshape(len(x), 32, 4, 1, 4, 1) * a["winner"]
-    d = d.reshape(a["h2"].shape) * (a["h2"] > 0)
-    d, g["conv2.w"], g["conv2.b"] = conv_grad(a["h1"], p["conv2.w"], d)
-    _, g["conv1.w"], g["conv1.b"] = conv_grad(a["x"], p["conv1.w"], d * (a["h1"] > 0))
-    return g
-
-
-def batches(rng: np.random.Generator, n: int) -> Iterator[Array]:
-    order = rng.permutation(n)
-    for i in range(0, n, BATCH):
-        yield order[i : i + BATCH]
-
-
-def train(rng: np.random.Generator, x: Array, y: Array) -> Params:
-    """Adam, with a rate that falls to zero along a cosine."""
-    p = first_weights(rng)
-    m = {k: np.zeros_like(v) for k, v in p.items()}
-    v = {k: np.zeros_like(w) for k, w in p.items()}
-    step, steps = 0, EPOCHS * -(-len(x) // BATCH)
-    for _ in range(EPOCHS):
-        for at in batches(rng, len(x)):
-            rate = RATE * 0.5 * (1 + np.cos(np.pi * step / steps))
-            step += 1
-            for k, g in gradients(p, x[at], y[at]).items():
-                m[k] = 0.9 * m[k] + 0.1 * g
-                v[k] = 0.999 * v[k] + 0.001 * g * g
-                update = m[k] / (1 - 0.9**step) / (np.sqrt(v[k] / (1 - 0.999**step)) + 1e-8)
-                p[k] = (p[k] - rate * update).astype(np.float32)
-    return p
-
-
-def to_onnx(p: Params) -> onnx.ModelProto:
+def to_onnx(net: Any) -> onnx.ModelProto:
     """The network as an ONNX model whose batch size is the symbolic dimension N."""
+    p = {n.replace("weight", "w").replace("bias", "b"): a.numpy() for n, a in net.state_dict().items()}
+    p |= {n: p[n].T.copy() for n in ("fc1.w", "fc2.w")}  # Gemm has rows of inputs
     pads = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
     nodes = [
         helper.make_node("Conv", ["image", "conv1.w", "conv1.b"], ["c1"], "conv1", **pads),
@@ -148,13 +99,25 @@ def to_onnx(p: Params) -> onnx.ModelProto:
     return model
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Train a small convolutional network on digits.")
+    parser.add_argument("--target", default="llvm", help="llvm or cuda")
+    parser.add_argument("--steps", type=int, default=EPOCHS * 45, help="steps of 32 images, 45 of which are an epoch")
+    args = parser.parse_args(argv)
     rng = np.random.default_rng(SEED)
+    dnnc.random.seed(SEED)
     x_train, y_train, x_test, y_test = load_data(rng)
-    p = train(rng, x_train, y_train)
-    accuracy = float((forward(p, x_test)[0].argmax(1) == y_test).mean())
-    print(f"test accuracy {accuracy:.2%} on {len(y_test)} images")
-    onnx.save(to_onnx(p), HERE / "digits.onnx")
+    net = model()
+    optimizer = optim.Adam(lr=RATE)
+    schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+    step = dnnc.train_step(loss_of, optimizer, net, target=args.target)
+    for batch in (bar := dnnc.progress(batches(rng, args.steps, x_train, y_train), total=args.steps)):
+        bar.tell(loss=step(*batch))
+        schedule.step()
+
+    net.eval().to("cpu")
+    print(f"test accuracy {float(F.accuracy(net(x_test), y_test)):.2%} on {len(y_test)} images")
+    onnx.save(to_onnx(net), HERE / "digits.onnx")
     picks = [int(np.flatnonzero(y_test == k % 10)[k // 10]) for k in range(12)]  # every digit once, 0 and 1 twice
     np.savez_compressed(HERE / "digits_samples.npz", images=x_test[picks], labels=y_test[picks])
 

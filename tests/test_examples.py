@@ -45,6 +45,9 @@ ARRAY_EXAMPLES = {
 }
 
 
+FALLS = r"loss \d+\.\d+ -> \d+\.\d+"
+
+
 def samples(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     with np.load(folder / "digits_samples.npz", allow_pickle=False) as z:
         return z["images"], z["labels"]
@@ -69,33 +72,12 @@ def test_the_model_in_the_tree_reads_its_samples() -> None:
 
 
 @pytest.mark.slow
-def test_gradients_are_differences() -> None:
-    t = script("train_digits")
-    rng = np.random.default_rng(1)
-    p = {k: v.astype(np.float64) for k, v in t.first_weights(rng).items()}
-    x, y = rng.random((3, 1, 8, 8)), np.array([1, 7, 3])
-
-    def loss() -> float:
-        z = t.forward(p, x)[0]
-        return float((np.log(np.exp(z).sum(1)) - z[np.arange(3), y]).mean())
-
-    for name, g in t.gradients(p, x, y).items():
-        at = tuple(int(i) for i in np.unravel_index(np.abs(g).argmax(), g.shape))
-        keep, step = p[name][at], 1e-6
-        p[name][at] = keep + step
-        above = loss()
-        p[name][at] = keep - step
-        assert (above - loss()) / (2 * step) == pytest.approx(g[at], rel=1e-4), name
-        p[name][at] = keep
-
-
-@pytest.mark.slow
 def test_training_reaches_its_accuracy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     t = script("train_digits")
     monkeypatch.setattr(t, "HERE", tmp_path)
-    t.main()
+    t.main([])
     found = re.search(r"test accuracy ([\d.]+)%", capsys.readouterr().out)
     assert found is not None and float(found[1]) >= 97
     images, labels = samples(tmp_path)
@@ -163,6 +145,78 @@ def test_array_programs_on_a_device(name: str, interpreted: None, capsys: pytest
     script(name).main([*given, "--device=cuda:0"])
     out = capsys.readouterr().out
     assert re.search(found, out, re.MULTILINE), out
+
+
+# --- examples that train ----------------------------------------------------------------------------------------------
+
+# Arguments, and what the output says.
+TRAINING = {
+    "alexnet": (["--steps=3", "--width=0.1"], r"loss 2\.\d+ -> 2\.\d+, accuracy \d+%"),
+    "char_rnn": (["--steps=60", "--width=32"], FALLS),
+    "dcgan": (["--steps=6", "--width=4"], r"pixels 0\.[1-6]"),
+    "dqn": (["--steps=100"], r"reached in \d+% of 100"),
+    "gpt": (["--steps=30", "--width=32", "--blocks=1", "--letters=5"], FALLS),
+    "mlp": (["--steps=200"], r"half: 9\d\.\d\d%"),
+    "neural_style": (["--steps=15", "--size=48"], FALLS),
+    "seq2seq": (["--steps=25", "--width=8"], FALLS),
+    "stochastic_depth": (["--steps=20", "--blocks=4"], FALLS),
+    "vae": (["--steps=200"], r"bound: 2[0-7]\.\d\d"),
+    "word2vec": (["--steps=300"], FALLS),
+}
+# Sizes for the interpreter of device programs: constants of the example, and arguments. AlexNet and GPT take minutes.
+ON_DEVICE = {
+    "char_rnn": ({"ROWS": 2}, ["--steps=2", "--width=4", "--length=2"]),
+    "dcgan": ({}, ["--steps=1", "--width=2", "--batch=2"]),
+    "dqn": ({"BATCH": 2}, ["--steps=1"]),
+    "mlp": ({"BATCH": 2}, ["--steps=1"]),
+    "neural_style": ({}, ["--steps=2", "--size=16"]),
+    "seq2seq": ({}, ["--steps=1", "--width=2", "--batch=1"]),
+    "stochastic_depth": ({}, ["--steps=1", "--blocks=1", "--batch=1"]),
+    "vae": ({"BATCH": 2}, ["--steps=1"]),
+    "word2vec": ({"BATCH": 4, "WORDS": 60}, ["--steps=1"]),
+}
+LONG = {"char_rnn", "neural_style", "seq2seq", "word2vec"}
+
+
+def numbers(text: str) -> list[float]:
+    return [float(x) for x in re.findall(r"\d+\.\d+", text)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINING)
+def test_training(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given, found = TRAINING[name]
+    monkeypatch.chdir(tmp_path)
+    script(name).main(given)
+    out = capsys.readouterr().out
+    assert re.search(found, out), out
+    if found is FALLS:
+        first, last = numbers(re.search(FALLS, out)[0])  # type: ignore[index]
+        assert last < 0.95 * first, out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.thorough) if n in LONG else n for n in ON_DEVICE])
+def test_training_on_a_device(
+    name: str,
+    interpreted: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The same seed, and so the same losses."""
+    constants, given = ON_DEVICE[name]
+    monkeypatch.chdir(tmp_path)
+    made = []
+    for target in ("llvm", "cuda"):
+        example = script(name)
+        for constant, value in constants.items():
+            monkeypatch.setattr(example, constant, value)
+        example.main([*given, f"--target={target}"])
+        made.append(numbers(capsys.readouterr().out))
+    assert made[0] and made[1] == pytest.approx(made[0], rel=2e-3, abs=2e-3)
 
 
 def test_without_torch_the_example_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,8 @@ class Lazy:
 
 
 class Step:
-    """The arrays of one `backward`, which become one program: its result, the arrays that require a gradient, theirs.
+    """The arrays of one `backward`, which become one program: its result, the arrays that require a gradient, theirs,
+    and arrays whose history was cut meanwhile.
 
     All are known by weak references. An array that was written to meanwhile, as an optimizer does, counts as it is now.
     """
@@ -178,7 +179,7 @@ class Step:
     __slots__ = ("result", "roots")
 
     def __init__(self, result: weakref.ref[Any], roots: Sequence[weakref.ref[Any]]) -> None:
-        self.result, self.roots = result, roots
+        self.result, self.roots = result, list(roots)
 
     def values(self) -> list[Lazy]:
         """What is not computed yet."""

@@ -12,7 +12,9 @@ import numpy as np
 from dnnc.array.core import Array, moved
 from dnnc.array.creation import asarray
 from dnnc.array.devices import device_name
+from dnnc.array.lazy import materialise
 from dnnc.array.promotion import dtype_of
+from dnnc.frontends.trace.tracer import tracing
 from dnnc.ir.errors import DnncError, InputError, a_type
 from dnnc.nn.functional.operands import copied
 from dnnc.nn.parameter import Parameter, overwrite, snapshot
@@ -61,6 +63,8 @@ class Module:
         raise InputError(f"{type(self).__name__} has no method forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if tracing():
+            self._settle()
         for hook in tuple(self._tables("_pre_hooks").values()):
             given = hook(self, args)
             if given is not None:
@@ -70,6 +74,11 @@ class Module:
             other = hook(self, args, made)
             made = made if other is None else other
         return made
+
+    def _settle(self) -> None:
+        """Compute parameters and buffers that are not: a trace shall hold their contents, not the draw of each."""
+        parts = {id(p): p for a in (*self.parameters(), *self.buffers()) for p in a._parts}
+        materialise([p for p in parts.values() if p.data is None and not p.traced])
 
     # --- attributes ---------------------------------------------------------------------------------------------------
 

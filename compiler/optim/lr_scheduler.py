@@ -224,8 +224,8 @@ class OneCycleLR(LRScheduler):
         raise AssertionError
 
     def _at(self, t: int) -> None:
-        if t >= self.total_steps:
-            raise InputError(f"OneCycleLR: step {t + 1} of {self.total_steps}; the schedule has ended")
+        if t > self.total_steps:  # that many calls of `step`, as in PyTorch: one after each batch
+            raise InputError(f"OneCycleLR: step {t} of {self.total_steps}; the schedule has ended")
         super()._at(t)
         for k, group in enumerate(self.optimizer.param_groups):
             if self._momentum_name is not None:

@@ -119,7 +119,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     if pixels[0] == "ks":
         s.apply(stretches, names[0], "ks")
     s.apply(narrow)
-    s.apply(annotate, "parallel", shared)
+    if s.extent(shared) != 1:
+        s.apply(annotate, "parallel", shared)
     return s.done()
 
 

@@ -230,12 +230,39 @@ PULLBACKS: LRU[Any, Pullback] = LRU(PROGRAMS)
 
 
 def unchain(y: Array) -> None:
-    """See `Array.unchain_backward`."""
-    for x in list(_behind(y._parts[0])):
+    """See `Array.unchain_backward`.
+
+    A value that is not computed yet is computed with the step that is under way, else at once: the expressions of
+    later steps begin with its contents, and do not grow.
+    """
+    value = y._parts[0]
+    for x in list(_behind(value)):
         (x.call or x.origin).tracked = 0
         x.tracked = 0
         if x.call is None:
             del x.origin
+    if value.call is None or value.step is not None:
+        return
+    step = _under_way(value)
+    if step is None:
+        materialise([value])
+        return
+    step.roots.append(weakref.ref(y))
+    value.step = step
+
+
+def _under_way(last: Lazy) -> Step | None:
+    """A step that is not computed yet, with an array that a value is computed of."""
+    seen: set[int] = set()
+    stack = [last]
+    while stack:
+        x = stack.pop()
+        if x.step is not None and x.step.values():
+            return x.step
+        if x.call is not None and id(x) not in seen:
+            seen.add(id(x))
+            stack += [i for i in x.call.inputs if i is not None]
+    return None
 
 
 def _behind(last: Lazy) -> Iterator[Lazy]:

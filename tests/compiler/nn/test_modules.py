@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import dnnc
 import dnnc.array as xp
 from dnnc import nn
 
@@ -141,3 +142,11 @@ def test_eval_and_masks() -> None:
         lambda m: m.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), f(2, 4, 6),
         named={"src_mask": hidden, "src_key_padding_mask": padding},
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_first_values_are_constants_of_a_trace() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
+    g = dnnc.trace(lambda x: net(x), dnnc.Spec(("N", 4)))
+    assert not any(n.op.name.startswith("random") for n in g.nodes())
+    assert sum(c.size for c in g.constants.values()) >= 4 * 3 + 3

@@ -103,6 +103,31 @@ def test_truncated_backpropagation_through_time() -> None:
     close(w.grad, held)  # and not 4 w^3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("early", [True, False])
+def test_the_state_of_truncated_backpropagation_is_computed_with_the_step(early: bool) -> None:
+    """Programs of later steps begin with its contents: they are one program, which does not grow."""
+    w = parameter(3, 3)
+    first, xs = w.numpy().copy(), rng.standard_normal((6, 2, 3))
+    state, other, made = xp.asarray(np.zeros((2, 3))), np.zeros((2, 3)), []
+    for x in xs:
+        other = np.tanh(x + other @ first)
+        state = xp.tanh(xp.asarray(x) + state @ w)
+        seen = xp.sum(state * state)
+        w.grad = None
+        seen.backward()
+        if early:
+            state.unchain_backward()
+        w -= 0.0 * w.grad
+        close(seen, np.sum(other * other))
+        if not early:
+            state.unchain_backward()
+        assert state._parts[0].call is None
+        close(state, other)
+        made.append(PROGRAMS_MADE.compiled)
+    assert made[-1] == made[2]
+
+
 def test_results_of_jitted_functions_have_gradients() -> None:
     x = parameter(3)
     f = dnnc.jit(lambda v: xp.exp(v))

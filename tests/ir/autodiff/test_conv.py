@@ -103,6 +103,21 @@ def g(x: f32[2, 16, 28, 28], g: f32[2, 24, 28, 28]):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size, kernel", [(1, 1), (2, 2)])
+def test_filters_of_one_panel_over_one_pixel(size: int, kernel: int) -> None:
+    """One block of channels on either side: there is nothing to share among threads."""
+    text = f"""\
+def g(x: f32[8, 16, {size}, {size}], g: f32[8, 16, 1, 1]):
+    y = conv_backward_filter(x, g, kernel=({kernel}, {kernel}))
+    return y
+"""
+    f = dnnc.compile(parse(text), target="llvm", threads=2, cache=False)
+    x, g = (np.random.default_rng(2).standard_normal((8, 16, n, n)).astype(np.float32) for n in (size, 1))
+    want = run(parse(text), [x, g], "float64")[0]
+    assert float(np.abs(np.asarray(f(x, g)) - want).max()) < 2e-6 * float(np.abs(want).max())
+
+
+@pytest.mark.slow
 def test_gradient_of_symbolic_batch() -> None:
     text = """\
 def g(x: f32[N, 8, 9, 9], w: f32[16, 8, 3, 3], s: f32[N, 16, 5, 5]):

@@ -1,0 +1,148 @@
+"""Loss curves of the examples' nets beside PyTorch's: the same weights, the same batches, the same optimizer.
+
+    python benchmarks/loss_curves.py [--steps 200] [--target llvm|cuda] [--only mlp,gpt] [--dtype float32|float64]
+
+The net and the loss in PyTorch are the example's own text, with its imports changed. The table says how far
+the losses are apart at most, relative to PyTorch's: float64 holds 1e-7, float32 1e-3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+import dnnc
+from dnnc import optim
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+BOUNDS = {"float64": 1e-7, "float32": 1e-3}
+IMPORTS = {  # dnnc's, and what takes their place
+    r"^import dnnc\.array as xp$": "import torch as xp",
+    r"^import dnnc\.nn\.functional as F$": "import torch.nn.functional as F",
+    r"^from dnnc import nn, optim$": "from torch import nn, optim",
+    r"^from dnnc\.array\.lazy import PROGRAMS_MADE$": "",
+    r"^import dnnc$": "import torch as dnnc",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A net of an example: what it is made with, and the optimizer, both by PyTorch's names."""
+
+    name: str
+    optimizer: str
+    settings: dict[str, Any]
+    made_with: dict[str, Any]
+    by_run: bool = False  # define-by-run, where Python decides what runs; else `dnnc.train_step`
+
+
+CASES = (
+    Case("mlp", "AdamW", {"lr": 2e-3, "weight_decay": 0.05}, {}),
+    Case("train_digits", "Adam", {"lr": 1e-3}, {}),
+    Case("alexnet", "SGD", {"lr": 0.01, "momentum": 0.9}, {"width": 0.3, "dropout": 0.0}),
+    Case("char_rnn", "RMSprop", {"lr": 1e-3}, {"width": 48}),
+    Case("vae", "Adam", {"lr": 1e-3}, {}),
+    Case("seq2seq", "Adam", {"lr": 1e-3}, {"width": 24}),
+    Case("gpt", "AdamW", {"lr": 1e-3, "weight_decay": 0.1}, {"width": 32, "blocks": 2}),
+    Case("word2vec", "Adagrad", {"lr": 0.05}, {}),
+    Case("stochastic_depth", "SGD", {"lr": 0.01, "momentum": 0.9, "nesterov": True}, {"blocks": 6}, by_run=True),
+)
+
+
+def example(name: str, of_torch: bool) -> ModuleType:
+    """An example as a module, by dnnc or by PyTorch."""
+    text = (EXAMPLES / f"{name}.py").read_text()
+    for pattern, other in IMPORTS.items() if of_torch else ():
+        text = re.sub(pattern, other, text, flags=re.MULTILINE)
+    module = ModuleType(f"{name}_of_{'torch' if of_torch else 'dnnc'}")
+    module.__file__ = str(EXAMPLES / f"{name}.py")
+    exec(compile(text, f"{name}.py", "exec"), module.__dict__)
+    return module
+
+
+def batches(module: ModuleType, name: str, steps: int, dtype: str) -> Iterator[list[Any]]:
+    rng = np.random.default_rng(0)
+    data = module.load_data(rng)[:2] if name == "train_digits" else ()
+    for batch in module.batches(rng, steps, *data):
+        yield [a.astype(dtype) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in batch]
+
+
+def curves(case: Case, steps: int, dtype: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Losses [steps] of dnnc and of PyTorch. `options`: of `train_step`."""
+    ours, theirs = example(case.name, False), example(case.name, True)
+    torch.manual_seed(0)
+    other = theirs.model(**case.made_with).to(getattr(torch, dtype))
+    net = ours.model(**case.made_with).to(dtype)
+    net.load_state_dict(other.state_dict())
+    step = stepper(case, ours, net, options)
+    known = getattr(torch.optim, case.optimizer)(other.parameters(), **case.settings)
+    found, wanted = [], []
+    for batch in batches(ours, case.name, steps, dtype):
+        found.append(step(*batch))
+        known.zero_grad()
+        loss = theirs.loss_of(other, *(torch.tensor(a) if isinstance(a, np.ndarray) else a for a in batch))
+        loss.backward()
+        known.step()
+        wanted.append(loss.item())
+    return np.array([float(x) for x in found]), np.array(wanted)
+
+
+def stepper(case: Case, ours: ModuleType, net: Any, options: dict[str, Any]) -> Any:
+    """A function of a batch that gives the loss, and updates the net."""
+    make = getattr(optim, case.optimizer)
+    if not case.by_run:
+        return dnnc.train_step(ours.loss_of, make(**case.settings), net, **options)
+    device = "cpu" if options.get("target", "llvm") == "llvm" else "cuda:0"
+    optimizer = make(net.to(device).parameters(), **case.settings)
+
+    def step(*batch: Any) -> float:
+        optimizer.zero_grad()
+        given = (dnnc.array.asarray(a, device=device) if isinstance(a, np.ndarray) else a for a in batch)
+        loss = ours.loss_of(net, *given)
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    return step
+
+
+def apart(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference of two losses, relative to PyTorch's."""
+    return float((np.abs(found - wanted) / np.abs(wanted)).max())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Loss curves of the examples' nets beside PyTorch's.")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--target", default="llvm", help="llvm or cuda")
+    parser.add_argument("--only", default="", help="names of examples, separated by commas")
+    parser.add_argument("--dtype", default="float64,float32")
+    args = parser.parse_args(argv)
+    only = {n for n in args.only.split(",") if n}
+    bad = 0
+    print(f"{'net':18} {'type':8} {'first':>9} {'last':>9}   largest difference, bound")
+    for case in CASES:
+        for dtype in args.dtype.split(",") if not only or case.name in only else ():
+            start = time.perf_counter()
+            found, wanted = curves(case, args.steps, dtype, target=args.target)
+            off = apart(found, wanted)
+            bad += not off <= BOUNDS[dtype]
+            print(
+                f"{case.name:18} {dtype:8} {wanted[0]:9.4f} {wanted[-1]:9.4f}   {off:.1e} {BOUNDS[dtype]:.0e}"
+                f"{'' if off <= BOUNDS[dtype] else '  TOO FAR'}   {time.perf_counter() - start:.0f} s",
+                flush=True,
+            )
+    return bad
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
