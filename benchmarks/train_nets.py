@@ -1,5 +1,5 @@
-"""Networks of `train_cpu.py`, each written once: `nn` and `F` are those of PyTorch, `dnnc.nn` or `train_jax`, which have the
-same names, arguments and weights.
+"""Networks of `train_cpu.py`, each written once: `nn` and `F` are PyTorch's, those of `dnnc.nn`, or `train_jax`, with
+the same names, arguments and weights.
 """
 
 from __future__ import annotations
