@@ -64,6 +64,7 @@ from dnnc.array.numeric import (
     allclose, array, array_equal, average, cumprod, cumsum, diag, diagonal, dot, inner, isclose, logsumexp, nan_to_num,
     outer, ptp, ravel, swapaxes, trace, transpose, vdot,
 )  # fmt: skip
+from dnnc.array.methods import name_absent as _name_absent
 from dnnc.array.methods import nearest as nearest
 from dnnc.array.searching import (
     argmax,
@@ -120,3 +121,5 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [n for n in dir() if not n.startswith("_")] + ["__array_api_version__", "__array_namespace_info__"]
+
+_name_absent(Array, [n for n in __all__ if callable(globals().get(n))])

@@ -313,7 +313,7 @@ def nothing(t: TensorType, device: str | None) -> Lazy:
 class Reached:
     """Collect calls behind values, operands first, with result numbers; leaves; met ones; `key`: calls in words."""
 
-    __slots__ = ("calls", "count", "key", "leaves", "met")
+    __slots__ = ("calls", "count", "key", "leaves", "met", "steps")
 
     def __init__(self, roots: Sequence[Lazy]) -> None:
         self.calls: dict[Call, int] = {}
@@ -321,11 +321,12 @@ class Reached:
         self.met: dict[Lazy, None] = {}
         self.key: list[Any] = []
         self.count = 0  # of results
+        self.steps: dict[Step, bool] = {}  # that values met belong to; True: an earlier step has written one
         self.reach(roots)
 
     def reach(self, roots: Sequence[Lazy]) -> None:
         """Go on from further values."""
-        calls, leaves, met, key, count = self.calls, self.leaves, self.met, self.key, self.count
+        calls, leaves, met, key, count, steps = self.calls, self.leaves, self.met, self.key, self.count, self.steps
         stack: list[Call] = []
         for x in reversed(roots):
             if x.call is None:
@@ -333,6 +334,8 @@ class Reached:
             else:
                 stack.append(x.call)
                 met[x] = None
+                if x.step is not None:
+                    steps[x.step] = x.tracked == ROOT
         while stack:
             call = stack[-1]
             if call in calls:
@@ -347,6 +350,8 @@ class Reached:
                     leaves.setdefault(i, len(leaves))
                     continue
                 met[i] = None
+                if i.step is not None:
+                    steps[i.step] = i.tracked == ROOT
                 if c not in calls:
                     stack.append(c)
             if len(stack) == before:
@@ -524,7 +529,7 @@ def materialise(roots: Iterable[Lazy], begun: frozenset[Step] = frozenset()) -> 
 def _compute(wanted: Sequence[Lazy], device: str | None, begun: frozenset[Step]) -> None:
     """Compute values that live on one device; neutral ones are computed on the host, and stay neutral."""
     reached = Reached(wanted)
-    steps = {x.step: x.tracked == ROOT for x in reached.met if x.step is not None and x.step not in begun}
+    steps = {step: written for step, written in reached.steps.items() if step not in begun} if reached.steps else {}
     if True in steps.values():  # what an earlier step wrote: that is a program of its own, which is found again
         earlier = [step for step, written in steps.items() if written]
         materialise([x for step in earlier for x in step.values()], begun.union(earlier))
@@ -558,6 +563,9 @@ def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None
 def buffer(x: Lazy) -> Array | DeviceData:
     """The contents of a value, where it lives."""
     if x.data is None:
-        materialise([x])
+        if x.traced or x.step is not None or x.call is None:
+            materialise([x])
+        else:
+            _compute([x], x.device, frozenset())
     assert x.data is not None
     return x.data

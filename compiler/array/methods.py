@@ -46,22 +46,34 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; the nearest is {close[0]}" if close else ""
 
 
+class Absent:
+    """A name that other libraries' arrays have. No `__getattr__`: NumPy asks for two attributes in each conversion."""
+
+    def __init__(self, near: str) -> None:
+        self.near = near
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, array: Any, owner: type) -> Any:
+        raise AttributeError(f"Array has no attribute {self.name!r}; the nearest is {self.near}")
+
+
+def name_absent(array: type, functions: Iterable[str]) -> None:
+    """Let the names of functions, and those of SYNONYMS, that an array class lacks name the nearest thing there is."""
+    names = {n: f"dnnc.array.{n}" for n in functions}
+    names.update((n, near if hasattr(array, near) else f"dnnc.array.{near}") for n, near in SYNONYMS.items())
+    for name, near in names.items():
+        if not hasattr(array, name):
+            absent = Absent(near)
+            setattr(array, name, absent)
+            absent.__set_name__(array, name)
+
+
 class Methods:
     """What `Array` inherits."""
 
     __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        own = [n for n in dir(type(self)) if not n.startswith("_")]
-        others = [f"dnnc.array.{n}" for n in import_module("dnnc.array").__all__ if n not in own]
-        same = SYNONYMS.get(name, name)
-        if same not in own and f"dnnc.array.{same}" in others:
-            near = f"; the nearest is dnnc.array.{same}"
-        else:
-            near = nearest(name, own) or nearest(f"dnnc.array.{name}", others)
-        raise AttributeError(f"Array has no attribute {name!r}{near}")
 
     # --- reductions ---------------------------------------------------------------------------------------------------
 
