@@ -37,6 +37,8 @@ from dnnc.training.statistics import Statistics
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from dnnc.tools.profile import Profile
+
 PROGRAMS = 16  # kept by one step: one for each shape of a batch
 
 
@@ -101,10 +103,10 @@ class TrainStep:
             found = self._programs.find((tuple(types), turn, self._structure))
             if found is not None:
                 return self._run(found, buffers)
-        return self._slow(batch, turn)
+        return self._run(*self._prepared(batch, turn))
 
-    def _slow(self, batch: Sequence[Any], turn: str) -> Any:
-        """The same of any batch."""
+    def _prepared(self, batch: Sequence[Any], turn: str) -> tuple[tuple[Resident, Traced], list[Any]]:
+        """The program for any batch, and its arrays."""
         leaves, tree = flatten(tuple(batch), "", Rules())
         buffers, types = [], []
         for _, x in leaves:
@@ -121,7 +123,7 @@ class TrainStep:
         found = self._programs.find(key)
         if found is None:
             found = self._programs[key] = self._compile(tree, [Spec(shape, dtype) for dtype, shape in types], turn)
-        return self._run(found, buffers)
+        return found, buffers
 
     def _run(self, program: tuple[Resident, Traced], buffers: Sequence[Any]) -> Any:
         resident, result = program
@@ -193,6 +195,21 @@ class TrainStep:
     def programs(self) -> list[Executable]:
         """What was compiled so far; `step.programs[-1].report` says what it does."""
         return [resident.f for resident, _ in self._programs.values()]
+
+    def profile(self, *batch: Any, repeats: int | None = None) -> Profile:
+        """Profile an iteration on a batch by kernel, as a printable table. The state stays as it is.
+
+        Args:
+            *batch: as in a call.
+            repeats: measured iterations; None: as many as fit into a second, 10 to 1000.
+        """
+        if self._out:
+            self._take_back()
+        self._read_numbers()
+        (resident, _), buffers = self._prepared(batch, self._turn())
+        state = [np.asarray(self._array(n)) for n in self._names]
+        others = [moved_to(b, HOST) for b in (self._vector, *buffers)]
+        return resident.f.profile(*state, *others, repeats=repeats)
 
     # --- state --------------------------------------------------------------------------------------------------------
 

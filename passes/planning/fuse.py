@@ -24,13 +24,14 @@ from heapq import heapify, heappop, heappush
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Cost, Trait
-from dnnc.passes.analysis.alias import find_aliases
+from dnnc.passes.analysis.alias import find_aliases, root
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
 from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part
 from dnnc.passes.rewrite import producer
 
+IN_PLACE_BYTES = 1 << 16  # of smaller arrays a second copy costs less than the start of another kernel
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
 
@@ -101,6 +102,7 @@ class _Fuser:
         self.order = {n: i for i, n in enumerate(self.nodes)}
         self.outputs = set(graph.outputs)
         self.aliases = find_aliases(graph, align=align)
+        self.donors = {root(self.aliases.of, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
         self.members: dict[int, list[Node]] = {}  # of each group, last node first
         self.kind: dict[int, str] = {}
         self.group_of: dict[Node, int] = {}
@@ -180,6 +182,8 @@ class _Fuser:
         anchored = kind_of(n) != "map"
         if anchored and self.kind[g] != "map":
             return None  # two anchors would run in one nest
+        if kind_of(n) == "contraction" and self.updates(g):
+            return None  # a contraction's tiles overlap, so its result cannot take the memory of what it reads
         if not all(self.allowed(n, u, anchored) for u in users):
             return None
         if any(self.reads_index(u, n.output) for u in users):
@@ -195,6 +199,25 @@ class _Fuser:
         if all(self.follows(n.output, u) for u in users):
             self.aligned.add(n)
         return g
+
+    def updates(self, g: int) -> bool:
+        """Does an element-wise group give a large donated input new contents that it computes of the old ones?"""
+        made = self.members[g][0].outputs[0]
+        donor, size = self.donors.get(root(self.aliases.of, made)[0]), made.type.nbytes
+        if donor is None or not isinstance(size, int) or size < IN_PLACE_BYTES:
+            return False
+        if not all(map(is_pointwise, self.members[g])):
+            return False
+        todo, seen = [made], {made}
+        while todo:  # what was computed of the old contents may not be in the group yet
+            v = todo.pop()
+            if root(self.aliases.of, v) == (donor, 0):
+                return True
+            if v.node is not None and is_pointwise(v.node):
+                inputs = {x for x in v.node.inputs if x is not None} - seen
+                todo += inputs
+                seen |= inputs
+        return False
 
     def feeds_product(self, u: Node) -> bool:
         """Does a node of a contraction's group move its operand, elements of which many results read?"""

@@ -8,8 +8,9 @@ An output may take the memory of an input that was donated for it, and no other.
     y = scatter_nd(x, at, updates)   ->   updates are put into x's memory, and nothing is copied
 
 Only groups without an anchor, scatters, and what is computed of the numbers of rows: a contraction's tiles overlap at
-the end of a row, and the second store would read what the first wrote. Of several outputs, each may take an input that
-no store ahead of its own overwrites.
+the end of a row, and the second store would read what the first wrote. So the update of a large donated array is kept
+apart from the product of its gradient (`fuse`). Of several outputs, each may take an input that no store ahead of its
+own overwrites.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from dnnc.array.manipulation import broadcast_arrays, expand_dims, reshape, sque
 from dnnc.array.searching import top_k
 from dnnc.array.sizes import differ, same_shape
 from dnnc.array.statistical import any as any_of
+from dnnc.array.statistical import max as largest
 from dnnc.array.statistical import mean
 from dnnc.array.statistical import sum as sum_of
 from dnnc.nn.functional.operands import array, arrays, choice, counted, detached, op
@@ -200,10 +201,18 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueInputError(f"{what}: label_smoothing={label_smoothing}: expected a number from 0 to 1")
     w = _class_weight(what, x, weight)
-    y = op("log_softmax", x, axis=k)
     spread = None if w is None else reshape(w, (w.shape[0], *(1,) * (x.ndim - 1 - k)))
     n = x.shape[k]
     t = array(what, "target", target, "fiu")
+    if t.dtype.kind != "f" and not label_smoothing:
+        t = _classes(what, x, t)
+        top = detached(largest(x, axis=k, keepdims=True))
+        picked, counted = _picked(x, t, w, ignore_index)
+        total = array_of(apply("reduce_log_sum_exp", subtract(x, top)._parts[0], axes=(k,), keepdims=False))
+        loss = subtract(total, subtract(picked, squeeze(top, k)))  # no array of all log-probabilities
+        loss = multiply(where(not_equal(t, ignore_index), loss, 0.0), counted)
+        return _mean_by(what, loss, counted, reduction)
+    y = op("log_softmax", x, axis=k)
     if t.dtype.kind == "f":
         _, t = _same(what, x, t)
         if label_smoothing:
@@ -215,8 +224,6 @@ def cross_entropy(
     t = _classes(what, x, t)
     picked, counted = _picked(y, t, w, ignore_index)
     loss = negative(multiply(picked, counted))
-    if not label_smoothing:
-        return _mean_by(what, loss, counted, reduction)
     even = negative(sum_of(y if spread is None else multiply(y, spread), axis=k))
     even = where(not_equal(t, ignore_index), even, 0.0)
     loss = add(multiply(loss, 1 - label_smoothing), multiply(even, _share(label_smoothing, n, x)))

@@ -1,6 +1,7 @@
 """Rules of ops that read or write places which data names: what is gathered is added up again, in a fixed order.
 
     y = gather(x, at)                            ->   cot x = scatter_nd(0, at, cot y, reduction="add")
+    y = gather_elements(x, at), one of each row  ->   cot x = where(iota == at, cot y, 0)
     y = scatter_nd(x, at, u, reduction="add")    ->   cot x = cot y; cot u = gather_nd(cot y, at)
 
 Scatters apply the updates of an element in their order, so these gradients have the same bits every time. Where indices
@@ -70,8 +71,17 @@ def _by_constant(b: Builder, g: Any, at: Array, t: TensorType, axis: int) -> Any
 
 def gather_elements(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:
     (x, at), (g,) = n.inputs, cotangents
-    assert x is not None
-    return {0: b.scatter_elements(zeros(b, x.type), at, g, axis=n.attrs["axis"], reduction="add")}
+    assert x is not None and at is not None
+    shape = x.type.shape
+    axis = normalize_axis(n.attrs["axis"], len(shape))
+    count = shape[axis]
+    one_each = (*shape[:axis], 1, *shape[axis + 1 :])
+    if at.type.shape != one_each or not isinstance(count, int) or count >= 1 << 31:
+        return {0: b.scatter_elements(zeros(b, x.type), at, g, axis=axis, reduction="add")}
+    # one element of each row, as a loss picks: no scatter, so that what reads the result makes it
+    index = b.cast(b.where(b.less(at, 0), b.add(at, count), at), to=i32)
+    line = tuple(count if k == axis else 1 for k in range(len(shape)))
+    return {0: b.where(b.equal(b.iota(shape=line, axis=axis, dtype=i32), index), g, b.constant(0, dtype=g.type.dtype))}
 
 
 def gather_nd(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:

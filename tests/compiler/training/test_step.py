@@ -76,6 +76,17 @@ def test_what_was_shown_stays() -> None:
 
 
 @pytest.mark.slow
+def test_a_profile_leaves_the_state() -> None:
+    step = dnnc.train_step(loss_fn, optim.SGD(lr=0.1, momentum=0.9), WEIGHTS, threads=1)
+    step(*BATCHES[0])
+    before = arrays(step)
+    profile = step.profile(*BATCHES[1], repeats=2)
+    assert step.traces == 1 and profile.repeats == 2 and sum(k.seconds for k in profile.kernels) > 0
+    after = arrays(step)
+    assert all(np.array_equal(a, after[n]) for n, a in before.items())
+
+
+@pytest.mark.slow
 def test_trees_and_further_results() -> None:
     def loss(params: Any, batch: Any, *, key: Any) -> Any:
         w, (b,) = params

@@ -93,6 +93,25 @@ def test_gather_elements(seed: int, run: Any) -> None:
     np.testing.assert_allclose(found, t.grad.numpy(), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("run", WAYS)
+def test_one_element_of_each_row(axis: int, run: Any) -> None:
+    """Nothing is scattered; negative indices count from the end."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 3, 5))
+    sizes = (1, 3, 5) if axis == 0 else (4, 3, 1)
+    at, g = rng.integers(-x.shape[axis], x.shape[axis], sizes), rng.standard_normal(sizes)
+    want = np.zeros_like(x)
+    np.put_along_axis(want, at, g, axis)
+
+    def build(b: Any, x: Any, at: Any) -> Any:
+        return b.gather_elements(x, at, axis=axis)
+
+    assert not any(name.startswith("scatter") for name in ops(pulled(build, [x, at], [0])))
+    (found,) = run(build, [x, at], g)
+    np.testing.assert_array_equal(found, want)
+
+
 @pytest.mark.family("samples")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("run", WAYS)

@@ -63,3 +63,36 @@ def test_in_place_results_are_right() -> None:
     kernels = [s.kernel for s in f.programs[0].scheduled.steps]
     assert f.programs[0].scheduled.memory.inplace
     assert any(k.name == "add_relu" and len(k.entry.buffers) == 2 for k in kernels)
+
+
+MOMENTUM = """
+def g(p: f32[{n}, 96], m: f32[{n}, 96], x: f32[40, {n}], d: f32[40, 96], rate: f32):
+    m2 = add(mul(m, 0.9), matmul(transpose(x, perm=(1, 0)), d))
+    p2 = sub(p, mul(m2, rate))
+    return p2, m2"""
+
+
+@pytest.mark.parametrize(
+    ("n", "donated", "expected"),
+    [
+        (200, {0: 0, 1: 1}, {"m2": "m", "p2": "p"}),  # the product is a kernel of its own
+        (200, {}, {}),
+        (16, {0: 0, 1: 1}, {"p2": "p"}),  # small: m2 is made with the product, and takes no memory of its operands
+    ],
+)
+def test_an_update_leaves_the_product_of_its_gradient(
+    n: int, donated: dict[int, int], expected: dict[str, str]
+) -> None:
+    g = parse(MOMENTUM.format(n=n))
+    g.donated = donated
+    plan = plan_fusion(g)
+    assert {y.name: x.name for y, x in find_inplace(g, plan).items()} == expected
+    products = [p for p in plan.groups if any(node.op.name == "matmul" for node in p.nodes)]
+    assert [len(p.nodes) > 2 for p in products] == ["m2" not in expected]
+    rng = np.random.default_rng(0)
+    xs = [rng.standard_normal([int(str(d)) for d in v.type.shape]).astype(np.float32) for v in g.inputs]
+    want = run(g, xs, "float64")
+    g.donated = {}
+    pairs = {"p": "p2", "m": "m2"} if donated else {}
+    for got, exact in zip(dnnc.compile(g, cache=False, donate=pairs)(*(x.copy() for x in xs)), want, strict=True):
+        assert np.abs(got - exact).max() < 1e-4
