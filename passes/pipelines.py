@@ -12,7 +12,7 @@ from dnnc.passes.base import Pass, PassContext, PassManager, graphs
 from dnnc.passes.planning.program import Known, Planner, Revise, ScheduledGraph
 from dnnc.passes.planning.prologue import hoist
 from dnnc.passes.rewrite import replace_each
-from dnnc.passes.rewrites.attention import attention
+from dnnc.passes.rewrites.attention import attention, attention_parts
 from dnnc.passes.rewrites.canonicalize import canonicalize
 from dnnc.passes.rewrites.capture_loop_constants import sink_constants
 from dnnc.passes.rewrites.channels_last import assign_channels_last
@@ -99,6 +99,11 @@ CONV_TRANSPOSE = Pass(
     "a transposed convolution is a convolution per phase; after scales went into its weights",
 )
 DECOMPOSE = Pass("decompose", decompose, "what is defined by other ops becomes those ops")
+ATTENTION_PARTS = Pass(
+    "attention-parts",
+    nested(attention_parts),
+    "two products and a softmax are faster than a nest over all of it; before cse, which shares them with gradients",
+)
 FOLD_AGAIN = Pass("fold-again", fold, "decompositions of weights (transposes of gemm) are constants")
 CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation, nothing that does nothing")
 CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
@@ -181,8 +186,8 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, MARKS, CANONICALIZE_AGAIN, IDIOMS,
-    ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
+    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE, CSE, MARKS,
+    CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN,
     COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip

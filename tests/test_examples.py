@@ -179,7 +179,7 @@ LONG = {"char_rnn", "neural_style", "seq2seq", "word2vec"}
 
 
 def numbers(text: str) -> list[float]:
-    return [float(x) for x in re.findall(r"\d+\.\d+", text)]
+    return [float(x) for x in re.findall(r"\d+\.\d+|\d+(?=%)", text)]
 
 
 @pytest.mark.slow

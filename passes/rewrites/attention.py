@@ -4,11 +4,14 @@
     matmul(where(isnan(p), 0, p), v), where p is such a softmax   ->   attention(..., masked_rows="zero")
 
 The scores, the largest values of a transformer, then never leave a kernel. For targets that have a kernel for it
-(`ctx.facts.fuses_attention`); runs on the canonical graph, before precision: its scores are float32 inside.
+(`ctx.facts.fuses_attention`); runs on the canonical graph, before precision: its scores are float32 inside. On others
+the op is two products and a softmax, whose kernels are far faster than a nest over all of it.
 """
 
 from __future__ import annotations
 
+from dnnc.ir.autodiff.rules.common import narrow
+from dnnc.ir.autodiff.rules.matmul import attention_weights
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.shapes import broadcast_shapes
@@ -21,6 +24,18 @@ LARGEST_HEAD = 256  # elements of a query: more do not fit into the registers of
 def attention(graph: Graph, ctx: PassContext) -> bool:
     """Replace the pattern above wherever its scores have no other reader. Nothing happens with strict numerics."""
     return rewrite(graph, (Rule(to_attention, ("matmul",), exact=False),), ctx) if ctx.facts.fuses_attention else False
+
+
+def attention_parts(graph: Graph, ctx: PassContext) -> bool:
+    """Replace the op by its parts for targets without a kernel for it. Nothing happens with strict numerics."""
+    parts = (Rule(from_attention, ("attention",), exact=False),)
+    return rewrite(graph, parts, ctx) if not ctx.facts.fuses_attention else False
+
+
+def from_attention(m: Match) -> Value:
+    """attention(q, k, v, mask, scale=s) -> matmul(softmax(add(mul(matmul(q, transpose(k)), s), mask)), v)"""
+    y: Value = m.b.matmul(narrow(m.b, attention_weights(m.b, m.root), m.root.output.type.dtype), m.operand(m.root, 2))
+    return y
 
 
 def to_attention(m: Match) -> Value:

@@ -65,6 +65,20 @@ def _shaped(b: Builder, c: Any, v: Any) -> Any:
     return b.reshape(c, shape=v.type.shape)
 
 
+def attention_weights(b: Builder, n: Node) -> Any:
+    """softmax(q k^T * scale + mask) of an attention, in the type in which it computes: [..., queries, keys]."""
+    q, k, *rest = n.inputs[0], n.inputs[1], *n.inputs[3:]
+    assert q is not None
+    mask, dtype, scale = rest[0] if rest else None, q.type.dtype, n.attrs["scale"]
+    scores = _product(b, q, swapped(b, k), dtype.computed)
+    scores = scores if scale == 1.0 else b.mul(scores, scale)
+    scores = scores if mask is None else b.add(scores, narrow(b, mask, dtype.computed))
+    weights = b.softmax(scores, axis=-1)
+    if n.attrs["masked_rows"] == "zero":
+        weights = b.where(b.isnan(weights), b.constant(0.0, dtype=weights.type.dtype), weights)
+    return weights
+
+
 def attention(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:
     """Dao, "FlashAttention-2", section 2.3.2: the weights again from the scores, and their cotangents by rows.
 
@@ -74,12 +88,7 @@ def attention(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[i
     mask = rest[0] if rest else None
     assert q is not None and k is not None and v is not None
     dtype, scale = q.type.dtype, n.attrs["scale"]
-    scores = _product(b, q, swapped(b, k), dtype.computed)
-    scores = scores if scale == 1.0 else b.mul(scores, scale)
-    scores = scores if mask is None else b.add(scores, narrow(b, mask, dtype.computed))
-    weights = b.softmax(scores, axis=-1)
-    if n.attrs["masked_rows"] == "zero":
-        weights = b.where(b.isnan(weights), b.constant(0.0, dtype=weights.type.dtype), weights)
+    weights = attention_weights(b, n)
     out = {}
     if 2 in needed:
         out[2] = b.matmul(swapped(b, narrow(b, weights, dtype)), g)

@@ -13,7 +13,7 @@ from dnnc.ir.target import TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.rewrites.attention import attention
+from dnnc.passes.rewrites.attention import attention, attention_parts
 
 ON = PassContext(TargetFacts(fuses_attention=True))
 PARAMS = "q: f32[2, 3, 5, 8], k: f32[2, 3, 7, 8], v: f32[2, 3, 7, 4]"
@@ -160,3 +160,30 @@ def test_a_mask_that_is_the_same_for_all_queries_is_not_repeated() -> None:
     g = after(parse(text(*lines, params=f"{PARAMS}, m: bool[2, 1, 1, 7], *, {constants}")))
     n = next(n for n in g.nodes() if n.op.name == "attention")
     assert n.inputs[3] is not None and str(n.inputs[3].type) == "f32[2, 1, 1, 7]"
+
+
+@pytest.mark.parametrize(
+    "given,params",
+    [
+        ("attention(q, k, v, scale=0.35)", PARAMS),
+        ("attention(q, k, v, m, scale=0.25)", PARAMS + ", m: f32[2, 1, 1, 7]"),
+        (
+            'attention(q, k, v, m, scale=0.5, masked_rows="zero")',
+            "q: f32[4, 8], k: f32[6, 8], v: f32[6, 3], m: f32[4, 1]",
+        ),
+        ("attention(q, k, v, m, scale=0.25)", "q: f16[3, 16], k: f16[9, 16], v: f16[9, 5], m: f32[3, 9]"),
+    ],
+)
+def test_parts_for_targets_without_the_kernel(given: str, params: str) -> None:
+    g = parse(text(f"return {given}", params=params))
+    parts = g.copy()
+    assert attention_parts(parts, PassContext()) and not attention_parts(g.copy(), ON)
+    verify(parts)
+    assert "attention" not in [n.op.name for n in parts.nodes()]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in g.inputs]
+    if "zero" in given:
+        arrays[3][1] = -np.inf  # a row without keys
+    (want,), (got,) = run(g, arrays), run(parts, arrays)
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=0, atol=2e-3 if got.dtype == np.float16 else 1e-6)
+    assert got.dtype == want.dtype
