@@ -115,7 +115,7 @@ def svdvals(x: Array, /) -> Array:
 def _tolerance(x: Array, rtol: Any) -> Any:
     """Of the largest singular value, by default what rounding leaves of zeros."""
     if rtol is None:
-        return max(x.shape[-2:]) * float(ml_dtypes.finfo(real_of(x.dtype)).eps)
+        return max(x.shape[-2:]) * float(ml_dtypes.finfo(real_of(x.dtype)).eps)  # type: ignore[no-untyped-call]
     return rtol.numpy() if isinstance(rtol, Array) else np.asarray(rtol)
 
 

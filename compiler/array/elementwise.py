@@ -385,7 +385,7 @@ def nextafter(x1: Operand, x2: Operand, /) -> Array:
     moved = apply(
         "bit_cast", apply("add", bits, apply("where", away, const(bits, 1), const(bits, -1))), to=p.type.dtype
     )
-    least = const(p, float(ml_dtypes.finfo(a.dtype).smallest_subnormal))
+    least = const(p, float(ml_dtypes.finfo(a.dtype).smallest_subnormal))  # type: ignore[no-untyped-call]
     moved = apply("where", apply("equal", p, const(p, 0)), copysigned(least, q), moved)
     moved = apply("where", apply("equal", p, q), q, moved)
     nan = apply("logical_or", apply("isnan", p), apply("isnan", q))

@@ -48,7 +48,7 @@ def finfo(type: Any, /) -> FInfo:
     d = real_of(_type(type))
     if kind_of(d) != "f":
         raise InputError(f"finfo: expected a floating-point type, got {d}")
-    i = ml_dtypes.finfo(d)
+    i = ml_dtypes.finfo(d)  # type: ignore[no-untyped-call]
     return FInfo(int(i.bits), float(i.eps), float(i.max), float(i.min), float(i.smallest_normal), d)
 
 

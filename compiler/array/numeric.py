@@ -151,7 +151,7 @@ def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf:
     if kind_of(a.dtype) not in "fc":
         return a
     parts = [array_of(p) for p in a._parts]
-    info = ml_dtypes.finfo(parts[0].dtype)
+    info = ml_dtypes.finfo(parts[0].dtype)  # type: ignore[no-untyped-call]
     high, low = (float(d) if v is None else v for v, d in ((posinf, info.max), (neginf, info.min)))
     made = []
     for p in parts:

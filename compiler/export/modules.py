@@ -13,8 +13,9 @@ from dnnc.gradients.models import as_constant
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Value
 from dnnc.nn.calls import functional_call
-from dnnc.nn.module import Module, snapshot
+from dnnc.nn.module import Module
 from dnnc.nn.onnx_module import OnnxModule
+from dnnc.nn.parameter import snapshot
 
 Names = tuple[Sequence[str], Sequence[str]]  # of inputs and outputs
 

@@ -159,7 +159,7 @@ def _lrn(layer: Layer) -> Module:
 class BatchNorm(BatchNorm2d):
     """Statistics of each channel, without scale and bias. Caffe's blobs are sums, to be divided by the third."""
 
-    ranks = (2, 3, 4, 5)
+    ranks: tuple[int, ...] = (2, 3, 4, 5)
     fixed = False
 
     def blob_names(self) -> list[str]:
@@ -256,11 +256,11 @@ def _prelu(layer: Layer) -> Module:
     return PReLU(layer.blobs[0].size)
 
 
-class TestScaledDropout(Dropout):
+class TestScaledDropout(Dropout):  # type: ignore[misc, valid-type]
     """Dropout that scales in inference in place of training."""
 
     def forward(self, input: Any) -> Array:
-        return super().forward(input) * (1 - self.p)
+        return super().forward(input) * (1 - self.p)  # type: ignore[no-any-return]
 
 
 def _dropout(layer: Layer) -> Module:
@@ -270,7 +270,7 @@ def _dropout(layer: Layer) -> Module:
 
 def _relu(layer: Layer) -> Module:
     slope = layer.proto.relu_param.negative_slope
-    return LeakyReLU(slope) if slope else ReLU()
+    return LeakyReLU(slope) if slope else ReLU()  # type: ignore[no-any-return]
 
 
 def _power(layer: Layer) -> Module:

@@ -17,7 +17,8 @@ import numpy as np
 
 from dnnc import random
 from dnnc.array.core import Array, array_of, from_buffer
-from dnnc.array.lazy import HOST, Lazy, leaf
+from dnnc.array.devices import HOST
+from dnnc.array.lazy import Lazy, leaf
 from dnnc.array.sizes import plain
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
@@ -314,8 +315,8 @@ class _Run(Replay):
             return None
         x, scale, bias = (array_of(v) for v in inputs[:3] if v is not None)
         momentum = next((self.reading.running[v] for v in n.inputs[3:] if v in self.reading.running), 0.9)
-        arrays = [None if w is None else w.array for w in held]
-        y, statistics = batch_norm_with(x, *arrays, scale, bias, True, 1.0 - momentum, n.attrs["epsilon"])
+        average, variance = (None if w is None else w.array for w in held)
+        y, statistics = batch_norm_with(x, average, variance, scale, bias, True, 1.0 - momentum, n.attrs["epsilon"])
         self.statistics += statistics
         return y._parts
 

@@ -75,7 +75,7 @@ class LambdaLR(LRScheduler):
         last_epoch: int = -1,
     ) -> None:
         groups = len(optimizer.param_groups)
-        self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, (list, tuple)) else [lr_lambda] * groups
+        self.lr_lambdas: list[Any] = list(lr_lambda) if isinstance(lr_lambda, (list, tuple)) else [lr_lambda] * groups
         if len(self.lr_lambdas) != groups:
             raise InputError(f"LambdaLR: {count(len(self.lr_lambdas), 'function')} for {count(groups, 'group')}")
         for f in self.lr_lambdas:
@@ -94,7 +94,7 @@ class StepLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int, k: int) -> float:
-        return base * self.gamma ** (t // self.step_size)  # type: ignore[no-any-return]
+        return base * self.gamma ** (t // self.step_size)
 
 
 class MultiStepLR(LRScheduler):
@@ -107,7 +107,7 @@ class MultiStepLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int, k: int) -> float:
-        return base * self.gamma ** bisect_right(self.milestones, t)  # type: ignore[no-any-return]
+        return base * self.gamma ** bisect_right(self.milestones, t)
 
 
 class ExponentialLR(LRScheduler):
@@ -118,7 +118,7 @@ class ExponentialLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int, k: int) -> float:
-        return base * self.gamma**t  # type: ignore[no-any-return]
+        return base * self.gamma**t
 
 
 class CosineAnnealingLR(LRScheduler):
@@ -273,7 +273,7 @@ class SequentialLR(LRScheduler):
 
 def _each(value: float | Sequence[float], groups: int) -> list[float]:
     """One number for each group."""
-    many = list(value) if isinstance(value, (list, tuple)) else [value] * groups
+    many: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value] * groups
     if len(many) != groups:
         raise InputError(f"OneCycleLR: expected one number for each of {count(groups, 'group')}, got {len(many)}")
     return [float(v) for v in many]

@@ -352,7 +352,7 @@ def _groups(params: Any) -> list[dict[str, Any]]:
     given: Sequence[Any] = list(params.items()) if isinstance(params, Mapping) else list(params)
     if not given:
         raise InputError("params: the list of parameters is empty")
-    return given if isinstance(given[0], Mapping) else [{"params": given}]
+    return list(given) if isinstance(given[0], Mapping) else [{"params": given}]
 
 
 def _named(params: Any) -> list[tuple[str | None, Any]]:

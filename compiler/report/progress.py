@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Generic, TextIO, TypeVar
 
 from rich.console import Console
@@ -28,7 +28,7 @@ class Progress(Generic[T]):
         self, batches: Iterable[T], total: int | None, title: str, log: str | None, console: Console | None
     ) -> None:
         self._batches, self._log = batches, log
-        self._total = total if total is not None else len(batches) if hasattr(batches, "__len__") else None
+        self._total = total if total is not None else len(batches) if isinstance(batches, Sized) else None
         self._told: list[dict[str, Any]] = []
         self._samples, self._steps, self._waited = 0, 0, 0.0
         self._bar = Bar(

@@ -58,7 +58,7 @@ def save_arrays(path: str | os.PathLike[str], tree: Any) -> None:
     if suffix == ".npz":
         stored = {n: a.view(np.uint16) if a.dtype == BFLOAT16 else a for n, a in arrays.items()}
         with replacing(path) as file:
-            np.savez(file, **{LAYOUT: np.frombuffer(layout.encode(), np.uint8)}, **stored)
+            np.savez(file, **{LAYOUT: np.frombuffer(layout.encode(), np.uint8), **stored})  # type: ignore[arg-type]
     elif suffix == ".safetensors":
         safetensors = _library("safetensors.numpy")
         for n, a in arrays.items():

@@ -105,7 +105,7 @@ class Iteration:
         after = dict(state)
         after[KEY], key = _keys(state[KEY])
         params = [state[PARAMS + p.name] for p in self.parameters]
-        scale = state[SCALE] if self.dynamic else self.loss_scale
+        scale: Any = state[SCALE] if self.dynamic else self.loss_scale
         watch = Watch(self.statistics)
 
         def scaled(leaves: list[Array]) -> Any:
@@ -135,10 +135,11 @@ class Iteration:
     ) -> tuple[Array, Any, Arrays]:
         """The loss, what the loss function gives, and new buffers of a module."""
         named = {"key": key} if self.takes_key else {}
+        buffers: Arrays = {}
         with stream(key):
             if self.module is None:
                 assert self.tree is not None
-                made, buffers = self.loss_fn(unflatten(self.tree, leaves), *batch, **named), {}
+                made = self.loss_fn(unflatten(self.tree, leaves), *batch, **named)
             else:
                 values = {p.name: a for p, a in zip(self.parameters, leaves)}
                 known = {n.removeprefix(BUFFERS): a for n, a in state.items() if n.startswith(BUFFERS)}

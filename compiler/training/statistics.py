@@ -85,7 +85,7 @@ def _row(x: Array) -> Array:
     row = [largest(absolute(x)).astype(WIDE), mean(x).astype(WIDE)]
     if x.dtype.itemsize > 2:
         return stack([*row, row[0] * 0])  # where numbers of 32 bits end, they are infinite: the largest one tells
-    most = float(ml_dtypes.finfo(x.dtype).max)
+    most = float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]
     return stack([*row, mean((absolute(x) >= most * FULL).astype(WIDE))])
 
 

@@ -117,7 +117,7 @@ class TrainStep:
                 buffers.append(moved_to(x._buffer(), self._where))
             types.append((x.dtype, x.shape))
         flat = isinstance(tree, Branch) and all(isinstance(c, Leaf) for c in tree.children)
-        key = (tuple(types), turn, self._structure)
+        key: tuple[Any, ...] = (tuple(types), turn, self._structure)
         if not flat:
             key = (*key, tree)
         found = self._programs.find(key)

@@ -90,7 +90,7 @@ def is_float(a: Any) -> bool:
 
 def running_statistics(model: Model, arrays: Mapping[str, Any]) -> dict[str, float]:
     """Running statistics of batch normalisations among initializers, and their momenta."""
-    found = {}
+    found: dict[str, float] = {}
     for n in model.graph.node:
         if n.op_type == "BatchNormalization" and n.domain in ("", "ai.onnx"):
             momentum = next((a.f for a in n.attribute if a.name == "momentum"), 0.9)

@@ -282,7 +282,7 @@ class Probe(Reader):
             self.refused[node] = why if title in why else f"{title}: {why}"
             fake = node.meta.get("val")
             many = isinstance(fake, (tuple, list))
-            self.env[node] = tuple(map(self._stand_in, fake)) if many else self._stand_in(fake)
+            self.env[node] = tuple(self._stand_in(f) for f in fake or ()) if many else self._stand_in(fake)
 
     def _stand_in(self, fake: Any) -> Any:
         """An input in the place of a result that is computed elsewhere."""

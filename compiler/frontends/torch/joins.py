@@ -57,7 +57,7 @@ def slice_scatter(c: Call) -> Any:
             slice(start, None, step) if k == axis else slice(None) for k in range(x.type.rank)
         )  # slice takes no more than src has
         at = numbered(x.type.shape)[rows]
-        return scattered(c, x, src, at[tuple(slice(int(n)) for n in src.type.shape)])  # type: ignore[arg-type]
+        return scattered(c, x, src, at[tuple(slice(int(str(n))) for n in src.type.shape)])
     if src.type.shape[axis] == 0:
         return c.b.identity(x)
     return replaced(c, x, src, axis, placed(c, c.get("start", 0), x.type.shape[axis]), src.type.shape[axis])
@@ -91,7 +91,8 @@ def diagonal_scatter(c: Call) -> Any:
 
 
 def as_strided_scatter(c: Call) -> Any:
-    x, at = c.x(), c.integer("storage_offset", 0)
+    x = c.x()
+    at: Any = c.integer("storage_offset", 0)
     if not c.fakes["self"].is_contiguous():
         raise UnsupportedError("as_strided_scatter of a view: write it by slices, permute and reshape")
     for n, s in zip(c.ints("size"), c.ints("stride")):

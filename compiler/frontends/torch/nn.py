@@ -146,7 +146,8 @@ def adaptive_windows(old: Dim, new: Dim) -> list[tuple[int, int]]:
 def placed_maxima(c: Call, x: Value, rank: int) -> tuple[Value, Value]:
     """Maxima of adaptive windows, and where in its plane each stands: windows as rows, the short ones filled up."""
     b, lead, sizes, new = c.b, x.type.rank - rank, x.type.shape[-rank:], c.shape[-rank:]
-    plane: Any = np.arange(math.prod(int(n) for n in sizes)).reshape(sizes)  # type: ignore[call-overload, arg-type]
+    fixed = [int(str(n)) for n in sizes]
+    plane: Any = np.arange(math.prod(fixed)).reshape(fixed)
     y = x
     for k, (n, m) in enumerate(zip(sizes, new)):
         ends = adaptive_windows(n, m)
@@ -157,9 +158,9 @@ def placed_maxima(c: Call, x: Value, rank: int) -> tuple[Value, Value]:
     plane = plane.transpose(order).reshape(*new, -1)
     rows = b.transpose(y, perm=(*range(lead), *(lead + k for k in order)))
     rows = b.reshape(rows, shape=(*x.type.shape[:lead], *new, plane.shape[-1]))
-    at = position(c, "argmax", rows, rows.type.rank - 1, True)
+    largest = position(c, "argmax", rows, rows.type.rank - 1, True)
     places = b.expand(b.constant(plane.reshape((1,) * lead + plane.shape), dtype=i64), shape=rows.type.shape)
-    where = b.gather_elements(places, at, axis=rows.type.rank - 1)
+    where = b.gather_elements(places, largest, axis=rows.type.rank - 1)
     return b.reduce_max(rows, axes=(-1,)), b.reshape(where, shape=c.type(1).shape)
 
 

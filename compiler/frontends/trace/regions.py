@@ -16,7 +16,7 @@ SMALL = 64  # elements up to which a body has its own copy of a constant
 def is_outside(x: Lazy, before: int) -> bool:
     """True if a body's operand comes from outside: traced before call number `before`, large, or to have a gradient."""
     if x.call is None:
-        return x.data is None or x.tracked or x.data.size > SMALL
+        return x.data is None or bool(x.tracked) or x.data.size > SMALL
     return x.call.number <= before if x.traced else x.call.heavy
 
 

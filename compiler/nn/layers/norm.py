@@ -86,19 +86,19 @@ class _BatchNorm(_Statistics):
 class BatchNorm1d(_BatchNorm):
     """Normalise each channel of [N, C] or [N, C, L] over the batch; see `dnnc.nn.functional.batch_norm`."""
 
-    ranks = 2, 3
+    ranks: tuple[int, ...] = 2, 3
 
 
 class BatchNorm2d(_BatchNorm):
     """Normalise each channel of [N, C, H, W] over the batch; see `dnnc.nn.functional.batch_norm`."""
 
-    ranks = (4,)
+    ranks: tuple[int, ...] = (4,)
 
 
 class BatchNorm3d(_BatchNorm):
     """Normalise each channel of [N, C, D, H, W] over the batch; see `dnnc.nn.functional.batch_norm`."""
 
-    ranks = (5,)
+    ranks: tuple[int, ...] = (5,)
 
 
 class _InstanceNorm(_Statistics):
@@ -128,19 +128,19 @@ class _InstanceNorm(_Statistics):
 class InstanceNorm1d(_InstanceNorm):
     """Normalise each channel of each of [N, C, L]; see `dnnc.nn.functional.instance_norm`."""
 
-    ranks = 2, 3
+    ranks: tuple[int, ...] = 2, 3
 
 
 class InstanceNorm2d(_InstanceNorm):
     """Normalise each channel of each of [N, C, H, W]; see `dnnc.nn.functional.instance_norm`."""
 
-    ranks = 3, 4
+    ranks: tuple[int, ...] = 3, 4
 
 
 class InstanceNorm3d(_InstanceNorm):
     """Normalise each channel of each of [N, C, D, H, W]; see `dnnc.nn.functional.instance_norm`."""
 
-    ranks = 4, 5
+    ranks: tuple[int, ...] = 4, 5
 
 
 class LayerNorm(Module):
