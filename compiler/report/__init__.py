@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
 from dnnc.ir.errors import count
@@ -47,7 +47,7 @@ class MemoryReport:
     arena: int
     lower_bound: int
     constants: int
-    alive: tuple[int, ...] = ()
+    alive: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
