@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dnnc.ir.dtype import f32, i32
-from dnnc.ir.encodings import Winograd
+from dnnc.ir.dtype import f32, i8, i32, u8
+from dnnc.ir.encodings import Quads, Winograd
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
@@ -31,6 +31,7 @@ from dnnc.passes.rewrite import producer
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
+QUAD = 4  # bytes of a sum side by side
 SHUFFLE = (
     2  # products that a shuffle takes the time of: it occupies a port of theirs, and its result a register of a tile
 )
@@ -59,6 +60,21 @@ def filters(rank: int, lanes: int, block_inputs: bool) -> Dense:
     if block_inputs:
         return dense(Part(0, lanes), Part(1, lanes), *taps, Part(1, 1, lanes), Part(0, 1, lanes))
     return dense(Part(0, lanes), Part(1), *taps, Part(0, 1, lanes))
+
+
+def quad_panels(rank: int, lanes: int) -> Quads:
+    """`quads 1/16 0/4 1%16 0%4`: panels of bytes, four neighbours along the axis before the last side by side."""
+    lead = tuple(Part(k) for k in range(rank - 2))
+    rows, columns = rank - 2, rank - 1
+    parts = (*lead, Part(columns, lanes), Part(rows, QUAD), Part(columns, 1, lanes), Part(rows, 1, QUAD))
+    return Quads(Layout(parts))
+
+
+def quad_filters(rank: int, lanes: int, block: int) -> Quads:
+    """`quads 0/16 1/16 2 3 1/4%4 0%16 1%4`: filters of bytes, for input channels in blocks."""
+    taps = tuple(Part(k) for k in range(2, rank))
+    inner = (Part(1, QUAD, block // QUAD),) if block > QUAD else ()
+    return Quads(Layout((Part(0, lanes), Part(1, block), *taps, *inner, Part(0, 1, lanes), Part(1, 1, QUAD))))
 
 
 def winograd_filters(lanes: int, tile: int) -> Winograd:
@@ -265,6 +281,8 @@ class _Blocked(Layouts):
         if not fits:
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
+        if group == 1 and self.bytes_(n):
+            return self.bytes_conv(n)
         if group != 1 and not depthwise and not n.attrs["panel"] and not self.shuffles(n):
             if self.strict and made // group % self.lanes:
                 return self.plain(n)
@@ -280,6 +298,16 @@ class _Blocked(Layouts):
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
         self.set_output(n, lay)
+
+    def bytes_conv(self, n: Node) -> None:
+        """A convolution of bytes: few channels lie in blocks of four, which one instruction takes."""
+        rank, channels = n.output.type.rank, n.inputs[0].type.shape[1]
+        block = self.lanes if channels >= self.lanes or not n.inputs[0].type.row_major else QUAD
+        self.set_input(n, 0, blocked(rank, block))
+        self.set_input(n, 1, quad_filters(rank, self.lanes, block))
+        if len(n.inputs) > 2 and n.inputs[2] is not None:
+            self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
+        self.set_output(n, blocked(rank, self.lanes))
 
     def backward_filter(self, n: Node) -> None:
         """Images and cotangents in blocks, filters as the convolution has them: vectors are its output channels."""
@@ -387,7 +415,15 @@ class _Blocked(Layouts):
         ):
             return self.plain(n)
         self.set_input(n, 0, ROW_MAJOR)
-        self.set_input(n, 1, panels(b.type.rank, self.lanes))
+        quads = self.bytes_(n) and isinstance(b.type.shape[-2], int) and b.type.shape[-2] % QUAD == 0
+        self.set_input(n, 1, quad_panels(b.type.rank, self.lanes) if quads else panels(b.type.rank, self.lanes))
+
+    def bytes_(self, n: Node) -> bool:
+        """Is this a sum of products of bytes by constant ones, four of which one instruction adds up?"""
+        x, w = n.inputs[:2]
+        assert x is not None and w is not None
+        integers = n.output.type.dtype is i32 and x.type.dtype in (u8, i8) and w.type.dtype is i8
+        return integers and self.graph.variance(w).call_invariant
 
     def within_channels(self, n: Node) -> bool:
         """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""

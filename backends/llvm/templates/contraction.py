@@ -24,7 +24,7 @@ from dnnc.backends.llvm.templates import dots
 from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
-from dnnc.ir.encodings import Winograd
+from dnnc.ir.encodings import Quads, Winograd
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, extent, free, substitute, unwrap, value
 from dnnc.ir.graph import Node
@@ -38,6 +38,8 @@ from dnnc.passes.schedule.k_blocking import stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
+from dnnc.passes.schedule.quads import QUAD, quads
+from dnnc.passes.schedule.rfactor import round_up
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.version import version
 
@@ -96,6 +98,7 @@ class Nest:
     panel_bytes: int = 0  # of a convolution's filters, of a vector of outputs; 0 where the size is not known
     image_bytes: int = 0  # of all rows, or pixels; 0 where that is not known
     window: int = 1  # taps in all
+    quad: str = ""  # the loop over four bytes, of which one instruction adds up the products
 
     def order(self, name: str) -> list[str]:
         """The outer loops: all rows of tiles before the next panels, or all panels before the next rows."""
@@ -119,7 +122,19 @@ def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
     else:
         found = _conv_nest(anchor, c, s) if convolves and c.outer[-1] in c.panels else None
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
-    return (s, replace(found, image_bytes=size if isinstance(size, int) else 0)) if found is not None else None
+    if found is None:
+        return None
+    weights = anchor.inputs[1]
+    if weights is not None and isinstance(weights.type.encoding, Quads):
+        found = _quads(s, found)
+    return s, replace(found, image_bytes=size if isinstance(size, int) else 0)
+
+
+def _quads(s: Schedule, nest: Nest) -> Nest:
+    """Bytes: the reduction goes by fours, whose sum is one instruction; what fills up the last block holds 0."""
+    first, *taps = nest.reduction
+    s.apply(round_up, first, nest.block or QUAD).apply(split, first, QUAD, ("rk", "rd"))
+    return replace(nest, reduction=("rk", *taps), block=nest.block // QUAD, quad="rd")
 
 
 def _matmul_nest(c: Contraction, s: Schedule) -> Nest | None:
@@ -420,8 +435,11 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
     s.apply(reorder, *(n + tag for n in (*outer, *(["po"] if "po" not in outer else []), "im", "jn", lane)))
     s.apply(distribute, "im" + tag, 3)
     red = _split_reduction(s, nest, int(knobs["ku"]), int(knobs.get("kc", 0)), tag)
-    s.apply(reorder, *red, *(f"{n}{tag}_1" for n in ("im", "jn", lane)))
-    s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2")))
+    quad = [nest.quad + tag] if nest.quad else []
+    s.apply(reorder, *red, *(f"{n}{tag}_1" for n in ("im", "jn", lane)), *quad)
+    if quad:
+        s.apply(quads, f"{lane}{tag}_1", *quad)
+    s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2") if not (quad and k == "_1")))
 
 
 def _finish(
