@@ -27,6 +27,7 @@ from dnnc.passes.rewrites.idioms import idioms
 from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
 from dnnc.passes.rewrites.precision import precision
+from dnnc.passes.rewrites.quantized import quantized, requantized
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
@@ -86,6 +87,16 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
     return changed
 
 
+QUANTIZED = Pass(
+    "quantized",
+    quantized,
+    "products of dequantised operands are products of bytes; ahead of folding, which makes floats of the weights",
+)
+INTEGERS = Pass(
+    "integers",
+    requantized,
+    "products of integers are products of bytes; weights less their zero points are constants now",
+)
 FOLD = Pass("fold", fold, "constants and shape arithmetic first: everything after is cheaper")
 SINK = Pass(
     "sink-constants", sink_constants, "weights that a loop captures are constants of its body, which packs them once"
@@ -186,7 +197,7 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE, CSE, MARKS,
+    QUANTIZED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN,
     COPY_OUTPUTS, PLACE_CONCATS,

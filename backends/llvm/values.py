@@ -227,6 +227,10 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
     src = arg.dtype
     if src is to:
         return em.operand(arg, lanes)
+    if to is i32 and isinstance(arg, Op) and arg.name == "rint" and src is f32 and _within(arg.args[0], 1 << 30):
+        found = next((v for (n, f), v in _NEAREST.items() if n == lanes and not em.lacks(f)), None)
+        if found is not None and em.features is not None and "neon" not in em.features:
+            return _nearest(em, em.operand(arg.args[0], lanes), found, lanes)
     if is_small(src):
         wide = arg if to is f32 and em.has_half(src) else widen(arg) if to is f32 else cast(cast(arg, f32), to)
         return _number(em, em.operand(arg, lanes), src, to, lanes) if wide is arg else em.operand(wide, lanes)
@@ -234,6 +238,36 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
         half = to_odd(arg) if src is f64 else cast(arg, f32)
         return em.operand(narrow(half, to) if src is f32 else cast(half, to), lanes)
     return _number(em, em.operand(arg, lanes), src, to, lanes)
+
+
+# conversions that round to the nearest integer: (lanes, feature) -> function
+_NEAREST = {
+    (16, "avx512f"): "llvm.x86.avx512.mask.cvtps2dq.512",
+    (8, "avx"): "llvm.x86.avx.cvt.ps2dq.256",
+    (4, "sse2"): "llvm.x86.sse2.cvtps2dq",
+}
+
+
+def _within(e: Expr, limit: int) -> bool:
+    """Is this a clip between constants of at most this size? NaN passes it."""
+    bounds_: set[str] = set()
+    while isinstance(e, Op) and e.name in ("fmin", "fmax", "min", "max"):
+        numbers = [a for a in e.args if isinstance(a, Const)]
+        if len(numbers) != 1 or abs(numbers[0].value) > limit:
+            return False
+        bounds_.add(e.name[-3:])
+        e = next(a for a in e.args if a is not numbers[0])
+    return len(bounds_) == 2
+
+
+def _nearest(em: FuncEmitter, v: str, function: str, lanes: int) -> str:
+    """The nearest integers of numbers in the range of i32, ties to even; 0 of NaN."""
+    a, b, zero = vector(f32, lanes), vector(i32, lanes), literal(0, i32, lanes)
+    number = em.pure(f"fcmp ord {a} {v}, {v}", v, here=True)
+    if lanes == 16:
+        mask = em.pure(f"bitcast <16 x i1> {number} to i16", number, here=True)
+        return em.call(function, b, (a, v), (b, zero), ("i16", mask), ("i32", "4"))
+    return choose(em, number, em.call(function, b, (a, v)), zero, b, lanes)
 
 
 def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:

@@ -48,6 +48,14 @@ def blocked(rank: int, lanes: int) -> Dense:
     return dense(Part(0), Part(1, lanes), *(Part(k) for k in range(2, rank)), Part(1, 1, lanes))
 
 
+def of_channels(t: TensorType, rank: int, images: Encoding) -> Encoding:
+    """`0/16 1 2 0%16`: numbers of the channels of blocked images, [64, 1, 1], as vectors; all else as it is."""
+    axis, block = t.rank - rank + 1, images.block(1)
+    if block == 1 or axis < 0 or t.shape[axis] == 1 or product(t.shape) != t.shape[axis]:
+        return t.encoding
+    return dense(*(Part(k, block if k == axis else 1) for k in range(t.rank)), Part(axis, 1, block))
+
+
 def panels(rank: int, lanes: int) -> Dense:
     """`1/16 0 1%16`: the last axis in blocks, each block a contiguous panel over the axis before it."""
     lead = tuple(Part(k) for k in range(rank - 2))
@@ -181,6 +189,8 @@ class Layouts(ABC):
                 self.set_input(n, k, lay)
             elif not v.type.row_major:  # a broadcast operand that is an image of its own
                 self.set_input(n, k, ROW_MAJOR)
+            elif self.graph.variance(v).call_invariant:
+                self.set_input(n, k, of_channels(v.type, out.rank, lay))
         self.set_output(n, lay)
 
     def across(self, n: Node) -> None:
@@ -270,6 +280,8 @@ class _Blocked(Layouts):
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
+        if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.bytes_(n):
+            return self.bytes_conv(n)
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
         if few and isinstance(channels, int) and (not x.type.row_major or channels >= self.lanes // 2):
@@ -281,8 +293,6 @@ class _Blocked(Layouts):
         if not fits:
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
-        if group == 1 and self.bytes_(n):
-            return self.bytes_conv(n)
         if group != 1 and not depthwise and not n.attrs["panel"] and not self.shuffles(n):
             if self.strict and made // group % self.lanes:
                 return self.plain(n)

@@ -1,0 +1,302 @@
+"""Keep quantised models in bytes: integer products, requantisation behind them, movement of bytes between them.
+
+    quantize(relu(conv(dequantize(x), dequantize(w), bias)))
+        -> quantize(relu(mul(cast(conv(x, w8, sums, out_dtype=i32), to=f32), scales) + bias)))      all one kernel
+    matmul(sub(cast(x), cast(zx)), w), all i32                    ->   an integer product, exactly the same numbers
+    transpose(dequantize(x)), max_pool(dequantize(x))             ->   dequantize(transpose(x)), of bytes
+    quantize(dequantize(x)) with equal scales                     ->   x
+    quantize(concat(x, y))                                        ->   concat(quantize(x), quantize(y))
+
+So the three ways in which ONNX files are quantised (pairs of QuantizeLinear and DequantizeLinear, operators on integers,
+DynamicQuantizeLinear) become one. It runs ahead of folding, which would make floats of quantised weights, and behind it,
+where integer weights with their zero points are constants. Sums of products are exact, so floats differ by their last
+roundings from those of dequantised operands; strict numerics keep these. Quotients by scales become products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.dtype import f32, i8, i32, u8
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import Trait
+from dnnc.ir.ops import OPS
+from dnnc.ir.shapes import normalize_axis
+from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import Match, NoMatch, Rule, producer, rewrite
+from dnnc.passes.rewrites.integer_products import Quantized, Weights, known, product
+
+Array = np.ndarray[Any, Any]
+BYTES = (u8, i8)
+MOVED = tuple(  # ops that move the elements of one operand about, and add none
+    sorted(n for n, op in OPS.items() if Trait.MOVEMENT in op.traits and Trait.RELAYOUT not in op.traits)
+)
+CHOSEN = ("max_pool", *MOVED)
+PRODUCTS = ("conv", "matmul", "gemm")
+
+
+def quantized(graph: Graph, ctx: PassContext) -> bool:
+    """Apply the rules above where the target has products of bytes."""
+    return ctx.facts.multiplies_bytes and rewrite(graph, RULES, ctx)
+
+
+def requantized(graph: Graph, ctx: PassContext) -> bool:
+    """The same, and quotients by constant scales become products."""
+    if not ctx.facts.multiplies_bytes:
+        return False
+    changed = rewrite(graph, RULES, ctx)
+    return rewrite(graph, (Rule(quantize_by_product, ("quantize_linear",), exact=False),), ctx) or changed
+
+
+# --- scales -----------------------------------------------------------------------------------------------------------
+
+
+def _one_scale(m: Match, n: Node) -> tuple[Value, Value | None]:
+    """The scale and the zero point of a node that has one for all elements."""
+    scale, zero = m.operand(n, 1), n.inputs[2] if len(n.inputs) > 2 else None
+    m.require(scale.type.size == 1 and not n.attrs["block"], "{} has several scales", n.op.name)
+    return scale, zero
+
+
+def _dequantized(m: Match, v: Value) -> tuple[Node, Value, Value | None]:
+    """The node that makes a value of bytes, with one scale."""
+    n = m.node(v, "dequantize_linear")
+    m.require(m.operand(n, 0).type.dtype in BYTES, "{} holds no bytes", n.inputs[0])
+    return n, *_one_scale(m, n)
+
+
+def _dequantize(m: Match, q: Value, n: Node) -> Value:
+    """Another value with the scale and zero point of a node."""
+    return m.b.dequantize_linear(q, *n.inputs[1:], axis=0)  # type: ignore[no-any-return]
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def quantize_unsigned(m: Match) -> Value:
+    """quantize(x, s, z), an i8   ->   quantize(x, s, z + 128), a u8, less 128 as an i8"""
+    n = m.root
+    m.require(n.attrs["dtype"] is i8, "the result is {}", n.attrs["dtype"])
+    scale, zero = _one_scale(m, n)
+    at = known(m.graph, zero)
+    m.require(at is not None, "the zero point is not constant")
+    moved = m.b.constant(np.full(scale.type.shape, at + 128, np.uint8))  # type: ignore[operator]
+    q = m.b.quantize_linear(m.operand(n, 0), scale, moved, **{**n.attrs, "dtype": u8})
+    return _signed(m, q)
+
+
+def _signed(m: Match, q: Any) -> Value:
+    return m.b.cast(m.b.bitwise_xor(q, m.b.constant(128, dtype=u8)), to=i8)  # type: ignore[no-any-return]
+
+
+def dequantize_unsigned(m: Match) -> Value:
+    """dequantize(x less 128, s, z)   ->   dequantize(x, s, z + 128)"""
+    n = m.root
+    q = _from_unsigned(m, m.operand(n, 0))
+    scale, zero = _one_scale(m, n)
+    at = known(m.graph, zero)
+    m.require(at is not None, "the zero point is not constant")
+    moved = m.b.constant(np.full(scale.type.shape, at + 128, np.uint8))  # type: ignore[operator]
+    return m.b.dequantize_linear(q, scale, moved, **n.attrs)  # type: ignore[no-any-return]
+
+
+def _from_unsigned(m: Match, v: Value) -> Value:
+    flip = m.node(m.operand(m.node(v, "cast"), 0), "bitwise_xor")
+    q = m.operand(flip, 0)
+    m.require(v.type.dtype is i8 and q.type.dtype is u8, "{} was no u8", v.name)
+    m.require(m.number(m.operand(flip, 1)) == 128, "it is not moved by 128")
+    return q
+
+
+def move_bytes(m: Match) -> Value:
+    """transpose(dequantize(x))   ->   dequantize(transpose(x)); likewise other movement, and the maximum of a window"""
+    n = m.root
+    m.require([v for v in n.inputs if v is not None] == [n.inputs[0]], "{} has several operands", n.op.name)
+    m.require(len(n.outputs) == 1, "{} has several results", n.op.name)
+    found, _, _ = _dequantized(m, m.operand(n, 0))
+    q = m.b.node(n.op, [found.inputs[0]], n.attrs).output
+    return _dequantize(m, q, found)
+
+
+def transpose_weights(m: Match) -> Value:
+    """transpose(dequantize(w)) of constants with a scale for each index of an axis, which becomes another axis"""
+    n = m.root
+    found = m.node(m.operand(n, 0), "dequantize_linear")
+    m.require(not found.attrs["block"] and m.operand(found, 1).type.size != 1, "there is one scale")
+    m.constant(m.operand(found, 0))
+    axis = n.attrs["perm"].index(normalize_axis(found.attrs["axis"], n.output.type.rank))
+    q = m.b.transpose(found.inputs[0], perm=n.attrs["perm"])
+    return m.b.dequantize_linear(q, *found.inputs[1:], axis=axis)  # type: ignore[no-any-return]
+
+
+def quantize_again(m: Match) -> Value:
+    """quantize(dequantize(x, s, z), s, z)   ->   x: a quotient by s of the product with s is off by a rounding"""
+    n = m.root
+    found, scale, zero = _dequantized(m, m.operand(n, 0))
+    there, at = _one_scale(m, n)
+    same = m.constant(scale).reshape(()) == m.constant(there).reshape(())
+    m.require(bool(same) and known(m.graph, zero) == known(m.graph, at) is not None, "the scales differ")
+    return m.keeps_type(m.operand(found, 0))
+
+
+def quantize_ahead(m: Match) -> Value:
+    """quantize(transpose(x))   ->   transpose(quantize(x)); likewise the parts of a concatenation"""
+    n = m.root
+    moved = m.sole(m.node(m.operand(n, 0), "concat", *MOVED))
+    _one_scale(m, n)
+    parts = [v for v in moved.inputs if v is not None]
+    whole = moved.op.name == "concat" or (len(parts) == 1 and parts[0].type.size == moved.output.type.size)
+    m.require(whole and len(moved.outputs) == 1, "{} has other elements", moved.op.name)
+    of = {v: m.b.quantize_linear(v, *n.inputs[1:], **{**n.attrs, "axis": 0}) for v in dict.fromkeys(parts)}
+    return m.b.node(moved.op, [of[v] for v in parts], moved.attrs).output
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def multiply_bytes(m: Match) -> Value:
+    """conv(dequantize(x), dequantize(w), bias)   ->   mul(cast(conv(x, w8, ..)), scales) + bias; likewise products"""
+    n = m.root
+    convolves, gemm = n.op.name == "conv", n.op.name == "gemm"
+    found, scale, zero = _dequantized(m, m.operand(n, 0))
+    of_w = m.node(m.operand(n, 1), "dequantize_linear")
+    m.require(n.output.type.dtype is f32 and n.attrs.get("panel", 0) == 0, "it is {}", n.output.type)
+    m.require(not gemm or not n.attrs["trans_a"], "the first operand is transposed")
+    turned = gemm and n.attrs["trans_b"]
+    w, scales = _weights(m, of_w, 0 if convolves or turned else -1, convolves)
+    if turned:
+        w = Weights(w.data.T, False)
+    rank = n.output.type.rank
+    m.require(found.inputs[0] is not None and found.inputs[0].type.rank >= 2 and w.data.ndim >= 2, "a vector")
+    attrs = {k: v for k, v in n.attrs.items() if k not in ("alpha", "beta", "trans_a", "trans_b")}
+    _require_form(m, w, attrs)
+    one = m.graph.constants.get(scale)
+    column = (-1, *(1,) * (rank - 2)) if convolves else (-1,)
+    bias = n.inputs[2] if len(n.inputs) > 2 else None
+    exact = _exact_bias(m, bias, one, scales) if convolves else None
+    x = Quantized(m.operand(found, 0), zero)
+    y = product(m.b, x, w, attrs, m.b.constant(exact) if exact is not None else None)
+    assert y is not None
+    factor: Any = scales.reshape(column) if scales.size > 1 else scales.reshape(())
+    factor = m.b.mul(m.b.reshape(scale, shape=()), factor) if one is None else one.reshape(()) * factor
+    alpha = n.attrs.get("alpha", 1.0)
+    factor = factor if alpha == 1.0 else factor * np.float32(alpha) if one is not None else m.b.mul(factor, alpha)
+    y = m.b.mul(y if y.type.dtype is f32 else m.b.cast(y, to=f32), factor)
+    if bias is None or exact is not None:
+        return y  # type: ignore[no-any-return]
+    beta = n.attrs.get("beta", 1.0)
+    bias = m.b.reshape(bias, shape=column) if convolves else bias if beta == 1.0 else m.b.mul(bias, beta)
+    return m.b.add(y, bias)  # type: ignore[no-any-return]
+
+
+def _weights(m: Match, n: Node, axis: int, convolves: bool) -> tuple[Weights, Array]:
+    """Dequantised constants as integers, and their scales, one or one for each index of the axis."""
+    q, scales = m.constant(m.operand(n, 0)), m.constant(m.operand(n, 1))
+    m.require(m.operand(n, 0).type.dtype in BYTES and not n.attrs["block"], "the weights are no bytes")
+    axis = normalize_axis(axis, q.ndim)
+    along = scales.size == 1 or (scales.ndim == 1 and normalize_axis(n.attrs["axis"], q.ndim) == axis)
+    m.require(along, "the scales are not those of the results")
+    data = q.astype(np.int32)
+    if len(n.inputs) > 2 and n.inputs[2] is not None:
+        zero = m.constant(n.inputs[2]).astype(np.int32)
+        data = data - (zero.reshape(()) if zero.size == 1 else zero.reshape(-1, *(1,) * (q.ndim - axis - 1)))
+    return Weights(data, convolves), scales
+
+
+def _require_form(m: Match, w: Weights, attrs: Any) -> None:
+    """Ask all that `product` asks before it builds nodes."""
+    from dnnc.passes.rewrites.integer_products import exact
+
+    group = attrs.get("group", 1)
+    m.require(exact(w) if group > 1 else w.split() is not None, "no integer product has the range of these weights")
+
+
+def _exact_bias(m: Match, bias: Value | None, scale: Array | None, scales: Array) -> Array | None:
+    """A bias in integers whose scale is the product of those of the operands; None where it is none."""
+    n = producer(bias, "dequantize_linear")
+    if n is None or scale is None or known(m.graph, n.inputs[2] if len(n.inputs) > 2 else None) != 0:
+        return None
+    q, of_bias = m.graph.constants.get(n.inputs[0]), m.graph.constants.get(n.inputs[1])  # type: ignore[arg-type]
+    if q is None or of_bias is None or q.dtype != np.int32:
+        return None
+    same = np.allclose(of_bias.reshape(-1), (scale.reshape(()) * scales).reshape(-1), rtol=1e-6, atol=0)
+    return q if same else None
+
+
+def multiply_integers(m: Match) -> Value:
+    """matmul(sub(cast(x), cast(zx)), w), of bytes in i32 and constants   ->   an integer product; likewise conv"""
+    n = m.root
+    m.require(n.output.type.dtype is i32 and n.op.name != "gemm" and not n.attrs.get("panel", 0), "it is no i32")
+    x = _integers(m, m.operand(n, 0))
+    w = Weights(m.constant(m.operand(n, 1)), n.op.name == "conv")
+    m.require(w.data.dtype == np.int32 and w.data.ndim >= 2 and x.q.type.rank >= 2, "the weights are no i32")
+    _require_form(m, w, n.attrs)
+    y = product(m.b, x, w, n.attrs, n.inputs[2] if len(n.inputs) > 2 else None)
+    assert y is not None
+    return y if y.type.dtype is i32 else m.b.cast(y, to=i32)  # type: ignore[no-any-return]
+
+
+def _integers(m: Match, v: Value) -> Quantized:
+    """Bytes as i32, perhaps less one zero point."""
+    zero = None
+    if v.node is not None and v.node.op.name == "sub":
+        n = m.node(v, "sub")
+        v, zero = m.operand(n, 0), m.operand(n, 1)
+        m.require(zero.type.size == 1, "there are several zero points")
+        z = producer(zero, "cast")
+        zero = z.inputs[0] if z is not None and z.inputs[0] is not None and z.inputs[0].type.dtype in BYTES else zero
+    q = m.operand(m.node(v, "cast"), 0)
+    m.require(q.type.dtype in BYTES, "{} holds no bytes", q.name)
+    return Quantized(q, zero)
+
+
+# --- requantisation ---------------------------------------------------------------------------------------------------
+
+
+def quantize_by_product(m: Match) -> Value:
+    """quantize(add(mul(x, a), b), s, z)   ->   cast(cast(round(clip(add(mul(x, a/s), b/s), low - z, high - z))) + z)
+
+    Rounding and bounds that are integers change places, so that one instruction rounds and converts.
+    """
+    n = m.root
+    scale, zero = _one_scale(m, n)
+    s, z, to = m.constant(scale), known(m.graph, zero), n.attrs["dtype"]
+    m.require(s.dtype == np.float32 and to in BYTES and z is not None, "the scale is no constant of float32")
+    x = m.operand(n, 0)
+    m.require(x.type.dtype is f32, "the operand is {}", x.type)
+    factor = np.float32(1) / s.reshape(())
+    m.require(bool(np.isfinite(factor)) and factor > 0, "the scale is {}", s)
+    low, high = to.range
+    q = m.b.round(m.b.clip(_scaled(m, x, factor), low=float(low - z), high=float(high - z)))  # type: ignore[operator]
+    q = m.b.cast(q, to=i32)
+    return m.b.cast(m.b.add(q, z) if z else q, to=to)  # type: ignore[no-any-return]
+
+
+def _scaled(m: Match, v: Value, factor: Any) -> Any:
+    """A product with a positive number, which goes into constants where v is made of products and sums with them."""
+    n = v.node
+    alone = n is not None and len({u for u, _ in v.uses}) == 1 and v not in m.outputs
+    if n is None or not alone or n.op.name not in ("mul", "add", "relu"):
+        return m.b.mul(v, m.b.constant(factor))
+    if n.op.name == "relu":
+        return m.b.relu(_scaled(m, m.operand(n, 0), factor))
+    a, c = n.inputs
+    assert a is not None and c is not None
+    if c not in m.graph.constants:
+        return m.b.mul(v, m.b.constant(factor))
+    scaled = m.b.constant((m.graph.constants[c] * factor).astype(np.float32))
+    return m.b.mul(a, scaled) if n.op.name == "mul" else m.b.add(_scaled(m, a, factor), scaled)
+
+
+RULES = (
+    Rule(quantize_unsigned, ("quantize_linear",)),
+    Rule(quantize_again, ("quantize_linear",), exact=False),
+    Rule(quantize_ahead, ("quantize_linear",)),
+    Rule(dequantize_unsigned, ("dequantize_linear",)),
+    Rule(move_bytes, CHOSEN),
+    Rule(transpose_weights, ("transpose",)),
+    Rule(multiply_bytes, PRODUCTS, exact=False),
+    Rule(multiply_integers, PRODUCTS),
+)
