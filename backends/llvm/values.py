@@ -227,7 +227,7 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
     src = arg.dtype
     if src is to:
         return em.operand(arg, lanes)
-    if to is i32 and isinstance(arg, Op) and arg.name == "rint" and src is f32 and _within(arg.args[0], 1 << 30):
+    if to is i32 and isinstance(arg, Op) and arg.name == "rint" and src is f32 and _within(arg.args[0], -(1 << 30), 1 << 30):
         found = next((v for (n, f), v in _NEAREST.items() if n == lanes and not em.lacks(f)), None)
         if found is not None and em.features is not None and "neon" not in em.features:
             return _nearest(em, em.operand(arg.args[0], lanes), found, lanes)
@@ -237,7 +237,8 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
     if is_small(to) and not (src is f32 and em.has_half(to)):
         half = to_odd(arg) if src is f64 else cast(arg, f32)
         return em.operand(narrow(half, to) if src is f32 else cast(half, to), lanes)
-    return _number(em, em.operand(arg, lanes), src, to, lanes)
+    inside = to.is_int and to.bits < 32 and src.is_float and _within(arg, *to.range)
+    return _number(em, em.operand(arg, lanes), src, to, lanes, inside)
 
 
 # conversions that round to the nearest integer: (lanes, feature) -> function
@@ -248,12 +249,12 @@ _NEAREST = {
 }
 
 
-def _within(e: Expr, limit: int) -> bool:
-    """Is this a clip between constants of at most this size? NaN passes it."""
+def _within(e: Expr, low: int, high: int) -> bool:
+    """Is this a clip between constants from low to high? NaN passes it."""
     bounds_: set[str] = set()
     while isinstance(e, Op) and e.name in ("fmin", "fmax", "min", "max"):
         numbers = [a for a in e.args if isinstance(a, Const)]
-        if len(numbers) != 1 or abs(numbers[0].value) > limit:
+        if len(numbers) != 1 or not low <= numbers[0].value <= high:
             return False
         bounds_.add(e.name[-3:])
         e = next(a for a in e.args if a is not numbers[0])
@@ -270,8 +271,8 @@ def _nearest(em: FuncEmitter, v: str, function: str, lanes: int) -> str:
     return choose(em, number, em.call(function, b, (a, v)), zero, b, lanes)
 
 
-def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
-    """Conversion where LLVM has an instruction."""
+def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int, inside: bool = False) -> str:
+    """Conversion where LLVM has an instruction. `inside`: a float is NaN or in the range of the integer type."""
     a, b = vector(src, lanes), vector(to, lanes)
     if to.kind == "b":
         return em.pure(
@@ -283,6 +284,12 @@ def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
         )
     if src.is_float and to.is_float:
         return em.pure(f"{'fpext' if src.bits < to.bits else 'fptrunc'} {a} {v} to {b}", v, here=True)
+    if src.is_float and inside:
+        number = em.pure(f"fcmp ord {a} {v}, {v}", v, here=True)
+        wide = vector(i32, lanes)
+        i = em.pure(f"fptosi {a} {v} to {wide}", v, here=True)
+        i = choose(em, number, i, literal(0, i32, lanes), wide, lanes)
+        return i if wide == b else em.pure(f"trunc {wide} {i} to {b}", i, here=True)
     if src.is_float:
         return em.call(
             f"llvm.fpto{'s' if to.kind == 'i' else 'u'}i.sat.{mangle(to, lanes)}.{mangle(src, lanes)}", b, (a, v)

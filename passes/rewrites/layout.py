@@ -185,7 +185,7 @@ class Layouts(ABC):
         for k, v in enumerate(n.inputs):
             if v is None:
                 continue
-            if images or v.type.shape == out.shape:
+            if v.type.shape == out.shape or (images and v.type.rank == out.rank):
                 self.set_input(n, k, lay)
             elif not v.type.row_major:  # a broadcast operand that is an image of its own
                 self.set_input(n, k, ROW_MAJOR)

@@ -47,7 +47,7 @@ def requantized(graph: Graph, ctx: PassContext) -> bool:
     if not ctx.facts.multiplies_bytes:
         return False
     changed = rewrite(graph, RULES, ctx)
-    return rewrite(graph, (Rule(quantize_by_product, ("quantize_linear",), exact=False),), ctx) or changed
+    return rewrite(graph, LAST_RULES, ctx) or changed
 
 
 # --- scales -----------------------------------------------------------------------------------------------------------
@@ -274,6 +274,18 @@ def quantize_by_product(m: Match) -> Value:
     return m.b.cast(m.b.add(q, z) if z else q, to=to)  # type: ignore[no-any-return]
 
 
+def quantize_by_inverse(m: Match) -> Value:
+    """quantize(x, s, z)   ->   cast(clip(round(mul(x, 1/s)) + z, low, high)), where the scale is known at the call"""
+    n = m.root
+    scale, zero = _one_scale(m, n)
+    m.require(scale.type.dtype is f32 is m.operand(n, 0).type.dtype and scale not in m.graph.constants, "a constant")
+    m.require(n.attrs["dtype"] in BYTES, "the result is {}", n.attrs["dtype"])
+    low, high = n.attrs["dtype"].range
+    q = m.b.round(m.b.mul(n.inputs[0], m.b.reciprocal(m.b.reshape(scale, shape=()))))
+    q = q if zero is None else m.b.add(q, m.b.cast(m.b.reshape(zero, shape=()), to=f32))
+    return m.b.cast(m.b.clip(q, low=float(low), high=float(high)), to=n.attrs["dtype"])  # type: ignore[no-any-return]
+
+
 def _scaled(m: Match, v: Value, factor: Any) -> Any:
     """A product with a positive number, which goes into constants where v is made of products and sums with them."""
     n = v.node
@@ -299,4 +311,8 @@ RULES = (
     Rule(transpose_weights, ("transpose",)),
     Rule(multiply_bytes, PRODUCTS, exact=False),
     Rule(multiply_integers, PRODUCTS),
+)
+LAST_RULES = (
+    Rule(quantize_by_product, ("quantize_linear",), exact=False),
+    Rule(quantize_by_inverse, ("quantize_linear",), exact=False),
 )
