@@ -1,7 +1,7 @@
 """LLVM text of `dot4`: vpdpbusd where there is VNNI, else exact expansions, with the same bits.
 
-Without VNNI bytes become 16-bit numbers, even and odd ones apart, of which `vpmaddwd` adds pairs of products in 32 bits.
-`vpmaddubsw`, which is one instruction less, saturates pairs of products at 16 bits.
+Without VNNI bytes become 16-bit numbers, even and odd ones apart, of which `vpmaddwd` adds pairs of products in 32
+bits. `vpmaddubsw`, which is one instruction less, saturates pairs of products at 16 bits.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def _unsigned(em: FuncEmitter, acc: str, x: str, w: str, lanes: int) -> str:
     for a, b in pairs:
         s = (
             em.call(function, ty, (half, a), (half, b))
-            if function and em.features is not None and "neon" not in em.features and not (feature and em.lacks(feature))
+            if function
+            and em.features is not None
+            and "neon" not in em.features
+            and not (feature and em.lacks(feature))
             else _pair_sums(em, a, b, lanes)
         )
         acc = do(f"add {ty} {acc}, {s}", acc, s)
@@ -88,7 +91,8 @@ def _pair_sums(em: FuncEmitter, a: str, b: str, lanes: int) -> str:
         even, odd = (do(f"extractelement {wide} {p}, i64 {k}", p) for k in (0, 1))
     else:
         even, odd = (
-            do(f"shufflevector {wide} {p}, {wide} poison, <{lanes} x i32> <{_every_second(k, lanes)}>", p) for k in (0, 1)
+            do(f"shufflevector {wide} {p}, {wide} poison, <{lanes} x i32> <{_every_second(k, lanes)}>", p)
+            for k in (0, 1)
         )
     return do(f"add {ty} {even}, {odd}", even, odd)
 

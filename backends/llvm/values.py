@@ -227,7 +227,13 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
     src = arg.dtype
     if src is to:
         return em.operand(arg, lanes)
-    if to is i32 and isinstance(arg, Op) and arg.name == "rint" and src is f32 and _within(arg.args[0], -(1 << 30), 1 << 30):
+    if (
+        to is i32
+        and isinstance(arg, Op)
+        and arg.name == "rint"
+        and src is f32
+        and _within(arg.args[0], -(1 << 30), 1 << 30)
+    ):
         found = next((v for (n, f), v in _NEAREST.items() if n == lanes and not em.lacks(f)), None)
         if found is not None and em.features is not None and "neon" not in em.features:
             return _nearest(em, em.operand(arg.args[0], lanes), found, lanes)

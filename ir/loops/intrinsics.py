@@ -151,8 +151,8 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
     *(Intrinsic(n, _quiet(f), costly=True) for n, f in _COSTLY.items()),
     Intrinsic("fma", _quiet(_fma), _first),
-    # dot4(acc, a, b): i32 lanes, to each of which four products of neighbouring bytes are added, exactly and modulo 2^32;
-    # a is u8 or i8, four bytes a lane or four for all lanes, b is i8
+    # dot4(acc, a, b): i32 lanes, to each of which four products of neighbouring bytes are added, exactly and modulo
+    # 2^32; a is u8 or i8, four bytes a lane or four for all lanes, b is i8
     Intrinsic("dot4", _dot4, lambda acc, a, b: (i32, acc.lanes), regroups=True),
     # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity for n = inf, 0 for -inf
     Intrinsic("scale", _scale, _first),

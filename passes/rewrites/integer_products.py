@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import f32, i8, i32, u8
+from dnnc.ir.dtype import f32, i32, u8
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 
@@ -66,13 +66,13 @@ def known(g: Graph, v: Value | None) -> int | None:
     return int(a.reshape(())) if a is not None and a.size == 1 else None
 
 
-def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias: Value | None = None) -> Value | None:
+def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias: Value | None = None) -> Any:
     """The product of quantised x and weights, and a bias in i32 [O]: i32, or exact integers in f32. None: no form fits.
 
     `attrs`: of the convolution, or of the product.
     """
     group = int(attrs.get("group", 1))
-    if group > 1 and not exact(w):
+    if group > 1 and not is_exact(w):
         return None
     parts = w.split()
     if group == 1 and parts is None:
@@ -87,7 +87,7 @@ def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias
     return _in_bytes(b, x, w, w8, shift, attrs, bias)
 
 
-def exact(w: Weights) -> bool:
+def is_exact(w: Weights) -> bool:
     """Do all sums of bytes and these weights stay where float32 is exact, with any zero point?"""
     return bool(2 * 255 * np.abs(w.data.astype(np.int64)).sum(w.terms).max(initial=0) < EXACT)
 
@@ -118,7 +118,7 @@ def _wide(b: Builder, v: Any) -> Any:
 
 def _in_bytes(
     b: Builder, x: Quantized, w: Weights, w8: Array, shift: Array, attrs: Mapping[str, Any], bias: Value | None
-) -> Value:
+) -> Any:
     zero, sums = known(b.graph, x.zero), w.sums()
     q, spread = x.q, (lambda a: a.reshape(-1, *(1,) * (w.data.ndim - 2))) if w.convolves else _rows
     start = _start(b, -zero * sums if zero else None, bias)
@@ -165,7 +165,7 @@ def _inputs(b: Builder, q: Value, w: Weights, attrs: Mapping[str, Any]) -> Any:
     return b.conv(b.reduce_sum(b.cast(q, to=i32), axes=(1,), keepdims=True), ones, **attrs)
 
 
-def _in_floats(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias: Value | None) -> Value:
+def _in_floats(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias: Value | None) -> Any:
     zero, column = known(b.graph, x.zero), (-1, *(1,) * (w.data.ndim - 2))
     sums = w.sums().astype(np.float32)
     start = b.constant(-zero * sums) if zero else None

@@ -280,7 +280,7 @@ class _Blocked(Layouts):
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
-        if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.bytes_(n):
+        if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.of_bytes(n):
             return self.bytes_conv(n)
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
@@ -311,8 +311,9 @@ class _Blocked(Layouts):
 
     def bytes_conv(self, n: Node) -> None:
         """A convolution of bytes: few channels lie in blocks of four, which one instruction takes."""
-        rank, channels = n.output.type.rank, n.inputs[0].type.shape[1]
-        block = self.lanes if channels >= self.lanes or not n.inputs[0].type.row_major else QUAD
+        x, rank = n.inputs[0], n.output.type.rank
+        assert x is not None
+        block = self.lanes if x.type.shape[1] >= self.lanes or not x.type.row_major else QUAD
         self.set_input(n, 0, blocked(rank, block))
         self.set_input(n, 1, quad_filters(rank, self.lanes, block))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
@@ -425,10 +426,10 @@ class _Blocked(Layouts):
         ):
             return self.plain(n)
         self.set_input(n, 0, ROW_MAJOR)
-        quads = self.bytes_(n) and isinstance(b.type.shape[-2], int) and b.type.shape[-2] % QUAD == 0
+        quads = self.of_bytes(n) and isinstance(b.type.shape[-2], int) and b.type.shape[-2] % QUAD == 0
         self.set_input(n, 1, quad_panels(b.type.rank, self.lanes) if quads else panels(b.type.rank, self.lanes))
 
-    def bytes_(self, n: Node) -> bool:
+    def of_bytes(self, n: Node) -> bool:
         """Is this a sum of products of bytes by constant ones, four of which one instruction adds up?"""
         x, w = n.inputs[:2]
         assert x is not None and w is not None

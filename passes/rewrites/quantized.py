@@ -7,10 +7,12 @@
     quantize(dequantize(x)) with equal scales                     ->   x
     quantize(concat(x, y))                                        ->   concat(quantize(x), quantize(y))
 
-So the three ways in which ONNX files are quantised (pairs of QuantizeLinear and DequantizeLinear, operators on integers,
-DynamicQuantizeLinear) become one. It runs ahead of folding, which would make floats of quantised weights, and behind it,
-where integer weights with their zero points are constants. Sums of products are exact, so floats differ by their last
-roundings from those of dequantised operands; strict numerics keep these. Quotients by scales become products.
+So the three ways in which ONNX files are quantised (pairs of QuantizeLinear and DequantizeLinear, operators on
+integers, DynamicQuantizeLinear) become one. It runs ahead of folding, which would make floats of quantised weights, and
+behind it, where integer weights with their zero points are constants.
+
+Sums of products are exact, so floats differ by their last roundings from those of dequantised operands. Quotients by
+scales become products. Strict numerics keep both as they are.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.shapes import normalize_axis
 from dnnc.passes.base import PassContext
-from dnnc.passes.rewrite import Match, NoMatch, Rule, producer, rewrite
-from dnnc.passes.rewrites.integer_products import Quantized, Weights, known, product
+from dnnc.passes.rewrite import Match, Rule, producer, rewrite
+from dnnc.passes.rewrites.integer_products import Quantized, Weights, is_exact, known, product
 
 Array = np.ndarray[Any, Any]
 BYTES = (u8, i8)
@@ -34,7 +36,6 @@ MOVED = tuple(  # ops that move the elements of one operand about, and add none
     sorted(n for n, op in OPS.items() if Trait.MOVEMENT in op.traits and Trait.RELAYOUT not in op.traits)
 )
 CHOSEN = ("max_pool", *MOVED)
-PRODUCTS = ("conv", "matmul", "gemm")
 
 
 def quantized(graph: Graph, ctx: PassContext) -> bool:
@@ -147,7 +148,8 @@ def quantize_ahead(m: Match) -> Value:
     moved = m.sole(m.node(m.operand(n, 0), "concat", *MOVED))
     _one_scale(m, n)
     parts = [v for v in moved.inputs if v is not None]
-    whole = moved.op.name == "concat" or (len(parts) == 1 and parts[0].type.size == moved.output.type.size)
+    joined = producer(moved.output, "concat") is moved
+    whole = joined or (len(parts) == 1 and parts[0].type.size == moved.output.type.size)
     m.require(whole and len(moved.outputs) == 1, "{} has other elements", moved.op.name)
     of = {v: m.b.quantize_linear(v, *n.inputs[1:], **{**n.attrs, "axis": 0}) for v in dict.fromkeys(parts)}
     return m.b.node(moved.op, [of[v] for v in parts], moved.attrs).output
@@ -156,39 +158,60 @@ def quantize_ahead(m: Match) -> Value:
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
-def multiply_bytes(m: Match) -> Value:
-    """conv(dequantize(x), dequantize(w), bias)   ->   mul(cast(conv(x, w8, ..)), scales) + bias; likewise products"""
+def convolve_bytes(m: Match) -> Value:
+    """conv(dequantize(x), dequantize(w), bias)   ->   add(mul(cast(conv(x, w8, ..)), scales), bias)"""
     n = m.root
-    convolves, gemm = n.op.name == "conv", n.op.name == "gemm"
-    found, scale, zero = _dequantized(m, m.operand(n, 0))
-    of_w = m.node(m.operand(n, 1), "dequantize_linear")
-    m.require(n.output.type.dtype is f32 and n.attrs.get("panel", 0) == 0, "it is {}", n.output.type)
-    m.require(not gemm or not n.attrs["trans_a"], "the first operand is transposed")
-    turned = gemm and n.attrs["trans_b"]
-    w, scales = _weights(m, of_w, 0 if convolves or turned else -1, convolves)
-    if turned:
-        w = Weights(w.data.T, False)
-    rank = n.output.type.rank
-    m.require(found.inputs[0] is not None and found.inputs[0].type.rank >= 2 and w.data.ndim >= 2, "a vector")
-    attrs = {k: v for k, v in n.attrs.items() if k not in ("alpha", "beta", "trans_a", "trans_b")}
+    w, scales = _weights(m, m.node(m.operand(n, 1), "dequantize_linear"), 0, True)
+    bias = n.inputs[2] if len(n.inputs) > 2 else None
+    exact = _exact_bias(m, bias, m.node(m.operand(n, 0), "dequantize_linear"), scales)
+    column = (-1, *(1,) * (n.output.type.rank - 2))
+    y = _scaled_product(m, w, scales.reshape(column) if scales.size > 1 else scales.reshape(()), n.attrs, exact)
+    if bias is None or exact is not None:
+        return y
+    return m.b.add(y, m.b.reshape(bias, shape=column))  # type: ignore[no-any-return]
+
+
+def multiply_bytes(m: Match) -> Value:
+    """matmul(dequantize(x), dequantize(w))   ->   mul(cast(matmul(x, w8, ..)), scales)"""
+    w, scales = _weights(m, m.node(m.operand(m.root, 1), "dequantize_linear"), -1, False)
+    return _scaled_product(m, w, scales.reshape(-1) if scales.size > 1 else scales.reshape(()), m.root.attrs)
+
+
+def multiply_and_add_bytes(m: Match) -> Value:
+    """gemm(dequantize(x), dequantize(w), c)   ->   add(mul(cast(matmul(x, w8, ..)), alpha * scales), beta * c)"""
+    n = m.root
+    m.require(not n.attrs["trans_a"], "the first operand is transposed")
+    turned, c = n.attrs["trans_b"], n.inputs[2] if len(n.inputs) > 2 else None
+    w, scales = _weights(m, m.node(m.operand(n, 1), "dequantize_linear"), 0 if turned else -1, False)
+    w = Weights(w.data.T, False) if turned else w
+    scales = scales * np.float32(n.attrs["alpha"])
+    y = _scaled_product(m, w, scales.reshape(-1) if scales.size > 1 else scales.reshape(()), {})
+    beta = n.attrs["beta"]
+    if c is None or beta == 0.0:
+        return y
+    return m.b.add(y, c if beta == 1.0 else m.b.mul(c, beta))  # type: ignore[no-any-return]
+
+
+def _scaled_product(m: Match, w: Weights, scales: Array, attrs: Any, bias: Array | None = None) -> Value:
+    """The product of the root's first operand, which is dequantised, with integers, in f32.
+
+    Args:
+        w: the integers.
+        scales: of the weights, in a shape that broadcasts to the result.
+        attrs: of the convolution or product.
+        bias: in i32 [O].
+    """
+    found, scale, zero = _dequantized(m, m.operand(m.root, 0))
+    x = m.operand(found, 0)
+    m.require(m.root.output.type.dtype is f32 and not attrs.get("panel"), "it is {}", m.root.output.type)
+    m.require(x.type.rank >= 2 and w.data.ndim >= 2, "a vector")
     _require_form(m, w, attrs)
     one = m.graph.constants.get(scale)
-    column = (-1, *(1,) * (rank - 2)) if convolves else (-1,)
-    bias = n.inputs[2] if len(n.inputs) > 2 else None
-    exact = _exact_bias(m, bias, one, scales) if convolves else None
-    x = Quantized(m.operand(found, 0), zero)
-    y = product(m.b, x, w, attrs, m.b.constant(exact) if exact is not None else None)
+    y = product(m.b, Quantized(x, zero), w, attrs, None if bias is None else m.b.constant(bias))
     assert y is not None
-    factor: Any = scales.reshape(column) if scales.size > 1 else scales.reshape(())
-    factor = m.b.mul(m.b.reshape(scale, shape=()), factor) if one is None else one.reshape(()) * factor
-    alpha = n.attrs.get("alpha", 1.0)
-    factor = factor if alpha == 1.0 else factor * np.float32(alpha) if one is not None else m.b.mul(factor, alpha)
-    y = m.b.mul(y if y.type.dtype is f32 else m.b.cast(y, to=f32), factor)
-    if bias is None or exact is not None:
-        return y  # type: ignore[no-any-return]
-    beta = n.attrs.get("beta", 1.0)
-    bias = m.b.reshape(bias, shape=column) if convolves else bias if beta == 1.0 else m.b.mul(bias, beta)
-    return m.b.add(y, bias)  # type: ignore[no-any-return]
+    y = y if y.type.dtype is f32 else m.b.cast(y, to=f32)
+    factor = m.b.mul(m.b.reshape(scale, shape=()), scales) if one is None else one.reshape(()) * scales
+    return m.b.mul(y, factor)  # type: ignore[no-any-return]
 
 
 def _weights(m: Match, n: Node, axis: int, convolves: bool) -> tuple[Weights, Array]:
@@ -207,30 +230,37 @@ def _weights(m: Match, n: Node, axis: int, convolves: bool) -> tuple[Weights, Ar
 
 def _require_form(m: Match, w: Weights, attrs: Any) -> None:
     """Ask all that `product` asks before it builds nodes."""
-    from dnnc.passes.rewrites.integer_products import exact
-
     group = attrs.get("group", 1)
-    m.require(exact(w) if group > 1 else w.split() is not None, "no integer product has the range of these weights")
+    m.require(is_exact(w) if group > 1 else w.split() is not None, "no integer product has the range of these weights")
 
 
-def _exact_bias(m: Match, bias: Value | None, scale: Array | None, scales: Array) -> Array | None:
-    """A bias in integers whose scale is the product of those of the operands; None where it is none."""
-    n = producer(bias, "dequantize_linear")
-    if n is None or scale is None or known(m.graph, n.inputs[2] if len(n.inputs) > 2 else None) != 0:
+def _exact_bias(m: Match, bias: Value | None, x: Node, scales: Array) -> Array | None:
+    """A bias in integers whose scale is the product of those of x and the weights; None where it is none."""
+    n, scale = producer(bias, "dequantize_linear"), m.graph.constants.get(m.operand(x, 1))
+    if n is None or scale is None or scale.size != 1 or known(m.graph, n.inputs[2] if len(n.inputs) > 2 else None) != 0:
         return None
     q, of_bias = m.graph.constants.get(n.inputs[0]), m.graph.constants.get(n.inputs[1])  # type: ignore[arg-type]
     if q is None or of_bias is None or q.dtype != np.int32:
         return None
-    same = np.allclose(of_bias.reshape(-1), (scale.reshape(()) * scales).reshape(-1), rtol=1e-6, atol=0)
+    same = bool(np.allclose(of_bias.reshape(-1), (scale.reshape(()) * scales).reshape(-1), rtol=1e-6, atol=0))
     return q if same else None
 
 
+def convolve_integers(m: Match) -> Value:
+    """conv(sub(cast(x), cast(zx)), w), of bytes in i32 and constants   ->   an integer product"""
+    return _integer_product(m, True)
+
+
 def multiply_integers(m: Match) -> Value:
-    """matmul(sub(cast(x), cast(zx)), w), of bytes in i32 and constants   ->   an integer product; likewise conv"""
+    """matmul(sub(cast(x), cast(zx)), w), of bytes in i32 and constants   ->   an integer product"""
+    return _integer_product(m, False)
+
+
+def _integer_product(m: Match, convolves: bool) -> Value:
     n = m.root
-    m.require(n.output.type.dtype is i32 and n.op.name != "gemm" and not n.attrs.get("panel", 0), "it is no i32")
+    m.require(n.output.type.dtype is i32 and not n.attrs.get("panel"), "it is no i32")
     x = _integers(m, m.operand(n, 0))
-    w = Weights(m.constant(m.operand(n, 1)), n.op.name == "conv")
+    w = Weights(m.constant(m.operand(n, 1)), convolves)
     m.require(w.data.dtype == np.int32 and w.data.ndim >= 2 and x.q.type.rank >= 2, "the weights are no i32")
     _require_form(m, w, n.attrs)
     y = product(m.b, x, w, n.attrs, n.inputs[2] if len(n.inputs) > 2 else None)
@@ -240,9 +270,8 @@ def multiply_integers(m: Match) -> Value:
 
 def _integers(m: Match, v: Value) -> Quantized:
     """Bytes as i32, perhaps less one zero point."""
-    zero = None
-    if v.node is not None and v.node.op.name == "sub":
-        n = m.node(v, "sub")
+    zero, n = None, producer(v, "sub")
+    if n is not None:
         v, zero = m.operand(n, 0), m.operand(n, 1)
         m.require(zero.type.size == 1, "there are several zero points")
         z = producer(zero, "cast")
@@ -267,9 +296,9 @@ def quantize_by_product(m: Match) -> Value:
     x = m.operand(n, 0)
     m.require(x.type.dtype is f32, "the operand is {}", x.type)
     factor = np.float32(1) / s.reshape(())
-    m.require(bool(np.isfinite(factor)) and factor > 0, "the scale is {}", s)
+    m.require(bool(np.isfinite(factor) and factor > 0), "the scale is {}", s)
     low, high = to.range
-    q = m.b.round(m.b.clip(_scaled(m, x, factor), low=float(low - z), high=float(high - z)))  # type: ignore[operator]
+    q = m.b.round(m.b.clip(_scaled(m, x, factor), low=float(low - z), high=float(high - z)))
     q = m.b.cast(q, to=i32)
     return m.b.cast(m.b.add(q, z) if z else q, to=to)  # type: ignore[no-any-return]
 
@@ -288,18 +317,17 @@ def quantize_by_inverse(m: Match) -> Value:
 
 def _scaled(m: Match, v: Value, factor: Any) -> Any:
     """A product with a positive number, which goes into constants where v is made of products and sums with them."""
-    n = v.node
-    alone = n is not None and len({u for u, _ in v.uses}) == 1 and v not in m.outputs
-    if n is None or not alone or n.op.name not in ("mul", "add", "relu"):
+    n = producer(v, "mul", "add", "relu")
+    if n is None or len({u for u, _ in v.uses}) > 1 or v in m.outputs:
         return m.b.mul(v, m.b.constant(factor))
-    if n.op.name == "relu":
-        return m.b.relu(_scaled(m, m.operand(n, 0), factor))
-    a, c = n.inputs
-    assert a is not None and c is not None
-    if c not in m.graph.constants:
+    x = m.operand(n, 0)
+    if producer(v, "relu") is not None:
+        return m.b.relu(_scaled(m, x, factor))
+    c = m.graph.constants.get(m.operand(n, 1))
+    if c is None:
         return m.b.mul(v, m.b.constant(factor))
-    scaled = m.b.constant((m.graph.constants[c] * factor).astype(np.float32))
-    return m.b.mul(a, scaled) if n.op.name == "mul" else m.b.add(_scaled(m, a, factor), scaled)
+    scaled = m.b.constant((c * factor).astype(np.float32))
+    return m.b.mul(x, scaled) if producer(v, "mul") is not None else m.b.add(_scaled(m, x, factor), scaled)
 
 
 RULES = (
@@ -309,8 +337,11 @@ RULES = (
     Rule(dequantize_unsigned, ("dequantize_linear",)),
     Rule(move_bytes, CHOSEN),
     Rule(transpose_weights, ("transpose",)),
-    Rule(multiply_bytes, PRODUCTS, exact=False),
-    Rule(multiply_integers, PRODUCTS),
+    Rule(convolve_bytes, ("conv",), exact=False),
+    Rule(multiply_bytes, ("matmul",), exact=False),
+    Rule(multiply_and_add_bytes, ("gemm",), exact=False),
+    Rule(convolve_integers, ("conv",)),
+    Rule(multiply_integers, ("matmul",)),
 )
 LAST_RULES = (
     Rule(quantize_by_product, ("quantize_linear",), exact=False),

@@ -4,7 +4,7 @@
         for q in range(4):                                 ->      a[i, 4*k:+4], b[k, 0:+64])
             acc[i, l] = acc[i, l] + cast(a[i, 4*k + q]) * cast(b[k, 4*l + q])
 
-Bytes of `a` are the same for all lanes, those of `b` lie one behind the other. Integers: the order of a sum is no matter.
+Bytes of `a` are the same for all lanes, those of `b` lie one behind the other. Sums of integers have no order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def quads(b: Block, lane: str, quad: str) -> Block:
         if inner.var in free_of(own) or _step(own, s.var) != 1:
             raise ScheduleError(f"{lane} is not the unit stride of {own!r}")
         acc, x, y = (
-            load(v.buf, [substitute(i, first) for i in v.idx], n) for v, n in ((own, lanes), (a, QUAD), (w, QUAD * lanes))
+            load(v.buf, [substitute(i, first) for i in v.idx], n)
+            for v, n in ((own, lanes), (a, QUAD), (w, QUAD * lanes))
         )
         assert isinstance(acc, Load)
         return guarded(conds, (Store(st.buf, acc.idx, call("dot4", acc, x, y), lanes),))
