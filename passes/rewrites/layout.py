@@ -14,7 +14,8 @@ packed when linked, parameters' when bound. Type rules see logical shapes. Paddi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -91,7 +92,13 @@ def winograd_filters(lanes: int, tile: int) -> Winograd:
     return Winograd(tile, Layout(parts))
 
 
-def assign_layouts(graph: Graph, lanes: int, strict: bool = False, rates: CoreRates = WIDE_CORE) -> bool:
+def assign_layouts(
+    graph: Graph,
+    lanes: int,
+    strict: bool = False,
+    rates: CoreRates = WIDE_CORE,
+    fixed: Mapping[Value, float] = MappingProxyType({}),
+) -> bool:
     """Set the layouts of all values, and return whether anything changed.
 
     Args:
@@ -100,8 +107,9 @@ def assign_layouts(graph: Graph, lanes: int, strict: bool = False, rates: CoreRa
         strict: nothing changes what an infinity or NaN spreads to: no Winograd's convolution, no products with zeros in
             place of other groups.
         rates: of a core of the target.
+        fixed: values that are the same in as many iterations of a loop, in front of which they are packed.
     """
-    return _Blocked(graph, lanes, strict, rates).run()
+    return _Blocked(graph, lanes, strict, rates, fixed).run()
 
 
 class Layouts(ABC):
@@ -270,9 +278,9 @@ RULES: dict[str, Callable[[Layouts, Node], None]] = {
 class _Blocked(Layouts):
     """Channels in blocks of a vector; panels of weights."""
 
-    def __init__(self, graph: Graph, lanes: int, strict: bool, rates: CoreRates) -> None:
+    def __init__(self, graph: Graph, lanes: int, strict: bool, rates: CoreRates, fixed: Mapping[Value, float]) -> None:
         super().__init__(graph)
-        self.lanes, self.strict, self.rates = lanes, strict, rates
+        self.lanes, self.strict, self.rates, self.fixed = lanes, strict, rates, fixed
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -422,7 +430,7 @@ class _Blocked(Layouts):
         if (
             not self.graph.variance(b).call_invariant
             and not _turns_matrices(b)
-            and _rows_of_each(n.output.type, b.type) <= FEW_ROWS
+            and _rows_of_each(n.output.type, b.type) * self.fixed.get(b, 1) <= FEW_ROWS
         ):
             return self.plain(n)
         self.set_input(n, 0, ROW_MAJOR)
