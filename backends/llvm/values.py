@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dnnc.backends.llvm.dot_products import dot4
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
 from dnnc.ir.bounds import bounds, nonneg
-from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64
+from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64, u32
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import COMPARE, Const, Expr, Op, cast, value
 from dnnc.ir.loops.intrinsics import cast_target
@@ -232,7 +232,7 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
         and isinstance(arg, Op)
         and arg.name == "rint"
         and src is f32
-        and _within(arg.args[0], -(1 << 30), 1 << 30)
+        and _within(arg.args[0], -NEAR, NEAR)
     ):
         found = next((v for (n, f), v in _NEAREST.items() if n == lanes and not em.lacks(f)), None)
         if found is not None and em.features is not None and "neon" not in em.features:
@@ -243,10 +243,15 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
     if is_small(to) and not (src is f32 and em.has_half(to)):
         half = to_odd(arg) if src is f64 else cast(arg, f32)
         return em.operand(narrow(half, to) if src is f32 else cast(half, to), lanes)
-    inside = to.is_int and to.bits < 32 and src.is_float and _within(arg, *to.range)
+    inside = False
+    if to.is_int and to.bits <= 32 and src.is_float:
+        low, high = to.range
+        whole = arg.args[0] if isinstance(arg, Op) and arg.name == "rint" else arg
+        inside = to is not u32 and _within(whole, max(low, -NEAR), min(high, NEAR))
     return _number(em, em.operand(arg, lanes), src, to, lanes, inside)
 
 
+NEAR = 1 << 30  # floats up to it are in the range of i32
 # conversions that round to the nearest integer: (lanes, feature) -> function
 _NEAREST = {
     (16, "avx512f"): "llvm.x86.avx512.mask.cvtps2dq.512",

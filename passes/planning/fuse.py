@@ -395,18 +395,21 @@ class _Fuser:
         """Could a contraction take this node as the end of its nest?"""
         if not is_pointwise(n):
             return False
+        bits = n.output.type.dtype.bits
         return any(
-            v is not None and _same(v.type.shape, n.output.type.shape) and self.anchor_of(v) is not None
+            v is not None and _same(v.type.shape, n.output.type.shape) and self.anchor_of(v, bits) is not None
             for v in n.inputs
         )
 
-    def anchor_of(self, v: Value) -> Node | None:
-        """The contraction that makes v through element-wise nodes of one size that only the next one reads."""
+    def anchor_of(self, v: Value, bits: int = 0) -> Node | None:
+        """The contraction that makes v through element-wise nodes of one size that only the next one reads. None where
+        one of the values between has fewer than so many bits: memory had better hold that.
+        """
         while v.node is not None and v not in self.outputs and len({u for u, _ in v.uses}) == 1:
             n = v.node
             if kind_of(n) == "contraction":
                 return n
-            if not is_pointwise(n) or _widens(n):
+            if not is_pointwise(n) or v.type.dtype.bits < bits:
                 return None
             same = [x for x in n.inputs if x is not None and x.node is not None and _same(x.type.shape, v.type.shape)]
             if not same:

@@ -126,8 +126,12 @@ def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
 def _quads(s: Schedule, nest: Nest) -> Nest:
     """Bytes: the reduction goes by fours, whose sum is one instruction; what fills up the last block holds 0."""
     first, *taps = nest.reduction
-    s.apply(round_up, first, nest.block or QUAD).apply(split, first, QUAD, ("rk", "rd"))
-    return replace(nest, reduction=("rk", *taps), block=nest.block // QUAD, quad="rd")
+    n = s.extent(first)
+    # of fewer inputs than a block has the nest knows that they are in one
+    whole = nest.block if not isinstance(n, int) or n >= nest.block else 0
+    s.apply(round_up, first, whole or QUAD).apply(split, first, QUAD, ("rk", "rd"))
+    block = whole // QUAD if whole or not nest.block else unwrap(s.extent("rk"))
+    return replace(nest, reduction=("rk", *taps), block=block, quad="rd")
 
 
 def _matmul_nest(c: Contraction, s: Schedule) -> Nest | None:
