@@ -16,6 +16,7 @@ from dnnc.ir.loops.intrinsics import cast_target
 from dnnc.ir.loops.pieces import ROWS
 from dnnc.ir.loops.verify import scalarise
 from dnnc.passes.lower.conversions import is_small, narrow, rounded, to_odd, widen
+from dnnc.passes.lower.requantization import clip_range
 
 if TYPE_CHECKING:
     from dnnc.backends.llvm.emit import FuncEmitter
@@ -227,13 +228,7 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
     src = arg.dtype
     if src is to:
         return em.operand(arg, lanes)
-    if (
-        to is i32
-        and isinstance(arg, Op)
-        and arg.name == "rint"
-        and src is f32
-        and _within(arg.args[0], -NEAR, NEAR)
-    ):
+    if to is i32 and isinstance(arg, Op) and arg.name == "rint" and src is f32 and _within(arg.args[0], -NEAR, NEAR):
         found = next((v for (n, f), v in _NEAREST.items() if n == lanes and not em.lacks(f)), None)
         if found is not None and em.features is not None and "neon" not in em.features:
             return _nearest(em, em.operand(arg.args[0], lanes), found, lanes)
@@ -262,24 +257,40 @@ _NEAREST = {
 
 def _within(e: Expr, low: int, high: int) -> bool:
     """Is this a clip between constants from low to high? NaN passes it."""
-    bounds_: set[str] = set()
-    while isinstance(e, Op) and e.name in ("fmin", "fmax", "min", "max"):
-        numbers = [a for a in e.args if isinstance(a, Const)]
-        if len(numbers) != 1 or not low <= numbers[0].value <= high:
-            return False
-        bounds_.add(e.name[-3:])
-        e = next(a for a in e.args if a is not numbers[0])
-    return len(bounds_) == 2
+    found = clip_range(e)
+    return found is not None and low <= found[0] and found[1] <= high
 
 
-def _nearest(em: FuncEmitter, v: str, function: str, lanes: int) -> str:
-    """The nearest integers of numbers in the range of i32, ties to even; 0 of NaN."""
+def _low_byte(em: FuncEmitter, e: Expr, lanes: int) -> str:
+    """An i32 of which only the lowest eight bits matter. They are 0 where NaN is converted, with or without a mask."""
+    if isinstance(e, Op) and e.name == "+" and isinstance(e.args[1], Const):
+        v, more = _low_byte(em, e.args[0], lanes), literal(e.args[1].value, i32, lanes)
+        return em.pure(f"add {vector(i32, lanes)} {v}, {more}", v, here=True)
+    found = _nearest_function(em, e.args[0], lanes) if isinstance(e, Op) and e.name == "cast_i32" else None
+    if found is None:
+        return em.operand(e, lanes)
+    assert isinstance(e, Op) and isinstance(e.args[0], Op)
+    return _nearest(em, em.operand(e.args[0].args[0], lanes), found, lanes, masked=False)
+
+
+def _nearest_function(em: FuncEmitter, e: Expr, lanes: int) -> str | None:
+    """The instruction that converts `rint(x)` to i32, x a clip; None where there is none."""
+    if not isinstance(e, Op) or e.name != "rint" or e.dtype is not f32 or not _within(e.args[0], -NEAR, NEAR):
+        return None
+    if em.features is None or "neon" in em.features:
+        return None
+    return next((v for (n, f), v in _NEAREST.items() if n == lanes and not em.lacks(f)), None)
+
+
+def _nearest(em: FuncEmitter, v: str, function: str, lanes: int, masked: bool = True) -> str:
+    """The nearest integers of numbers in the range of i32, ties to even; 0 of NaN, not `masked` what there is."""
     a, b, zero = vector(f32, lanes), vector(i32, lanes), literal(0, i32, lanes)
-    number = em.pure(f"fcmp ord {a} {v}, {v}", v, here=True)
+    number = em.pure(f"fcmp ord {a} {v}, {v}", v, here=True) if masked else ""
     if lanes == 16:
-        mask = em.pure(f"bitcast <16 x i1> {number} to i16", number, here=True)
+        mask = em.pure(f"bitcast <16 x i1> {number} to i16", number, here=True) if masked else "-1"
         return em.call(function, b, (a, v), (b, zero), ("i16", mask), ("i32", "4"))
-    return choose(em, number, em.call(function, b, (a, v)), zero, b, lanes)
+    i = em.call(function, b, (a, v))
+    return choose(em, number, i, zero, b, lanes) if masked else i
 
 
 def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int, inside: bool = False) -> str:

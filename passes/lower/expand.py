@@ -18,6 +18,7 @@ from dnnc.ir.loops.stmt import Block, Func, Kernel, call, map_stmt
 from dnnc.passes.lower import elementary, trigonometry
 from dnnc.passes.lower.approximate import ESTIMATE, PIECE, RECIPROCAL, SCALE, Rule, gelu_of, rules, sigmoid_gelu
 from dnnc.passes.lower.elementary import exp2_parts, exp_parts, expand_tanh, horner, scaled_exp, tanh_by_pieces
+from dnnc.passes.lower.requantization import steps
 
 _NAMES = {
     elementary: "exp log erf tanh log1p expm1 pow",
@@ -73,6 +74,7 @@ def joined(spelled: Collection[str]) -> tuple[Rule, ...]:
         return ()
     own: tuple[Rule, ...] = () if SCALE in spelled else (fused_exp,)
     return (
+        steps,
         lambda e: gelu(x) if (x := gelu_of(e)) is not None else e,
         sigmoid_gelu,
         *own,

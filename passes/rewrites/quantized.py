@@ -36,6 +36,7 @@ MOVED = tuple(  # ops that move the elements of one operand about, and add none
     sorted(n for n, op in OPS.items() if Trait.MOVEMENT in op.traits and Trait.RELAYOUT not in op.traits)
 )
 CHOSEN = ("max_pool", *MOVED)
+SUMS = ("mul", "add", "relu", "dequantize_linear")
 
 
 def quantized(graph: Graph, ctx: PassContext) -> bool:
@@ -316,18 +317,31 @@ def quantize_by_inverse(m: Match) -> Value:
 
 
 def _scaled(m: Match, v: Value, factor: Any) -> Any:
-    """A product with a positive number, which goes into constants where v is made of products and sums with them."""
-    n = producer(v, "mul", "add", "relu")
-    if n is None or len({u for u, _ in v.uses}) > 1 or v in m.outputs:
+    """A product with a positive number, which goes into the constants that v is made with."""
+    n = producer(v, *(SUMS if _in_constants(m, v) else ()))
+    if n is None:
         return m.b.mul(v, m.b.constant(factor))
-    x = m.operand(n, 0)
+    x, *others = (m.operand(n, k) for k in range(len(n.inputs)))
+    if producer(v, "dequantize_linear") is not None:
+        scale = m.b.constant((m.graph.constants[others[0]] * factor).astype(np.float32))
+        return m.b.dequantize_linear(x, scale, *n.inputs[2:], **n.attrs)
     if producer(v, "relu") is not None:
         return m.b.relu(_scaled(m, x, factor))
-    c = m.graph.constants.get(m.operand(n, 1))
-    if c is None:
-        return m.b.mul(v, m.b.constant(factor))
-    scaled = m.b.constant((c * factor).astype(np.float32))
+    c = m.graph.constants.get(others[0])
+    scaled = _scaled(m, others[0], factor) if c is None else m.b.constant((c * factor).astype(np.float32))
     return m.b.mul(x, scaled) if producer(v, "mul") is not None else m.b.add(_scaled(m, x, factor), scaled)
+
+
+def _in_constants(m: Match, v: Value) -> bool:
+    """Is a value, which one node reads, made with constants that may take up a factor?"""
+    n = producer(v, *SUMS)
+    if n is None or len({u for u, _ in v.uses}) > 1 or v in m.outputs:
+        return False
+    if producer(v, "relu") is not None:
+        return _in_constants(m, m.operand(n, 0))
+    if m.operand(n, 1) in m.graph.constants:
+        return producer(v, "add") is None or _in_constants(m, m.operand(n, 0))
+    return producer(v, "add") is not None and all(_in_constants(m, m.operand(n, k)) for k in (0, 1))
 
 
 RULES = (
