@@ -228,10 +228,12 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
     src = arg.dtype
     if src is to:
         return em.operand(arg, lanes)
-    if to is i32 and isinstance(arg, Op) and arg.name == "rint" and src is f32 and _within(arg.args[0], -NEAR, NEAR):
-        found = next((v for (n, f), v in _NEAREST.items() if n == lanes and not em.lacks(f)), None)
-        if found is not None and em.features is not None and "neon" not in em.features:
-            return _nearest(em, em.operand(arg.args[0], lanes), found, lanes)
+    if to is i32 and (found := _nearest_function(em, arg, lanes)) is not None:
+        assert isinstance(arg, Op)
+        return _nearest(em, em.operand(arg.args[0], lanes), found, lanes)
+    if to.is_int and to.bits == 8 and src is i32 and lanes > 1:
+        v = _low_byte(em, arg, lanes)
+        return em.pure(f"trunc {vector(src, lanes)} {v} to {vector(to, lanes)}", v, here=True)
     if is_small(src):
         wide = arg if to is f32 and em.has_half(src) else widen(arg) if to is f32 else cast(cast(arg, f32), to)
         return _number(em, em.operand(arg, lanes), src, to, lanes) if wide is arg else em.operand(wide, lanes)
