@@ -229,8 +229,10 @@ def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARRO
 
 
 def _streams(nest: Nest, target: CpuTarget) -> bool:
-    """Do the rows come from beyond the L2 cache again for each panel of a tile?"""
-    return not nest.depthwise and nest.image_bytes > target.l2 // 2
+    """Do the rows come from beyond the L2 cache again for each panel of a tile? Bytes are multiplied so fast that the
+    L2 cache is far as well.
+    """
+    return not nest.depthwise and nest.image_bytes > (target.l1 if nest.quad else target.l2 // 2)
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:

@@ -91,12 +91,15 @@ def test_contractions(case: str) -> None:
 
 
 NET = """\
-def g(x: f32[1, 3, 20, 20], *, w: i8[24, 3, 3, 3], u: f32[24], v: i8[24, 1, 3, 3], s: f32, t: f32, z: u8, m: i8[24, 9]):
+def g(x: f32[1, 3, 20, 20], *, w: i8[24, 3, 3, 3], u: f32[24], v: i8[24, 1, 3, 3], s: f32, t: f32, z: u8, m: i8[24, 9],
+      n: i8[4, 24, 1, 1], o: i8[24, 4, 1, 1]):
     q = dequantize_linear(quantize_linear(x, s, z, dtype=u8), s, z)
     c = relu(conv(q, dequantize_linear(w, u, axis=0), pads=(1, 1, 1, 1), strides=(2, 2)))
     d = dequantize_linear(quantize_linear(c, t, z, dtype=u8), t, z)
-    e = conv(d, dequantize_linear(v, t), pads=(1, 1, 1, 1), group=24)
-    f = dequantize_linear(quantize_linear(add(e, d), s, z, dtype=u8), s, z)
+    e = dequantize_linear(quantize_linear(conv(d, dequantize_linear(n, t)), t, z, dtype=u8), t, z)
+    h = dequantize_linear(quantize_linear(conv(e, dequantize_linear(o, t)), t, z, dtype=u8), t, z)
+    k = conv(h, dequantize_linear(v, t), pads=(1, 1, 1, 1), group=24)
+    f = dequantize_linear(quantize_linear(add(k, d), s, z, dtype=u8), s, z)
     p = dequantize_linear(quantize_linear(reduce_mean(f, axes=(2, 3), keepdims=False), s, z, dtype=u8), s, z)
     y = matmul(p, dequantize_linear(m, t))
     return y"""
@@ -108,10 +111,13 @@ def test_a_net_has_the_same_bits_without_vectors_of_avx() -> None:
     data = {
         "w": extremes((24, 3, 3, 3), "i8"), "v": extremes((24, 1, 3, 3), "i8", 1), "m": extremes((24, 9), "i8", 2),
         "u": rng.uniform(0.001, 0.01, 24), "s": np.array(0.03), "t": np.array(0.04), "z": np.array(99, np.uint8),
+        "n": extremes((4, 24, 1, 1), "i8", 3), "o": extremes((24, 4, 1, 1), "i8", 4),
     }  # fmt: skip
     data = {k: a.astype(np.float32) if a.dtype.kind == "f" else a for k, a in data.items()}
     x = rng.standard_normal((1, 3, 20, 20)).astype(np.float32)
     texts = [f"llvm -mcpu={cpu}" for cpu in (TARGET.cpu, "x86-64")]
-    first, got = (np.asarray(dnnc.compile(parse(NET, data), target=t, cache=False)(x)) for t in texts)
+    first, got = (
+        np.asarray(dnnc.compile(parse(NET, data), target=t, cache=False, strict_compile=True)(x)) for t in texts
+    )
     assert np.ptp(first) > 0
     np.testing.assert_array_equal(got.view(np.int32), first.view(np.int32))
