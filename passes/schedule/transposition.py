@@ -103,7 +103,8 @@ def zip_tile(b: Block, rows: str, columns: str) -> Block:
             raise ScheduleError(f"the store is not unit stride along {r.var.name} and {c.var.name} as one loop")
         b = Builder()
         tiles = _tiles(b, crossing, st, down, (r, c), n, m)
-        e = substitute(substitute(st.value, {x: t for x, (t, _) in tiles.items()}), flat)
+        loads = {x: tiles[x][0] if x in tiles else load(x.buf, idx) for x, idx in inner.items()}
+        e = substitute(substitute(st.value, loads), {c.var: v % m})
         if r.var in free(e):
             raise ScheduleError(f"{r.var.name} is used outside of addresses")
         with b.loop(c.var.name, m, "unroll") as k:

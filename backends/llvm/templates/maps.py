@@ -122,10 +122,10 @@ def nest(s: Schedule, names: list[str], tag: str, lanes: int, unroll: int, locks
     """Schedule a perfect nest by its loops; new loops' names end with the tag. `turn`: tiles may be transposed."""
     names = fuse_rows(s, names, tag)
     mark = s.mark()
-    if turn and transposed(s, split_digits(s, names, lanes), tag, lanes):
+    if turn and zipped(s, split_digits(s, names, lanes, FEW), tag, lanes):
         return
     s.restore(mark)
-    if turn and zipped(s, split_digits(s, names, lanes, FEW), tag, lanes):
+    if turn and transposed(s, split_digits(s, names, lanes), tag, lanes):
         return
     s.restore(mark)
     made = joined(s, split_digits(s, names, lanes), tag, lanes)
