@@ -14,7 +14,7 @@ from dnnc.passes.base import PassContext, graphs
 
 
 def hoist_invariants(graph: Graph, ctx: PassContext) -> bool:
-    """Move nodes that depend on captured values alone out of bodies, inner bodies first, so that they go all the way."""
+    """Move nodes that depend on captured values alone out of bodies, inner ones first, so that they go all the way."""
     return any([_hoist(g, n) for g in list(graphs(graph)) for n in list(g.nodes()) if Trait.ITERATES in n.op.traits])
 
 

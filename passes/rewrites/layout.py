@@ -252,9 +252,7 @@ RULES: dict[str, Callable[[Layouts, Node], None]] = {
 class _Blocked(Layouts):
     """Channels in blocks of a vector; panels of weights."""
 
-    def __init__(
-        self, graph: Graph, lanes: int, strict: bool, rates: CoreRates, fixed: Mapping[Value, float]
-    ) -> None:
+    def __init__(self, graph: Graph, lanes: int, strict: bool, rates: CoreRates, fixed: Mapping[Value, float]) -> None:
         super().__init__(graph)
         self.lanes, self.strict, self.rates, self.fixed = lanes, strict, rates, fixed
 
