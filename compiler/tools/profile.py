@@ -17,6 +17,7 @@ import numpy as np
 
 from dnnc.backends.base import Backend, Ceilings, Samples
 from dnnc.backends.runtime.program import CONTROL, Program
+from dnnc.donation import packed
 from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
@@ -136,7 +137,9 @@ def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]],
     if instance.empty or not program.calls:
         raise InputError("there is nothing to profile: for these inputs no kernel is called")
     report = find_report(f.report.programs, program)
-    samples = backend.measure(instance, collect, repeats)
+    inputs = getattr(program, "inputs", ())
+    lies = collect if all(t.row_major for t in inputs) else lambda: [packed(a, t) for a, t in zip(collect(), inputs)]
+    samples = backend.measure(instance, lies, repeats)
     sizes = dict(zip(program.dims, instance.dims.tolist())) if program.dims else {}
     dims = {v.name: n for v, n in sizes.items()} or dict(report.dims)
     if dims != dict(report.dims):
