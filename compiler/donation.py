@@ -141,10 +141,9 @@ class Donation:
         """The same where donated inputs do not lie in rows."""
         program: Any = instance.program
         held = [packed(a, t) for a, t in zip(arrays, program.inputs)]
-        places = given if given is not None else [None] * len(program.outputs)
-        buffers = []
+        buffers: list[Array] = []
         for k, (shape, dtype) in enumerate(instance.outputs or ()):
-            free = np.empty(shape, dtype) if k in self.pairs or places[k] is None else places[k]
+            free = np.empty(shape, dtype) if given is None or k in self.pairs else given[k]
             buffers.append(held[self.pairs[k]] if k in instance.in_place else free)
         instance.into(held, buffers)
         return self.finish([unpacked(b, t) for b, t in zip(buffers, program.outputs)], arrays, given)

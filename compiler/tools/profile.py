@@ -138,8 +138,10 @@ def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]],
         raise InputError("there is nothing to profile: for these inputs no kernel is called")
     report = find_report(f.report.programs, program)
     inputs = getattr(program, "inputs", ())
-    lies = collect if all(t.row_major for t in inputs) else lambda: [packed(a, t) for a, t in zip(collect(), inputs)]
-    samples = backend.measure(instance, lies, repeats)
+    if not all(t.row_major for t in inputs):  # packed once, for it is no part of a call
+        held = [packed(a, t) for a, t in zip(collect(), inputs)]
+        collect = lambda: held  # noqa: E731
+    samples = backend.measure(instance, collect, repeats)
     sizes = dict(zip(program.dims, instance.dims.tolist())) if program.dims else {}
     dims = {v.name: n for v, n in sizes.items()} or dict(report.dims)
     if dims != dict(report.dims):

@@ -191,7 +191,7 @@ class TrainStep:
         options = replace(
             self._options, dims=dict(self._options.dims), donate={f"s{k}": f"new_{k}" for k in changed}
         )  # fmt: skip
-        held = {k: t and t.encoding for k, t in enumerate(self._lies)} if self._where == HOST else {}
+        held = {k: None if t is None else t.encoding for k, t in enumerate(self._lies)} if self._where == HOST else {}
         f = compile_graph(g, ([v for v in names], outputs), options, held=held)
         (shape,) = results
         resident = Resident(f, self._where, changed)
