@@ -75,10 +75,11 @@ def are_apart(views: Sequence[DeviceArray]) -> bool:
 
 @dataclass(frozen=True)
 class Donation:
-    """The pairs of one executable, by number, and the names of the inputs."""
+    """The pairs of one executable, by number, and the names of the inputs. `held`: some may not lie in rows."""
 
     pairs: Mapping[int, int]
     names: Sequence[str]
+    held: bool = False
 
     def check(self, arrays: Sequence[Array], weights: Sequence[Array] = ()) -> None:
         """Raise InputError where a donated array is read-only or shares memory with an argument or parameter."""
@@ -120,7 +121,7 @@ class Donation:
     ) -> list[Array]:
         """A call whose results take the memory of inputs. `given`: the caller wants them in these buffers too."""
         self.check(arrays, weights)
-        if instance.program is not None and not all(t.row_major for t in instance.program.inputs):
+        if self.held:
             return self._packed(instance, arrays, given)
         if given is None and instance.outputs is None:
             return self.finish(instance.call(arrays), arrays, None)
