@@ -29,11 +29,13 @@ from dnnc.passes.rewrites.idioms import idioms
 from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
 from dnnc.passes.rewrites.precision import precision
+from dnnc.passes.rewrites.quantized import quantized, requantized
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
+from dnnc.passes.rewrites.state_layouts import assign_state_layouts
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
 
@@ -68,6 +70,11 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
     )
 
 
+def state_layouts(graph: Graph, ctx: PassContext) -> bool:
+    """Let held inputs lie in blocks where kernels compute with these."""
+    return ctx.facts.lanes > 1 and assign_state_layouts(graph)
+
+
 def drop_marks(graph: Graph, ctx: PassContext) -> bool:
     """recomputed(x, token) -> x"""
     return replace_each(graph, {"recomputed": lambda n: n.inputs[0]})
@@ -84,12 +91,22 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
             assert source is not None
             root = source
         if root.node is None or root in seen:
-            graph.outputs[k] = Builder(graph, None, v.locs).op("pack", v, layout=None)
+            graph.outputs[k] = Builder(graph, None, v.locs).op("pack", v, layout=v.type.layout)
             changed = True
         seen.add(root)
     return changed
 
 
+QUANTIZED = Pass(
+    "quantized",
+    quantized,
+    "products of dequantised operands are products of bytes; ahead of folding, which makes floats of the weights",
+)
+INTEGERS = Pass(
+    "integers",
+    requantized,
+    "products of integers are products of bytes; weights less their zero points are constants now",
+)
 FOLD = Pass("fold", fold, "constants and shape arithmetic first: everything after is cheaper")
 SINK = Pass(
     "sink-constants", sink_constants, "weights that a loop captures are constants of its body, which packs them once"
@@ -177,6 +194,11 @@ RECURRENCE = Pass(
 LAYOUT = Pass(
     "layout", layout, "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie"
 )
+STATE = Pass(
+    "state-layouts",
+    state_layouts,
+    "state is not packed in each step; after the layouts, which say what it is packed for",
+)
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 HOIST = Pass(
     "hoist-invariants",
@@ -195,10 +217,11 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE, CSE, MARKS,
+    QUANTIZED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE,
+    CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN,
-    HOIST, COPY_OUTPUTS, PLACE_CONCATS,
+    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, STATE,
+    DCE_AGAIN, HOIST, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

@@ -57,8 +57,11 @@ class LRScheduler(ABC):
 
     def _others(self, k: int) -> float:
         """The product of the other schedules' factors for group `k`, as they stand."""
-        every = [s for ref in self.optimizer.schedules if (s := ref()) is not None and s not in (self, self.around)]
-        return math.prod(s.rate(s.base_lrs[k], s.last_epoch, k) / s.base_lrs[k] for s in every if s.base_lrs[k])
+        product = 1.0
+        for s in (ref() for ref in self.optimizer.schedules):
+            if s is not None and s is not self and s is not self.around and s.base_lrs[k]:
+                product *= s.rate(s.base_lrs[k], s.last_epoch, k) / s.base_lrs[k]
+        return product
 
     def get_last_lr(self) -> list[float]:
         """The learning rate of each group."""
@@ -258,7 +261,7 @@ class SequentialLR(LRScheduler):
         self.schedulers, self.milestones = list(schedulers), list(milestones)
         for s in schedulers:
             s.around = self
-        optimizer.schedules[:] = [r for r in optimizer.schedules if (s := r()) is not None and s.around is None]
+        optimizer.schedules[:] = [r for r in optimizer.schedules if (x := r()) is not None and x.around is None]
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int, k: int) -> float:

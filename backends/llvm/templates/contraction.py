@@ -15,18 +15,20 @@ loads for mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled til
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import dots
 from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
-from dnnc.ir.bounds import nonneg
-from dnnc.ir.encodings import Winograd
+from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
+from dnnc.ir.bounds import bounds, nonneg
+from dnnc.ir.encodings import Quads, Winograd
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, const, extent, free, substitute, unwrap, value
+from dnnc.ir.expr import Expr, Var, const, extent, free, minimum, substitute, unwrap, value
 from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Kernel, accesses
 from dnnc.ir.op import ContractionForm
@@ -34,92 +36,62 @@ from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import product
 from dnnc.passes.lower.form import Axis, Contraction, Normed
-from dnnc.passes.schedule.k_blocking import stretches
+from dnnc.passes.schedule.k_blocking import LIMIT, stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
+from dnnc.passes.schedule.quads import QUAD, quads
+from dnnc.passes.schedule.rfactor import round_up
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.version import version
 
-BESIDE = 0.42  # of the L2 cache's rate: reading it while the core computes
+GAIN = 1.1  # over rows of pixels that rows of images must promise, which lie far apart
 PREFETCHED = (
     6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
 )
 FEW_ROWS = 256  # of all tiles of a panel: with more of them a panel's first reading is a small part of its time
-# of the time that rows take to come from memory, asked for ahead as they are: what the multiply-adds do not hide
-STREAMED = 0.18
-# of a convolution's time for each accumulator past half of the registers, which others then lack
-CROWDED = 0.005
 
 
-NARROW, EVERY = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 8)  # panels of a tile, by guess and in a search
+EVERY = (1, 2, 3, 4, 5, 6, 8)  # panels of a tile in a search
 UNROLLS = (1, 2, 3, 4, 5, 7, 8, 16)
-STRETCHES = (
-    64,
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    2048,
-)  # of a sum, between which the sums of all tiles lie in memory
+# of a sum, between which the sums of all tiles lie in memory
+STRETCHES = (64, 128, 192, 256, 384, 512, 768, 1024, 2048)
+LONG_PANELS = 0.5  # of the L2 cache: longer panels, which every row of tiles reads anew, are cut into stretches
+STRETCH = 0.15  # of the L2 cache: the panels' share of a stretch, beside the rows that pass and their sums
 # tiles at each end of a row that are code of their own: more of them make more code than is worth a branch for each tap
 PEELED = 2
 SMALL = 1 << 22  # operations up to which one thread alone may be as fast
 ORDER: tuple[str, ...] = ()  # every sum is added up in one order, whatever the knobs
 
 
-@dataclass(frozen=True)
-class Nest:
-    """Which loop of the naive nest plays which part. `panel` is "" while the vector loop is still to be split from
-    `lane`; `columns` are those of the outer loops that the panels depend on: heads, matrices of a batch.
+def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | None:
+    """The nest with its pixels in one loop; None when the group is no contraction that this recipe can tile.
+
+    `images`: the rows of a tile are images in place of pixels, None where that cannot be.
     """
-
-    outer: tuple[str, ...]
-    pixel: str
-    panel: str
-    lane: str
-    reduction: tuple[str, ...]
-    padding: int  # of the pixel axis, which makes the first and last tiles special
-    stride: int
-    block: int  # of the reduced channels in memory; 0 when they are not blocked
-    tap: str = ""  # the reduction along the pixel axis
-    depthwise: bool = False  # every lane has inputs of its own: the panel's loop is one more outer loop
-    shuffled: int = (
-        0  # panels that take the inputs of their lanes, of several groups or several times the same, out of one block
-    )
-    taps: int = 1  # along the pixel axis
-    columns: tuple[str, ...] = ()
-    together: int = 0  # panels side by side that read the same inputs, those of a group; 0: all
-    panel_bytes: int = 0  # of a convolution's filters, of a vector of outputs; 0 where the size is not known
-    image_bytes: int = 0  # of all rows, or pixels; 0 where that is not known
-    window: int = 1  # taps in all
-
-    def order(self, name: str) -> list[str]:
-        """The outer loops: all rows of tiles before the next panels, or all panels before the next rows."""
-        rows = [n for n in self.outer if n not in self.columns]
-        return {
-            "rows": [*self.outer, "jo"],
-            "panels": [*self.columns, "jo", *rows],
-            "tiles": [*self.outer, "po", "jo"],
-        }[name]
-
-
-def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
-    """The nest with its pixels in one loop; None when the group is no contraction that this recipe can tile."""
     anchor, c = problem.anchor, problem.form
     if anchor is None or not isinstance(c, Contraction) or isinstance(c, Normed) or len(c.outer) < 2:
         return None
     s = Schedule(problem.kernel)
     convolves = anchor.op.contraction is ContractionForm.CONVOLUTION
     if anchor.op.contraction is ContractionForm.PRODUCT:
-        found = _matmul_nest(c, s)
+        found = None if images else _matmul_nest(c, s)
     else:
-        found = _conv_nest(anchor, c, s) if convolves and c.outer[-1] in c.panels else None
+        found = _conv_nest(anchor, c, s, images) if convolves and c.outer[-1] in c.panels else None
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
-    return (s, replace(found, image_bytes=size if isinstance(size, int) else 0)) if found is not None else None
+    if found is None:
+        return None
+    weights = anchor.inputs[1]
+    if weights is not None and isinstance(weights.type.encoding, Quads):
+        found = _quads(s, found)
+    return s, replace(found, image_bytes=size if isinstance(size, int) else 0)
+
+
+def _quads(s: Schedule, nest: Nest) -> Nest:
+    """Bytes: the reduction goes by fours, whose sum is one instruction; what fills up the last block holds 0."""
+    first, *taps = nest.reduction
+    s.apply(round_up, first, nest.block or QUAD).apply(split, first, QUAD, ("rk", "rd"))
+    return replace(nest, reduction=("rk", *taps), block=nest.block // QUAD, quad="rd")
 
 
 def _matmul_nest(c: Contraction, s: Schedule) -> Nest | None:
@@ -142,7 +114,7 @@ def _matmul_nest(c: Contraction, s: Schedule) -> Nest | None:
     return Nest(tuple(v.name for v in outer), pixel, "", lane.name, _names(c.red), 0, 1, 0, columns=columns)
 
 
-def _conv_nest(anchor: Node, c: Contraction, s: Schedule) -> Nest | None:
+def _conv_nest(anchor: Node, c: Contraction, s: Schedule, images: bool) -> Nest | None:
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None
     lane, panel = c.outer[-1], c.panels[c.outer[-1]]
@@ -158,9 +130,14 @@ def _conv_nest(anchor: Node, c: Contraction, s: Schedule) -> Nest | None:
     kernel = w.type.shape[2:]
     win = node_window(kernel, anchor.attrs)
     at = next((k for k in reversed(range(len(spatial))) if value(extent(spatial[k])) != 1), len(spatial) - 1)
-    outer, pixel = [v.name for v in c.outer[:-1] if v not in (panel, spatial[at])], spatial[at].name
+    row = c.outer[0] if images else spatial[at]
+    outer, pixel = [v.name for v in c.outer[:-1] if v not in (panel, row)], row.name
+    if images and (depthwise or row in (panel, *spatial) or not _several(row, spatial)):
+        return None
     padding = max((p for p in (win.begin[at], win.end[at]) if isinstance(p, int)), default=0)
-    if win.flat and len(spatial) == 2 and at == 1 and nonneg(extent(spatial[1]) - 1):
+    if images:  # all rows of a tile see the same taps
+        padding = 0
+    elif win.flat and len(spatial) == 2 and at == 1 and nonneg(extent(spatial[1]) - 1):
         s.apply(fuse, outer.pop(), pixel, "p")  # a 1x1 convolution of stride 1 sees its image as one row of pixels
         pixel = "p"
     block = 0 if x.type.row_major or depthwise else x.type.encoding.block(1)
@@ -180,8 +157,13 @@ def _conv_nest(anchor: Node, c: Contraction, s: Schedule) -> Nest | None:
         tuple(outer), pixel, panel.name, lane.name, red, padding, win.strides[at], block, red[1 + at],
         depthwise, shuffled,
         taps=value(const(kernel[at])) or 1, together=together if by_panels else 0, panel_bytes=size * lanes,
-        window=value(const(product(kernel))) or 1,
+        window=value(const(product(kernel))) or 1, images=images,
     )  # fmt: skip
+
+
+def _several(images: Var, pixels: Sequence[Var]) -> bool:
+    """Are there several images, and are their sizes known?"""
+    return (value(extent(images)) or 1) > 1 and all(value(extent(v)) for v in pixels)
 
 
 def _names(axis: Axis) -> tuple[str, ...]:
@@ -194,26 +176,35 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARROW) -> list[Knobs]:
     """Every register tile, best guess first, with the other knobs as they are by default."""
-    found = nest_of(problem)
+    found = [_settings_of(problem, target, most, images) for images in (False, True)]
+    return [k for settings in sorted(found, key=lambda x: x[0]) for k in settings[1]]
+
+
+def _settings_of(problem: Problem, target: CpuTarget, most: tuple[int, ...], images: bool) -> tuple[float, list[Knobs]]:
+    """Settings whose tiles have pixels or images as rows, and the estimated cycles of the best of them."""
+    found = nest_of(problem, images)
     if found is None:
-        return []
+        return math.inf, []
     s, nest = found
     pixels, panels = _extents(s, nest, target.lanes)
     if panels is None and problem.inplace:
-        return []
+        return math.inf, []
     ku = _unroll(s.extent(nest.reduction[0]), nest.block) if nest.block or not nest.panel else 1
     order = _order(problem, target, s, nest)
-    every = tiles(pixels, panels, target, nest, problem.inplace, most)
+    rows = bounds(const(s.extent(nest.pixel)))[1]  # of the largest size
+    every = [t for t in tiles(pixels, panels, target, nest, problem.inplace, most) if rows is None or t[0] <= rows]
     fits = [
         (mr, nv) for k, (mr, nv) in enumerate(every) if not k or not nest.depthwise or _peels_borders(pixels, nest, mr)
     ]
-    ahead = (("ahead", 1),) if nest.block and nest.window == 1 and _streams(nest, target) else ()
-    return [(("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1), *ahead) for mr, nv in fits]
-
-
-def _streams(nest: Nest, target: CpuTarget) -> bool:
-    """Do the rows come from beyond the L2 cache again for each panel of a tile?"""
-    return not nest.depthwise and nest.image_bytes > target.l2 // 2
+    ahead = (("ahead", 1),) if nest.block and nest.window == 1 and streams(nest, target) else ()
+    more = (("pf", int(not images)), *ahead, *((("images", 1),) if images else ()))
+    cycles = window_cycles(problem, nest, fits[0], target) * (GAIN if images else 1) if fits else math.inf
+    out: list[Knobs] = []
+    for mr, nv in fits:
+        kc = _stretch(s, nest, problem, target, (mr, nv, ku)) if order == "panels" else 0
+        stretch = (("kc", kc),) if kc else ()
+        out.append((("mr", mr), ("nv", nv), ("ku", ku), ("order", order), *more, *stretch))
+    return cycles, out
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -284,12 +275,31 @@ def _unrolls(k: int | Expr, nest: Nest) -> list[int]:
 def _stretches(s: Schedule, nest: Nest, problem: Problem) -> list[int]:
     """Parts into which a long sum may be divided, none where it is short, or tiles are of several kinds."""
     k = s.extent(nest.reduction[0])
-    plain = isinstance(k, int) and isinstance(s.extent(nest.pixel), int) and not nest.padding and not problem.inplace
-    return (
-        [n for n in STRETCHES if isinstance(k, int) and k >= 2 * n and k % n == 0 and n % (nest.block or 1) == 0]
-        if plain and not nest.depthwise
-        else []
-    )
+    if not isinstance(k, int) or not _alike(s, nest, problem):
+        return []
+    return [n for n in STRETCHES if k >= 2 * n and k % n == 0 and n % (nest.block or 1) == 0]
+
+
+def _alike(s: Schedule, nest: Nest, problem: Problem) -> bool:
+    """Are all tiles of one kind, so that their sums may wait in memory?"""
+    return isinstance(s.extent(nest.pixel), int) and not (nest.padding or problem.inplace or nest.depthwise)
+
+
+def _stretch(s: Schedule, nest: Nest, problem: Problem, target: CpuTarget, tile: tuple[int, int, int]) -> int:
+    """Elements of the sum in a stretch of a product whose panels the L2 cache does not hold; 0: all in one.
+
+    tile: (mr, nv, ku) of the register tile; a stretch is a multiple of ku.
+    """
+    mr, nv, ku = tile
+    k, rows = s.extent(nest.reduction[0]), s.extent(nest.pixel)
+    if nest.panel or len(nest.reduction) > 1 or not isinstance(k, int) or not _alike(s, nest, problem):
+        return 0
+    step = nv * target.vector_bits // 8  # bytes of the panels
+    tiles_ = -(-rows // mr) if isinstance(rows, int) else 0
+    if k * step <= LONG_PANELS * target.l2 or tiles_ < 2 or tiles_ * mr * nv * target.lanes > LIMIT:
+        return 0
+    count = -(-k // max(int(STRETCH * target.l2) // step, ku))
+    return -(-k // (count * ku)) * ku
 
 
 def _order(problem: Problem, target: CpuTarget, s: Schedule, nest: Nest) -> str:
@@ -317,48 +327,10 @@ def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | Non
     return (n if isinstance(n, int) else None), (count if isinstance(count, int) else None)
 
 
-def tiles(
-    pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest, inplace: bool, most: tuple[int, ...] = NARROW
-) -> list[tuple[int, int]]:
-    """Return (mr, nv) by estimated cycles, max(FMAs, loads) over rates. Unknown sizes: 30 rows, 10 panels."""
-    # beside accumulators live the panels' vectors and a broadcast: one too many is spilled at every step
-    n = target.registers
-    scored: list[tuple[float, int, int]] = []
-    for nv in most:
-        if (
-            (panels is not None and (nv > panels or (panels % nv and inplace)))
-            or (nest.depthwise and nv != max(nest.shuffled, 1))
-            or (nest.together and nest.together % nv)
-        ):
-            continue
-        most_rows = min(n - 4, n - nv - 1) // nv
-        if nest.shuffled:  # beside the sums live the pixels that all taps of a row read
-            most_rows = max((n - nest.taps - 1) // (nv + nest.stride), 1)
-        for mr in range(1, most_rows + 1):
-            if pixels is not None and mr > pixels:
-                break
-            rows = -(-pixels // mr) * mr if pixels is not None else 30 + mr / 2
-            work = rows * (-(-panels // nv) * nv if panels is not None else 10 + nv / 2)
-            crowd = 1 + CROWDED * (4 if nest.depthwise else 1) * max(mr * nv - n // 2, 0) if nest.panel else 1.0
-            near = nv * nest.panel_bytes <= target.l2
-            come = STREAMED * mr * 4 / nest.window / target.rates.memory if _streams(nest, target) else 0.0
-            scored.append((work / (mr * nv) * (step_cycles(mr, nv, target, near) * crowd + come), -mr * nv, nv))
-    return [(-size // nv, nv) for _, size, nv in sorted(scored)]
-
-
-def step_cycles(mr: int, nv: int, target: CpuTarget, near: bool = True) -> float:
-    """Cycles of a register tile's step: max of FMAs, loads, latency, panel reads; depthwise loads are vectors."""
-    rates = target.rates
-    panel = (
-        nv * target.vector_bits / 8 / (BESIDE * rates.l2 if near else rates.memory)
-    )  # every row of tiles reads it anew
-    return max(mr * nv / rates.fma, (mr + nv) / rates.loads * 1.05, rates.latency, panel)
-
-
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
     if dots.applies(problem):
         return dots.apply(problem, knobs, target)
-    found = nest_of(problem)
+    found = nest_of(problem, bool(knobs.get("images")))
     assert found is not None
     s, nest = found
     pixel, panel, lane = nest.pixel, nest.panel, nest.lane
@@ -420,8 +392,11 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
     s.apply(reorder, *(n + tag for n in (*outer, *(["po"] if "po" not in outer else []), "im", "jn", lane)))
     s.apply(distribute, "im" + tag, 3)
     red = _split_reduction(s, nest, int(knobs["ku"]), int(knobs.get("kc", 0)), tag)
-    s.apply(reorder, *red, *(f"{n}{tag}_1" for n in ("im", "jn", lane)))
-    s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2")))
+    quad = [nest.quad + tag] if nest.quad else []
+    s.apply(reorder, *red, *(f"{n}{tag}_1" for n in ("im", "jn", lane)), *quad)
+    if quad:
+        s.apply(quads, f"{lane}{tag}_1", *quad)
+    s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2") if not (quad and k == "_1")))
 
 
 def _finish(
@@ -468,7 +443,7 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> lis
     if not nest.block:
         s.apply(split, first, ku, (steps, unroll))
         if kc:
-            s.apply(split, steps, kc // ku, (stretch, steps))
+            s.apply(split, steps, kc // ku, (stretch, steps), tail="guard")  # the last one may be shorter
         return [*taps, *([stretch] if kc else []), steps, unroll]
     s.apply(split, first, ku, ("rq" + tag, unroll))
     s.apply(split, "rq" + tag, nest.block // ku, (block, steps), tail="guard")  # the last block may not be full
@@ -489,35 +464,43 @@ def _prefetch_next_panel(
     jo = outer.index("jo")
     tile, tiles_ = _position(s, [n + tag for n in (*outer[jo + 1 :], "po")])
     taps = [n + tag for n in nest.reduction[1:] if s.has(n + tag)]
-    if nest.block and knobs.get("kc"):
+    kc = int(knobs.get("kc", 0))
+    if nest.block and kc:
         return  # a stretch of it is read many times before the next one
-    step, steps = (
-        _step_of(s, taps, tag)
-        if nest.block
-        else _position(s, [*taps, *(["ks" + tag] if knobs.get("kc") else []), "ko" + tag])
-    )
     if isinstance(tiles_, int) and tiles_ * int(knobs["mr"]) < PREFETCHED:
         return
-    every = (
-        -(-nv * ku // tiles_) if isinstance(tiles_, int) and not tag else 4
-    )  # the rows that fill no tile ask again for some at most
     # elements of a panel: the first axis of filters counts them, of a matrix the third from the end
-    size = product(weights.type.physical[1 if nest.panel else -2 :])
+    size, width = product(weights.type.physical[1 if nest.panel else -2 :]), value(const(buf.shape[-1]))
     if value(const(size)) == 0:
         return  # a sum of nothing
     column, columns = _position(s, [n + tag for n in outer[:jo]])
-    each = (
-        product(weights.type.physical[: 1 if nest.panel else -2]) // columns
-    )  # panels in front of which such a loop goes on
-    first = (column * each + s.loop("jo" + tag).var * nv + nv) * size
-    line, width = (tile * steps + step) * every, value(const(buf.shape[-1]))
-    if (
-        not isinstance(tiles_, int) and isinstance(size, int) and width
-    ):  # however many tiles there are, this panel and not those behind it
-        line = line % (nv * size // width)
-    for j in range(every):
-        at = first + (line + j) * buf.shape[-1]
+    # panels in front of which such a loop goes on
+    each = product(weights.type.physical[: 1 if nest.panel else -2]) // columns
+    first = (column * each + s.loop("jo" + tag).var * nv) * size
+    known = isinstance(tiles_, int) and not tag  # the rows that fill no tile ask again for some at most
+    if kc and width:  # the next stretch of each panel
+        later = (s.loop("ks" + tag).var + 1) * kc
+        every = -(-ku // tiles_) if known else ku
+        line = (tile * (kc // ku) + s.loop("ko" + tag).var) * every
+        line = later + minimum(line // _repeated(tiles_, ku), const(kc))
+        places = [first + j * size + (line + k) * width for j in range(nv) for k in range(every)]
+    else:
+        step, steps = _step_of(s, taps, tag) if nest.block else _position(s, [*taps, "ko" + tag])
+        every = -(-nv * ku // tiles_) if known else 4
+        line = (tile * steps + step) * every // _repeated(tiles_, nv * ku)
+        if not isinstance(tiles_, int) and isinstance(size, int) and width:
+            line = line % (nv * size // width)  # however many tiles there are, this panel and not those behind it
+        places = [first + nv * size + (line + k) * buf.shape[-1] for k in range(every)]
+    for at in places:
         s.apply(prefetch, "ko" + tag, buf.name, (*[const(0)] * (len(buf.shape) - 1), at))
+
+
+def _repeated(tiles_: int | Expr, lines: int) -> int:
+    """How many steps in turn ask for the same lines, a power of two: many tiles pass while one set of lines comes.
+
+    lines: those of a step of one tile.
+    """
+    return 1 << max((tiles_ // lines).bit_length() - 1, 0) if isinstance(tiles_, int) else 1
 
 
 def _prefetch_next_pixels(s: Schedule, problem: Problem, mr: int) -> None:

@@ -9,7 +9,8 @@ from native_check import one_node
 
 from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, core_rates, parse_target
 from dnnc.backends.llvm.templates import templates
-from dnnc.backends.llvm.templates.contraction import Nest, candidates, nest_of, tiles
+from dnnc.backends.llvm.templates.contraction import candidates, nest_of
+from dnnc.backends.llvm.templates.register_tiles import Nest, tiles
 from dnnc.ir.expr import Expr, Ref, const, substitute, value
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.stmt import Block, Eval, For
@@ -61,12 +62,52 @@ def test_pixels_of_large_images_are_asked_for_ahead(pixels: int, ahead: bool) ->
     assert ("prefetch(addr(x0[" in step.text) == ahead == ("ahead=1" in str(step.choice))
 
 
+@pytest.mark.parametrize("target", [WIDE, NARROW])
+@pytest.mark.parametrize(
+    ("image", "kernel", "chosen"),
+    [("16 64 2 2", 3, True), ("16 64 1 1", 1, True), ("1 64 2 2", 3, False), ("16 64 16 16", 3, False)],
+)
+def test_images_are_the_rows_of_a_tile_where_they_have_few_pixels(
+    image: str, kernel: int, chosen: bool, target: CpuTarget
+) -> None:
+    g = one_node("conv", [f"f32 {image}", f"f32 64 64 {kernel} {kernel}"], pads=(kernel // 2,) * 4)
+    (step,) = (s for s in compiled(g, target).steps if isinstance(s, Step) and s.group.kind == "contraction")
+    assert ("images=1" in str(step.choice)) == chosen
+
+
 @pytest.mark.parametrize(("rows", "lines"), [(1, 0), (5, 0), (8, 12), (16, 6), (64, 2)])
 def test_panels_are_prefetched_whole_or_not_at_all(rows: int, lines: int) -> None:
     layer = graph_of(f"def g(x: f32[{rows}, 128], *, w: f32[128, 768]):\n    return matmul(x, w)")
-    p = compiled(layer, replace(WIDE, l2=1 << 14))
+    p = compiled(layer, replace(WIDE, l2=1 << 16))
     (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
     assert step.text.count("prefetch(") == lines, step.text
+
+
+def test_many_tiles_ask_for_the_next_panel_once() -> None:
+    """Each line as often as there are steps to spare, and no line of the panels behind the next."""
+    layer = graph_of("def g(x: f32[512, 128], *, w: f32[128, 768]):\n    return matmul(x, w)")
+    p = compiled(layer, replace(WIDE, l2=1 << 16))
+    (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
+    (outer,) = step.kernel.entry.body
+    assert isinstance(outer, For)
+    knobs = dict(step.choice.knobs)
+    tiles_ = range(512 // int(knobs["mr"]))  # of the first panels
+    asked = {line for k in tiles_ for line in lines_asked(outer.body, {outer.var: const(k)})}
+    panels = 128 * int(knobs["nv"])
+    assert set(range(panels, 2 * panels)) <= asked <= set(range(panels, 3 * panels))
+
+
+@pytest.mark.parametrize(("k", "ku"), [(128, 4), (131, 1)])
+def test_panels_that_the_second_cache_does_not_hold_are_cut(k: int, ku: int) -> None:
+    layer = graph_of(f"def g(x: f32[512, {k}], *, w: f32[{k}, 768]):\n    return matmul(x, w)")
+    p = compiled(layer, replace(WIDE, l2=1 << 15))
+    (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
+    kc, (outer,) = int(dict(step.choice.knobs)["kc"]), step.kernel.entry.body
+    assert "for ks in range(" in step.text and 0 < kc < 0.2 * (1 << 15) / (3 * 64) and kc % ku == 0
+    assert isinstance(outer, For)
+    asked = lines_asked(outer.body, {outer.var: const(0)})  # the next stretch of each of three panels
+    assert set(range(kc, 2 * kc)) | set(range(k + kc, k + 2 * kc)) <= set(asked)
+    assert max(asked) < 3 * k + 2 * kc + ku
 
 
 def lines_asked(b: Block, env: dict[Expr, Expr]) -> list[int]:
