@@ -88,7 +88,9 @@ class Watch:
 
 
 def _row(x: Array) -> Array:
-    row = [largest(absolute(x)).astype(WIDE), mean(x).astype(WIDE)]
+    # reductions of the same rows are one kernel, which reads the value once; images have their channels in blocks
+    axes = tuple(range(1 if x.ndim == 2 else 2, x.ndim)) or None
+    row = [largest(largest(absolute(x), axis=axes)).astype(WIDE), mean(mean(x, axis=axes)).astype(WIDE)]
     if x.dtype.itemsize > 2:
         return stack([*row, row[0] * 0])  # where numbers of 32 bits end, they are infinite: the largest one tells
     most = float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]

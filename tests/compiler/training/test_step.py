@@ -335,3 +335,22 @@ def test_a_state_in_blocks_is_shown_saved_and_loaded_in_rows(tmp_path: Path) -> 
     given[next(k for k, t in enumerate(inputs) if not t.row_major)][...] = 1
     results = [np.asarray(r) for r in f(*given)]
     assert [r.shape for r in results] == [s.shape for s in f.outputs]
+
+
+@pytest.mark.slow
+def test_statistics_of_images() -> None:
+    """Of values that lie in blocks: a convolution of 20 channels, its filters' gradient, and a vector's."""
+    rng = np.random.default_rng(2)
+    params = {"w": rng.standard_normal((20, 3, 3, 3), np.float32), "b": rng.standard_normal(20).astype(np.float32)}
+    x = rng.standard_normal((2, 3, 6, 6), np.float32)
+
+    def loss(p: Any, x: Any) -> Any:
+        return xp.mean(F.conv2d(x, p["w"], p["b"]) ** 2)
+
+    step = dnnc.train_step(loss, optim.SGD(lr=0.0), params, threads=1, statistics="cheap")
+    step(x)
+    s = step.statistics
+    gradient = dnnc.grad(loss)(params, x)
+    y = F.conv2d(x, params["w"], params["b"])
+    for name, a in (("gradient of w", gradient["w"]), ("gradient of b", gradient["b"]), (s.names[0], y)):
+        assert np.allclose([s[name]["absmax"], s[name]["mean"]], [np.abs(a.numpy()).max(), a.numpy().mean()], atol=1e-5)
