@@ -27,6 +27,7 @@ from dnnc.passes.rewrites.idioms import idioms
 from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
 from dnnc.passes.rewrites.precision import precision
+from dnnc.passes.rewrites.recompute import recompute
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
@@ -140,6 +141,11 @@ SCATTERS = Pass(
 WIDE_SUMS = Pass(
     "wide-sums", nested(wide_sums), "scatters add up in f32; after precision, which says how floats are stored"
 )
+RECOMPUTE = Pass(
+    "recompute",
+    recompute,
+    "what a gradient's kernel can compute of its operands is not kept for it; after all that merges equal values",
+)
 REMATERIALIZE = Pass(
     "rematerialize",
     rematerialize,
@@ -188,7 +194,7 @@ PLACE_CONCATS = Pass(
 PASSES = (
     FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN,
+    PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN,
     COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from dnnc.ir.autodiff.residuals import nominal_bytes
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import Cost, Trait
 from dnnc.passes.analysis.kinds import is_pointwise, kind_of
@@ -29,7 +28,6 @@ from dnnc.passes.analysis.rows import Rows, rows_of
 
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 FAR = 4  # contractions from a reader of one group to another group: it would run far ahead of its place there
-LARGE = 1 << 16  # bytes of a result that takes memory while it waits
 MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds
 
 
@@ -183,16 +181,13 @@ class Joiner:
         return None if self.is_far(first, second) or self.runs_between(nodes) else Part(nodes, kind)
 
     def is_far(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
-        """Would the second nodes run far ahead of their place, where a reader of the first ones stands?
-
-        That takes memory if what they read is of products made later, or if what they make is large and waits.
+        """Would contractions whose results the second nodes read run far ahead of their place, where a reader of the
+        first nodes stands?
         """
         inside = {*first, *second}
         readers = [self.order[u] for n in first for v in n.outputs for u in self.readers(v) if u not in inside]
         makers = {v.node for n in second for v in n.inputs if v is not None} - inside
         late = max((self.needed[n] for n in makers if n is not None), default=0)
-        if any(self.is_read(v, inside) and nominal_bytes(v.type) >= LARGE for n in second for v in n.outputs):
-            late = self.contractions[self.order[second[-1]]]
         return bool(readers) and late - self.contractions[min(readers)] >= FAR
 
     def readers(self, v: Value) -> Iterator[Node]:
