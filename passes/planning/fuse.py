@@ -406,7 +406,7 @@ class _Fuser:
             n = v.node
             if kind_of(n) == "contraction":
                 return n
-            if not is_pointwise(n):
+            if not is_pointwise(n) or _widens(n):
                 return None
             same = [x for x in n.inputs if x is not None and x.node is not None and _same(x.type.shape, v.type.shape)]
             if not same:

@@ -26,7 +26,7 @@ from dnnc.passes.analysis.kinds import is_pointwise, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, rows_of
 
-MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
+MAX_NODES = 32  # of a group: longer chains gain nothing and make kernels that nobody can read
 FAR = 4  # contractions from a reader of one group to another group: it would run far ahead of its place there
 MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds
 
