@@ -71,10 +71,10 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     c = single_contraction(problem)
     if c is None:
         raise ScheduleError("the nest is no contraction of f32 operands")
-    return _Tf32(c, Shape(**{k: int(v) for k, v in knobs.items()}, element=4)).build()
+    return Tf32(c, Shape(**{k: int(v) for k, v in knobs.items()}, element=4)).build()
 
 
-class _Tf32(Mma):
+class Tf32(Mma):
     def pad(self, tile: Tile) -> int:
         """Rows of the side: 8 of them, 4 words apart modulo 32; rows of the sum: 4 of them, 8 words apart."""
         return 4 if tile.rows == "side" else 8
