@@ -29,6 +29,7 @@ from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
 from dnnc.passes.rewrites.precision import precision
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
+from dnnc.passes.rewrites.scalars import scalars
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
@@ -165,6 +166,11 @@ SPLIT_SCANS = Pass(
     nested(split_scans),
     "few long running sums leave cores without work: parts of them do not; before layouts",
 )
+SCALARS = Pass(
+    "scalars",
+    nested(scalars),
+    "a kernel for one number takes longer than to compute it where it is read; after cse, which would merge them again",
+)
 RECURRENCE = Pass(
     "recurrence",
     recurrence,
@@ -188,7 +194,7 @@ PLACE_CONCATS = Pass(
 PASSES = (
     FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN,
+    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, SCALARS, RECURRENCE, LAYOUT, DCE_AGAIN,
     COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {

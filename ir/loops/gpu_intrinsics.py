@@ -30,7 +30,12 @@ def mma_m16n8k16(d: Array, a: Array, b: Array) -> Array:
 
 
 def ldmatrix_x4(rows: Array) -> Array:
-    """Load four 8 x 8 matrices: lane 8*m + r addresses row r of matrix m; each lane gets 2 elements of each."""
+    """Load four 8 x 8 matrices: lane 8*m + r addresses row r of matrix m; each lane gets 2 elements of each. Of
+    elements of 32 bits, four 8 x 4 ones, of which each lane gets one element.
+    """
+    if rows.shape[-1] == 4:
+        words = _warps(rows).reshape(-1, 4, 8, 4)
+        return np.stack([words[:, k, _LANE // 4, _LANE % 4] for k in range(4)], -1).reshape(rows.shape)
     m = _warps(rows).reshape(-1, 4, 8, 8)  # warp, matrix, row, column
     return np.stack([m[:, k // 2, _LANE // 4, 2 * (_LANE % 4) + k % 2] for k in range(8)], -1).reshape(rows.shape)
 

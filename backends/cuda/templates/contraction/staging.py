@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import E, Expr, Load, const, free, minimum, ref, substitute, terms, value, walk
+from dnnc.ir.expr import E, Expr, Load, const, free, minimum, ref, select, substitute, terms, value, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, loop_var
 from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.memory import Vectorizer
@@ -159,6 +159,11 @@ class Mover:
                 assert isinstance(e, Load)
                 to, start = self.spot(slot, r), [substitute(i, at(const(0))) for i in e.idx]
 
+                if known is None and not tile.operand.conds:  # past the end of the sum nothing is read, zeros are put
+                    limit = select(cond, const(tile.lanes), const(0))
+                    b.do("cp_async", self.buf.ref(*to, lanes=tile.lanes), ref(e.buf, start, tile.lanes), limit)
+                    return
+
                 def copy() -> None:
                     b.do("cp_async", self.buf.ref(*to, lanes=tile.lanes), ref(e.buf, start, tile.lanes))
 
@@ -191,6 +196,8 @@ class Mover:
 
         whole = tile.red.size % tile.span == 0
         step_in = k if whole else tile.red.inside(k, deep, tile.operand.value, *tile.operand.conds)
+        if not whole and not tile.operand.conds:
+            step_in = minimum(k, tile.red.size // deep - 1)
 
         def at(j: Expr) -> dict[Expr, Expr]:
             here = (

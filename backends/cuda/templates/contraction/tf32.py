@@ -16,7 +16,7 @@ from dnnc.backends.cuda.templates.contraction.mma import (
     TILES,
     Mma,
     Shape,
-    cost,
+    estimated,
     gathering,
     ranked,
     varied_shapes,
@@ -36,7 +36,7 @@ STEP = 8  # of the sum, in one instruction
 
 def single_contraction(problem: Problem) -> Contraction | None:
     """A contraction in f32 whose operands are stored as such."""
-    c = problem.contraction
+    c = problem.product
     if c is None or c.dtype is not f32 or any(x.dtype is not f32 for o in (c.a, c.b) for x in o.loads):
         return None
     return c
@@ -48,7 +48,7 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
     return (
         math.inf
         if c is None or not found
-        else cost(c, target, Shape(**{k: int(v) for k, v in found[0]}, element=4), gathering(c))
+        else estimated(c, target, Shape(**{k: int(v) for k, v in found[0]}, element=4), gathering(c))
     )
 
 
