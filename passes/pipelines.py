@@ -31,6 +31,7 @@ from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
 from dnnc.passes.rewrites.scalars import scalars
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
+from dnnc.passes.rewrites.split_filters import split_filters
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
 from dnnc.passes.schedule.problem import Template
@@ -161,6 +162,11 @@ SPLIT_REDUCE = Pass(
     nested(split_reductions),
     "few long sums leave threads without work: they become two kernels; before layouts",
 )
+SPLIT_FILTERS = Pass(
+    "split-filters",
+    nested(split_filters),
+    "few filters leave multiprocessors without work: parts of the images do not; before their sums are split",
+)
 SPLIT_SCANS = Pass(
     "split-scans",
     nested(split_scans),
@@ -194,8 +200,8 @@ PLACE_CONCATS = Pass(
 PASSES = (
     FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, SCALARS, RECURRENCE, LAYOUT, DCE_AGAIN,
-    COPY_OUTPUTS, PLACE_CONCATS,
+    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_FILTERS, SPLIT_REDUCE, SCALARS, RECURRENCE,
+    LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

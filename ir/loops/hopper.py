@@ -55,7 +55,8 @@ EFFECTS = (
     "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_prefetch", "tma_load", "tma_im2col",
     "tma_fetch", "tma_store", "bulk_commit", "bulk_wait_read",
     "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait",
-    "named_barrier", "cluster_barrier", "cluster_arrive", "cluster_wait", "peer_store", "peer_send", "resident", "regs_give", "regs_take",
+    "named_barrier", "cluster_barrier", "cluster_arrive", "cluster_wait",
+    "peer_store", "peer_send", "resident", "regs_give", "regs_take",
 )  # fmt: skip
 
 GROUP = 128  # threads of a warp group

@@ -282,6 +282,7 @@ class Mma:
         down, across = -(-c.rows.size // s.bm), -(-c.cols.size // s.bn)
         with b.loop("block", c.batch.size * down * across, "block.x") as block, cluster(b, s.split) as self.part:
             self.batch = c.batch.named(b, block // (down * across))
+            self.block = block
             self.origin = b.let("row0", block // across % down) * s.bm, b.let("col0", block % across) * s.bn
             sa, sb = (
                 tile.shared(b, name, s.stages * s.slices, self.pad(tile))
@@ -316,7 +317,7 @@ class Mma:
         acc = b.alloc("sum", f32, self.wm // 16, self.wn // 8, 4)
         with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
             b.store(acc, (i, j, 0), 0.0, 4)
-        Ring(movers, s.stages, self.steps, self.part, self.slice, s.slices).run(
+        Ring(movers, s.stages, self.steps, self.part, self.slice, s.slices, self.first()).run(
             b, lambda slot: self.products(b, slot, acc, shared)
         )
         if self.parts is None:
@@ -336,6 +337,10 @@ class Mma:
             w * 32 + lane,
             lambda row, col, tile: self.finish(b, row, col, tile, (const(0),), LANES),
         )
+
+    def first(self) -> Expr:
+        """The round of the sum with which this block begins."""
+        return const(0)
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
         fa, fb = b.alloc("fa", self.dtype, self.wm // 16, 8), b.alloc("fb", self.dtype, self.wn // 16, 8)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir.dtype import boolean
@@ -238,8 +238,8 @@ class Ring:
     """The tiles of both operands, step by step: `stages` of them are in shared memory or on their way there.
 
     The sum's steps are dealt out: block `part` of a cluster takes `steps` rounds in a row, in each of which each of
-        `slices` groups of threads
-    (this is group `slice`) takes one.
+    `slices` groups of threads (this is group `slice`) takes one. A block begins with round `first`: blocks that read
+    the same rows at the same time would wait for the same banks of the second-level cache.
     """
 
     movers: Sequence[Mover]
@@ -248,6 +248,7 @@ class Ring:
     part: Expr
     slice: Expr
     slices: int
+    first: Expr = field(default_factory=lambda: const(0))
 
     def run(self, b: Builder, products: Callable[[Expr], None]) -> None:
         """Call `products(slot)` for each step, when the step's tiles are there."""
@@ -275,6 +276,8 @@ class Ring:
                     self.put(b, slot)
 
     def fetch(self, b: Builder, step: Expr, slot: Expr) -> None:
+        if self.steps > 1 and value(self.first) != 0:
+            step = b.let("round", (step + self.first) % self.steps)
         for m in self.movers:
             m.fetch(b, (self.part * self.steps + step) * self.slices + self.slice, slot + self.slice * self.stages)
 

@@ -30,16 +30,17 @@ ARCHITECTURES = (80, 90, 100)  # whose tensor cores do more TF32 products than t
 # tiles and their division among warps: rows of up to 128 in one tile, so that the columns' operand is read once
 SHAPES = (
     (16, 32, 1, 2), (16, 64, 1, 4), (32, 32, 1, 1), (32, 32, 2, 2), (32, 64, 1, 2), (32, 64, 2, 2), (64, 32, 2, 1),
-    (64, 32, 2, 2), (64, 64, 2, 2), (64, 128, 2, 2), (64, 128, 2, 4), (128, 64, 2, 2), (128, 64, 4, 2),
+    (64, 32, 2, 2), (64, 64, 2, 2), (64, 64, 2, 4), (64, 128, 2, 2), (64, 128, 2, 4), (128, 64, 2, 2), (128, 64, 4, 2),
     (128, 128, 2, 4), (128, 128, 4, 2),
 )  # fmt: skip
-BOTH = ((16, 4), (32, 3))  # elements of a step, stages
-RATE, L2 = 512, 58  # products a cycle of an SM by tensor cores; bytes a cycle that it gets of the second-level cache
-ISSUE, WARP_ISSUE = 0.65, 0.26  # instructions a cycle of a scheduler: at most, and of one warp
-EACH, STEP_INSTRUCTIONS = 8, 165  # instructions for an element of a fragment; of a step beside
-OVERLAP, BARRIER = 2.5, 70  # power of the mean of what overlaps; cycles of a barrier
-START, SHARE, END = 1900, 3500, 1000  # cycles of a launch, of a cluster's launch and barriers, to store 16 x 32 sums
-OWN, PEER = 17, 144  # bytes a cycle of parts of sums through shared memory, and from another block's
+DEEP = ((16, 4), (32, 3), (32, 4), (64, 2))  # elements of a step, stages
+RATE, L2 = 512, 30  # products a cycle of an SM by tensor cores; bytes a cycle that it gets of the second-level cache
+ISSUE, WARP_ISSUE = 0.5, 0.32  # instructions a cycle of a scheduler: at most, and of one warp
+EACH, STEP_INSTRUCTIONS = 6, 105  # instructions for an element of a fragment; of a step beside
+WAIT, BARRIER = 2200, 30  # cycles from asking for tiles to having them, while all ask; of a barrier
+OVERLAP = 3.5  # power of the mean of what overlaps
+START, SHARE, END = 650, 2100, 2400  # cycles of a launch, of a cluster's launch and barriers, to store 16 x 32 sums
+OWN = 6  # bytes a cycle of parts of sums
 SHORT = 16  # elements of a sum below which the steps of a fragment are not filled
 HALF_UNIT, HIGH = 1 << 12, -(1 << 13)  # of the last of TF32's bits; mask of its bits
 
@@ -48,7 +49,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     c = single_contraction(problem)
     if c is None or target.number not in ARCHITECTURES or min(c.sizes[1:]) < STEP or c.red.size < SHORT:
         return []
-    return ranked(c, target, [Shape(*tile, *depth, element=4) for tile in SHAPES for depth in BOTH], cost)
+    return ranked(c, target, [Shape(*tile, *depth, element=4) for tile in SHAPES for depth in DEEP], cost)
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -59,10 +60,10 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def cost(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float, float] | None = None) -> float:
-    """Estimated cycles of the busiest SM. Figures are fitted to 250 kernels on an H200.
+    """Estimated cycles of the busiest SM. Figures are fitted to 200 kernels on an H200.
 
-    What a step of the blocks of an SM takes of tensor cores, of the issue of instructions and of the traffic with the
-    second-level cache overlaps in part.
+    What a step of the blocks of an SM takes of tensor cores, of the issue of instructions, of the traffic with the
+    second-level cache and of the wait for it overlaps in part.
     """
     warps, depth = s.warps * s.slices, s.bk * s.slices
     most = busiest(target, block_tiles(c, s), s.split)
@@ -75,13 +76,14 @@ def cost(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float, floa
         together * s.bm * s.bn * depth * 3 / RATE,
         instructions * occupied / min(ISSUE, WARP_ISSUE * occupied),
         together * (s.bm + s.bn) * depth * 4 / L2,
+        WAIT / (s.stages - 1),
     )
     gathers = gathers or gathering(c)
     scattered = together * (s.bm * gathers[0] + s.bn * gathers[1]) * depth
     step = sum(x**OVERLAP for x in times) ** (1 / OVERLAP) + scattered + BARRIER
     rounds, shared = -(-c.red.size // (depth * s.split)), s.slices * s.split > 1
     sums = s.bm * s.bn * s.slices * 4
-    end = sums * (1 / OWN + (s.split > 1) / PEER) if shared else wm * wn / 512 * END / min(together, 4)
+    end = sums / OWN if shared else wm * wn / 512 * END / min(together, 4)
     waves = -(-most // together)
     return most / together * (rounds * step + together * end * shared) + waves * (
         START + SHARE * (s.split > 1) + end * (not shared)
@@ -101,6 +103,9 @@ def high_part(x: Expr) -> Expr:
 
 
 class _Split(Tf32):
+    def first(self) -> Expr:
+        return self.block % self.steps
+
     def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
         down, across = self.wm // 16, self.wn // 8
         high = [b.alloc(name, f32, n, r) for name, n, r in (("ah", down, 4), ("bh", across, 2))]
