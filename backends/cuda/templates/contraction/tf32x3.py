@@ -29,9 +29,8 @@ __all__ = ["ORDER", "apply", "candidates", "space"]
 ARCHITECTURES = (80, 90, 100)  # whose tensor cores do more TF32 products than three times what ordinary cores do in f32
 # tiles and their division among warps: rows of up to 128 in one tile, so that the columns' operand is read once
 SHAPES = (
-    (16, 32, 1, 2), (16, 64, 1, 4), (32, 32, 1, 1), (32, 32, 2, 2), (32, 64, 1, 2), (32, 64, 2, 2), (64, 32, 2, 1),
-    (64, 32, 2, 2), (64, 64, 2, 2), (64, 64, 2, 4), (64, 128, 2, 2), (64, 128, 2, 4), (128, 64, 2, 2), (128, 64, 4, 2),
-    (128, 128, 2, 4), (128, 128, 4, 2),
+    (16, 32, 1, 2), (16, 64, 1, 4), (32, 64, 1, 2), (32, 64, 2, 2), (64, 32, 2, 1), (64, 64, 2, 2), (64, 128, 2, 2),
+    (64, 128, 2, 4), (128, 64, 2, 2), (128, 64, 4, 2), (128, 128, 2, 4), (128, 128, 4, 2),
 )  # fmt: skip
 DEEP = ((16, 4), (32, 3), (32, 4), (64, 2))  # elements of a step, stages
 RATE, L2 = 512, 30  # products a cycle of an SM by tensor cores; bytes a cycle that it gets of the second-level cache
