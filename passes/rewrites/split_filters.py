@@ -39,7 +39,8 @@ def split_filters(graph: Graph, ctx: PassContext) -> bool:
         b = Builder(graph, n, n.locs)
         each = b.op("conv_backward_filter", x, g, **{**n.attrs, "parts": parts})
         apart = b.op("reshape", each, shape=(parts, *n.output.type.shape))
-        return b.op("reduce_sum", apart, axes=(0,), keepdims=False)
+        whole: Value = b.op("reduce_sum", apart, axes=(0,), keepdims=False)
+        return whole
 
     return replace_each(graph, {"conv_backward_filter": split})
 
