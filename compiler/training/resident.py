@@ -15,6 +15,7 @@ import numpy as np
 
 from dnnc.array.devices import HOST, DeviceData, Place, place
 from dnnc.executable import Executable
+from dnnc.ir.types import TensorType
 
 Buffer = Any  # numpy.ndarray, or DeviceData
 
@@ -27,6 +28,9 @@ class Resident:
         f: compiled for fixed sizes, with donated inputs.
         where: the device of the state.
         donated: numbers of the arrays of the state that the first outputs replace, in order.
+
+    Attributes:
+        types: of the inputs of `f`, as they lie in memory.
     """
 
     def __init__(self, f: Executable, where: str, donated: Sequence[int]) -> None:
@@ -40,6 +44,7 @@ class Resident:
         self._replaced: Callable[[list[Buffer]], Sequence[Buffer]] = (
             itemgetter(*donated) if len(donated) > 1 else lambda held: [held[j] for j in self.donated]
         )
+        self.types: Sequence[TensorType] = getattr(self.instance.program, "inputs", ())
         if self.place is None:
             outputs = self.instance.outputs
             assert outputs is not None, "sizes are fixed"

@@ -15,6 +15,7 @@ from dnnc.array.devices import HOST, DeviceData, device_name, moved_to
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import Lazy, leaf
 from dnnc.compile_graph import compile_graph
+from dnnc.donation import packed, unpacked
 from dnnc.executable import Executable
 from dnnc.frontends.trace import Spec, traced
 from dnnc.frontends.trace.tracer import Traced
@@ -23,6 +24,7 @@ from dnnc.ir.errors import ArtifactError, InputError, a_type, count
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.lru import LRU
 from dnnc.ir.target import parse_target
+from dnnc.ir.types import TensorType
 from dnnc.optim.hyper import STRIDE, flat_numbers
 from dnnc.optim.optimizer import Optimizer
 from dnnc.optim.rounding import NARROW
@@ -62,7 +64,9 @@ class TrainStep:
         evaluate(*first.values())
         self._names = tuple(first)
         self._types = [(a.shape, a.dtype) for a in first.values()]
-        self._held: list[Any] = [self._own(a) for a in first.values()]
+        # how arrays of the state lie, as the first program that reads them wants it; None: in rows, until there is one
+        self._lies: list[TensorType | None] = [None] * len(first)
+        self._held: list[Any] = [self._own(k, a) for k, a in enumerate(first.values())]
         self._place = {n: k for k, n in enumerate(self._names)}
         self._out: list[int] = []  # arrays that a module shows as they were
         self._lent: dict[int, Held] = {}  # to the arrays of a module
@@ -187,9 +191,14 @@ class TrainStep:
         options = replace(
             self._options, dims=dict(self._options.dims), donate={f"s{k}": f"new_{k}" for k in changed}
         )  # fmt: skip
-        f = compile_graph(g, ([v for v in names], outputs), options)
+        held = {k: None if t is None else t.encoding for k, t in enumerate(self._lies)} if self._where == HOST else {}
+        f = compile_graph(g, ([v for v in names], outputs), options, held=held)
         (shape,) = results
-        return Resident(f, self._where, changed), Traced(g, shape, found.dtypes[n:])
+        resident = Resident(f, self._where, changed)
+        for k, t in enumerate(resident.types[:n] if held else ()):
+            if self._lies[k] is None and (k in changed or g.inputs[k].uses):
+                self._lies[k], self._held[k] = t, packed(self._held[k], t)
+        return resident, Traced(g, shape, found.dtypes[n:])
 
     @property
     def programs(self) -> list[Executable]:
@@ -248,7 +257,7 @@ class TrainStep:
         for name in self._names:
             made.append(self._fitting(name, asarray(state[name])))
         evaluate(*made)
-        self._held = [self._own(a) for a in made]
+        self._held = [self._own(k, a) for k, a in enumerate(made)]
         self._out.clear()
         self._release()
         self._calls = int(asarray(state["calls"]))
@@ -277,12 +286,13 @@ class TrainStep:
             raise InputError(f"train_step: {name} is {a.dtype} {a.shape}, expected {dtype} {shape}")
         return a
 
-    def _own(self, a: Array) -> Any:
-        """A copy of an array where the step runs."""
+    def _own(self, k: int, a: Array) -> Any:
+        """A copy of an array where the step runs, as the state lies."""
         data = moved_to(a._buffer(), self._where)
         if isinstance(data, DeviceData):
             return data.place.copied(data)
-        return np.array(data, order="C")
+        lies = self._lies[k]
+        return np.array(data, order="C") if lies is None or lies.row_major else packed(data, lies)
 
     def _array(self, name: str) -> Array:
         k = self._place[name]
@@ -294,7 +304,10 @@ class TrainStep:
     def _copied(self, k: int) -> Lazy:
         """An array of the state as a value, which stays as it is when the next step comes."""
         data = self._held[k]
-        return leaf(data.place.copied(data) if isinstance(data, DeviceData) else data.copy(), self._where)
+        if isinstance(data, DeviceData):
+            return leaf(data.place.copied(data), self._where)
+        lies = self._lies[k]
+        return leaf(data.copy() if lies is None or lies.row_major else unpacked(data, lies), self._where)
 
     def _shown(self, k: int) -> Lazy:
         """The same for an array of a module."""
@@ -305,7 +318,7 @@ class TrainStep:
         """Take what was written into arrays of a module, and let them stand for the state again."""
         written = [k for k in self._out if self._lent[k].written]
         for k in written:
-            self._held[k] = self._own(self._fitting(self._names[k], self._lent[k].owner))
+            self._held[k] = self._own(k, self._fitting(self._names[k], self._lent[k].owner))
         if written:
             self._release()
         self._out.clear()

@@ -86,9 +86,7 @@ def _compute(
     return te.reduce(filters, (images, *g.dims[2:]), x.dtype, "sum", value, where)
 
 
-def _reference(
-    x: Array, g: Array, *, kernel: tuple[int, ...], group: int = 1, parts: int = 1, **sides: Any
-) -> Array:
+def _reference(x: Array, g: Array, *, kernel: tuple[int, ...], group: int = 1, parts: int = 1, **sides: Any) -> Array:
     if parts > 1:
         each = zip(np.split(x, parts), np.split(g, parts))
         return np.concatenate([_reference(a, b, kernel=kernel, group=group, **sides) for a, b in each])

@@ -16,9 +16,9 @@ own overwrites.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
-from dnnc.ir.expr import Load, walk
+from dnnc.ir.expr import Expr, Load, const, walk
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, Store, accesses, walk_stmts
 from dnnc.passes.analysis.alias import root
@@ -99,7 +99,12 @@ def _only_where_stored(low: Lowered, x: Buffer, y: Buffer) -> bool:
         if isinstance(a, Load) and a.buf is x
     }
     every = {a for a in accesses(low.kernel.entry.body) if a.buf is x}
-    return own == every and all(a.idx == stores[0].idx for a in own)
+    return own == every and all(_element(x, a.idx) == _element(y, stores[0].idx) for a in own)
+
+
+def _element(buf: Buffer, index: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The index of an element, without a loop along an axis of one element."""
+    return tuple(const(0) if d is const(1) else i for d, i in zip(map(const, buf.shape), index))
 
 
 def _read_before(low: Lowered, buf: Buffer) -> bool:
