@@ -66,7 +66,7 @@ class Iteration:
     clip_value: float | None
     accumulate: int
     loss_scale: float | str | None
-    statistics: bool
+    statistics: str | None
 
     @property
     def dynamic(self) -> bool:
@@ -106,7 +106,7 @@ class Iteration:
         after[KEY], key = _keys(state[KEY])
         params = [state[PARAMS + p.name] for p in self.parameters]
         scale: Any = state[SCALE] if self.dynamic else self.loss_scale
-        watch = Watch(self.statistics)
+        watch = Watch(self.statistics is not None)
 
         def scaled(leaves: list[Array]) -> Any:
             loss, seen, buffers = self._loss(leaves, state, batch, key)

@@ -193,6 +193,10 @@ def test_statistics_name_the_first_overflow() -> None:
     assert s[s.names[0]] == {"absmax": 1.5, "mean": 1.5, "saturation": 0.0}
     assert np.isclose(s["gradient of b"]["absmax"], np.exp(1.5) / 2)
     s.check(1)
+    checked = dnnc.train_step(loss, optim.SGD(lr=0.0), params, threads=1, statistics="check")
+    checked(x)
+    with pytest.raises(dnnc.NonFiniteError, match=r"step 2: matmul at .*test_step.py"):
+        checked(x * 100)
     step(x * 100)
     assert step.statistics.first_overflow() == s.names[1]
     with pytest.raises(dnnc.NonFiniteError, match=r"step 2: matmul at .*test_step.py"):
@@ -276,6 +280,23 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.slow
+def test_batches_are_trees() -> None:
+    """A dict of arrays, a list in it, arrays that are converted first: one program for each structure."""
+
+    def loss(p: Any, batch: Any) -> Any:
+        return loss_fn(p, batch["x"], batch["rest"][0])
+
+    step = dnnc.train_step(loss, optim.SGD(lr=0.1), WEIGHTS, threads=1)
+    plain = dnnc.train_step(loss_fn, optim.SGD(lr=0.1), WEIGHTS, threads=1)
+    for k, (x, y) in enumerate(BATCHES[:6]):
+        given = (x, np.asfortranarray(x), xp.asarray(x) + 0.0)[k % 3]
+        assert float(step({"x": given, "rest": [y]})) == float(plain(x, y))
+    assert step.traces == 1
+    step({"rest": [BATCHES[0][1]], "x": BATCHES[0][0]})
+    assert step.traces == 2
 
 
 @pytest.mark.slow
