@@ -172,7 +172,7 @@ class _Writer:
             slots,
             p.arena.lives,
             p.arena.pieces,
-            None if p.dims else _placed(p),
+            p.placed,
             p.kernels,
             work,
             p.calls,
@@ -199,11 +199,6 @@ class _Writer:
         large = large_constants(p.graph).items()
         constants = tuple((key, self.sources.of(a, dtype)) for key, (dtype, a) in large)
         return KeptPrologue(p.graph.text(), constants)
-
-
-def _placed(p: Program) -> tuple[tuple[int, ...], int]:
-    offsets, total = p.sizes({})
-    return tuple(offsets), total
 
 
 class _Reader:

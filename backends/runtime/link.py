@@ -210,7 +210,8 @@ class Linker:
         self.program, self.symbols, self.constants = program, symbols, constants
         self.static = not program.dims
         self.plan = program.memory.arena
-        self.arena = self.plan.offsets({})[0] if self.static else []
+        self.placed = self.plan.offsets({}) if self.static else ([], 0)
+        self.arena = self.placed[0]
         self.position = {v: k for k, v in enumerate(program.dims)}
         self.names = dict(zip((s.group for s in program.control), control_names(program)))
 
@@ -346,7 +347,7 @@ def link(
         scheduled.dims,
         tuple(v.type for v in graph.inputs),
         tuple(v.type for v in graph.outputs),
-        scheduled.memory.arena,
+        linker.plan,
         constants.nbytes,
         constants.block,
         graph.text,
@@ -354,4 +355,5 @@ def link(
         donated=dict(graph.donated),
         constant_places=constants.places,
         work=work_of(scheduled, symbols),
+        placed=(tuple(linker.arena), linker.placed[1]) if linker.static else None,
     )

@@ -179,7 +179,7 @@ class Program:
     constant_places: Sequence[ConstantPlace] = ()  # what the block of constants consists of; empty for a loaded program
     # by symbol, floating-point operations and bytes (both ways) of a call; empty for a loaded program
     work: Mapping[str, tuple[Dim, Dim]] = field(default_factory=dict)
-    placed: tuple[tuple[int, ...], int] | None = None  # `sizes` of a program of fixed sizes, where it is known
+    placed: tuple[tuple[int, ...], int] | None = None  # `sizes` of a program of fixed sizes; None where it is not known
 
     @cached_property
     def scheduled(self) -> ScheduledGraph | None:
