@@ -50,7 +50,7 @@ def check_possible(graph: Graph) -> None:
 
 def check_scheduled(program: ScheduledGraph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Raise InputError, with input and output names, where a graph of fixed sizes exceeds the memory."""
-    g, arena = program.graph, program.memory.offsets({})[1]
+    g, arena = program.graph, program.arena.offsets({})[1]
     _check_call([*zip(inputs, (v.type for v in g.inputs))], [*zip(outputs, (v.type for v in g.outputs))], arena)
 
 

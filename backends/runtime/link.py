@@ -209,7 +209,7 @@ class Linker:
     def __init__(self, program: ScheduledGraph, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> None:
         self.program, self.symbols, self.constants = program, symbols, constants
         self.static = not program.dims
-        self.plan = program.memory.arena
+        self.plan = program.arena
         self.placed = self.plan.offsets({}) if self.static else ([], 0)
         self.arena = self.placed[0]
         self.position = {v: k for k, v in enumerate(program.dims)}
