@@ -43,6 +43,7 @@ EXACT = "float64"  # PyTorch eager, as reference
 STEPS = 3  # whose losses are compared
 CLOSE, LATER = 1e-5, 1e-3  # errors of the first loss, and of those behind updates: a rounding error that brings an
 # activation to the other side of a kink makes a gradient 1e-3 off
+WORSE = 2  # times PyTorch's own float32 error, where that is larger: deep networks amplify each rounding error
 PAUSE = 0.04  # seconds: as long as a pool of threads spins after its last work, and more
 LEAST = 3  # steps of an engine in a repeat
 BLOCK = 0.1  # seconds of steps of one engine
@@ -313,7 +314,7 @@ def measure(name: str, a: argparse.Namespace, console: Any) -> dict[str, Any]:
         errors = {e: f["errors"] for e, f in row["engines"].items()}
         console.print(f"{name}: errors of losses " + ", ".join(f"{e} {max(off):.1e}" for e, off in errors.items()))
         first, *later = errors["dnnc"]
-        if not (first <= CLOSE and max(later) <= LATER):
+        if not (first <= CLOSE and max(later) <= max(LATER, WORSE * max(errors.get("eager", [0])))):
             raise SystemExit(f"{name}: losses {row['engines']['dnnc']['losses']}, expected {exact.tolist()}")
         if a.check_only:
             return row

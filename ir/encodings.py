@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from dnnc.ir import winograd
 from dnnc.ir.dtype import f64
 from dnnc.ir.expr import E, Expr, const
-from dnnc.ir.types import Array, Dense, Encoding, Layout, Part, TensorType, parse_layout, product
+from dnnc.ir.types import Array, Dense, Dim, Encoding, Layout, Part, TensorType, parse_layout, product
 
 C = TypeVar("C", bound=type[Encoding])
 _CLASSES: dict[str, type[Encoding]] = {"": Dense}
@@ -38,6 +38,48 @@ def parse_encoding(text: str) -> Encoding:
     if name not in _CLASSES:
         raise ValueError(f"no encoding has the name {name!r}")
     return _CLASSES[name].parse(text)
+
+
+@register("quads")
+@dataclass(frozen=True, slots=True)
+class Quads(Encoding):
+    """Dense, with the last two parts of the layout as one axis: 64 bytes are 16 columns of a block of 4 of a sum.
+
+        w: i8[256, 64] @ "quads 1/16 0/4 1%16 0%4"      a buffer of i8[4, 64, 64]
+
+    So what `dot4` reads is one vector. Constants and parameters only.
+    """
+
+    layout: Layout
+
+    @classmethod
+    def parse(cls, text: str) -> Quads:
+        return cls(parse_layout(text.partition(" ")[2]))
+
+    def __str__(self) -> str:
+        return f"quads {self.layout}"
+
+    def buffers(self, type: TensorType) -> tuple[TensorType, ...]:
+        return (TensorType(type.dtype, self._joined(self.layout.shape(type.shape))),)
+
+    def load(self, memory: Sequence[Callable[..., Expr]], index: Sequence[E]) -> Expr:
+        *outer, column, row = self.layout.index(index)
+        return memory[0](*outer, column * self.layout.parts[-1].mod + row)
+
+    def pack(self, array: Array) -> tuple[Array, ...]:
+        packed = self.layout.pack(array)
+        return (packed.reshape(self._joined(packed.shape)),)
+
+    def pack_nodes(self, b: Any, x: Any) -> tuple[Any, ...] | None:
+        packed = self.layout.pack_nodes(b, x)
+        return (b.reshape(packed, shape=self._joined(packed.type.shape)),)
+
+    def block(self, axis: int) -> int:
+        return self.layout.block(axis)
+
+    @staticmethod
+    def _joined(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+        return (*shape[:-2], product(shape[-2:]))
 
 
 @register("winograd")

@@ -59,6 +59,8 @@ class TargetFacts:
     # float32 intrinsics that the target has itself; others are expanded into arithmetic
     native_intrinsics: frozenset[str] = frozenset()
     channels_last: bool = False  # do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
+    # is a sum of products of bytes in i32 faster than one of floats? Quantised models then stay in bytes
+    multiplies_bytes: bool = False
     # do threads walk rows one element after the other fast (CPUs)? Sorts then go by digits, else by merging
     serial_rows: bool = True
     align: int = 1  # bytes; where a value may begin within the memory of another is a multiple of it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
@@ -23,10 +24,12 @@ from dnnc.passes.rewrites.dce import dce
 from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.rewrites.fold import fold
 from dnnc.passes.rewrites.fold_batch_norm import fold_batch_norm
+from dnnc.passes.rewrites.hoist_invariants import captured, hoist_invariants
 from dnnc.passes.rewrites.idioms import idioms
 from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
 from dnnc.passes.rewrites.precision import precision
+from dnnc.passes.rewrites.quantized import quantized, requantized
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
@@ -54,11 +57,13 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
         return False
     bodies = {s for g in graphs(graph) for n in g.nodes() if Trait.RECURRENT in n.op.traits for s in n.subgraphs()}
     others = [g for g in graphs(graph) if g not in bodies]
+    loops = [n for g in others for n in g.nodes() if Trait.ITERATES in n.op.traits]
+    fixed = {v: length if isinstance(length := n.attrs["length"], int) else inf for n in loops for v in captured(n)}
     return any(
         [
             assign_channels_last(g)
             if ctx.facts.channels_last
-            else assign_layouts(g, ctx.facts.lanes, ctx.strict, ctx.facts.rates)
+            else assign_layouts(g, ctx.facts.lanes, ctx.strict, ctx.facts.rates, fixed)
             for g in others
         ]
     )
@@ -86,6 +91,16 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
     return changed
 
 
+QUANTIZED = Pass(
+    "quantized",
+    quantized,
+    "products of dequantised operands are products of bytes; ahead of folding, which makes floats of the weights",
+)
+INTEGERS = Pass(
+    "integers",
+    requantized,
+    "products of integers are products of bytes; weights less their zero points are constants now",
+)
 FOLD = Pass("fold", fold, "constants and shape arithmetic first: everything after is cheaper")
 SINK = Pass(
     "sink-constants", sink_constants, "weights that a loop captures are constants of its body, which packs them once"
@@ -174,6 +189,11 @@ LAYOUT = Pass(
     "layout", layout, "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie"
 )
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
+HOIST = Pass(
+    "hoist-invariants",
+    hoist_invariants,
+    "weights that a loop captures are packed once, in front of it; after layout, which says that they are packed",
+)
 COPY_OUTPUTS = Pass(
     "copy-outputs",
     nested(copy_outputs),
@@ -186,10 +206,11 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE, CSE, MARKS,
+    QUANTIZED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE,
+    CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN,
-    COPY_OUTPUTS, PLACE_CONCATS,
+    HOIST, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

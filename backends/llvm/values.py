@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from dnnc.backends.llvm.dot_products import dot4
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64
@@ -226,17 +227,58 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
     src = arg.dtype
     if src is to:
         return em.operand(arg, lanes)
+    if (
+        to is i32
+        and isinstance(arg, Op)
+        and arg.name == "rint"
+        and src is f32
+        and _within(arg.args[0], -(1 << 30), 1 << 30)
+    ):
+        found = next((v for (n, f), v in _NEAREST.items() if n == lanes and not em.lacks(f)), None)
+        if found is not None and em.features is not None and "neon" not in em.features:
+            return _nearest(em, em.operand(arg.args[0], lanes), found, lanes)
     if is_small(src):
         wide = arg if to is f32 and em.has_half(src) else widen(arg) if to is f32 else cast(cast(arg, f32), to)
         return _number(em, em.operand(arg, lanes), src, to, lanes) if wide is arg else em.operand(wide, lanes)
     if is_small(to) and not (src is f32 and em.has_half(to)):
         half = to_odd(arg) if src is f64 else cast(arg, f32)
         return em.operand(narrow(half, to) if src is f32 else cast(half, to), lanes)
-    return _number(em, em.operand(arg, lanes), src, to, lanes)
+    inside = to.is_int and to.bits < 32 and src.is_float and _within(arg, *to.range)
+    return _number(em, em.operand(arg, lanes), src, to, lanes, inside)
 
 
-def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
-    """Conversion where LLVM has an instruction."""
+# conversions that round to the nearest integer: (lanes, feature) -> function
+_NEAREST = {
+    (16, "avx512f"): "llvm.x86.avx512.mask.cvtps2dq.512",
+    (8, "avx"): "llvm.x86.avx.cvt.ps2dq.256",
+    (4, "sse2"): "llvm.x86.sse2.cvtps2dq",
+}
+
+
+def _within(e: Expr, low: int, high: int) -> bool:
+    """Is this a clip between constants from low to high? NaN passes it."""
+    bounds_: set[str] = set()
+    while isinstance(e, Op) and e.name in ("fmin", "fmax", "min", "max"):
+        numbers = [a for a in e.args if isinstance(a, Const)]
+        if len(numbers) != 1 or not low <= numbers[0].value <= high:
+            return False
+        bounds_.add(e.name[-3:])
+        e = next(a for a in e.args if a is not numbers[0])
+    return len(bounds_) == 2
+
+
+def _nearest(em: FuncEmitter, v: str, function: str, lanes: int) -> str:
+    """The nearest integers of numbers in the range of i32, ties to even; 0 of NaN."""
+    a, b, zero = vector(f32, lanes), vector(i32, lanes), literal(0, i32, lanes)
+    number = em.pure(f"fcmp ord {a} {v}, {v}", v, here=True)
+    if lanes == 16:
+        mask = em.pure(f"bitcast <16 x i1> {number} to i16", number, here=True)
+        return em.call(function, b, (a, v), (b, zero), ("i16", mask), ("i32", "4"))
+    return choose(em, number, em.call(function, b, (a, v)), zero, b, lanes)
+
+
+def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int, inside: bool = False) -> str:
+    """Conversion where LLVM has an instruction. `inside`: a float is NaN or in the range of the integer type."""
     a, b = vector(src, lanes), vector(to, lanes)
     if to.kind == "b":
         return em.pure(
@@ -248,6 +290,12 @@ def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
         )
     if src.is_float and to.is_float:
         return em.pure(f"{'fpext' if src.bits < to.bits else 'fptrunc'} {a} {v} to {b}", v, here=True)
+    if src.is_float and inside:
+        number = em.pure(f"fcmp ord {a} {v}, {v}", v, here=True)
+        wide = vector(i32, lanes)
+        i = em.pure(f"fptosi {a} {v} to {wide}", v, here=True)
+        i = choose(em, number, i, literal(0, i32, lanes), wide, lanes)
+        return i if wide == b else em.pure(f"trunc {wide} {i} to {b}", i, here=True)
     if src.is_float:
         return em.call(
             f"llvm.fpto{'s' if to.kind == 'i' else 'u'}i.sat.{mangle(to, lanes)}.{mangle(src, lanes)}", b, (a, v)
@@ -473,7 +521,7 @@ def _guard(em: FuncEmitter, e: Op) -> str:
 
 _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal,
-    "lanes": _lanes,
+    "lanes": _lanes, "dot4": dot4,
     "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
     "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
 }  # fmt: skip

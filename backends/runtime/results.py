@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -24,7 +25,7 @@ from dnnc.ir.errors import InputError, a_type, count
 
 Array = np.ndarray[Any, Any]
 LEAST = 1 << 20  # bytes of a result worth it: a smaller one comes from memory that the process has
-KEPT = 256 << 20  # bytes that wait for another result, all together
+KEPT = 256 << 20  # bytes that wait for another result, all together; more where one call has as many results
 STEP = 1 << 16  # sizes of blocks are multiples of it, so that results of nearly one size share them
 LOOSE = 1.25  # a block may be so much larger than the result
 
@@ -59,6 +60,14 @@ class Results:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept, self._lock = kept, threading.RLock()
         self._free: list[Block] = []
+        self._makers: weakref.WeakSet[Maker] = weakref.WeakSet()
+
+    def maker(self, nbytes: int) -> Maker:
+        """An allocator for the results of a call, `nbytes` in all; so many bytes may wait as long as it is alive."""
+        made = Maker(self, nbytes)
+        with self._lock:
+            self._makers.add(made)
+        return made
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Array:
         """An uninitialised array in C order. MemoryError where there is no memory for it."""
@@ -97,8 +106,22 @@ class Results:
         """The oldest go where there are too many."""
         with self._lock:
             self._free.append(block)
-            while self.waiting > self._kept:
-                self._free.pop(0)
+            waiting = self.waiting
+            if waiting > self._kept:
+                limit = max([self._kept, *(m.nbytes for m in self._makers)])
+                while waiting > limit:
+                    waiting -= self._free.pop(0).nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Maker:
+    """An allocator for the results of a program at the sizes of a call, `nbytes` in all."""
+
+    home: Results
+    nbytes: int
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Array:
+        return self.home.empty(shape, dtype)
 
 
 @cache
@@ -109,8 +132,9 @@ def results() -> Results:
 
 def maker(outputs: Sequence[tuple[Sequence[int], Any]]) -> Callable[[Sequence[int], Any], Array]:
     """Return an allocator for these arrays: plain NumPy where all are small, since asking costs quick models 3 %."""
-    large = any(math.prod(s) * np.dtype(d).itemsize >= LEAST for s, d in outputs)
-    return results().empty if large else np.empty
+    sizes = [math.prod(s) * np.dtype(d).itemsize for s, d in outputs]
+    large = [-(-n // STEP) * STEP for n in sizes if n >= LEAST]
+    return results().maker(sum(large)).empty if large else np.empty
 
 
 def copy_results(results: Sequence[Array], buffers: Sequence[Array], names: Sequence[str]) -> None:

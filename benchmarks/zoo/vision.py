@@ -28,7 +28,7 @@ class _Inert(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         made = type(name, (), {"__init__": lambda self, *args, **named: None, "__getattr__": lambda self, key: 0})
-        for member in ("NEAREST", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS"):
+        for member in ("NEAREST", "NEAREST_EXACT", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS"):
             setattr(made, member, member)
         setattr(self, name, made)
         return made

@@ -21,16 +21,8 @@ class Hoisted:
 
 
 def hoist(body: Graph, captured: Sequence[Value]) -> Hoisted:
-    """Take what depends on captured values and constants alone out of a body, which changes in place.
-
-    What would become larger stays, and so does what may fail or never end.
-    """
-    invariant, constants = set(captured), set(body.constants)
-    for n in body.nodes():
-        operands = [v for v in n.inputs if v is not None]
-        fixed = all(v in invariant or v in constants for v in operands) and not invariant.isdisjoint(operands)
-        if fixed and n.op.traits.isdisjoint(NEVER_AGAIN) and _size(n.outputs) <= 2 * _size(operands):
-            invariant.update(n.outputs)
+    """Take what depends on captured values and constants alone out of a body, which changes in place."""
+    invariant = invariants(body, captured)
     made = [o for n in body.nodes() for o in n.outputs if o in invariant]
     border = [v for v in made if body.is_output(v) or any(invariant.isdisjoint(u.outputs) for u in body.users(v))]
     source = reached(border, set(captured))
@@ -43,6 +35,22 @@ def hoist(body: Graph, captured: Sequence[Value]) -> Hoisted:
         inputs.append(x)
     prune(body)
     return Hoisted(graph, given, tuple(inputs))
+
+
+def invariants(body: Graph, captured: Sequence[Value]) -> set[Value]:
+    """The results of a body's nodes that depend on captured values and constants alone.
+
+    What would become larger is none of them, nor is what may fail or never end.
+    """
+    given, constants = set(captured), set(body.constants)
+    made: set[Value] = set()
+    for n in body.nodes():
+        operands = [v for v in n.inputs if v is not None]
+        fixed = all(v in given or v in made or v in constants for v in operands)
+        moving = given.isdisjoint(operands) and made.isdisjoint(operands)
+        if fixed and not moving and n.op.traits.isdisjoint(NEVER_AGAIN) and _size(n.outputs) <= 2 * _size(operands):
+            made.update(n.outputs)
+    return made
 
 
 def _size(values: Sequence[Value]) -> int:

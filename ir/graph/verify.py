@@ -11,7 +11,8 @@ from dnnc.ir.errors import DnncError, VerifyError, count, locations
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph.builder import infer
 from dnnc.ir.graph.core import Graph, Node, Value
-from dnnc.ir.types import Layout, TensorType
+from dnnc.ir.op import Trait
+from dnnc.ir.types import ROW_MAJOR, Layout, TensorType
 
 
 def verify(g: Graph) -> None:
@@ -114,6 +115,9 @@ def _check_attrs(g: Graph, n: Node) -> None:
             if a is g:
                 raise _broken(g, n, f"the attribute {k} is the graph itself")
             verify(a)
+            for x, v in zip(reversed(a.inputs), reversed(n.inputs)) if Trait.CONTROL in n.op.traits else ():
+                if x.type.encoding != (ROW_MAJOR if v is None else v.type.encoding):
+                    raise _broken(g, n, f"the body {k} takes {x!r}, the operand is {v!r}")
 
 
 def _is_attr(a: Any) -> bool:

@@ -33,6 +33,7 @@ class Intrinsic:
     effect: bool = False
     collective: bool = False  # all threads of a warp must reach it
     costly: bool = False  # it takes more than simple arithmetic
+    regroups: bool = False  # its operands have other numbers of lanes than its result
 
 
 def _erf(x: Array) -> Array:
@@ -47,6 +48,11 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
         return np.asarray(a * b + c)
     wide = np.float64 if kind.itemsize < 8 else np.longdouble
     return np.asarray(np.asarray(a, wide) * b + c).astype(kind)
+
+
+def _dot4(acc: Array, a: Array, b: Array) -> Array:
+    x, y = (np.asarray(v, np.int64).reshape(*np.shape(v)[:-1], -1, 4) for v in (a, b))
+    return (np.asarray(acc, np.int64) + (x * y).sum(-1)).astype(np.int32)
 
 
 def _truncdiv(a: Array, b: Array) -> Array:
@@ -145,6 +151,9 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
     *(Intrinsic(n, _quiet(f), costly=True) for n, f in _COSTLY.items()),
     Intrinsic("fma", _quiet(_fma), _first),
+    # dot4(acc, a, b): i32 lanes, to each of which four products of neighbouring bytes are added, exactly and modulo
+    # 2^32; a is u8 or i8, four bytes a lane or four for all lanes, b is i8
+    Intrinsic("dot4", _dot4, lambda acc, a, b: (i32, acc.lanes), regroups=True),
     # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity for n = inf, 0 for -inf
     Intrinsic("scale", _scale, _first),
     # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say

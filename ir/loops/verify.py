@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dnnc.ir.bounds import nonneg
-from dnnc.ir.dtype import i64
+from dnnc.ir.dtype import i8, i32, i64, u8
 from dnnc.ir.errors import VerifyError, locations
 from dnnc.ir.expr import (
     COMPARE,
@@ -136,7 +136,7 @@ class _Check:
             yield f"unknown operation {x.name}"
         if (
             cast_target(x.name) is None
-            and not (x.name in TABLE and TABLE[x.name].collective)
+            and not (x.name in TABLE and (TABLE[x.name].collective or TABLE[x.name].regroups))
             and x.name not in ("hsum", "hmax", "hmin", "hprod", "lanes")
         ):
             widths = {a.lanes for a in x.args if not isinstance(a, Ref)} - {1}
@@ -144,6 +144,8 @@ class _Check:
                 yield f"mixes {sorted(widths)} lanes in {show(x)}"
         if x.name in ARITHMETIC and len({a.dtype for a in x.args}) > 1:
             yield f"mixes {', '.join(sorted({a.dtype.name for a in x.args}))} in {show(x)}"
+        if x.name == "dot4" and not _is_dot4(*x.args):
+            yield f"dot4 takes i32 lanes, bytes for each of them or for one, and i8 for each; got {show(x)}"
         if x.name in ("//", "%") and x.lanes == 1 and not nonneg(self.inlined(x.args[1]) - 1, facts):
             yield f"cannot show {show(x.args[1])} >= 1 in {show(x)}"
 
@@ -226,6 +228,16 @@ class _Check:
             yield f"cannot show {show(i)} >= 0 in {where}"
         if not nonneg(d - 1 - scalar, facts):
             yield f"cannot show {show(i)} < {show(d)} in {where}"
+
+
+def _is_dot4(acc: Expr, a: Expr, b: Expr) -> bool:
+    return (
+        acc.dtype is i32
+        and a.dtype in (u8, i8)
+        and b.dtype is i8
+        and b.lanes == 4 * acc.lanes
+        and a.lanes in (4, b.lanes)
+    )
 
 
 def _written_by_all(b: Block) -> Iterator[str]:

@@ -60,7 +60,8 @@ def _loop_type(
         ok = not row or (t.rank > 0 and t.shape[0] == length)
         require(ok, "scanned operand {} must have {} rows, got {}", k, length, t)
         got = TensorType(t.dtype, t.shape[1:]) if row else t
-        require(got == want, "operand {} of the loop gives {}, the body takes {}", k, got, want)
+        ok = (got.dtype, got.shape) == (want.dtype, want.shape)
+        require(ok, "operand {} of the loop gives {}, the body takes {}", k, got, want)
     made = [v.type for v in body.outputs][condition is not None :]
     for k, (t, want) in enumerate(zip(made[:carried], rest[:carried])):
         require(t == want, "carried value {} is {} before and {} after an iteration", k, want, t)

@@ -344,6 +344,26 @@ def running(name: str, combine: str, f: Callable[..., Array], identity: int, vjp
     )
 
 
+def _cumprod_backward_type(x: TensorType, g: TensorType, **attrs: Any) -> TensorType:
+    require(x == g, "the operands of a running product's gradient have the types {}, {}", x, g)
+    return _cum_type(x, **attrs)
+
+
+def _cumprod_backward(b: Any, x: Any, g: Any, *, axis: int, exclusive: bool, reverse: bool) -> Any:
+    """The running sum of g times the products from the other end, over x; zeros apart.
+
+    All products behind a row's second zero are 0. At the first one the products are those with a 1 in its place.
+    """
+    back = {"axis": axis, "exclusive": exclusive, "reverse": not reverse}
+    zero, one = (b.constant(v, dtype=x.type.dtype) for v in (0.0, 1.0))
+    gone = b.equal(x, zero)
+    seen = b.cumsum(b.where(gone, one, zero), axis=axis, exclusive=False, reverse=reverse)
+    first = b.logical_and(gone, b.equal(seen, one))
+    y, without = (b.cumprod(v, axis=axis, exclusive=exclusive, reverse=reverse) for v in (x, b.where(first, one, x)))
+    plain = b.div(b.cumsum(b.mul(g, y), **back), b.where(gone, one, x))
+    return b.where(gone, b.where(first, b.cumsum(b.mul(g, without), **back), zero), plain)
+
+
 def _zero_to(f: Callable[..., Array], identity: Callable[[Array], Any]) -> Combine:
     return lambda x, axes, keepdims: f(x, axes, keepdims=keepdims, initial=identity(x))
 
@@ -418,4 +438,16 @@ REDUCE_OPS: tuple[OpDef, ...] = (
     arg("argmin", "min", np.argmin),
     running("cumsum", "sum", np.cumsum, 0, rules.cumsum),
     running("cumprod", "prod", np.cumprod, 1, rules.cumprod),
+    OpDef(
+        "cumprod_backward",
+        _cumprod_backward_type,
+        decompose=_cumprod_backward,
+        flops=rows_flops(8),
+        traits=REDUCTION,
+        vjp=rules.cumprod_backward,
+        samples=(
+            sample("f32[3, 7]", "f32[3, 7]", axis=1, exclusive=False, reverse=False),
+            sample("f64[5, 2]", "f64[5, 2]", axis=0, exclusive=True, reverse=True),
+        ),
+    ),
 )

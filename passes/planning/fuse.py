@@ -17,9 +17,8 @@ in front of it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
@@ -29,6 +28,7 @@ from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
 from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part
+from dnnc.passes.planning.order import in_order
 from dnnc.passes.rewrite import producer
 
 IN_PLACE_BYTES = 1 << 16  # of smaller arrays a second copy costs less than the start of another kernel
@@ -147,7 +147,7 @@ class _Fuser:
             made = [tuple(last.outputs)] if p.kind == "control" else [tuple(outs)] if one else [(v,) for v in outs]
             groups += [Group(p.nodes, vs, p.kind) for vs in made]
         return FusionPlan(
-            tuple(_in_order(groups, self.order)),
+            tuple(in_order(self.graph, groups, self.order, self.aliases.of)),
             tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside),
         )
 
@@ -410,7 +410,7 @@ class _Fuser:
             n = v.node
             if kind_of(n) == "contraction":
                 return n
-            if not is_pointwise(n):
+            if not is_pointwise(n) or _widens(n):
                 return None
             same = [x for x in n.inputs if x is not None and x.node is not None and _same(x.type.shape, v.type.shape)]
             if not same:
@@ -428,59 +428,6 @@ class _Fuser:
             return False
         last = n.output.type.shape[-1]
         return isinstance(last, int) and last % 16 == 0
-
-
-def _in_order(groups: Sequence[Group], order: Mapping[Node, int]) -> list[Group]:
-    """Groups in an order in which each comes behind those that it reads, otherwise by their last nodes.
-
-    A group that holds a late node (a norm with the statistics that its gradient reads) comes before its first reader.
-    What only moves elements of inputs (weights that are packed in each call) comes right before its first reader, so
-    that its memory is in use for that long only.
-    """
-    maker = {n: k for k, g in enumerate(groups) for n in g.nodes}
-    readers: dict[int, list[int]] = {k: [] for k in range(len(groups))}
-    waits = [0] * len(groups)
-    for k, g in enumerate(groups):
-        for j in {maker[n] for n in _sources(g.nodes, maker)} - {k}:
-            readers[j].append(k)
-            waits[k] += 1
-    place = [float(order[g.nodes[-1]]) for g in groups]
-    for k in _in_places(readers, waits, place)[::-1]:
-        needed = min((place[j] for j in readers[k]), default=place[k]) - 0.5
-        moves = waits[k] == 0 and all(Trait.MOVEMENT in n.op.traits for n in groups[k].nodes)
-        place[k] = needed if moves and readers[k] else min(place[k], needed)
-    out = _in_places(readers, waits, place)
-    assert len(out) == len(groups), "groups read each other's results"
-    return [groups[k] for k in out]
-
-
-def _in_places(readers: Mapping[int, Sequence[int]], waits: Sequence[int], place: Sequence[float]) -> list[int]:
-    """Items behind those that they wait for, otherwise by their places."""
-    left = list(waits)
-    ready = [(place[k], k) for k, n in enumerate(left) if n == 0]
-    heapify(ready)
-    out: list[int] = []
-    while ready:
-        _, k = heappop(ready)
-        out.append(k)
-        for j in readers[k]:
-            left[j] -= 1
-            if left[j] == 0:
-                heappush(ready, (place[j], j))
-    return out
-
-
-def _sources(nodes: Sequence[Node], maker: Mapping[Node, int]) -> set[Node]:
-    """The nodes in groups that these read, through nodes that are no kernels too."""
-    found: set[Node] = set()
-    left = [v.node for n in nodes for v in n.inputs if v is not None and v.node is not None]
-    while left:
-        n = left.pop()
-        if n in maker:
-            found.add(n)
-        else:
-            left += [v.node for v in n.inputs if v is not None and v.node is not None]
-    return found
 
 
 def _same(a: Sequence[object], b: Sequence[object]) -> bool:

@@ -10,21 +10,26 @@ In come groups with one output each, out come groups of nodes. Two groups are jo
 
 - what one makes is read by the other, or both read an operand, at the same elements: that is read once then;
 - their results are computed in one pass: element-wise, over the rows of one kind, or by windows at the same places;
-- no other kernel has to run between them.
+- no other kernel has to run between them;
+- the second one does not run far ahead of its place: what is computed again for a gradient would be kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+from dnnc.ir.autodiff.residuals import nominal_bytes
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import Cost, Trait
 from dnnc.passes.analysis.kinds import is_pointwise, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, rows_of
 
-MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
+MAX_NODES = 32  # of a group: longer chains gain nothing and make kernels that nobody can read
+FAR = 4  # contractions from a reader of one group to another group: it would run far ahead of its place there
+LARGE = 1 << 16  # bytes of a result that takes memory while it waits
 MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds
 
 
@@ -58,6 +63,11 @@ class Joiner:
         self.graph, self.parts, self.numbers, self.no_kernel, self.cut = graph, dict(parts), numbers, no_kernel, cut
         self.before, self.serial_rows = dict(parts), serial_rows
         self.order = {n: k for k, n in enumerate(graph.nodes())}
+        self.contractions = list(accumulate(int(kind_of(n) == "contraction") for n in self.order))  # up to each node
+        self.needed: dict[Node, int] = {}  # of these, the number of the last one of which a node is computed
+        for n, k in zip(self.order, self.contractions):
+            made = (self.needed[v.node] for v in n.inputs if v is not None and v.node is not None)
+            self.needed[n] = k if kind_of(n) == "contraction" else max(made, default=0)
         self.results = set(graph.outputs)
         self.donated = {self.source(graph.outputs[k]) for k in graph.donated}
         self.of = {n: g for g, p in parts.items() for n in p.nodes}
@@ -182,7 +192,25 @@ class Joiner:
             return None
         if main_output(nodes, outputs) is None or not self.in_one_pass(nodes, outputs, {*first}, {*second}):
             return None
-        return Part(nodes, kind)
+        return None if self.is_far(first, second) else Part(nodes, kind)
+
+    def is_far(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
+        """Would the second nodes run far ahead of their place, where a reader of the first ones stands?
+
+        That takes memory if what they read is of products made later, or if what they make is large and waits.
+        """
+        inside = {*first, *second}
+        readers = [self.order[u] for n in first for v in n.outputs for u in self.readers(v) if u not in inside]
+        makers = {v.node for n in second for v in n.inputs if v is not None} - inside
+        late = max((self.needed[n] for n in makers if n is not None), default=0)
+        if any(self.is_read(v, inside) and nominal_bytes(v.type) >= LARGE for n in second for v in n.outputs):
+            late = self.contractions[self.order[second[-1]]]
+        return bool(readers) and late - self.contractions[min(readers)] >= FAR
+
+    def readers(self, v: Value) -> Iterator[Node]:
+        """The nodes that read a value or a view of it."""
+        for u, _ in v.uses:
+            yield from self.readers(u.outputs[0]) if self.is_view(u) else (u,)
 
     def views_between(self, first: Collection[Node], b: int) -> list[Node]:
         """Views of what one group makes that another one reads."""

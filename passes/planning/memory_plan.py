@@ -9,7 +9,7 @@ sharing are decided once, offsets are evaluated for each shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.arena import ALIGN, Arena, Piece, place_slots
@@ -20,6 +20,7 @@ from dnnc.ir.types import Dim, TensorType
 from dnnc.passes.analysis.alias import root
 from dnnc.passes.lower.nests import group_inputs
 from dnnc.passes.planning.fuse import FusionPlan, Group
+from dnnc.passes.planning.result_memory import Result, Stretch, place_within
 
 __all__ = ["ALIGN", "MemoryPlan", "Slot", "place_slots", "plan_memory"]
 
@@ -40,10 +41,20 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Guest:
+    """A slot in the memory of an output that is written later, and the byte there at which it begins."""
+
+    slot: Slot
+    output: int
+    byte: int
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
     """`place[v]` is ("input" | "output" | "constant" | "parameter" | "arena", number); an arena's number is a slot's.
-    `inside[v]`: the byte there at which v begins, where that is not 0. `bound`: what the kernels read of parameters,
-    values of the prologue in the types that they have here.
+    `inside[v]`: the byte there at which v begins, where that is not 0. `guests`: slots that are no longer in the arena,
+    but in the memory of outputs. `bound`: what the kernels read of parameters, values of the prologue in the types that
+    they have here.
     """
 
     place: Mapping[Value, tuple[str, int]]
@@ -55,6 +66,7 @@ class MemoryPlan:
         Group, tuple[int, ...]
     ]  # of loops: a second slot for each carried value, and one for the condition
     bound: tuple[tuple[Value, TensorType], ...] = ()
+    guests: tuple[Guest, ...] = ()
 
     @property
     def arena(self) -> Arena:
@@ -115,16 +127,28 @@ class _Planner:
         donated = self.donate()
         slots, inplace, scratch = self.slots()
         inplace.update(donated)
+        guests = self.guests(slots)
+        left = [k for k in range(len(slots)) if k not in guests]
+        number = {k: j for j, k in enumerate(left)}
+        begins: dict[Value, int] = {}
         for k, s in enumerate(slots):
             for v in s.values:
-                place[v] = ("arena", k)
-        inside: dict[Value, int] = {}
+                place[v] = ("output", guests[k].output) if k in guests else ("arena", number[k])
+                begins[v] = guests[k].byte if k in guests else 0
         for v in self.aliases:
             r, at = root(self.aliases, v)
             place[v] = place[r]
-            if at:
-                inside[v] = at
-        return MemoryPlan(place, inside, tuple(slots), inplace, self.aliases, scratch, tuple(self.bound))
+            begins[v] = begins.get(r, 0) + at
+        return MemoryPlan(
+            place,
+            {v: at for v, at in begins.items() if at},
+            tuple(slots[k] for k in left),
+            inplace,
+            self.aliases,
+            {g: tuple(number[k] for k in ks) for g, ks in scratch.items()},
+            tuple(self.bound),
+            tuple(guests.values()),
+        )
 
     def visit(self, region: Region) -> None:
         """Lifetimes, and the places that are given: inputs, outputs and constants, by number."""
@@ -224,6 +248,25 @@ class _Planner:
                 scratch[g] = tuple(range(len(slots), len(slots) + len(sizes)))
                 slots += [Slot((), n, start, end) for n in sizes]
         return slots, inplace, scratch
+
+    def guests(self, slots: Sequence[Slot]) -> dict[int, Guest]:
+        """Of the slots, by number, those that lie in results: of values that no loop or branch uses for itself.
+
+        A donated output may be its input's memory, and sizes that a call decides have no fixed places.
+        """
+        graph = self.region.graph
+        stretches = [Stretch(s.nbytes, s.first, s.last, s.pieces) for s in slots if isinstance(s.nbytes, int)]
+        if len(stretches) < len(slots):
+            return {}
+        results = [
+            Result(k, r.type.nbytes, self.first[r])
+            for k, r in enumerate(map(self.root, graph.outputs))
+            if k not in graph.donated and isinstance(r.type.nbytes, int)
+        ]
+        own = {self.root(v) for region, g in self.order if region is self.region for v in g.outputs}
+        movable = [k for k, s in enumerate(slots) if s.values and own.issuperset(s.values)]
+        found = place_within(stretches, movable, results)
+        return {k: Guest(slots[k], output, byte) for k, (output, byte) in found.items()}
 
     def may_overwrite(self, old: Value, new: Value, step: int) -> bool:
         """Is all of the memory in which `old` lies free after this step, and is it what the new value needs?"""

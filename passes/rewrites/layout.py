@@ -14,12 +14,13 @@ packed when linked, parameters' when bound. Type rules see logical shapes. Paddi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
-from dnnc.ir.dtype import f32, i32
-from dnnc.ir.encodings import Winograd
+from dnnc.ir.dtype import f32, i8, i32, u8
+from dnnc.ir.encodings import Quads, Winograd
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
@@ -31,6 +32,7 @@ from dnnc.passes.rewrite import producer
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
+QUAD = 4  # bytes of a sum side by side
 SHUFFLE = (
     2  # products that a shuffle takes the time of: it occupies a port of theirs, and its result a register of a tile
 )
@@ -47,6 +49,14 @@ def blocked(rank: int, lanes: int) -> Dense:
     return dense(Part(0), Part(1, lanes), *(Part(k) for k in range(2, rank)), Part(1, 1, lanes))
 
 
+def of_channels(t: TensorType, rank: int, images: Encoding) -> Encoding:
+    """`0/16 1 2 0%16`: numbers of the channels of blocked images, [64, 1, 1], as vectors; all else as it is."""
+    axis, block = t.rank - rank + 1, images.block(1)
+    if block == 1 or axis < 0 or t.shape[axis] == 1 or product(t.shape) != t.shape[axis]:
+        return t.encoding
+    return dense(*(Part(k, block if k == axis else 1) for k in range(t.rank)), Part(axis, 1, block))
+
+
 def panels(rank: int, lanes: int) -> Dense:
     """`1/16 0 1%16`: the last axis in blocks, each block a contiguous panel over the axis before it."""
     lead = tuple(Part(k) for k in range(rank - 2))
@@ -61,13 +71,34 @@ def filters(rank: int, lanes: int, block_inputs: bool) -> Dense:
     return dense(Part(0, lanes), Part(1), *taps, Part(0, 1, lanes))
 
 
+def quad_panels(rank: int, lanes: int) -> Quads:
+    """`quads 1/16 0/4 1%16 0%4`: panels of bytes, four neighbours along the axis before the last side by side."""
+    lead = tuple(Part(k) for k in range(rank - 2))
+    rows, columns = rank - 2, rank - 1
+    parts = (*lead, Part(columns, lanes), Part(rows, QUAD), Part(columns, 1, lanes), Part(rows, 1, QUAD))
+    return Quads(Layout(parts))
+
+
+def quad_filters(rank: int, lanes: int, block: int) -> Quads:
+    """`quads 0/16 1/16 2 3 1/4%4 0%16 1%4`: filters of bytes, for input channels in blocks."""
+    taps = tuple(Part(k) for k in range(2, rank))
+    inner = (Part(1, QUAD, block // QUAD),) if block > QUAD else ()
+    return Quads(Layout((Part(0, lanes), Part(1, block), *taps, *inner, Part(0, 1, lanes), Part(1, 1, QUAD))))
+
+
 def winograd_filters(lanes: int, tile: int) -> Winograd:
     """`winograd4 2 3 0/16 1/16 1%16 0%16`: per point, panels of output channels with all input channels."""
     parts = (Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes))
     return Winograd(tile, Layout(parts))
 
 
-def assign_layouts(graph: Graph, lanes: int, strict: bool = False, rates: CoreRates = WIDE_CORE) -> bool:
+def assign_layouts(
+    graph: Graph,
+    lanes: int,
+    strict: bool = False,
+    rates: CoreRates = WIDE_CORE,
+    fixed: Mapping[Value, float] = MappingProxyType({}),
+) -> bool:
     """Set the layouts of all values, and return whether anything changed.
 
     Args:
@@ -76,8 +107,9 @@ def assign_layouts(graph: Graph, lanes: int, strict: bool = False, rates: CoreRa
         strict: nothing changes what an infinity or NaN spreads to: no Winograd's convolution, no products with zeros in
             place of other groups.
         rates: of a core of the target.
+        fixed: values that are the same in as many iterations of a loop, in front of which they are packed.
     """
-    return _Blocked(graph, lanes, strict, rates).run()
+    return _Blocked(graph, lanes, strict, rates, fixed).run()
 
 
 class Layouts(ABC):
@@ -161,10 +193,12 @@ class Layouts(ABC):
         for k, v in enumerate(n.inputs):
             if v is None:
                 continue
-            if images or v.type.shape == out.shape:
+            if v.type.shape == out.shape or (images and v.type.rank == out.rank):
                 self.set_input(n, k, lay)
             elif not v.type.row_major:  # a broadcast operand that is an image of its own
                 self.set_input(n, k, ROW_MAJOR)
+            elif self.graph.variance(v).call_invariant:
+                self.set_input(n, k, of_channels(v.type, out.rank, lay))
         self.set_output(n, lay)
 
     def across(self, n: Node) -> None:
@@ -244,9 +278,9 @@ RULES: dict[str, Callable[[Layouts, Node], None]] = {
 class _Blocked(Layouts):
     """Channels in blocks of a vector; panels of weights."""
 
-    def __init__(self, graph: Graph, lanes: int, strict: bool, rates: CoreRates) -> None:
+    def __init__(self, graph: Graph, lanes: int, strict: bool, rates: CoreRates, fixed: Mapping[Value, float]) -> None:
         super().__init__(graph)
-        self.lanes, self.strict, self.rates = lanes, strict, rates
+        self.lanes, self.strict, self.rates, self.fixed = lanes, strict, rates, fixed
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -254,6 +288,8 @@ class _Blocked(Layouts):
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
+        if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.of_bytes(n):
+            return self.bytes_conv(n)
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
         if few and isinstance(channels, int) and (not x.type.row_major or channels >= self.lanes // 2):
@@ -280,6 +316,17 @@ class _Blocked(Layouts):
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
         self.set_output(n, lay)
+
+    def bytes_conv(self, n: Node) -> None:
+        """A convolution of bytes: few channels lie in blocks of four, which one instruction takes."""
+        x, rank = n.inputs[0], n.output.type.rank
+        assert x is not None
+        block = self.lanes if x.type.shape[1] >= self.lanes or not x.type.row_major else QUAD
+        self.set_input(n, 0, blocked(rank, block))
+        self.set_input(n, 1, quad_filters(rank, self.lanes, block))
+        if len(n.inputs) > 2 and n.inputs[2] is not None:
+            self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
+        self.set_output(n, blocked(rank, self.lanes))
 
     def backward_filter(self, n: Node) -> None:
         """Images and cotangents in blocks, filters as the convolution has them: vectors are its output channels."""
@@ -383,11 +430,19 @@ class _Blocked(Layouts):
         if (
             not self.graph.variance(b).call_invariant
             and not _turns_matrices(b)
-            and _rows_of_each(n.output.type, b.type) <= FEW_ROWS
+            and _rows_of_each(n.output.type, b.type) * self.fixed.get(b, 1) <= FEW_ROWS
         ):
             return self.plain(n)
         self.set_input(n, 0, ROW_MAJOR)
-        self.set_input(n, 1, panels(b.type.rank, self.lanes))
+        quads = self.of_bytes(n) and isinstance(b.type.shape[-2], int) and b.type.shape[-2] % QUAD == 0
+        self.set_input(n, 1, quad_panels(b.type.rank, self.lanes) if quads else panels(b.type.rank, self.lanes))
+
+    def of_bytes(self, n: Node) -> bool:
+        """Is this a sum of products of bytes by constant ones, four of which one instruction adds up?"""
+        x, w = n.inputs[:2]
+        assert x is not None and w is not None
+        integers = n.output.type.dtype is i32 and x.type.dtype in (u8, i8) and w.type.dtype is i8
+        return integers and self.graph.variance(w).call_invariant
 
     def within_channels(self, n: Node) -> bool:
         """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, count
 
 from dnnc.ir.bounds import nonneg
@@ -42,7 +42,6 @@ from dnnc.ir.loops.stmt import (
     loop_var,
     stored,
     substitute_block,
-    walk_stmts,
 )
 from dnnc.passes.schedule.buffers import swap_buffers
 from dnnc.passes.schedule.loops import is_reduction
@@ -65,15 +64,17 @@ def distribute(b: Block, name: str, depth: int) -> Block:
         inner, vs = _unguarded(nest[-1].body), [loop.var for loop in nest]
         private = [a.buf for a in inner if isinstance(a, Alloc)]
         rest = [x for x in inner if not isinstance(x, Alloc)]
-        _check_separable(name, rest, set(private))
+        parts = _separable(rest, set(private))
+        if len(parts) == 1 < len(rest):
+            raise ScheduleError(f"{name} cannot be distributed: its first and its last statement meet in memory")
         big = {p: _expanded(p, nest) for p in private}
         out: list[Stmt] = [Alloc(n) for n in big.values()]
         offsets = [v - loop.lo for v, loop in zip(vs, nest)]
         taken = {loop.var.name for loop in loops(b)}
         ends = (f"_{k}" for k in count(1) if not any(f"{v.name}_{k}" in taken for v in vs))
-        for x, end in zip(rest, chain(("",), ends)):
+        for part, end in zip(parts, chain(("",), ends)):
             body = swap_buffers(
-                (x,), big, lambda buf, idx: (*offsets, *(idx if len(big[buf].shape) > len(nest) else ()))
+                part, big, lambda buf, idx: (*offsets, *(idx if len(big[buf].shape) > len(nest) else ()))
             )
             fresh: list[Expr] = [var(v.name + end, v.dtype, v.lo, v.hi) for v in vs]
             body = substitute_block(body, dict(zip(vs, fresh)))
@@ -114,15 +115,23 @@ def _sunk(cond: Expr, s: Stmt) -> Stmt:
     return If(cond, (s,))
 
 
-def _check_separable(name: str, rest: list[Stmt], private: set[Buffer]) -> None:
-    for k, x in enumerate(rest):
-        written = {w.buf for w in walk_stmts((x,)) if isinstance(w, Store)} - private
-        for y in rest[:k] + rest[k + 1 :]:
-            meet = written & {a.buf for a in accesses((y,))}
-            if meet:
-                raise ScheduleError(
-                    f"{name} cannot be distributed: statements meet in {', '.join(sorted(q.name for q in meet))}"
-                )
+def _separable(rest: Sequence[Stmt], private: set[Buffer]) -> list[Block]:
+    """Statements in runs, none of which writes what another one reads or writes, but for private buffers."""
+    parts: list[Block] = []
+    for x in rest:
+        k = next((k for k, part in enumerate(parts) if _meet(part, (x,), private)), len(parts))
+        parts[k:] = [tuple(y for part in parts[k:] for y in part) + (x,)]
+    return parts
+
+
+def _meet(a: Block, b: Block, private: set[Buffer]) -> bool:
+    """Does one of two blocks write what the other one reads or writes?"""
+    wrote, writes = stored(a) - private, stored(b) - private
+    return bool(wrote & (writes | _read(b)) or writes & _read(a))
+
+
+def _read(b: Block) -> set[Buffer]:
+    return {x.buf for x in accesses(b)}
 
 
 def _expanded(p: Buffer, nest: list[For]) -> Buffer:

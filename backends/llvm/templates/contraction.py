@@ -24,9 +24,9 @@ from dnnc.backends.llvm.templates import dots
 from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
-from dnnc.ir.encodings import Winograd
+from dnnc.ir.encodings import Quads, Winograd
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, const, extent, free, substitute, unwrap, value
+from dnnc.ir.expr import Expr, const, extent, free, minimum, substitute, unwrap, value
 from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Kernel, accesses
 from dnnc.ir.op import ContractionForm
@@ -34,10 +34,12 @@ from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import product
 from dnnc.passes.lower.form import Axis, Contraction, Normed
-from dnnc.passes.schedule.k_blocking import stretches
+from dnnc.passes.schedule.k_blocking import LIMIT, stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
+from dnnc.passes.schedule.quads import QUAD, quads
+from dnnc.passes.schedule.rfactor import round_up
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.version import version
 
@@ -54,17 +56,10 @@ CROWDED = 0.005
 
 NARROW, EVERY = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 8)  # panels of a tile, by guess and in a search
 UNROLLS = (1, 2, 3, 4, 5, 7, 8, 16)
-STRETCHES = (
-    64,
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    2048,
-)  # of a sum, between which the sums of all tiles lie in memory
+# of a sum, between which the sums of all tiles lie in memory
+STRETCHES = (64, 128, 192, 256, 384, 512, 768, 1024, 2048)
+LONG_PANELS = 0.5  # of the L2 cache: longer panels, which every row of tiles reads anew, are cut into stretches
+STRETCH = 0.15  # of the L2 cache: the panels' share of a stretch, beside the rows that pass and their sums
 # tiles at each end of a row that are code of their own: more of them make more code than is worth a branch for each tap
 PEELED = 2
 SMALL = 1 << 22  # operations up to which one thread alone may be as fast
@@ -96,6 +91,7 @@ class Nest:
     panel_bytes: int = 0  # of a convolution's filters, of a vector of outputs; 0 where the size is not known
     image_bytes: int = 0  # of all rows, or pixels; 0 where that is not known
     window: int = 1  # taps in all
+    quad: str = ""  # the loop over four bytes, of which one instruction adds up the products
 
     def order(self, name: str) -> list[str]:
         """The outer loops: all rows of tiles before the next panels, or all panels before the next rows."""
@@ -119,7 +115,19 @@ def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
     else:
         found = _conv_nest(anchor, c, s) if convolves and c.outer[-1] in c.panels else None
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
-    return (s, replace(found, image_bytes=size if isinstance(size, int) else 0)) if found is not None else None
+    if found is None:
+        return None
+    weights = anchor.inputs[1]
+    if weights is not None and isinstance(weights.type.encoding, Quads):
+        found = _quads(s, found)
+    return s, replace(found, image_bytes=size if isinstance(size, int) else 0)
+
+
+def _quads(s: Schedule, nest: Nest) -> Nest:
+    """Bytes: the reduction goes by fours, whose sum is one instruction; what fills up the last block holds 0."""
+    first, *taps = nest.reduction
+    s.apply(round_up, first, nest.block or QUAD).apply(split, first, QUAD, ("rk", "rd"))
+    return replace(nest, reduction=("rk", *taps), block=nest.block // QUAD, quad="rd")
 
 
 def _matmul_nest(c: Contraction, s: Schedule) -> Nest | None:
@@ -208,7 +216,12 @@ def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARRO
         (mr, nv) for k, (mr, nv) in enumerate(every) if not k or not nest.depthwise or _peels_borders(pixels, nest, mr)
     ]
     ahead = (("ahead", 1),) if nest.block and nest.window == 1 and _streams(nest, target) else ()
-    return [(("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1), *ahead) for mr, nv in fits]
+    out: list[Knobs] = []
+    for mr, nv in fits:
+        kc = _stretch(s, nest, problem, target, (mr, nv, ku)) if order == "panels" else 0
+        stretch = (("kc", kc),) if kc else ()
+        out.append((("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1), *ahead, *stretch))
+    return out
 
 
 def _streams(nest: Nest, target: CpuTarget) -> bool:
@@ -284,12 +297,31 @@ def _unrolls(k: int | Expr, nest: Nest) -> list[int]:
 def _stretches(s: Schedule, nest: Nest, problem: Problem) -> list[int]:
     """Parts into which a long sum may be divided, none where it is short, or tiles are of several kinds."""
     k = s.extent(nest.reduction[0])
-    plain = isinstance(k, int) and isinstance(s.extent(nest.pixel), int) and not nest.padding and not problem.inplace
-    return (
-        [n for n in STRETCHES if isinstance(k, int) and k >= 2 * n and k % n == 0 and n % (nest.block or 1) == 0]
-        if plain and not nest.depthwise
-        else []
-    )
+    if not isinstance(k, int) or not _alike(s, nest, problem):
+        return []
+    return [n for n in STRETCHES if k >= 2 * n and k % n == 0 and n % (nest.block or 1) == 0]
+
+
+def _alike(s: Schedule, nest: Nest, problem: Problem) -> bool:
+    """Are all tiles of one kind, so that their sums may wait in memory?"""
+    return isinstance(s.extent(nest.pixel), int) and not (nest.padding or problem.inplace or nest.depthwise)
+
+
+def _stretch(s: Schedule, nest: Nest, problem: Problem, target: CpuTarget, tile: tuple[int, int, int]) -> int:
+    """Elements of the sum in a stretch of a product whose panels the L2 cache does not hold; 0: all in one.
+
+    tile: (mr, nv, ku) of the register tile; a stretch is a multiple of ku.
+    """
+    mr, nv, ku = tile
+    k, rows = s.extent(nest.reduction[0]), s.extent(nest.pixel)
+    if nest.panel or len(nest.reduction) > 1 or not isinstance(k, int) or not _alike(s, nest, problem):
+        return 0
+    step = nv * target.vector_bits // 8  # bytes of the panels
+    tiles_ = -(-rows // mr) if isinstance(rows, int) else 0
+    if k * step <= LONG_PANELS * target.l2 or tiles_ < 2 or tiles_ * mr * nv * target.lanes > LIMIT:
+        return 0
+    count = -(-k // max(int(STRETCH * target.l2) // step, ku))
+    return -(-k // (count * ku)) * ku
 
 
 def _order(problem: Problem, target: CpuTarget, s: Schedule, nest: Nest) -> str:
@@ -420,8 +452,11 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
     s.apply(reorder, *(n + tag for n in (*outer, *(["po"] if "po" not in outer else []), "im", "jn", lane)))
     s.apply(distribute, "im" + tag, 3)
     red = _split_reduction(s, nest, int(knobs["ku"]), int(knobs.get("kc", 0)), tag)
-    s.apply(reorder, *red, *(f"{n}{tag}_1" for n in ("im", "jn", lane)))
-    s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2")))
+    quad = [nest.quad + tag] if nest.quad else []
+    s.apply(reorder, *red, *(f"{n}{tag}_1" for n in ("im", "jn", lane)), *quad)
+    if quad:
+        s.apply(quads, f"{lane}{tag}_1", *quad)
+    s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2") if not (quad and k == "_1")))
 
 
 def _finish(
@@ -468,7 +503,7 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> lis
     if not nest.block:
         s.apply(split, first, ku, (steps, unroll))
         if kc:
-            s.apply(split, steps, kc // ku, (stretch, steps))
+            s.apply(split, steps, kc // ku, (stretch, steps), tail="guard")  # the last one may be shorter
         return [*taps, *([stretch] if kc else []), steps, unroll]
     s.apply(split, first, ku, ("rq" + tag, unroll))
     s.apply(split, "rq" + tag, nest.block // ku, (block, steps), tail="guard")  # the last block may not be full
@@ -489,35 +524,43 @@ def _prefetch_next_panel(
     jo = outer.index("jo")
     tile, tiles_ = _position(s, [n + tag for n in (*outer[jo + 1 :], "po")])
     taps = [n + tag for n in nest.reduction[1:] if s.has(n + tag)]
-    if nest.block and knobs.get("kc"):
+    kc = int(knobs.get("kc", 0))
+    if nest.block and kc:
         return  # a stretch of it is read many times before the next one
-    step, steps = (
-        _step_of(s, taps, tag)
-        if nest.block
-        else _position(s, [*taps, *(["ks" + tag] if knobs.get("kc") else []), "ko" + tag])
-    )
     if isinstance(tiles_, int) and tiles_ * int(knobs["mr"]) < PREFETCHED:
         return
-    every = (
-        -(-nv * ku // tiles_) if isinstance(tiles_, int) and not tag else 4
-    )  # the rows that fill no tile ask again for some at most
     # elements of a panel: the first axis of filters counts them, of a matrix the third from the end
-    size = product(weights.type.physical[1 if nest.panel else -2 :])
+    size, width = product(weights.type.physical[1 if nest.panel else -2 :]), value(const(buf.shape[-1]))
     if value(const(size)) == 0:
         return  # a sum of nothing
     column, columns = _position(s, [n + tag for n in outer[:jo]])
-    each = (
-        product(weights.type.physical[: 1 if nest.panel else -2]) // columns
-    )  # panels in front of which such a loop goes on
-    first = (column * each + s.loop("jo" + tag).var * nv + nv) * size
-    line, width = (tile * steps + step) * every, value(const(buf.shape[-1]))
-    if (
-        not isinstance(tiles_, int) and isinstance(size, int) and width
-    ):  # however many tiles there are, this panel and not those behind it
-        line = line % (nv * size // width)
-    for j in range(every):
-        at = first + (line + j) * buf.shape[-1]
+    # panels in front of which such a loop goes on
+    each = product(weights.type.physical[: 1 if nest.panel else -2]) // columns
+    first = (column * each + s.loop("jo" + tag).var * nv) * size
+    known = isinstance(tiles_, int) and not tag  # the rows that fill no tile ask again for some at most
+    if kc and width:  # the next stretch of each panel
+        later = (s.loop("ks" + tag).var + 1) * kc
+        every = -(-ku // tiles_) if known else ku
+        line = (tile * (kc // ku) + s.loop("ko" + tag).var) * every
+        line = later + minimum(line // _repeated(tiles_, ku), const(kc))
+        places = [first + j * size + (line + k) * width for j in range(nv) for k in range(every)]
+    else:
+        step, steps = _step_of(s, taps, tag) if nest.block else _position(s, [*taps, "ko" + tag])
+        every = -(-nv * ku // tiles_) if known else 4
+        line = (tile * steps + step) * every // _repeated(tiles_, nv * ku)
+        if not isinstance(tiles_, int) and isinstance(size, int) and width:
+            line = line % (nv * size // width)  # however many tiles there are, this panel and not those behind it
+        places = [first + nv * size + (line + k) * buf.shape[-1] for k in range(every)]
+    for at in places:
         s.apply(prefetch, "ko" + tag, buf.name, (*[const(0)] * (len(buf.shape) - 1), at))
+
+
+def _repeated(tiles_: int | Expr, lines: int) -> int:
+    """How many steps in turn ask for the same lines, a power of two: many tiles pass while one set of lines comes.
+
+    lines: those of a step of one tile.
+    """
+    return 1 << max((tiles_ // lines).bit_length() - 1, 0) if isinstance(tiles_, int) else 1
 
 
 def _prefetch_next_pixels(s: Schedule, problem: Problem, mr: int) -> None:

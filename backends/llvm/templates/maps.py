@@ -14,10 +14,11 @@ from collections.abc import Mapping
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import SERIAL_BELOW, fused, offsets, stride, try_fuse, worth
+from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, value, walk
-from dnnc.ir.loops.stmt import Block, For, Kernel, Store, exprs, walk_stmts
+from dnnc.ir.loops.stmt import Block, For, Kernel, Store, accesses, exprs, walk_stmts
 from dnnc.passes.lower.expand import EXPANSIONS
 from dnnc.passes.schedule.index_set_splitting import crossings, cut, digits, seams
 from dnnc.passes.schedule.loops import annotate, fuse, reorder, single, split
@@ -37,6 +38,8 @@ FEW_ELEMENTS, MANY = (
     2048,
     1 << 20,
 )  # elements times operations for which one thread is certainly fast enough, or certainly not
+RUN = 256  # bytes of a row that are read one after the other where vectors of other rows could come between them
+PAIR = 128  # bytes of a row that adjacent tiles take of it: two cache lines, which CPUs bring together
 ORDER: tuple[str, ...] = ()  # nothing is summed
 
 
@@ -128,7 +131,8 @@ def nest(s: Schedule, names: list[str], tag: str, lanes: int, unroll: int, locks
     made = joined(s, split_digits(s, names, lanes), tag, lanes)
     vectorized(s, made[-1], lanes, unroll, lockstep)
     if len(made) > 1 and s.has(made[-1] + "o") and s.extent(made[-1] + "o") == 1:
-        unrolled(s, made[-2], unroll)
+        if not runs(s, made, lanes, tag):
+            unrolled(s, made[-2], unroll)
 
 
 def share(s: Schedule, work: int | Expr, few: int) -> None:
@@ -294,6 +298,30 @@ def unrolled(s: Schedule, name: str, count: int) -> None:
         s.apply(split, name, count, (name + "q", name + "u")).apply(annotate, "unroll", name + "u")
 
 
+def runs(s: Schedule, names: list[str], lanes: int, tag: str) -> bool:
+    """Read a line's neighbours in a row where each vector's loads go on along a loop further out, as a matrix does that
+    becomes panels: `for p: for k: y[p, k, 0:+16] = x[k, 16*p:+16]`  ->  some p at a time inside of k.
+    """
+    row, inner = names[-1] + "o", s.loop(names[-2])
+    loads = [x.buf.offset(x.idx) for x in accesses(s.loop(row).body) if x.buf.space == "global"]
+    moving = [e for e in loads if inner.var in free(e)]
+    for name in names[:-2]:
+        v, n = s.loop(name).var, s.extent(name)
+        along = [e for e in moving if value(stride(e, v)) == lanes and (value(stride(e, inner.var)) or 0) > lanes]
+        if not along or not isinstance(n, int) or n < 2:
+            continue
+        mark = s.mark()
+        try:
+            s.apply(split, name, min(n, RUN // (lanes * 4)), (f"{name}q", f"n{tag}"), tail="overlap")
+            s.apply(reorder, f"{name}q", *names[names.index(name) + 1 : -1], f"n{tag}", row)
+            s.apply(annotate, "unroll", f"n{tag}")
+        except ScheduleError:
+            s.restore(mark)
+            continue
+        return True
+    return False
+
+
 def transposed(s: Schedule, names: list[str], tag: str, lanes: int) -> bool:
     """Square tiles where some load runs along an outer loop and the store along the innermost."""
     column = s.loop(names[-1])
@@ -316,6 +344,10 @@ def transposed(s: Schedule, names: list[str], tag: str, lanes: int) -> bool:
                 s.apply(split, name, lanes, (f"{part}o{tag}", f"{part}v{tag}"), tail="overlap")
                 outer.append(f"{part}o{tag}")
                 inner.append(f"{part}v{tag}")
+            near = PAIR // (lanes * 4)
+            if len(outer) == 2 and near > 1 and nonneg(const(s.extent(outer[0])) - near):
+                s.apply(split, outer[0], near, (f"rq{tag}", f"rn{tag}"), tail="overlap")
+                outer = [f"rq{tag}", outer[1], f"rn{tag}"]
             s.apply(reorder, *rest, *outer, *inner).apply(transpose_tile, *inner, lanes)
         except ScheduleError:
             s.restore(mark)

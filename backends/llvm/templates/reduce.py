@@ -35,7 +35,7 @@ ROWS, LONG = 2, 32  # rows computed together, and the steps of a loop along them
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     if problem.kind in ("map", "sequence", "scatter", "recurrence"):
         return []
-    lanes = lanes_for(problem, target)
+    lanes = _lanes_along(problem, target)
     together = _side_by_side(problem, lanes, target.threads) if problem.kind == "reduce" else 1
     ahead = problem.kind == "reduce" and together == 1 and _from_memory(problem)
     return [
@@ -46,6 +46,20 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
             *((("pf", 1),) if ahead else ()),
         )
     ]
+
+
+def _lanes_along(problem: Problem, target: CpuTarget) -> int:
+    """Lanes of the widest type that is read or written along rows; what is read once in a row, such as a label, has no
+    say.
+    """
+    body = problem.kernel.entry.body
+    names = {n for names in problem.lowered.reductions for n in names} | set(problem.lowered.out_loops[-1:])
+    along = {x.var for x in loops(body) if x.var.name in names}
+    every = [(x.buf, x.idx) for x in accesses(body)] + [
+        (x.buf, x.idx) for x in walk_stmts(body) if isinstance(x, Store)
+    ]
+    sizes = [b.dtype.computed.bytes for b, idx in every if b.space == "global" and any(free(i) & along for i in idx)]
+    return max(target.vector_bits // 8 // max(max(sizes), 4), 2) if sizes else lanes_for(problem, target)
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -180,9 +194,9 @@ def _side_by_side(problem: Problem, lanes: int, threads: int) -> int:
     if v not in used or steps < TOGETHER or any(not isinstance(k, int) for k in around):
         return 1
     vectors, rest = n // lanes, math.prod(k for k in around if isinstance(k, int))
-    return next(
-        (k for k in (TOGETHER, TOGETHER // 2, TOGETHER // 4) if k <= vectors and rest * (vectors // k) >= threads), 1
-    )
+    fit = [k for k in (TOGETHER, TOGETHER // 2, TOGETHER // 4) if k <= vectors and rest * (vectors // k) >= threads]
+    # fewer than eight where the work is then shared more evenly, as 24 vectors are between two threads
+    return min(fit[:2], key=lambda k: -(-(rest * -(-vectors // k)) // threads) * k, default=1)
 
 
 def _columns(s: Schedule, problem: Problem, count: int) -> bool:

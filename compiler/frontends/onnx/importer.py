@@ -58,6 +58,7 @@ EAGER = frozenset(
 RANDOM = frozenset(
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
 )
+QUANTIZED = frozenset(("DequantizeLinear",))  # of which passes make better use than floats
 
 # What Python raises where a model breaks an expectation that nothing checks by itself.
 MALFORMED = (
@@ -340,7 +341,8 @@ class Importer:
     def folded(self, c: Call, converter: Callable[[Call], Any]) -> list[Entry] | None:
         """The outputs as constants where all inputs are small constants and the outputs are small."""
         given = [i for i in c.items if i is not None]
-        if c.op in EAGER or c.op in RANDOM or any(not i.constant for i in given) or not given:
+        kept = c.op in QUANTIZED and not self.fold_all
+        if kept or c.op in EAGER or c.op in RANDOM or any(not i.constant for i in given) or not given:
             return None
         if not self.fold_all and sum(i.array.size for i in given if i.array is not None) > FOLD_INPUTS:
             return None

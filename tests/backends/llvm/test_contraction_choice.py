@@ -64,9 +64,36 @@ def test_pixels_of_large_images_are_asked_for_ahead(pixels: int, ahead: bool) ->
 @pytest.mark.parametrize(("rows", "lines"), [(1, 0), (5, 0), (8, 12), (16, 6), (64, 2)])
 def test_panels_are_prefetched_whole_or_not_at_all(rows: int, lines: int) -> None:
     layer = graph_of(f"def g(x: f32[{rows}, 128], *, w: f32[128, 768]):\n    return matmul(x, w)")
-    p = compiled(layer, replace(WIDE, l2=1 << 14))
+    p = compiled(layer, replace(WIDE, l2=1 << 16))
     (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
     assert step.text.count("prefetch(") == lines, step.text
+
+
+def test_many_tiles_ask_for_the_next_panel_once() -> None:
+    """Each line as often as there are steps to spare, and no line of the panels behind the next."""
+    layer = graph_of("def g(x: f32[512, 128], *, w: f32[128, 768]):\n    return matmul(x, w)")
+    p = compiled(layer, replace(WIDE, l2=1 << 16))
+    (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
+    (outer,) = step.kernel.entry.body
+    assert isinstance(outer, For)
+    knobs = dict(step.choice.knobs)
+    tiles_ = range(512 // int(knobs["mr"]))  # of the first panels
+    asked = {line for k in tiles_ for line in lines_asked(outer.body, {outer.var: const(k)})}
+    panels = 128 * int(knobs["nv"])
+    assert set(range(panels, 2 * panels)) <= asked <= set(range(panels, 3 * panels))
+
+
+@pytest.mark.parametrize(("k", "ku"), [(128, 4), (131, 1)])
+def test_panels_that_the_second_cache_does_not_hold_are_cut(k: int, ku: int) -> None:
+    layer = graph_of(f"def g(x: f32[512, {k}], *, w: f32[{k}, 768]):\n    return matmul(x, w)")
+    p = compiled(layer, replace(WIDE, l2=1 << 15))
+    (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
+    kc, (outer,) = int(dict(step.choice.knobs)["kc"]), step.kernel.entry.body
+    assert "for ks in range(" in step.text and 0 < kc < 0.2 * (1 << 15) / (3 * 64) and kc % ku == 0
+    assert isinstance(outer, For)
+    asked = lines_asked(outer.body, {outer.var: const(0)})  # the next stretch of each of three panels
+    assert set(range(kc, 2 * kc)) | set(range(k + kc, k + 2 * kc)) <= set(asked)
+    assert max(asked) < 3 * k + 2 * kc + ku
 
 
 def lines_asked(b: Block, env: dict[Expr, Expr]) -> list[int]:

@@ -52,6 +52,8 @@ MODELS = {
     **graphs(),
     "layer": layer(26, 128, 70),
     "one row": layer(1, 256, 40),
+    "panels of an input": graph_of("def g(x: f32[20, 30], w: f32[30, 100]):\n    return matmul(x, w)"),
+    "transpose large": one_node("transpose", ["f32 40 70"], perm=(1, 0)),
     "long sum": layer(13, 512, 35),
     "conv 1x1": conv("1, 64, 6, 6", "40, 64, 1, 1"),
     "conv 1x1 long": conv("2, 256, 3, 3", "32, 256, 1, 1"),
@@ -250,6 +252,13 @@ def test_knobs_that_are_not_set_have_their_old_meaning() -> None:
             ["for ks in range(4)", "if ks < 1", "acc_po["],
             [],
         ),
+        (
+            MODELS["layer"],
+            "contraction",
+            {"order": "panels", "kc": 48},
+            ["for ks in range(3)", "if ks < 1", "for ko in range(min("],
+            [],
+        ),
         (MODELS["layer"], "contraction", {"order": "tiles", "mr": 13, "nv": 2}, ["26"], ["acc_po"]),
         (MODELS["layer"], "contraction", {"order": "panels"}, ["prefetch("], []),
         (MODELS["layer"], "contraction", {"order": "panels", "pf": 0}, [], ["prefetch("]),
@@ -258,6 +267,8 @@ def test_knobs_that_are_not_set_have_their_old_meaning() -> None:
         (MODELS["conv 1x1 long"], "contraction", {"ahead": 0, "pf": 0}, [], ["prefetch("]),
         (MODELS["conv 1x1 long"], "contraction", {"kc": 64}, ["for ks in range(4)"], []),
         (MAP, "map", {"turn": 0}, [], ["zip_low"]),
+        (MODELS["panels of an input"], "map", {}, ["for n in unroll(4)"], []),
+        (MODELS["transpose large"], "map", {}, ["for rn in range(2)", "zip_low"], []),
         (LARGE, "map", {"serial": 1}, ["for "], ["parallel("]),
         (graphs()["add"], "map", {"serial": 0}, ["parallel("], []),
         (WINDOWS, "reduce", {"pixels": 3}, ["acc: f32[3, 16]"], []),
@@ -276,11 +287,10 @@ def test_what_knobs_do(g: Graph, template: str, knobs: dict[str, int | str], the
 @pytest.mark.parametrize(
     "g, template, knobs",
     [
-        (MODELS["layer"], "contraction", {"kc": 48}),
         (MODELS["conv"], "contraction", {"kc": 16}),
         (MODELS["long sum"], "contraction", {"kc": 6, "ku": 4}),
     ],
 )
-def test_stretches_that_do_not_divide_a_sum(g: Graph, template: str, knobs: dict[str, int | str]) -> None:
+def test_stretches_that_cannot_be(g: Graph, template: str, knobs: dict[str, int | str]) -> None:
     with pytest.raises(AssertionError, match=r"does not divide|stretches"):
         built(g, template, **knobs)

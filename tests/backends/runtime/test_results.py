@@ -71,6 +71,18 @@ def test_no_more_wait_than_may() -> None:
     assert 0 < r.waiting <= 3 * LEAST
 
 
+def test_all_results_of_one_call_may_wait() -> None:
+    r = Results(kept=3 * LEAST)
+    new = r.maker(5 * LEAST)
+    for _ in range(2):
+        several = [new.empty((LEAST,), np.uint8) for _ in range(8)]
+        several.clear()
+        assert r.waiting == 5 * LEAST
+    del new
+    r.empty((LEAST,), np.uint8)
+    assert r.waiting == 3 * LEAST
+
+
 def test_pickling_copies() -> None:
     r = Results()
     a = r.empty((LEAST // 8,), np.float64)

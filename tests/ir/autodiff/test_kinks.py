@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import dnnc
+import dnnc.array as xp
 from dnnc.driver import compile
 from dnnc.ir.dtype import f32, f64
 from dnnc.ir.graph import Graph
@@ -125,3 +127,42 @@ def test_kinks_as_pytorch(name: str, attrs: dict[str, Any], operands: tuple[Any,
 @pytest.mark.parametrize("name,attrs,operands,f", CASES, ids=label)
 def test_compiled_kinks(name: str, attrs: dict[str, Any], operands: tuple[Any, ...], f: Function) -> None:
     check(name, attrs, operands, f, compiled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "zeros,exclusive,reverse",
+    [((2,), False, False), ((0, 3), True, False), ((0, 3), False, True), ((0, 2, 3), True, True)],
+)
+def test_products_have_all_orders_at_zeros(zeros: tuple[int, ...], exclusive: bool, reverse: bool) -> None:
+    """Third derivatives of running products and of a product along a direction: these are polynomials."""
+    x, v = np.array([1.5, -0.5, 2.0, 0.75]), np.array([0.5, 1.0, -1.5, 2.0])
+    x[list(zeros)] = 0.0
+    w = np.array([1.0, -2.0, 0.5, 3.0])
+
+    def along(f: Any) -> float:
+        for _ in range(3):
+            f = directional(f)
+        return float(f(xp.asarray(x)))
+
+    def directional(f: Any) -> Any:
+        return lambda a: xp.sum(dnnc.grad(f)(a) * v)
+
+    def running(a: Any) -> Any:
+        rows = a[::-1] if reverse else a
+        rows = xp.concatenate([xp.ones((1,), dtype=a.dtype), rows[:-1]]) if exclusive else rows
+        return xp.sum(xp.cumprod(rows) * w)
+
+    def product_of(a: Any) -> Any:
+        return xp.prod(a)
+
+    polynomials = [np.polynomial.Polynomial([p, q]) for p, q in zip(x, v)]
+    order = polynomials[::-1] if reverse else polynomials
+    order = [np.polynomial.Polynomial([1.0]), *order[:-1]] if exclusive else order
+    one, expected = np.polynomial.Polynomial([1.0]), np.polynomial.Polynomial([0.0])
+    for p, weight in zip(order, w):
+        one = one * p
+        expected = expected + weight * one
+    full = np.prod(polynomials)
+    np.testing.assert_allclose(along(running), expected.deriv(3)(0.0), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(along(product_of), full.deriv(3)(0.0), rtol=1e-12, atol=1e-12)

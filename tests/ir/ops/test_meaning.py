@@ -51,6 +51,16 @@ def batch_norm_training(x: Any, s: Any, b: Any, epsilon: float) -> Any:
     return standardized(x, axes, epsilon) * channel(s, x.ndim) + channel(b, x.ndim), x.mean(axes), x.var(axes)
 
 
+def cumprod_backward(x: Any, g: Any, axis: int, exclusive: bool, reverse: bool) -> Any:
+    """For each element the products behind it without it, weighed by g; term by term."""
+    x, g = (np.moveaxis(v, axis, 0)[:: -1 if reverse else 1] for v in (x, g))
+    out = np.zeros_like(x)
+    for j in range(len(x)):
+        for k in range(j + exclusive, len(x)):
+            out[j] += g[k] * np.delete(x[: k + 1 - exclusive], j, 0).prod(0)
+    return np.moveaxis(out[:: -1 if reverse else 1], 0, axis)
+
+
 def group_norm(x: Any, s: Any, b: Any, groups: int, epsilon: float = 1e-5) -> Any:
     y = standardized(x.reshape(x.shape[0], groups, -1), (2,), epsilon).reshape(x.shape)
     return y * channel(s, x.ndim) + channel(b, x.ndim)
@@ -137,6 +147,7 @@ ORACLES: dict[str, Callable[..., Any]] = {
         (x - channel(m, x.ndim)) / np.sqrt(channel(v, x.ndim) + epsilon) * channel(s, x.ndim) + channel(b, x.ndim)
     ),
     "batch_norm_training": batch_norm_training,
+    "cumprod_backward": cumprod_backward,
     "instance_norm": lambda x, s, b, epsilon=1e-5: (
         standardized(x, tuple(range(2, x.ndim)), epsilon) * channel(s, x.ndim) + channel(b, x.ndim)
     ),

@@ -382,3 +382,16 @@ def test_random_rows(seed: int) -> None:
     check(g, "llvm", seed)
     if seed % 4 == 0:
         check(g, "cuda", seed)
+
+
+@pytest.mark.parametrize(("layers", "joined"), [(1, True), (6, False)])
+def test_what_is_computed_again_is_not_dragged_ahead(layers: int, joined: bool) -> None:
+    chain = "".join(f"    h{k + 1} = relu(matmul(h{k}, w))\n" for k in range(layers))
+    g = parse(
+        "def g(x: f32[64, 64], w: f32[64, 64], v: f32[64, 64], s: f32[64]):\n"
+        "    b = mul(reduce_mean(matmul(x, v), axes=(0,), keepdims=False), s)\n    h0 = relu(mul(x, b))\n"
+        f"{chain}    b2 = mul(reduce_mean(matmul(w, v), axes=(0,), keepdims=False), s)\n"
+        f"    return h{layers}, relu(mul(x, b2))"
+    )
+    groups = [{n.outputs[0].name for n in grp.nodes} for grp in plan_fusion(g).groups]
+    assert any({"b", "b2"} <= names for names in groups) == joined

@@ -14,6 +14,7 @@ from dnnc.passes.analysis.alias import root
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.lower.nests import group_inputs
 from dnnc.passes.pipelines import PASSES
+from dnnc.passes.planning import result_memory
 from dnnc.passes.planning.fuse import FusionPlan, plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.memory_plan import ALIGN, MemoryPlan, place_slots, plan_memory
@@ -123,7 +124,7 @@ def program(seed: int, nodes: int = 25) -> tuple[Graph, FusionPlan, MemoryPlan]:
 def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[Var, int]) -> None:
     """Every step writes its output's number over its bytes, and finds what it expects under those it reads."""
     offsets, total = plan.offsets(dims)
-    owner = np.full(total, -1)
+    owner = {"arena": np.full(total, -1)}
     aliases = {v: (source, at) for v, source, at in fusion.views}
     env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
     numbers: dict[Value, int] = {}
@@ -131,41 +132,59 @@ def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[
     def number(v: Value) -> int:
         return numbers.setdefault(root(aliases, v)[0], len(numbers))
 
-    def stretch(v: Value) -> slice:
-        slot = plan.place[v][1]
-        at = offsets[slot] + plan.inside.get(v, 0)
+    def nbytes(v: Value) -> int:
         n = value(substitute(const(v.type.nbytes), env))
-        whole = value(substitute(const(plan.slots[slot].nbytes), env))
-        assert n is not None and whole is not None
-        assert offsets[slot] % ALIGN == 0 and at + n <= offsets[slot] + whole <= total
-        return slice(at, at + n)
+        assert n is not None
+        return n
+
+    def stretch(v: Value) -> tuple[str, slice]:
+        (space, slot), at, n = plan.place[v], plan.inside.get(v, 0), nbytes(v)
+        if space == "output":
+            whole = nbytes(root(aliases, g.outputs[slot])[0])
+            owner.setdefault(f"output {slot}", np.full(whole, -1))
+            assert at + n <= whole
+            return f"output {slot}", slice(at, at + n)
+        size = value(substitute(const(plan.slots[slot].nbytes), env))
+        assert size is not None
+        assert offsets[slot] % ALIGN == 0 and offsets[slot] + at + n <= offsets[slot] + size <= total
+        return "arena", slice(offsets[slot] + at, offsets[slot] + at + n)
+
+    def check(v: Value, message: str) -> None:
+        space, own = stretch(v)
+        assert (owner[space][own] == number(v)).all(), message
 
     for grp in fusion.groups:
         for v in group_inputs(grp.nodes):
             assert plan.place[v] == plan.place[root(aliases, v)[0]]
-            if plan.place[v][0] == "arena":
-                assert (owner[stretch(v)] == number(v)).all(), (
-                    f"{grp} reads {v.name}, which is overwritten or not yet there"
-                )
-        for made in (o for o in grp.outputs if plan.place[o][0] == "arena"):
-            own = stretch(made)
-            owner[own] = number(made)
+            if plan.place[v][0] in ("arena", "output"):
+                check(v, f"{grp} reads {v.name}, which is overwritten or not yet there")
+        for made in (o for o in grp.outputs if plan.place[o][0] in ("arena", "output")):
+            space, own = stretch(made)
+            owner[space][own] = number(made)
             for v in group_inputs(grp.nodes):
                 if plan.place[v] == plan.place[made] and made not in plan.inplace:
-                    read = stretch(v)
+                    _, read = stretch(v)
                     assert read.stop <= own.start or own.stop <= read.start, (
                         f"{grp} writes into {v.name}, which it reads"
                     )
+    for k, v in enumerate(g.outputs):
+        if plan.place[v] == ("output", k):
+            check(v, f"the result {v.name} is overwritten")
 
 
 @pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("part", range(4))
-def test_nothing_is_overwritten_while_it_is_needed(part: int) -> None:
+def test_nothing_is_overwritten_while_it_is_needed(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_memory, "LEAST_RESULT", 1)
+    monkeypatch.setattr(result_memory, "LEAST_SLOT", 1)
+    guests = 0
     for seed in range(part, 80, 4):
         g, fusion, plan = program(seed)
+        guests += len(plan.guests)
         for n in (13, 20) if g.dims else (0,):
             check_by_running(g, fusion, plan, dict.fromkeys(g.dims.values(), n))
+    assert guests > 0
 
 
 @pytest.mark.slow

@@ -122,12 +122,33 @@ def two(x: f32[4], y: f32[4], z: f32[4], u: f32[4]):
     )
 
 
+def test_distribute_keeps_statements_that_meet_together() -> None:
+    check_schedule(
+        """def update(x: f32[4], m: f32[4], p: f32[4]):
+    for i in range(4):
+        a: f32[1] @ register
+        a[0] = x[i] * 2.0
+        p[i] = p[i] - m[i] * a[0]
+        m[i] = m[i] + a[0]
+""",
+        lambda s: s.apply(distribute, "i", 1),
+        """def update(x: f32[4], m: f32[4], p: f32[4]):
+    a: f32[4] @ register
+    for i in range(4):
+        a[i] = x[i] * 2.0
+    for i_1 in range(4):
+        p[i_1] = p[i_1] - m[i_1] * a[i_1]
+        m[i_1] = m[i_1] + a[i_1]
+""",
+    )
+
+
 def test_distribute_refuses() -> None:
     meet = (
         "def k(x: f32[8], y: f32[8], z: f32[8]):\n    for i in range(7):\n        y[i] = x[i]\n"
         "        z[i] = y[i + 1]\n"
     )
-    refused(meet, lambda s: s.apply(distribute, "i", 1), "i cannot be distributed: statements meet in y")
+    refused(meet, lambda s: s.apply(distribute, "i", 1), "i cannot be distributed: its first and its last statement")
     symbolic = (
         "def k(N: dim[1, 8], y: f32[N]):\n    for i in range(N):\n        a: f32[1] @ register\n"
         "        a[0] = 1.0\n        y[i] = a[0]\n"

@@ -1,0 +1,349 @@
+"""Keep quantised models in bytes: integer products, requantisation behind them, movement of bytes between them.
+
+    quantize(relu(conv(dequantize(x), dequantize(w), bias)))
+        -> quantize(relu(mul(cast(conv(x, w8, sums, out_dtype=i32), to=f32), scales) + bias)))      all one kernel
+    matmul(sub(cast(x), cast(zx)), w), all i32                    ->   an integer product, exactly the same numbers
+    transpose(dequantize(x)), max_pool(dequantize(x))             ->   dequantize(transpose(x)), of bytes
+    quantize(dequantize(x)) with equal scales                     ->   x
+    quantize(concat(x, y))                                        ->   concat(quantize(x), quantize(y))
+
+So the three ways in which ONNX files are quantised (pairs of QuantizeLinear and DequantizeLinear, operators on
+integers, DynamicQuantizeLinear) become one. It runs ahead of folding, which would make floats of quantised weights, and
+behind it, where integer weights with their zero points are constants.
+
+Sums of products are exact, so floats differ by their last roundings from those of dequantised operands. Quotients by
+scales become products. Strict numerics keep both as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.dtype import f32, i8, i32, u8
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import Trait
+from dnnc.ir.ops import OPS
+from dnnc.ir.shapes import normalize_axis
+from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import Match, Rule, producer, rewrite
+from dnnc.passes.rewrites.integer_products import Quantized, Weights, is_exact, known, product
+
+Array = np.ndarray[Any, Any]
+BYTES = (u8, i8)
+MOVED = tuple(  # ops that move the elements of one operand about, and add none
+    sorted(n for n, op in OPS.items() if Trait.MOVEMENT in op.traits and Trait.RELAYOUT not in op.traits)
+)
+CHOSEN = ("max_pool", *MOVED)
+
+
+def quantized(graph: Graph, ctx: PassContext) -> bool:
+    """Apply the rules above where the target has products of bytes."""
+    return ctx.facts.multiplies_bytes and rewrite(graph, RULES, ctx)
+
+
+def requantized(graph: Graph, ctx: PassContext) -> bool:
+    """The same, and quotients by constant scales become products."""
+    if not ctx.facts.multiplies_bytes:
+        return False
+    changed = rewrite(graph, RULES, ctx)
+    return rewrite(graph, LAST_RULES, ctx) or changed
+
+
+# --- scales -----------------------------------------------------------------------------------------------------------
+
+
+def _one_scale(m: Match, n: Node) -> tuple[Value, Value | None]:
+    """The scale and the zero point of a node that has one for all elements."""
+    scale, zero = m.operand(n, 1), n.inputs[2] if len(n.inputs) > 2 else None
+    m.require(scale.type.size == 1 and not n.attrs["block"], "{} has several scales", n.op.name)
+    return scale, zero
+
+
+def _dequantized(m: Match, v: Value) -> tuple[Node, Value, Value | None]:
+    """The node that makes a value of bytes, with one scale."""
+    n = m.node(v, "dequantize_linear")
+    m.require(m.operand(n, 0).type.dtype in BYTES, "{} holds no bytes", n.inputs[0])
+    return n, *_one_scale(m, n)
+
+
+def _dequantize(m: Match, q: Value, n: Node) -> Value:
+    """Another value with the scale and zero point of a node."""
+    return m.b.dequantize_linear(q, *n.inputs[1:], axis=0)  # type: ignore[no-any-return]
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def quantize_unsigned(m: Match) -> Value:
+    """quantize(x, s, z), an i8   ->   quantize(x, s, z + 128), a u8, less 128 as an i8"""
+    n = m.root
+    m.require(n.attrs["dtype"] is i8, "the result is {}", n.attrs["dtype"])
+    scale, zero = _one_scale(m, n)
+    at = known(m.graph, zero)
+    m.require(at is not None, "the zero point is not constant")
+    moved = m.b.constant(np.full(scale.type.shape, at + 128, np.uint8))  # type: ignore[operator]
+    q = m.b.quantize_linear(m.operand(n, 0), scale, moved, **{**n.attrs, "dtype": u8})
+    return _signed(m, q)
+
+
+def _signed(m: Match, q: Any) -> Value:
+    return m.b.cast(m.b.bitwise_xor(q, m.b.constant(128, dtype=u8)), to=i8)  # type: ignore[no-any-return]
+
+
+def dequantize_unsigned(m: Match) -> Value:
+    """dequantize(x less 128, s, z)   ->   dequantize(x, s, z + 128)"""
+    n = m.root
+    q = _from_unsigned(m, m.operand(n, 0))
+    scale, zero = _one_scale(m, n)
+    at = known(m.graph, zero)
+    m.require(at is not None, "the zero point is not constant")
+    moved = m.b.constant(np.full(scale.type.shape, at + 128, np.uint8))  # type: ignore[operator]
+    return m.b.dequantize_linear(q, scale, moved, **n.attrs)  # type: ignore[no-any-return]
+
+
+def _from_unsigned(m: Match, v: Value) -> Value:
+    flip = m.node(m.operand(m.node(v, "cast"), 0), "bitwise_xor")
+    q = m.operand(flip, 0)
+    m.require(v.type.dtype is i8 and q.type.dtype is u8, "{} was no u8", v.name)
+    m.require(m.number(m.operand(flip, 1)) == 128, "it is not moved by 128")
+    return q
+
+
+def move_bytes(m: Match) -> Value:
+    """transpose(dequantize(x))   ->   dequantize(transpose(x)); likewise other movement, and the maximum of a window"""
+    n = m.root
+    m.require([v for v in n.inputs if v is not None] == [n.inputs[0]], "{} has several operands", n.op.name)
+    m.require(len(n.outputs) == 1, "{} has several results", n.op.name)
+    found, _, _ = _dequantized(m, m.operand(n, 0))
+    q = m.b.node(n.op, [found.inputs[0]], n.attrs).output
+    return _dequantize(m, q, found)
+
+
+def transpose_weights(m: Match) -> Value:
+    """transpose(dequantize(w)) of constants with a scale for each index of an axis, which becomes another axis"""
+    n = m.root
+    found = m.node(m.operand(n, 0), "dequantize_linear")
+    m.require(not found.attrs["block"] and m.operand(found, 1).type.size != 1, "there is one scale")
+    m.constant(m.operand(found, 0))
+    axis = n.attrs["perm"].index(normalize_axis(found.attrs["axis"], n.output.type.rank))
+    q = m.b.transpose(found.inputs[0], perm=n.attrs["perm"])
+    return m.b.dequantize_linear(q, *found.inputs[1:], axis=axis)  # type: ignore[no-any-return]
+
+
+def quantize_again(m: Match) -> Value:
+    """quantize(dequantize(x, s, z), s, z)   ->   x: a quotient by s of the product with s is off by a rounding"""
+    n = m.root
+    found, scale, zero = _dequantized(m, m.operand(n, 0))
+    there, at = _one_scale(m, n)
+    same = m.constant(scale).reshape(()) == m.constant(there).reshape(())
+    m.require(bool(same) and known(m.graph, zero) == known(m.graph, at) is not None, "the scales differ")
+    return m.keeps_type(m.operand(found, 0))
+
+
+def quantize_ahead(m: Match) -> Value:
+    """quantize(transpose(x))   ->   transpose(quantize(x)); likewise the parts of a concatenation"""
+    n = m.root
+    moved = m.sole(m.node(m.operand(n, 0), "concat", *MOVED))
+    _one_scale(m, n)
+    parts = [v for v in moved.inputs if v is not None]
+    joined = producer(moved.output, "concat") is moved
+    whole = joined or (len(parts) == 1 and parts[0].type.size == moved.output.type.size)
+    m.require(whole and len(moved.outputs) == 1, "{} has other elements", moved.op.name)
+    of = {v: m.b.quantize_linear(v, *n.inputs[1:], **{**n.attrs, "axis": 0}) for v in dict.fromkeys(parts)}
+    return m.b.node(moved.op, [of[v] for v in parts], moved.attrs).output
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def convolve_bytes(m: Match) -> Value:
+    """conv(dequantize(x), dequantize(w), bias)   ->   add(mul(cast(conv(x, w8, ..)), scales), bias)"""
+    n = m.root
+    w, scales = _weights(m, m.node(m.operand(n, 1), "dequantize_linear"), 0, True)
+    bias = n.inputs[2] if len(n.inputs) > 2 else None
+    exact = _exact_bias(m, bias, m.node(m.operand(n, 0), "dequantize_linear"), scales)
+    column = (-1, *(1,) * (n.output.type.rank - 2))
+    y = _scaled_product(m, w, scales.reshape(column) if scales.size > 1 else scales.reshape(()), n.attrs, exact)
+    if bias is None or exact is not None:
+        return y
+    return m.b.add(y, m.b.reshape(bias, shape=column))  # type: ignore[no-any-return]
+
+
+def multiply_bytes(m: Match) -> Value:
+    """matmul(dequantize(x), dequantize(w))   ->   mul(cast(matmul(x, w8, ..)), scales)"""
+    w, scales = _weights(m, m.node(m.operand(m.root, 1), "dequantize_linear"), -1, False)
+    return _scaled_product(m, w, scales.reshape(-1) if scales.size > 1 else scales.reshape(()), m.root.attrs)
+
+
+def multiply_and_add_bytes(m: Match) -> Value:
+    """gemm(dequantize(x), dequantize(w), c)   ->   add(mul(cast(matmul(x, w8, ..)), alpha * scales), beta * c)"""
+    n = m.root
+    m.require(not n.attrs["trans_a"], "the first operand is transposed")
+    turned, c = n.attrs["trans_b"], n.inputs[2] if len(n.inputs) > 2 else None
+    w, scales = _weights(m, m.node(m.operand(n, 1), "dequantize_linear"), 0 if turned else -1, False)
+    w = Weights(w.data.T, False) if turned else w
+    scales = scales * np.float32(n.attrs["alpha"])
+    y = _scaled_product(m, w, scales.reshape(-1) if scales.size > 1 else scales.reshape(()), {})
+    beta = n.attrs["beta"]
+    if c is None or beta == 0.0:
+        return y
+    return m.b.add(y, c if beta == 1.0 else m.b.mul(c, beta))  # type: ignore[no-any-return]
+
+
+def _scaled_product(m: Match, w: Weights, scales: Array, attrs: Any, bias: Array | None = None) -> Value:
+    """The product of the root's first operand, which is dequantised, with integers, in f32.
+
+    Args:
+        w: the integers.
+        scales: of the weights, in a shape that broadcasts to the result.
+        attrs: of the convolution or product.
+        bias: in i32 [O].
+    """
+    found, scale, zero = _dequantized(m, m.operand(m.root, 0))
+    x = m.operand(found, 0)
+    m.require(m.root.output.type.dtype is f32 and not attrs.get("panel"), "it is {}", m.root.output.type)
+    m.require(x.type.rank >= 2 and w.data.ndim >= 2, "a vector")
+    _require_form(m, w, attrs)
+    one = m.graph.constants.get(scale)
+    y = product(m.b, Quantized(x, zero), w, attrs, None if bias is None else m.b.constant(bias))
+    assert y is not None
+    y = y if y.type.dtype is f32 else m.b.cast(y, to=f32)
+    factor = m.b.mul(m.b.reshape(scale, shape=()), scales) if one is None else one.reshape(()) * scales
+    return m.b.mul(y, factor)  # type: ignore[no-any-return]
+
+
+def _weights(m: Match, n: Node, axis: int, convolves: bool) -> tuple[Weights, Array]:
+    """Dequantised constants as integers, and their scales, one or one for each index of the axis."""
+    q, scales = m.constant(m.operand(n, 0)), m.constant(m.operand(n, 1))
+    m.require(m.operand(n, 0).type.dtype in BYTES and not n.attrs["block"], "the weights are no bytes")
+    axis = normalize_axis(axis, q.ndim)
+    along = scales.size == 1 or (scales.ndim == 1 and normalize_axis(n.attrs["axis"], q.ndim) == axis)
+    m.require(along, "the scales are not those of the results")
+    data = q.astype(np.int32)
+    if len(n.inputs) > 2 and n.inputs[2] is not None:
+        zero = m.constant(n.inputs[2]).astype(np.int32)
+        data = data - (zero.reshape(()) if zero.size == 1 else zero.reshape(-1, *(1,) * (q.ndim - axis - 1)))
+    return Weights(data, convolves), scales
+
+
+def _require_form(m: Match, w: Weights, attrs: Any) -> None:
+    """Ask all that `product` asks before it builds nodes."""
+    group = attrs.get("group", 1)
+    m.require(is_exact(w) if group > 1 else w.split() is not None, "no integer product has the range of these weights")
+
+
+def _exact_bias(m: Match, bias: Value | None, x: Node, scales: Array) -> Array | None:
+    """A bias in integers whose scale is the product of those of x and the weights; None where it is none."""
+    n, scale = producer(bias, "dequantize_linear"), m.graph.constants.get(m.operand(x, 1))
+    if n is None or scale is None or scale.size != 1 or known(m.graph, n.inputs[2] if len(n.inputs) > 2 else None) != 0:
+        return None
+    q, of_bias = m.graph.constants.get(n.inputs[0]), m.graph.constants.get(n.inputs[1])  # type: ignore[arg-type]
+    if q is None or of_bias is None or q.dtype != np.int32:
+        return None
+    same = bool(np.allclose(of_bias.reshape(-1), (scale.reshape(()) * scales).reshape(-1), rtol=1e-6, atol=0))
+    return q if same else None
+
+
+def convolve_integers(m: Match) -> Value:
+    """conv(sub(cast(x), cast(zx)), w), of bytes in i32 and constants   ->   an integer product"""
+    return _integer_product(m, True)
+
+
+def multiply_integers(m: Match) -> Value:
+    """matmul(sub(cast(x), cast(zx)), w), of bytes in i32 and constants   ->   an integer product"""
+    return _integer_product(m, False)
+
+
+def _integer_product(m: Match, convolves: bool) -> Value:
+    n = m.root
+    m.require(n.output.type.dtype is i32 and not n.attrs.get("panel"), "it is no i32")
+    x = _integers(m, m.operand(n, 0))
+    w = Weights(m.constant(m.operand(n, 1)), convolves)
+    m.require(w.data.dtype == np.int32 and w.data.ndim >= 2 and x.q.type.rank >= 2, "the weights are no i32")
+    _require_form(m, w, n.attrs)
+    y = product(m.b, x, w, n.attrs, n.inputs[2] if len(n.inputs) > 2 else None)
+    assert y is not None
+    return y if y.type.dtype is i32 else m.b.cast(y, to=i32)  # type: ignore[no-any-return]
+
+
+def _integers(m: Match, v: Value) -> Quantized:
+    """Bytes as i32, perhaps less one zero point."""
+    zero, n = None, producer(v, "sub")
+    if n is not None:
+        v, zero = m.operand(n, 0), m.operand(n, 1)
+        m.require(zero.type.size == 1, "there are several zero points")
+        z = producer(zero, "cast")
+        zero = z.inputs[0] if z is not None and z.inputs[0] is not None and z.inputs[0].type.dtype in BYTES else zero
+    q = m.operand(m.node(v, "cast"), 0)
+    m.require(q.type.dtype in BYTES, "{} holds no bytes", q.name)
+    return Quantized(q, zero)
+
+
+# --- requantisation ---------------------------------------------------------------------------------------------------
+
+
+def quantize_by_product(m: Match) -> Value:
+    """quantize(add(mul(x, a), b), s, z)   ->   cast(cast(round(clip(add(mul(x, a/s), b/s), low - z, high - z))) + z)
+
+    Rounding and bounds that are integers change places, so that one instruction rounds and converts.
+    """
+    n = m.root
+    scale, zero = _one_scale(m, n)
+    s, z, to = m.constant(scale), known(m.graph, zero), n.attrs["dtype"]
+    m.require(s.dtype == np.float32 and to in BYTES and z is not None, "the scale is no constant of float32")
+    x = m.operand(n, 0)
+    m.require(x.type.dtype is f32, "the operand is {}", x.type)
+    factor = np.float32(1) / s.reshape(())
+    m.require(bool(np.isfinite(factor) and factor > 0), "the scale is {}", s)
+    low, high = to.range
+    q = m.b.round(m.b.clip(_scaled(m, x, factor), low=float(low - z), high=float(high - z)))
+    q = m.b.cast(q, to=i32)
+    return m.b.cast(m.b.add(q, z) if z else q, to=to)  # type: ignore[no-any-return]
+
+
+def quantize_by_inverse(m: Match) -> Value:
+    """quantize(x, s, z)   ->   cast(clip(round(mul(x, 1/s)) + z, low, high)), where the scale is known at the call"""
+    n = m.root
+    scale, zero = _one_scale(m, n)
+    m.require(scale.type.dtype is f32 is m.operand(n, 0).type.dtype and scale not in m.graph.constants, "a constant")
+    m.require(n.attrs["dtype"] in BYTES, "the result is {}", n.attrs["dtype"])
+    low, high = n.attrs["dtype"].range
+    q = m.b.round(m.b.mul(n.inputs[0], m.b.reciprocal(m.b.reshape(scale, shape=()))))
+    q = q if zero is None else m.b.add(q, m.b.cast(m.b.reshape(zero, shape=()), to=f32))
+    return m.b.cast(m.b.clip(q, low=float(low), high=float(high)), to=n.attrs["dtype"])  # type: ignore[no-any-return]
+
+
+def _scaled(m: Match, v: Value, factor: Any) -> Any:
+    """A product with a positive number, which goes into constants where v is made of products and sums with them."""
+    n = producer(v, "mul", "add", "relu")
+    if n is None or len({u for u, _ in v.uses}) > 1 or v in m.outputs:
+        return m.b.mul(v, m.b.constant(factor))
+    x = m.operand(n, 0)
+    if producer(v, "relu") is not None:
+        return m.b.relu(_scaled(m, x, factor))
+    c = m.graph.constants.get(m.operand(n, 1))
+    if c is None:
+        return m.b.mul(v, m.b.constant(factor))
+    scaled = m.b.constant((c * factor).astype(np.float32))
+    return m.b.mul(x, scaled) if producer(v, "mul") is not None else m.b.add(_scaled(m, x, factor), scaled)
+
+
+RULES = (
+    Rule(quantize_unsigned, ("quantize_linear",)),
+    Rule(quantize_again, ("quantize_linear",), exact=False),
+    Rule(quantize_ahead, ("quantize_linear",)),
+    Rule(dequantize_unsigned, ("dequantize_linear",)),
+    Rule(move_bytes, CHOSEN),
+    Rule(transpose_weights, ("transpose",)),
+    Rule(convolve_bytes, ("conv",), exact=False),
+    Rule(multiply_bytes, ("matmul",), exact=False),
+    Rule(multiply_and_add_bytes, ("gemm",), exact=False),
+    Rule(convolve_integers, ("conv",)),
+    Rule(multiply_integers, ("matmul",)),
+)
+LAST_RULES = (
+    Rule(quantize_by_product, ("quantize_linear",), exact=False),
+    Rule(quantize_by_inverse, ("quantize_linear",), exact=False),
+)

@@ -1,0 +1,54 @@
+"""Products of quantised operands as products of bytes: the same integers for any types and zero points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from support.quantized import RNG, inputs, rewritten, weights
+
+
+def same(g: Graph) -> list[str]:
+    """Check that the integers of a graph stay what they are; the ops that are left."""
+    xs = inputs(g)
+    want = run(g.copy(), xs)[0]
+    ops = rewritten(g)
+    np.testing.assert_array_equal(run(g, xs)[0], want)
+    return ops
+
+
+@pytest.mark.parametrize("k", [12, 13])
+@pytest.mark.parametrize("w", ["u8", "i8"])
+@pytest.mark.parametrize("x", ["u8", "i8"])
+@pytest.mark.parametrize("zx", ["7", "zx"])
+def test_matmul_integer(x: str, w: str, zx: str, k: int) -> None:
+    text = f"""\
+def g(x: {x}[3, 5, {k}], zx: {x}, *, w: {w}[{k}, 18], zw: {w}[18], c: {x}):
+    a = sub(cast(x, to=i32), cast({"zx" if zx == "zx" else "c"}, to=i32))
+    b = sub(cast(w, to=i32), cast(zw, to=i32))
+    y = matmul(a, b)
+    return y"""
+    data = {"w": weights(w, k, 18), "zw": weights(w, 18), "c": weights(x, 1).reshape(())}
+    ops = same(parse(text, data))
+    assert "matmul" in ops and ops.count("cast") <= 4
+
+
+@pytest.mark.parametrize("group", [1, 12])
+@pytest.mark.parametrize("pads", ["(0, 0, 0, 0)", "(1, 2, 0, 1)"])
+@pytest.mark.parametrize("w", ["u8", "i8"])
+@pytest.mark.parametrize("zx", ["zx", "c", "none"])
+def test_conv_integer(zx: str, w: str, pads: str, group: int) -> None:
+    a = "cast(x, to=i32)" if zx == "none" else f"sub(cast(x, to=i32), cast({zx}, to=i32))"
+    text = f"""\
+def g(x: u8[2, 12, 7, 6], zx: u8, *, w: {w}[24, {12 // group}, 3, 2], zw: {w}, c: u8, b: i32[24]):
+    y = conv({a}, sub(cast(w, to=i32), cast(zw, to=i32)), b, strides=(2, 1), pads={pads}, group={group})
+    return y"""
+    bias = RNG.integers(-999, 999, 24).astype(np.int32)
+    zero = np.array(121 if w == "u8" else 3).astype(np.uint8 if w == "u8" else np.int8)
+    g = parse(text, {"w": weights(w, 24, 12 // group, 3, 2), "zw": zero, "c": np.uint8(9).reshape(()), "b": bias})
+    same(g)
+    of_bytes = [n for n in g.nodes() if n.op.name == "conv" and n.inputs[0].type.dtype.name == "u8"]
+    assert len(of_bytes) == 1
