@@ -66,9 +66,11 @@ class Sources:
     Attributes:
         inside: what lies in the entry of the program.
         kept: what lies in entries of its own, by their keys: uint8[n].
+        too_much: True where that is more than the limit; nothing is of use then.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, limit: int = 1 << 62) -> None:
+        """`limit`: bytes that may lie in entries of their own."""
         found = {digest: a for digest, a in model_constants(graph) if a.nbytes > INSIDE and a.flags.c_contiguous}
         self._model = sorted(found.items(), key=lambda item: item[1].ctypes.data)
         self._starts = [a.ctypes.data for _, a in self._model]
@@ -77,6 +79,11 @@ class Sources:
             self._by_sizes.setdefault(_sizes(a.shape), []).append((digest, a))
         self.inside = bytearray()
         self.kept: dict[str, Array] = {}
+        self._left = limit
+
+    @property
+    def too_much(self) -> bool:
+        return self._left < 0
 
     def of(self, a: Array, dtype: DType) -> Source:
         """The source of an array."""
@@ -93,9 +100,12 @@ class Sources:
             at = len(self.inside)
             self.inside += data.tobytes()
             return Source(inside=(at, data.nbytes))
-        key = hashlib.sha256(b"constant\0" + hashlib.sha256(data.data).digest()).hexdigest()
-        self.kept[key] = data
-        return Source(key=key)
+        if self._left >= 0:
+            key = hashlib.sha256(b"constant\0" + hashlib.sha256(data.data).digest()).hexdigest()
+            self._left -= 0 if key in self.kept else data.nbytes
+            self.kept[key] = data
+            return Source(key=key)
+        return Source()
 
     def _view(self, a: Array) -> Piece | None:
         """An array that lies in the memory of a constant of its dtype."""
@@ -154,11 +164,11 @@ def _piece(digest: str, whole: Array, view: Array) -> Piece:
 
 def _comparable(a: Array, b: Array) -> bool:
     """Of one dtype, or floats of two."""
-    return a.dtype == b.dtype or (_is_float(a) and _is_float(b))
+    return (a.dtype == b.dtype and a.dtype.itemsize <= 8) or (_is_float(a) and _is_float(b))
 
 
 def _is_float(a: Array) -> bool:
-    return a.dtype.kind == "f" or a.dtype.name == "bfloat16"
+    return bool(a.dtype.kind == "f" or a.dtype.name == "bfloat16")
 
 
 def _permuted(a: Array, shape: tuple[int, ...]) -> Iterator[Array]:
@@ -179,7 +189,7 @@ def _bits(a: Array, b: Array) -> bool:
     with np.errstate(all="ignore"):
         cast = b if b.dtype == a.dtype else b.astype(a.dtype)
     words = f"u{a.dtype.itemsize}"
-    return np.array_equal(a.view(words), cast.view(words)) if a.dtype.itemsize <= 8 else np.array_equal(a, cast)
+    return bool(np.array_equal(a.view(words), cast.view(words)))
 
 
 def elements(

@@ -101,8 +101,8 @@ class KeptPrograms:
         try:
             head, tail, inside = _sections(data)
             record = codec.loads(KeptProgram, key.lines.put_in(zlib.decompress(head).decode()).encode())
-            found = {symbol: code(symbol) for symbol in record.symbols}
-            if None in found.values():
+            found = {symbol: data for symbol in record.symbols if (data := code(symbol)) is not None}
+            if len(found) < len(record.symbols):
                 return None
             made = _Reader(record, graph, inside, self.cache).program({**found, **record.code})
             backend.load(made)
@@ -123,12 +123,11 @@ class KeptPrograms:
         symbols = tuple(s for s in program.code if s.startswith("k_"))
         if self.cache.reason or program.checks or not all(s[2:] in self.cache for s in symbols):
             return
-        writer = _Writer(graph)
+        writer = _Writer(Sources(graph, self.cache.limit_bytes // MOST_SHARE))
         record = writer.record(program, symbols, tuple(passes))
-        kept = writer.sources.kept
-        if sum(a.nbytes for a in kept.values()) * MOST_SHARE > self.cache.limit_bytes:
+        if writer.sources.too_much:
             return
-        for name, a in kept.items():
+        for name, a in writer.sources.kept.items():
             if name not in self.cache:
                 self.cache.put(name, a.tobytes())
         texts = json.dumps([program.graph_text(False), program.graph_text(True)])
@@ -150,10 +149,10 @@ def _sections(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 class _Writer:
-    """Makes the record of a program of a graph."""
+    """Makes the record of a program."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.sources = Sources(graph)
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
         self.dims: list[Dim] = []
 
     def record(self, p: Program, symbols: tuple[str, ...], passes: tuple[PassRecord, ...]) -> KeptProgram:

@@ -167,6 +167,14 @@ def test_weights_are_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dnnc.kept_programs.MOST_SHARE", (2 << 30) // 1000)
+    for name, kept in (("weights", True), ("folded", False)):
+        found = [dnnc.compile(net(name), cache=tmp_path).report.programs[0].kept for _ in range(2)]
+        assert found == [False, kept] and len(list(tmp_path.rglob("*.tmp"))) == 0
+
+
+@pytest.mark.slow
 def test_damage_compiles_again(tmp_path: Path) -> None:
     g = net("folded")
     first = dnnc.compile(g, cache=tmp_path)
