@@ -101,7 +101,7 @@ def compile_program(c: GraphCompiler, dims: Mapping[Var, int]) -> Program:
         _bind(c, program)
         laps.lap("load")
     if c.options.verify == "model" and c.backend.present and all(dims.values()):
-        instance, donation = c.instance(program, dims), Donation(c.pairs, c.inputs)
+        instance, donation = c.instance(program, dims), Donation(c.pairs, c.inputs, bool(graph.held))
         checked = graph if c.parameters is None else c.parameters.frozen(graph)
         check_model(lambda *arrays: donation.checked(instance, arrays), checked, dims, c.outputs, c.options.precision)
         laps.lap("check model")

@@ -17,6 +17,7 @@ import numpy as np
 
 from dnnc.backends.base import Backend, Ceilings, Samples
 from dnnc.backends.runtime.program import CONTROL, Program
+from dnnc.donation import packed
 from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
@@ -136,6 +137,10 @@ def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]],
     if instance.empty or not program.calls:
         raise InputError("there is nothing to profile: for these inputs no kernel is called")
     report = find_report(f.report.programs, program)
+    inputs = getattr(program, "inputs", ())
+    if not all(t.row_major for t in inputs):  # packed once, for it is no part of a call
+        held = [packed(a, t) for a, t in zip(collect(), inputs)]
+        collect = lambda: held  # noqa: E731
     samples = backend.measure(instance, collect, repeats)
     sizes = dict(zip(program.dims, instance.dims.tolist())) if program.dims else {}
     dims = {v.name: n for v, n in sizes.items()} or dict(report.dims)

@@ -30,6 +30,7 @@ from dnnc.passes.analysis.rows import Rows, rows_of
 MAX_NODES = 32  # of a group: longer chains gain nothing and make kernels that nobody can read
 FAR = 4  # contractions from a reader of one group to another group: it would run far ahead of its place there
 LARGE = 1 << 16  # bytes of a result that takes memory while it waits
+Several = Callable[[Node], bool]  # `stores_several` of TargetFacts
 MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds
 
 
@@ -56,12 +57,13 @@ class Joiner:
         no_kernel: Callable[[Node], bool],
         cut: Collection[Node],
         serial_rows: bool = False,
+        stores_several: Several | None = None,
     ) -> None:
         """`numbers`: of rows; `no_kernel`: does a node need none; `cut`: nodes whose groups are not joined;
-        `serial_rows`: see TargetFacts.
+        `serial_rows`, `stores_several`: see TargetFacts.
         """
         self.graph, self.parts, self.numbers, self.no_kernel, self.cut = graph, dict(parts), numbers, no_kernel, cut
-        self.before, self.serial_rows = dict(parts), serial_rows
+        self.before, self.serial_rows, self.stores_several = dict(parts), serial_rows, stores_several
         self.order = {n: k for k, n in enumerate(graph.nodes())}
         self.contractions = list(accumulate(int(kind_of(n) == "contraction") for n in self.order))  # up to each node
         self.needed: dict[Node, int] = {}  # of these, the number of the last one of which a node is computed
@@ -138,10 +140,14 @@ class Joiner:
         """May a group be joined with others?"""
         nodes = self.parts[g].nodes
         return (
-            all(kind_of(n) in ("map", "reduction") and Trait.SEQUENTIAL not in n.op.traits for n in nodes)
+            all(self.joinable(n) and Trait.SEQUENTIAL not in n.op.traits for n in nodes)
             and all(len(n.outputs) == 1 and n not in self.cut for n in nodes)
             and not all(map(self.no_kernel, nodes))
         )
+
+    def joinable(self, n: Node) -> bool:
+        product = kind_of(n) == "contraction" and self.stores_several is not None and self.stores_several(n)
+        return product or kind_of(n) in ("map", "reduction")
 
     def neighbours(self, b: int) -> Iterator[int]:
         """Groups ahead of b whose results it reads, through views too, and those that read what it reads."""
@@ -177,7 +183,8 @@ class Joiner:
         views = self.views_between(set(first), b)
         tried = first, tuple(views), second
         if tried not in self.tried:
-            kind = "reduction" if "reduction" in (self.parts[a].kind, self.parts[b].kind) else "map"
+            kinds = self.parts[a].kind, self.parts[b].kind
+            kind = next((k for k in ("contraction", "reduction") if k in kinds), "map")
             self.tried[tried] = self.together(*tried, kind)
         part = self.tried[tried]
         return None if part is None or self.runs_between(part.nodes) else part
@@ -282,6 +289,8 @@ class Joiner:
     ) -> bool:
         """Are the results computed in one pass over memory, in which something is read once and not twice?"""
         anchors = [n for n in nodes if kind_of(n) != "map"]
+        if any(kind_of(n) == "contraction" for n in anchors):
+            return len(anchors) == 1 and self.goes_on(nodes, outputs, first, second)
         kinds = {rows_of(n) for n in anchors}
         if len(kinds) > 1 or None in kinds:
             return _same_windows(nodes)
@@ -301,6 +310,19 @@ class Joiner:
             return all(n in along for n in crossing) and not (again and any(_takes_long(n, rows) for n in first))
         mine, theirs = (self.along_operands([n for n in along if n in part], rows) for part in (first, second))
         return bool(mine & theirs)
+
+    def goes_on(
+        self, nodes: Sequence[Node], outputs: Sequence[Value], first: Collection[Node], second: Collection[Node]
+    ) -> bool:
+        """Does the second group compute elements of what the first one, a contraction's, makes of the same places?"""
+        along, made = self.along(nodes, outputs, None), {v for n in first for v in n.outputs}
+        crossing = {n for n in first if any(u in second for u, _ in n.outputs[0].uses)}
+        for n in (n for n in nodes if n in second):
+            if not made.isdisjoint(n.inputs) or n.outputs[0] in outputs:
+                if n not in along:
+                    return False
+                made.update(n.outputs)
+        return bool(crossing) and crossing <= along
 
     def along(self, nodes: Sequence[Node], outputs: Sequence[Value], rows: Rows | None) -> set[Node]:
         """The nodes each of whose elements is computed once in the pass, or once for each row: all that reads them in

@@ -273,7 +273,7 @@ def _turns(
 
 def plan_region(graph: Graph, fuse: bool = True, facts: TargetFacts = ANY_TARGET, cut: Collection[Node] = ()) -> Region:
     """Group nodes, nested ones too, and find work in place. `cut`: nodes kept apart from their readers' groups."""
-    fusion = plan_fusion(graph, fuse, facts.align, facts.fuses_norm, cut, facts.serial_rows)
+    fusion = plan_fusion(graph, fuse, facts.align, facts.fuses_norm, cut, facts.serial_rows, facts.stores_several)
     nested = {
         g: tuple(plan_region(s, fuse, facts, cut) for s in g.nodes[0].subgraphs())
         for g in fusion.groups
