@@ -291,8 +291,13 @@ class _Lowering:
         shape, left = outs[self.output].shape, list(self.outputs)
         at = [te.placeholder_axis(f"ahead{k}") for k in range(len(layout.parts))]  # loops that are not open yet
         order = self.order(results, layout.logical(tuple(at)), at, shape)
+        goal = self.element(results[self.output], layout.logical(tuple(at)))
+        at_once = len(self.outputs) == 1 and not any(True for _ in pending(goal, {}))  # nothing ahead of the last loop
 
         def open_loops(depth: int) -> None:
+            if at_once and depth < len(order):
+                open_loop(depth)
+                return
             logical = layout.logical(tuple(at))
             bound = frozenset(at[k] for k in order[:depth]) | frozenset(self.graph.dims.values())
             places = {v: self.place_of(v, logical) for v in left}
@@ -305,8 +310,10 @@ class _Lowering:
             for v in self.in_safe_order(ready, values, outs):
                 left.remove(v)
                 self.write(v, outs[v], tuple(at) if self.is_whole(v) else places[v], places[v], values[v])
-            if last:
-                return
+            if not last:
+                open_loop(depth)
+
+        def open_loop(depth: int) -> None:
             k = order[depth]
             with self.b.loop(_loop_name(layout, k), shape[k]) as loop:
                 at[k] = loop

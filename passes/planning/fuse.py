@@ -77,10 +77,10 @@ def plan_fusion(
     apart: set[Node] = set()
     while True:
         fuser = _Fuser(graph, fuse, align, normed, apart, cut, serial_rows, stores_several)
-        plan = fuser.run()
+        fuser.walk()
         broken = fuser.broken()
         if not broken:
-            return plan
+            return fuser.plan()
         apart |= broken
 
 
@@ -118,7 +118,8 @@ class _Fuser:
         self.along: set[Node] = set()  # nodes that are computed along the rows of their group, or once for each
         self.indexing: set[Node] = set()  # nodes of which an index is made within their group
 
-    def run(self) -> FusionPlan:
+    def walk(self) -> None:
+        """Put each node into a group."""
         for n in reversed(self.nodes):
             g = self.target(n) if self.fuse and n not in self.cut else None
             if g is None:
@@ -130,6 +131,9 @@ class _Fuser:
             if self.kind[g] == "map":
                 self.kind[g] = kind_of(n)
             self.note_rows(n, g)
+
+    def plan(self) -> FusionPlan:
+        """Join groups; what is left are kernels."""
         parts = {g: Part(tuple(ns[::-1]), self.kind[g]) for g, ns in self.members.items()}
         joiner = Joiner(
             self.graph, parts, self.numbers, self.no_kernel, self.cut, self.serial_rows, self.stores_several

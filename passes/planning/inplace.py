@@ -53,11 +53,11 @@ def _wanted(graph: Graph, g: Group, output: Value, aliases: Aliases, donated: Ma
     """The inputs that an output could take by their type, and by whose memory they are."""
     whole, at = root(aliases, output)
     donor = donated.get(whole)
-    if output in graph.outputs and donor is None:
+    if donor is None and graph.is_output(output):
         return []
     wanted = [v for v in group_inputs(g.nodes) if v.type == output.type and not graph.variance(v).call_invariant]
     if donor is None:
-        wanted = [v for v in wanted if v not in graph.inputs]
+        wanted = [v for v in wanted if v.node is not None]
     else:
         wanted = [v for v in wanted if root(aliases, v) == (donor, 0) and at == 0]
     read = [root(aliases, v)[0] for v in group_inputs(g.nodes)]

@@ -71,6 +71,8 @@ class Joiner:
         self.results = set(graph.outputs)
         self.donated = {self.source(graph.outputs[k]) for k in graph.donated}
         self.of = {n: g for g, p in parts.items() for n in p.nodes}
+        self.of_before = dict(self.of)
+        self.tried: dict[tuple[tuple[Node, ...], ...], Part | None] = {}  # nodes as one pass, by those of both groups
         self.fed = self.find_fed()
 
     def source(self, v: Value) -> Value:
@@ -98,7 +100,7 @@ class Joiner:
         rows = next((r for r in map(rows_of, nodes) if r is not None), None)
         if rows is None:
             return
-        part_of = {n: k for k, p in self.before.items() for n in p.nodes if self.of[n] == g}
+        part_of = {n: self.of_before[n] for n in nodes}
         for k in {part_of[n] for n in nodes if n.outputs[0] in self.outputs(nodes) and rows.of_elements(n.outputs[0])}:
             part = self.before[k]
             others = {v for n in nodes if part_of[n] != k for v in n.outputs}
@@ -177,15 +179,25 @@ class Joiner:
         """The two groups as one, with the views between them; None where they stay apart."""
         first, second = self.parts[a].nodes, self.parts[b].nodes
         views = self.views_between(set(first), b)
+        tried = first, tuple(views), second
+        if tried not in self.tried:
+            kinds = self.parts[a].kind, self.parts[b].kind
+            kind = next((k for k in ("contraction", "reduction") if k in kinds), "map")
+            self.tried[tried] = self.together(*tried, kind)
+        part = self.tried[tried]
+        return None if part is None or self.runs_between(part.nodes) else part
+
+    def together(
+        self, first: tuple[Node, ...], views: tuple[Node, ...], second: tuple[Node, ...], kind: str
+    ) -> Part | None:
+        """The nodes of two groups as one, whatever runs between them; None if that is not one pass."""
         nodes = tuple(sorted({*first, *views, *second}, key=self.order.__getitem__))
         outputs = self.outputs(nodes)
         if len(nodes) > MAX_NODES or len(outputs) > MOST_OUTPUTS:
             return None
         if main_output(nodes, outputs) is None or not self.in_one_pass(nodes, outputs, {*first}, {*second}):
             return None
-        kinds = self.parts[a].kind, self.parts[b].kind
-        kind = next((k for k in ("contraction", "reduction") if k in kinds), "map")
-        return None if self.is_far(first, second) or self.runs_between(nodes) else Part(nodes, kind)
+        return None if self.is_far(first, second) else Part(nodes, kind)
 
     def is_far(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
         """Would contractions whose results the second nodes read run far ahead of their place, where a reader of the
@@ -253,12 +265,14 @@ class Joiner:
                     fed[g], changed = found, True
         return fed
 
-    def merge_fed(self, groups: Collection[int], b: int) -> None:
+    def merge_fed(self, groups: set[int], b: int) -> None:
         """Whatever feeds one of these groups, which are one from now on, feeds all that any of them feeds."""
         mask, found = sum(1 << g for g in groups), 1 << b
         for g in groups:
             found |= self.fed[g]
         self.fed[b] = found & ~mask
+        for g in groups - {b}:
+            del self.fed[g]
         for g, feeds in self.fed.items():
             if feeds & mask:
                 self.fed[g] = feeds | found
