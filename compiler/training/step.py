@@ -25,7 +25,7 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.lru import LRU
 from dnnc.ir.target import parse_target
 from dnnc.ir.types import TensorType
-from dnnc.optim.hyper import flat_numbers
+from dnnc.optim.hyper import STRIDE, flat_numbers
 from dnnc.optim.optimizer import Optimizer
 from dnnc.optim.rounding import NARROW
 from dnnc.options import CompileOptions, JitOptions, make_options
@@ -170,8 +170,8 @@ class TrainStep:
             self.optimizer.check(g)
         self._numbers = numbers
         self._structure = tuple(self.optimizer.structure(g) for g in groups)
-        vector = np.array([v for g in groups for v in flat_numbers(g, defaults).values()], np.float64)
-        self._vector = moved_to(vector, self._where)
+        flat = [v for g in groups for v in flat_numbers(g, defaults).values()]
+        self._vector = moved_to(np.repeat(np.array(flat, np.float64), STRIDE), self._where)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class TrainStep:
             self._take_back()
         self._read_numbers()
         (resident, _), buffers = self._prepared(batch, self._turn())
-        state = [np.asarray(self._array(n)) for n in self._names]
+        state = [self._array(n).numpy() for n in self._names]
         others = [moved_to(b, HOST) for b in (self._vector, *buffers)]
         return resident.f.profile(*state, *others, repeats=repeats)
 
