@@ -17,6 +17,7 @@ from dnnc.hybrid import HybridCompiler, has_control, staged
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph, identifier
 from dnnc.ir.shapes import bound_dims, nonempty_lows, specialise
+from dnnc.ir.types import Encoding
 from dnnc.memory import check_possible
 from dnnc.options import CompileOptions, cache_folder, thread_count
 from dnnc.parameters import Parameters, with_parameters
@@ -36,6 +37,7 @@ def compile_graph(
     import_seconds: float = 0.0,
     onnx: Callable[[], OnnxParts] | None = None,
     parameters: Mapping[str, Any] | None = None,
+    held: Mapping[int, Encoding | None] | None = None,
 ) -> Executable:
     """Compile a graph, which stays as it is.
 
@@ -47,6 +49,8 @@ def compile_graph(
         import_seconds: for the report.
         onnx: gives the model that it was read from; a saved executable keeps it.
         parameters: inputs that are bound to these arrays and are no arguments of a call; see `Executable.refit`.
+        held: inputs by number that lie in these encodings when the program is run through its instance, None: the
+            compiler chooses one, see `Program.inputs`. Calls of the Executable take all arrays in rows.
     """
     opts = resolved(opts)
     graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
@@ -54,6 +58,7 @@ def compile_graph(
     names = expose(graph, names, opts.outputs)
     backend = open_backend(opts.target, opts.threads)
     graph, names, bound = with_roles(graph, names, opts, parameters or {}, backend)
+    graph.held = dict(held or {})
     cache = KernelCache(cache_folder(opts.cache))
     return compile_for(graph, names, opts, backend, cache, progress, import_seconds, onnx, bound)
 

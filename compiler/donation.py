@@ -20,6 +20,7 @@ from dnnc.backends.runtime.arrays import is_device_array
 from dnnc.backends.runtime.device import DeviceArray
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
+from dnnc.ir.types import TensorType
 
 if TYPE_CHECKING:
     from dnnc.backends.base import Instance
@@ -49,6 +50,16 @@ def donated(graph: Graph, names: tuple[Sequence[str], Sequence[str]], donate: Ma
     return pairs
 
 
+def packed(a: Array, t: TensorType) -> Array:
+    """An array as a program's input lies in memory: itself, or a copy."""
+    return a if t.row_major else np.array(t.encoding.pack(a)[0], order="C")
+
+
+def unpacked(a: Array, t: TensorType) -> Array:
+    """An array of a program's memory in rows: itself, or a copy."""
+    return a if t.row_major else np.array(t.layout.unpack(a, t.shape)[0], order="C")  # type: ignore[union-attr,arg-type]
+
+
 def copied(program: ScheduledGraph, outputs: Sequence[str]) -> tuple[str, ...]:
     """What a report says of donated outputs that are not made where they end. `outputs`: users' names."""
     graph, place = program.graph, program.memory.place
@@ -64,10 +75,11 @@ def are_apart(views: Sequence[DeviceArray]) -> bool:
 
 @dataclass(frozen=True)
 class Donation:
-    """The pairs of one executable, by number, and the names of the inputs."""
+    """The pairs of one executable, by number, and the names of the inputs. `held`: some may not lie in rows."""
 
     pairs: Mapping[int, int]
     names: Sequence[str]
+    held: bool = False
 
     def check(self, arrays: Sequence[Array], weights: Sequence[Array] = ()) -> None:
         """Raise InputError where a donated array is read-only or shares memory with an argument or parameter."""
@@ -109,6 +121,8 @@ class Donation:
     ) -> list[Array]:
         """A call whose results take the memory of inputs. `given`: the caller wants them in these buffers too."""
         self.check(arrays, weights)
+        if self.held:
+            return self._packed(instance, arrays, given)
         if given is None and instance.outputs is None:
             return self.finish(instance.call(arrays), arrays, None)
         results: Sequence[Any] = given if given is not None else [None] * len(instance.outputs or ())
@@ -123,6 +137,17 @@ class Donation:
             buffers.append(r)
         instance.into(arrays, buffers)
         return self.finish(buffers, arrays, given)
+
+    def _packed(self, instance: Instance, arrays: Sequence[Array], given: list[Array] | None) -> list[Array]:
+        """The same where donated inputs do not lie in rows."""
+        program: Any = instance.program
+        held = [packed(a, t) for a, t in zip(arrays, program.inputs)]
+        buffers: list[Array] = []
+        for k, (shape, dtype) in enumerate(instance.outputs or ()):
+            free = np.empty(shape, dtype) if given is None or k in self.pairs else given[k]
+            buffers.append(held[self.pairs[k]] if k in instance.in_place else free)
+        instance.into(held, buffers)
+        return self.finish([unpacked(b, t) for b, t in zip(buffers, program.outputs)], arrays, given)
 
     def checked(self, instance: Instance, arrays: Sequence[Array]) -> Any:
         """What a call gives for copies of these arrays: one array, or a list."""

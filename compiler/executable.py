@@ -48,7 +48,7 @@ class Executable:
         self._signature = Signature(compiler.interface, compiler.inputs, compiler.outputs)
         names = compiler.inputs, compiler.outputs
         pairs = donated(compiler.interface, names, compiler.options.donate) if compiler.imports is None else {}
-        self._donation = Donation(pairs, list(compiler.inputs)) if pairs else None
+        self._donation = Donation(pairs, list(compiler.inputs), bool(compiler.interface.held)) if pairs else None
         self._collect = self._signature.collect
         self._imports: ImportCache | None = compiler.imports
         self.cache = ProgramCache(compiler)

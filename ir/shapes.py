@@ -252,7 +252,7 @@ def _specialise(g: Graph, env: dict[Expr, Expr], known: Copies | None = None) ->
             p.locs = o.locs
             values[o] = p
     new.outputs = [values[v] for v in g.outputs]
-    new.donated = dict(g.donated)
+    new.donated, new.held = dict(g.donated), dict(g.held)
     return new
 
 

@@ -30,11 +30,15 @@ from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
 from dnnc.passes.rewrites.precision import precision
 from dnnc.passes.rewrites.quantized import quantized, requantized
+from dnnc.passes.rewrites.recompute import recompute
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
+from dnnc.passes.rewrites.scalars import scalars
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
+from dnnc.passes.rewrites.split_filters import split_filters
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
+from dnnc.passes.rewrites.state_layouts import assign_state_layouts
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
 
@@ -69,6 +73,11 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
     )
 
 
+def state_layouts(graph: Graph, ctx: PassContext) -> bool:
+    """Let held inputs lie in blocks where kernels compute with these."""
+    return ctx.facts.lanes > 1 and assign_state_layouts(graph)
+
+
 def drop_marks(graph: Graph, ctx: PassContext) -> bool:
     """recomputed(x, token) -> x"""
     return replace_each(graph, {"recomputed": lambda n: n.inputs[0]})
@@ -85,7 +94,7 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
             assert source is not None
             root = source
         if root.node is None or root in seen:
-            graph.outputs[k] = Builder(graph, None, v.locs).op("pack", v, layout=None)
+            graph.outputs[k] = Builder(graph, None, v.locs).op("pack", v, layout=v.type.layout)
             changed = True
         seen.add(root)
     return changed
@@ -155,6 +164,11 @@ SCATTERS = Pass(
 WIDE_SUMS = Pass(
     "wide-sums", nested(wide_sums), "scatters add up in f32; after precision, which says how floats are stored"
 )
+RECOMPUTE = Pass(
+    "recompute",
+    recompute,
+    "what a gradient's kernel can compute of its operands is not kept for it; after all that merges equal values",
+)
 REMATERIALIZE = Pass(
     "rematerialize",
     rematerialize,
@@ -175,10 +189,20 @@ SPLIT_REDUCE = Pass(
     nested(split_reductions),
     "few long sums leave threads without work: they become two kernels; before layouts",
 )
+SPLIT_FILTERS = Pass(
+    "split-filters",
+    nested(split_filters),
+    "few filters leave multiprocessors without work: parts of the images do not; before their sums are split",
+)
 SPLIT_SCANS = Pass(
     "split-scans",
     nested(split_scans),
     "few long running sums leave cores without work: parts of them do not; before layouts",
+)
+SCALARS = Pass(
+    "scalars",
+    nested(scalars),
+    "a kernel for one number takes longer than to compute it where it is read; after cse, which would merge them again",
 )
 RECURRENCE = Pass(
     "recurrence",
@@ -187,6 +211,11 @@ RECURRENCE = Pass(
 )
 LAYOUT = Pass(
     "layout", layout, "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie"
+)
+STATE = Pass(
+    "state-layouts",
+    state_layouts,
+    "state is not packed in each step; after the layouts, which say what it is packed for",
 )
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 HOIST = Pass(
@@ -209,8 +238,8 @@ PASSES = (
     QUANTIZED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE,
     CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN,
-    HOIST, COPY_OUTPUTS, PLACE_CONCATS,
+    PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, SPLIT_FILTERS, SPLIT_REDUCE, SCALARS,
+    RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

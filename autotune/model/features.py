@@ -131,6 +131,11 @@ def _knobs(c: Choice) -> list[float]:
     return [*(float(c.template == t) for t in TEMPLATES), *numbers, *(float(knobs.get(k) == v) for k, v in WORDS)]
 
 
+def seen(choice: Choice) -> bool:
+    """Are a choice's template and all of its knobs features? Choices that differ in others look the same to a model."""
+    return choice.template in TEMPLATES and all(k in KNOBS or (k, v) in WORDS or v == 0 for k, v in choice.knobs)
+
+
 def _scaled(v: int | str | None) -> float:
     return ABSENT if v is None or isinstance(v, str) else log2(1 + max(v, 0))
 

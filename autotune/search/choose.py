@@ -18,7 +18,7 @@ import numpy as np
 
 from dnnc.autotune.log.record import plain_choice, read_choice
 from dnnc.autotune.model.cost_model import Analytic, CostModel
-from dnnc.autotune.model.features import VERSION, features
+from dnnc.autotune.model.features import VERSION, features, seen
 from dnnc.autotune.model.forest import Forest, load
 from dnnc.autotune.search.space import space
 from dnnc.autotune.search.task import Setting, workload_key
@@ -59,8 +59,9 @@ def pretrained(
     templates, limits = machine.templates(setting), machine.limits
 
     def rank(problem: Problem, candidates: Sequence[Choice]) -> Choice:
-        offered = list(dict.fromkeys([*candidates, *space(problem, templates)]))
-        if len(offered) < 2:
+        every = dict.fromkeys([*candidates, *space(problem, templates)])
+        offered = [c for c in every if seen(c)]
+        if len(offered) < 2 or not seen(candidates[0]):  # a model knows nothing of knobs that are no features
             return candidates[0]
         best, gain = surest(model, features(problem, offered, limits))
         return offered[best] if gain > least(candidates) else candidates[0]

@@ -94,7 +94,9 @@ class CpuInstance:
         self.program = program
         self.code: Code = program.loaded
         self.nthreads = nthreads if program.parallel else 1
-        self.outputs = [(concrete_shape(t, env), t.dtype.numpy) for t in program.outputs]
+        self.outputs = [
+            (concrete_shape(t, env) if t.row_major else tuple(t.physical), t.dtype.numpy) for t in program.outputs
+        ]
         self.new = maker(self.outputs)
         self.empty = all(0 in s for s, _ in self.outputs)
         self.dims = np.array([dims[v] for v in program.dims], np.int64)

@@ -17,6 +17,7 @@ import numpy as np
 
 from dnnc.backends.base import Backend, Ceilings, Samples
 from dnnc.backends.runtime.program import CONTROL, Program
+from dnnc.donation import packed
 from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
@@ -136,6 +137,10 @@ def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]],
     if instance.empty or not program.calls:
         raise InputError("there is nothing to profile: for these inputs no kernel is called")
     report = find_report(f.report.programs, program)
+    inputs = getattr(program, "inputs", ())
+    if not all(t.row_major for t in inputs):  # packed once, for it is no part of a call
+        held = [packed(a, t) for a, t in zip(collect(), inputs)]
+        collect = lambda: held  # noqa: E731
     samples = backend.measure(instance, collect, repeats)
     sizes = dict(zip(program.dims, instance.dims.tolist())) if program.dims else {}
     dims = {v.name: n for v, n in sizes.items()} or dict(report.dims)
@@ -161,12 +166,12 @@ def find_report(programs: Sequence[ProgramReport], program: Program) -> ProgramR
 
 def resized(report: ProgramReport, program: Program, sizes: Mapping[Var, int]) -> ProgramReport:
     """Report of a dynamic program with its kernels' work at these sizes, unknown for a loaded program."""
-    if program.scheduled is None:
+    if not program.work:
         unknown = tuple(dataclasses.replace(k, flops="", bytes="") for k in report.kernels)
         return dataclasses.replace(report, kernels=unknown)
     from dnnc.report.collect import kernel_reports  # loads the passes, which a loaded program does without
 
-    return dataclasses.replace(report, kernels=kernel_reports(program.scheduled, program.symbols, sizes))
+    return dataclasses.replace(report, kernels=kernel_reports(program, sizes))
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

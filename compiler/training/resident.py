@@ -15,17 +15,22 @@ import numpy as np
 
 from dnnc.array.devices import HOST, DeviceData, Place, place
 from dnnc.executable import Executable
+from dnnc.ir.types import TensorType
 
 Buffer = Any  # numpy.ndarray, or DeviceData
 
 
 class Resident:
-    """Runs `f` on a state and further arrays. The first inputs of `f` are the state, its donated inputs.
+    """Runs `f` on a state and further arrays. The first inputs of `f` are the state, its donated inputs. Nobody writes
+    into the first of the further arrays: where it is that of the last call, it is not copied to the device again.
 
     Args:
         f: compiled for fixed sizes, with donated inputs.
         where: the device of the state.
         donated: numbers of the arrays of the state that the first outputs replace, in order.
+
+    Attributes:
+        types: of the inputs of `f`, as they lie in memory.
     """
 
     def __init__(self, f: Executable, where: str, donated: Sequence[int]) -> None:
@@ -34,10 +39,12 @@ class Resident:
         shapes = tuple(tuple(int(str(d)) for d in v.shape) for v in f.inputs)
         self.instance: Any = f.cache.instance(shapes)
         self._call: Any = None  # bound to memory of a device
+        self._first: Any = None  # of the further arrays, that of the last call
         self._stream = 0
         self._replaced: Callable[[list[Buffer]], Sequence[Buffer]] = (
             itemgetter(*donated) if len(donated) > 1 else lambda held: [held[j] for j in self.donated]
         )
+        self.types: Sequence[TensorType] = getattr(self.instance.program, "inputs", ())
         if self.place is None:
             outputs = self.instance.outputs
             assert outputs is not None, "sizes are fixed"
@@ -64,7 +71,10 @@ class Resident:
         stream = where.device.current_stream()
         if self._call is None or stream != self._stream:
             self._bind(where, held, others, stream)
-        for there, a in zip(self._inputs, others):
+        first = others[0]
+        kept = first is self._first
+        self._first = first
+        for there, a in zip(self._inputs[kept:], others[kept:]):
             if isinstance(a, DeviceData):
                 where.order(a, stream)
                 where.device.copy(there.address, a.address, a.nbytes, stream)
@@ -83,6 +93,7 @@ class Resident:
             d.stream = stream
         self._inputs = [where.empty(a.shape, a.dtype, stream) for a in others]
         self._results = [where.empty(s, np.dtype(d), stream) for s, d in self.instance.outputs[len(self.donated) :]]
+        self._first = None
         self._call = self.f.bind([*held, *self._inputs], [*(held[j] for j in self.donated), *self._results])
         self._stream = stream
 

@@ -15,6 +15,7 @@ from dnnc.array.devices import HOST, DeviceData, device_name, moved_to
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import Lazy, leaf
 from dnnc.compile_graph import compile_graph
+from dnnc.donation import packed, unpacked
 from dnnc.executable import Executable
 from dnnc.frontends.trace import Spec, traced
 from dnnc.frontends.trace.tracer import Traced
@@ -23,7 +24,8 @@ from dnnc.ir.errors import ArtifactError, InputError, a_type, count
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.lru import LRU
 from dnnc.ir.target import parse_target
-from dnnc.optim.hyper import flat_numbers
+from dnnc.ir.types import TensorType
+from dnnc.optim.hyper import STRIDE, flat_numbers
 from dnnc.optim.optimizer import Optimizer
 from dnnc.optim.rounding import NARROW
 from dnnc.options import CompileOptions, JitOptions, make_options
@@ -62,7 +64,9 @@ class TrainStep:
         evaluate(*first.values())
         self._names = tuple(first)
         self._types = [(a.shape, a.dtype) for a in first.values()]
-        self._held: list[Any] = [self._own(a) for a in first.values()]
+        # how arrays of the state lie, as the first program that reads them wants it; None: in rows, until there is one
+        self._lies: list[TensorType | None] = [None] * len(first)
+        self._held: list[Any] = [self._own(k, a) for k, a in enumerate(first.values())]
         self._place = {n: k for k, n in enumerate(self._names)}
         self._out: list[int] = []  # arrays that a module shows as they were
         self._lent: dict[int, Held] = {}  # to the arrays of a module
@@ -87,23 +91,39 @@ class TrainStep:
         if self._out:
             self._take_back()
         self._read_numbers()
-        buffers, types = [], []
-        for a in batch:
-            if type(a) is Array and type(a._parts) is tuple and len(a._parts) == 1:
-                a = a._parts[0].data
-            if type(a) is DeviceData:
-                if a.place.name != self._where:
-                    break
-            elif not _is_plain(a):
-                break
-            buffers.append(a)
-            types.append((a.dtype, a.shape))
-        turn = self._turn()
-        if len(buffers) == len(batch):
-            found = self._programs.find((tuple(types), turn, self._structure))
+        buffers: list[Any] = []
+        types: list[Any] = []
+        turn, form = self._turn(), self._gather(batch, buffers, types)
+        if form is not None:
+            found = self._programs.find((tuple(types), form, turn, self._structure))
             if found is not None:
                 return self._run(found, buffers)
         return self._run(*self._prepared(batch, turn))
+
+    def _gather(self, x: Any, buffers: list[Any], types: list[Any]) -> Any:
+        """Append the arrays of a batch that programs read as they are; its form, as `form_of` says it.
+
+        None: something is to be converted first.
+        """
+        kind = type(x)
+        if kind is tuple or kind is list or kind is dict:
+            forms = []
+            for v in x.values() if kind is dict else x:
+                form = self._gather(v, buffers, types)
+                if form is None:
+                    return None
+                forms.append(form)
+            return (kind, tuple(x) if kind is dict else (), tuple(forms))
+        if kind is Array and type(x._parts) is tuple and len(x._parts) == 1:
+            x = x._parts[0].data
+        if type(x) is DeviceData:
+            if x.place.name != self._where:
+                return None
+        elif not _is_plain(x):
+            return None
+        buffers.append(x)
+        types.append((x.dtype, x.shape))
+        return True
 
     def _prepared(self, batch: Sequence[Any], turn: str) -> tuple[tuple[Resident, Traced], list[Any]]:
         """The program for any batch, and its arrays."""
@@ -116,10 +136,7 @@ class TrainStep:
                 x = x if isinstance(x, Array) else borrowed(x)
                 buffers.append(moved_to(x._buffer(), self._where))
             types.append((x.dtype, x.shape))
-        flat = isinstance(tree, Branch) and all(isinstance(c, Leaf) for c in tree.children)
-        key: tuple[Any, ...] = (tuple(types), turn, self._structure)
-        if not flat:
-            key = (*key, tree)
+        key = tuple(types), form_of(tree), turn, self._structure
         found = self._programs.find(key)
         if found is None:
             found = self._programs[key] = self._compile(tree, [Spec(shape, dtype) for dtype, shape in types], turn)
@@ -131,6 +148,8 @@ class TrainStep:
         self._calls += 1
         arrays = [from_data(m, d) for m, d in zip(made, result.dtypes)]
         seen, self.statistics = unflatten(result.results, arrays)
+        if self._iteration.statistics == "check" and self.statistics is not None:
+            self.statistics.check(self._calls, gradients=not self._iteration.dynamic)
         return seen
 
     def _turn(self) -> str:
@@ -151,8 +170,8 @@ class TrainStep:
             self.optimizer.check(g)
         self._numbers = numbers
         self._structure = tuple(self.optimizer.structure(g) for g in groups)
-        vector = np.array([v for g in groups for v in flat_numbers(g, defaults).values()], np.float64)
-        self._vector = moved_to(vector, self._where)
+        flat = [v for g in groups for v in flat_numbers(g, defaults).values()]
+        self._vector = moved_to(np.repeat(np.array(flat, np.float64), STRIDE), self._where)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -187,9 +206,14 @@ class TrainStep:
         options = replace(
             self._options, dims=dict(self._options.dims), donate={f"s{k}": f"new_{k}" for k in changed}
         )  # fmt: skip
-        f = compile_graph(g, ([v for v in names], outputs), options)
+        held = {k: None if t is None else t.encoding for k, t in enumerate(self._lies)} if self._where == HOST else {}
+        f = compile_graph(g, ([v for v in names], outputs), options, held=held)
         (shape,) = results
-        return Resident(f, self._where, changed), Traced(g, shape, found.dtypes[n:])
+        resident = Resident(f, self._where, changed)
+        for k, t in enumerate(resident.types[:n] if held else ()):
+            if self._lies[k] is None and (k in changed or g.inputs[k].uses):
+                self._lies[k], self._held[k] = t, packed(self._held[k], t)
+        return resident, Traced(g, shape, found.dtypes[n:])
 
     @property
     def programs(self) -> list[Executable]:
@@ -207,7 +231,7 @@ class TrainStep:
             self._take_back()
         self._read_numbers()
         (resident, _), buffers = self._prepared(batch, self._turn())
-        state = [np.asarray(self._array(n)) for n in self._names]
+        state = [self._array(n).numpy() for n in self._names]
         others = [moved_to(b, HOST) for b in (self._vector, *buffers)]
         return resident.f.profile(*state, *others, repeats=repeats)
 
@@ -248,7 +272,7 @@ class TrainStep:
         for name in self._names:
             made.append(self._fitting(name, asarray(state[name])))
         evaluate(*made)
-        self._held = [self._own(a) for a in made]
+        self._held = [self._own(k, a) for k, a in enumerate(made)]
         self._out.clear()
         self._release()
         self._calls = int(asarray(state["calls"]))
@@ -277,12 +301,13 @@ class TrainStep:
             raise InputError(f"train_step: {name} is {a.dtype} {a.shape}, expected {dtype} {shape}")
         return a
 
-    def _own(self, a: Array) -> Any:
-        """A copy of an array where the step runs."""
+    def _own(self, k: int, a: Array) -> Any:
+        """A copy of an array where the step runs, as the state lies."""
         data = moved_to(a._buffer(), self._where)
         if isinstance(data, DeviceData):
             return data.place.copied(data)
-        return np.array(data, order="C")
+        lies = self._lies[k]
+        return np.array(data, order="C") if lies is None or lies.row_major else packed(data, lies)
 
     def _array(self, name: str) -> Array:
         k = self._place[name]
@@ -294,7 +319,10 @@ class TrainStep:
     def _copied(self, k: int) -> Lazy:
         """An array of the state as a value, which stays as it is when the next step comes."""
         data = self._held[k]
-        return leaf(data.place.copied(data) if isinstance(data, DeviceData) else data.copy(), self._where)
+        if isinstance(data, DeviceData):
+            return leaf(data.place.copied(data), self._where)
+        lies = self._lies[k]
+        return leaf(data.copy() if lies is None or lies.row_major else unpacked(data, lies), self._where)
 
     def _shown(self, k: int) -> Lazy:
         """The same for an array of a module."""
@@ -305,7 +333,7 @@ class TrainStep:
         """Take what was written into arrays of a module, and let them stand for the state again."""
         written = [k for k in self._out if self._lent[k].written]
         for k in written:
-            self._held[k] = self._own(self._fitting(self._names[k], self._lent[k].owner))
+            self._held[k] = self._own(k, self._fitting(self._names[k], self._lent[k].owner))
         if written:
             self._release()
         self._out.clear()
@@ -326,6 +354,14 @@ class TrainStep:
                     k = self._place[kind + name]
                     self._lent[k] = held = Held(a, lambda k=k: self._shown(k), requires)  # type: ignore[misc]
                     a._parts, a._pairs = held, None  # type: ignore[assignment]
+
+
+def form_of(tree: Tree) -> Any:
+    """The structure of a batch as a key."""
+    if isinstance(tree, Branch) and tree.type in (tuple, list, dict):
+        names = tree.names if tree.type is dict else ()
+        return tree.type, names, tuple([form_of(c) for c in tree.children])
+    return True if isinstance(tree, Leaf) else tree
 
 
 def draws(g: Graph, key: Value) -> bool:
@@ -383,7 +419,8 @@ def train_step(
             number, or "dynamic": halved where a gradient overflows, which skips the update, and doubled after 2,000
             updates without one.
         statistics: "cheap" computes the largest magnitude, the mean and the saturation of each gradient and of the
-            results of products and convolutions, in `step.statistics`.
+            results of products and convolutions, in `step.statistics`. "check" also raises NonFiniteError after a call
+            in which one is infinite or NaN, and so waits for each step.
         seed: of the keys.
         **options: see CompileOptions.
 
@@ -401,8 +438,8 @@ def train_step(
     number = isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool) and loss_scale > 0
     if loss_scale not in (None, "dynamic") and not number:
         raise InputError(f'train_step: loss_scale={loss_scale!r}, expected a positive number, "dynamic" or None')
-    if statistics not in (None, "cheap"):
-        raise InputError(f'train_step: statistics={statistics!r}, expected "cheap" or None')
+    if statistics not in (None, "cheap", "check"):
+        raise InputError(f'train_step: statistics={statistics!r}, expected "cheap", "check" or None')
     seed = checks.integer(seed, "seed", 0)
     module = BoundModule(params) if is_module(params) else None
     tree: Tree | None = None
@@ -419,8 +456,7 @@ def train_step(
     groups = _groups(optimizer, named)
     parameters = tuple(Parameter(n, groups[n], k) for k, n in enumerate(named))
     iteration = Iteration(
-        loss_fn, optimizer, parameters, tree, module, clip_norm, clip_value, accumulate, loss_scale,
-        statistics is not None,
+        loss_fn, optimizer, parameters, tree, module, clip_norm, clip_value, accumulate, loss_scale, statistics,
     )  # fmt: skip
     return TrainStep(iteration, list(named.values()), make_options(options), seed)
 

@@ -23,7 +23,7 @@ from dnnc.ir import dtype as dt
 from dnnc.ir.errors import InternalError, Loc, ShapeError
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.op import Attrs, OpDef
-from dnnc.ir.types import TensorType
+from dnnc.ir.types import Encoding, TensorType
 
 
 class Variance(IntEnum):
@@ -129,6 +129,8 @@ class Graph:
         self.donated: dict[
             int, int
         ] = {}  # outputs that take the memory of an input, which is not needed after the call; both by number
+        # inputs that only the program reads and writes, by number: their encoding, None where the passes choose one
+        self.held: dict[int, Encoding | None] = {}
         self.dims: dict[str, Var] = {}
         self._first: Node | None = None
         self._last: Node | None = None
@@ -421,7 +423,7 @@ class Graph:
                 p.locs = o.locs
                 env[o] = p
         new.outputs = [env[v] for v in self.outputs]
-        new.donated = dict(self.donated)
+        new.donated, new.held = dict(self.donated), dict(self.held)
         return new, env
 
     # --- hashing and text ---

@@ -1,8 +1,8 @@
 """Recipe for the filters' gradient of a convolution: a register tile of input channels x panels of output channels.
 
-    for jo in parallel(panels/nv * blocks):        a block of inputs
+    for w in parallel(panels/nv * blocks):         a block of inputs; with few of them, also taps and channels/mr
         for ks in stretches of pixels:             what they read stays in the L1 cache while all taps pass
-            for taps, channels/mr:                 sums of all tiles lie in memory between stretches
+            for t in taps * channels/mr:           sums of all tiles lie in memory between stretches
                 acc[mr, nv, V]
                 for pixels of the stretch: acc[im, jn, :] += x[pixel*stride + tap, im] * g[pixel, jn, :]
                 w = acc
@@ -13,12 +13,13 @@ bounds of the loops over pixels, so no product is masked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import try_fuse
-from dnnc.ir.expr import Var, extent, value
+from dnnc.ir.expr import Var, const, extent, value
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.op import ContractionForm
 from dnnc.passes.lower.form import Contraction, Normed
@@ -30,6 +31,7 @@ from dnnc.passes.schedule.state import Schedule
 
 ORDER = ("px",)  # stretches do not change the order of a sum; their length is here for those that are not whole
 PIXELS = 192  # of a stretch: 6 KB of each panel
+MANY = 4  # pieces of a thread: with more of them one more or less makes little difference
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,13 @@ class Nest:
     channel: Var  # the rows of a tile: channels of a block, or the taps of a row where channels are few
     outer: tuple[Var, ...]  # the others: blocks of channels, taps
     pixels: tuple[Var, ...]  # images, then pixels: what is summed over
+    depthwise: bool  # every lane has inputs of its own
 
 
 def nest_of(problem: Problem) -> Nest | None:
     """The parts of the loops; None where the kernel is no such sum, or its operands do not lie in blocks."""
     c, anchor = problem.form, problem.anchor
-    if anchor is None or anchor.op.contraction is not ContractionForm.FILTERS or problem.inplace:
+    if anchor is None or anchor.op.contraction is not ContractionForm.FILTERS:
         return None
     if not isinstance(c, Contraction) or isinstance(c, Normed) or c.empty or not c.outer:
         return None
@@ -56,12 +59,13 @@ def nest_of(problem: Problem) -> Nest | None:
     panel = c.panels[lane]
     others = [v for v in c.outer if v not in (lane, panel)]
     sizes = [value(extent(v)) or 0 for v in others]
-    if c.batch.loops and lane in c.batch.vars:  # every lane has inputs of its own
+    depthwise = bool(c.batch.loops) and lane in c.batch.vars
+    if depthwise:
         channel = others[-1]
     else:
         blocked = [v for v in others if v in c.panels]
         channel = blocked[-1] if blocked else others[max(range(len(others)), key=lambda k: (sizes[k], k))]
-    return Nest(panel, lane, channel, tuple(v for v in others if v is not channel), c.red.loops)
+    return Nest(panel, lane, channel, tuple(v for v in others if v is not channel), c.red.loops, depthwise)
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -73,14 +77,17 @@ def _settings(problem: Problem, target: CpuTarget) -> list[Knobs]:
     if nest is None:
         return []
     panels, rows = (value(extent(v)) or 1 for v in (nest.panel, nest.channel))
-    scored = []
+    others, rates, scored = math.prod(value(extent(v)) or 1 for v in nest.outer), target.rates, []
     for nv in (1, 2, 3, 4, 6):
         for mr in range(1, rows + 1):
-            if nv > panels or mr * nv + nv + 1 > target.registers:
+            overlap = panels % nv or rows % mr  # elements computed twice, which nothing may be read again for
+            if nv > panels or mr * nv + nv + 1 > target.registers or (overlap and problem.inplace):
                 continue
-            tiles = -(-panels // nv) * -(-rows // mr)
-            cycles = max(mr * nv / target.rates.fma, (mr + nv) / target.rates.loads, target.rates.latency)
-            scored.append((tiles * cycles, -mr * nv, nv, mr))
+            pieces = -(-panels // nv) * -(-rows // mr) * others
+            each = -(-pieces // target.threads) if pieces < MANY * target.threads else pieces / target.threads
+            loads = nv + mr * (nv if nest.depthwise else 1)
+            cycles = max(mr * nv / rates.fma, loads / rates.loads, rates.latency)
+            scored.append((each * cycles, -mr * nv, nv, mr))
     return [(("mr", mr), ("nv", nv), ("px", PIXELS)) for *_, nv, mr in sorted(scored)]
 
 
@@ -106,22 +113,35 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     s.apply(vectorize, *(f"{lane}{k}" for k in ("", "_1", "_2")))
     s.apply(annotate, "unroll", *(f"{n}{k}" for n in ("im", "jn") for k in ("", "_1", "_2")))
     s.apply(hoist_guards)
-    names = [*outer, "mo"]
-    shared = "jo"
-    blocks = [n for n in outer if nest.panel.name != n and s.extent(n) != 1][:1]
-    if blocks and pixels[0] == "ks" and blocks[0] == outer[0]:
-        s.apply(fuse, "jo", outer[0], "w")
-        shared, names = "w", names[1:]
-    while len(names) > 1:
-        b, a = names.pop(), names.pop()
-        s.apply(fuse, a, b, f"t{len(names)}")
-        names.append(f"t{len(names)}")
-    if pixels[0] == "ks":
-        s.apply(stretches, names[0], "ks")
+    every = ["jo", *outer, "mo"]
+    units = [_size(s, n) for n in every]
+    first = 2 if pixels[0] == "ks" and outer and units[1] != 1 else 1
+    k = next((k for k in range(first, len(every)) if _balanced(math.prod(units[:k]), target.threads)), len(every))
+    shared, tiles = _fused(s, every[:k], "w"), _fused(s, every[k:], "t")
+    if pixels[0] == "ks" and tiles and s.extent(tiles) != 1:  # a single tile keeps its sums in registers throughout
+        s.apply(stretches, tiles, "ks")
     s.apply(narrow)
     if s.extent(shared) != 1:
         s.apply(annotate, "parallel", shared)
     return s.done()
+
+
+def _size(s: Schedule, name: str) -> int:
+    return value(const(s.extent(name))) or 1
+
+
+def _balanced(pieces: int, threads: int) -> bool:
+    """Do all threads have about as much to do?"""
+    return pieces % threads == 0 or pieces >= MANY * threads
+
+
+def _fused(s: Schedule, names: list[str], prefix: str) -> str:
+    """A nest of loops as one loop, whose name begins so; "" where there is none."""
+    while len(names) > 1:
+        *names, a, b = names
+        s.apply(fuse, a, b, f"{prefix}{len(names)}")
+        names.append(f"{prefix}{len(names)}")
+    return names[0] if names else ""
 
 
 def _joined_pixels(s: Schedule, nest: Nest) -> list[str]:

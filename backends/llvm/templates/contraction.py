@@ -15,18 +15,20 @@ loads for mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled til
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import dots
 from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
-from dnnc.ir.bounds import nonneg
+from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
+from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.encodings import Quads, Winograd
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, const, extent, free, minimum, substitute, unwrap, value
+from dnnc.ir.expr import Expr, Var, const, extent, free, minimum, substitute, unwrap, value
 from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Kernel, accesses
 from dnnc.ir.op import ContractionForm
@@ -43,18 +45,14 @@ from dnnc.passes.schedule.rfactor import round_up
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.version import version
 
-BESIDE = 0.42  # of the L2 cache's rate: reading it while the core computes
+GAIN = 1.1  # over rows of pixels that rows of images must promise, which lie far apart
 PREFETCHED = (
     6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
 )
 FEW_ROWS = 256  # of all tiles of a panel: with more of them a panel's first reading is a small part of its time
-# of the time that rows take to come from memory, asked for ahead as they are: what the multiply-adds do not hide
-STREAMED = 0.18
-# of a convolution's time for each accumulator past half of the registers, which others then lack
-CROWDED = 0.005
 
 
-NARROW, EVERY = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 8)  # panels of a tile, by guess and in a search
+EVERY = (1, 2, 3, 4, 5, 6, 8)  # panels of a tile in a search
 UNROLLS = (1, 2, 3, 4, 5, 7, 8, 16)
 # of a sum, between which the sums of all tiles lie in memory
 STRETCHES = (64, 128, 192, 256, 384, 512, 768, 1024, 2048)
@@ -66,54 +64,20 @@ SMALL = 1 << 22  # operations up to which one thread alone may be as fast
 ORDER: tuple[str, ...] = ()  # every sum is added up in one order, whatever the knobs
 
 
-@dataclass(frozen=True)
-class Nest:
-    """Which loop of the naive nest plays which part. `panel` is "" while the vector loop is still to be split from
-    `lane`; `columns` are those of the outer loops that the panels depend on: heads, matrices of a batch.
+def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | None:
+    """The nest with its pixels in one loop; None when the group is no contraction that this recipe can tile.
+
+    `images`: the rows of a tile are images in place of pixels, None where that cannot be.
     """
-
-    outer: tuple[str, ...]
-    pixel: str
-    panel: str
-    lane: str
-    reduction: tuple[str, ...]
-    padding: int  # of the pixel axis, which makes the first and last tiles special
-    stride: int
-    block: int  # of the reduced channels in memory; 0 when they are not blocked
-    tap: str = ""  # the reduction along the pixel axis
-    depthwise: bool = False  # every lane has inputs of its own: the panel's loop is one more outer loop
-    shuffled: int = (
-        0  # panels that take the inputs of their lanes, of several groups or several times the same, out of one block
-    )
-    taps: int = 1  # along the pixel axis
-    columns: tuple[str, ...] = ()
-    together: int = 0  # panels side by side that read the same inputs, those of a group; 0: all
-    panel_bytes: int = 0  # of a convolution's filters, of a vector of outputs; 0 where the size is not known
-    image_bytes: int = 0  # of all rows, or pixels; 0 where that is not known
-    window: int = 1  # taps in all
-    quad: str = ""  # the loop over four bytes, of which one instruction adds up the products
-
-    def order(self, name: str) -> list[str]:
-        """The outer loops: all rows of tiles before the next panels, or all panels before the next rows."""
-        rows = [n for n in self.outer if n not in self.columns]
-        return {
-            "rows": [*self.outer, "jo"],
-            "panels": [*self.columns, "jo", *rows],
-            "tiles": [*self.outer, "po", "jo"],
-        }[name]
-
-
-def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
-    """The nest with its pixels in one loop; None when the group is no contraction that this recipe can tile."""
     anchor, c = problem.anchor, problem.form
     if anchor is None or not isinstance(c, Contraction) or isinstance(c, Normed) or len(c.outer) < 2:
         return None
     s = Schedule(problem.kernel)
     convolves = anchor.op.contraction is ContractionForm.CONVOLUTION
     if anchor.op.contraction is ContractionForm.PRODUCT:
-        found = _matmul_nest(c, s)
+        found = None if images else _matmul_nest(c, s)
     else:
-        found = _conv_nest(anchor, c, s) if convolves and c.outer[-1] in c.panels else None
+        found = _conv_nest(anchor, c, s, images) if convolves and c.outer[-1] in c.panels else None
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
     if found is None:
         return None
@@ -154,7 +118,7 @@ def _matmul_nest(c: Contraction, s: Schedule) -> Nest | None:
     return Nest(tuple(v.name for v in outer), pixel, "", lane.name, _names(c.red), 0, 1, 0, columns=columns)
 
 
-def _conv_nest(anchor: Node, c: Contraction, s: Schedule) -> Nest | None:
+def _conv_nest(anchor: Node, c: Contraction, s: Schedule, images: bool) -> Nest | None:
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None
     lane, panel = c.outer[-1], c.panels[c.outer[-1]]
@@ -170,9 +134,14 @@ def _conv_nest(anchor: Node, c: Contraction, s: Schedule) -> Nest | None:
     kernel = w.type.shape[2:]
     win = node_window(kernel, anchor.attrs)
     at = next((k for k in reversed(range(len(spatial))) if value(extent(spatial[k])) != 1), len(spatial) - 1)
-    outer, pixel = [v.name for v in c.outer[:-1] if v not in (panel, spatial[at])], spatial[at].name
+    row = c.outer[0] if images else spatial[at]
+    outer, pixel = [v.name for v in c.outer[:-1] if v not in (panel, row)], row.name
+    if images and (depthwise or row in (panel, *spatial) or not _several(row, spatial)):
+        return None
     padding = max((p for p in (win.begin[at], win.end[at]) if isinstance(p, int)), default=0)
-    if win.flat and len(spatial) == 2 and at == 1 and nonneg(extent(spatial[1]) - 1):
+    if images:  # all rows of a tile see the same taps
+        padding = 0
+    elif win.flat and len(spatial) == 2 and at == 1 and nonneg(extent(spatial[1]) - 1):
         s.apply(fuse, outer.pop(), pixel, "p")  # a 1x1 convolution of stride 1 sees its image as one row of pixels
         pixel = "p"
     block = 0 if x.type.row_major or depthwise else x.type.encoding.block(1)
@@ -192,8 +161,13 @@ def _conv_nest(anchor: Node, c: Contraction, s: Schedule) -> Nest | None:
         tuple(outer), pixel, panel.name, lane.name, red, padding, win.strides[at], block, red[1 + at],
         depthwise, shuffled,
         taps=value(const(kernel[at])) or 1, together=together if by_panels else 0, panel_bytes=size * lanes,
-        window=value(const(product(kernel))) or 1,
+        window=value(const(product(kernel))) or 1, images=images,
     )  # fmt: skip
+
+
+def _several(images: Var, pixels: Sequence[Var]) -> bool:
+    """Are there several images, and are their sizes known?"""
+    return (value(extent(images)) or 1) > 1 and all(value(extent(v)) for v in pixels)
 
 
 def _names(axis: Axis) -> tuple[str, ...]:
@@ -206,33 +180,35 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARROW) -> list[Knobs]:
     """Every register tile, best guess first, with the other knobs as they are by default."""
-    found = nest_of(problem)
+    found = [_settings_of(problem, target, most, images) for images in (False, True)]
+    return [k for settings in sorted(found, key=lambda x: x[0]) for k in settings[1]]
+
+
+def _settings_of(problem: Problem, target: CpuTarget, most: tuple[int, ...], images: bool) -> tuple[float, list[Knobs]]:
+    """Settings whose tiles have pixels or images as rows, and the estimated cycles of the best of them."""
+    found = nest_of(problem, images)
     if found is None:
-        return []
+        return math.inf, []
     s, nest = found
     pixels, panels = _extents(s, nest, target.lanes)
     if panels is None and problem.inplace:
-        return []
+        return math.inf, []
     ku = _unroll(s.extent(nest.reduction[0]), nest.block) if nest.block or not nest.panel else 1
     order = _order(problem, target, s, nest)
-    every = tiles(pixels, panels, target, nest, problem.inplace, most)
+    rows = bounds(const(s.extent(nest.pixel)))[1]  # of the largest size
+    every = [t for t in tiles(pixels, panels, target, nest, problem.inplace, most) if rows is None or t[0] <= rows]
     fits = [
         (mr, nv) for k, (mr, nv) in enumerate(every) if not k or not nest.depthwise or _peels_borders(pixels, nest, mr)
     ]
-    ahead = (("ahead", 1),) if nest.block and nest.window == 1 and _streams(nest, target) else ()
+    ahead = (("ahead", 1),) if nest.block and nest.window == 1 and streams(nest, target) else ()
+    more = (("pf", int(not images)), *ahead, *((("images", 1),) if images else ()))
+    cycles = window_cycles(problem, nest, fits[0], target) * (GAIN if images else 1) if fits else math.inf
     out: list[Knobs] = []
     for mr, nv in fits:
         kc = _stretch(s, nest, problem, target, (mr, nv, ku)) if order == "panels" else 0
         stretch = (("kc", kc),) if kc else ()
-        out.append((("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1), *ahead, *stretch))
-    return out
-
-
-def _streams(nest: Nest, target: CpuTarget) -> bool:
-    """Do the rows come from beyond the L2 cache again for each panel of a tile? Bytes are multiplied so fast that the
-    L2 cache is far as well.
-    """
-    return not nest.depthwise and nest.image_bytes > (target.l1 if nest.quad else target.l2 // 2)
+        out.append((("mr", mr), ("nv", nv), ("ku", ku), ("order", order), *more, *stretch))
+    return cycles, out
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -355,48 +331,10 @@ def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | Non
     return (n if isinstance(n, int) else None), (count if isinstance(count, int) else None)
 
 
-def tiles(
-    pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest, inplace: bool, most: tuple[int, ...] = NARROW
-) -> list[tuple[int, int]]:
-    """Return (mr, nv) by estimated cycles, max(FMAs, loads) over rates. Unknown sizes: 30 rows, 10 panels."""
-    # beside accumulators live the panels' vectors and a broadcast: one too many is spilled at every step
-    n = target.registers
-    scored: list[tuple[float, int, int]] = []
-    for nv in most:
-        if (
-            (panels is not None and (nv > panels or (panels % nv and inplace)))
-            or (nest.depthwise and nv != max(nest.shuffled, 1))
-            or (nest.together and nest.together % nv)
-        ):
-            continue
-        most_rows = min(n - 4, n - nv - 1) // nv
-        if nest.shuffled:  # beside the sums live the pixels that all taps of a row read
-            most_rows = max((n - nest.taps - 1) // (nv + nest.stride), 1)
-        for mr in range(1, most_rows + 1):
-            if pixels is not None and mr > pixels:
-                break
-            rows = -(-pixels // mr) * mr if pixels is not None else 30 + mr / 2
-            work = rows * (-(-panels // nv) * nv if panels is not None else 10 + nv / 2)
-            crowd = 1 + CROWDED * (4 if nest.depthwise else 1) * max(mr * nv - n // 2, 0) if nest.panel else 1.0
-            near = nv * nest.panel_bytes <= target.l2
-            come = STREAMED * mr * 4 / nest.window / target.rates.memory if _streams(nest, target) else 0.0
-            scored.append((work / (mr * nv) * (step_cycles(mr, nv, target, near) * crowd + come), -mr * nv, nv))
-    return [(-size // nv, nv) for _, size, nv in sorted(scored)]
-
-
-def step_cycles(mr: int, nv: int, target: CpuTarget, near: bool = True) -> float:
-    """Cycles of a register tile's step: max of FMAs, loads, latency, panel reads; depthwise loads are vectors."""
-    rates = target.rates
-    panel = (
-        nv * target.vector_bits / 8 / (BESIDE * rates.l2 if near else rates.memory)
-    )  # every row of tiles reads it anew
-    return max(mr * nv / rates.fma, (mr + nv) / rates.loads * 1.05, rates.latency, panel)
-
-
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
     if dots.applies(problem):
         return dots.apply(problem, knobs, target)
-    found = nest_of(problem)
+    found = nest_of(problem, bool(knobs.get("images")))
     assert found is not None
     s, nest = found
     pixel, panel, lane = nest.pixel, nest.panel, nest.lane

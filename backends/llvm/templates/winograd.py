@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.contraction import step_cycles
+from dnnc.backends.llvm.templates.register_tiles import step_cycles
 from dnnc.ir import encodings
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError

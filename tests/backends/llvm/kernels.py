@@ -39,6 +39,18 @@ def graphs() -> dict[str, Graph]:
     out = {
         "conv": one_node("conv", ["f32 1 16 12 12", "f32 32 16 3 3"], pads=(1, 1, 1, 1)),
         "conv_odd": one_node("conv", ["f32 1 3 9 7", "f32 24 3 3 3"], pads=(1, 1, 1, 1), strides=(2, 2)),
+        "conv_images": one_node("conv", ["f32 5 20 2 3", "f32 40 20 3 3"], pads=(1, 1, 1, 1)),
+        "conv_images_1x1": one_node("conv", ["f32 9 32 1 1", "f32 32 32 1 1"]),
+        "filters": one_node("conv_backward_filter", ["f32 2 20 3 3", "f32 2 40 3 3"], kernel=(3, 3), pads=(1, 1, 1, 1)),
+        "filters_1x1": one_node("conv_backward_filter", ["f32 2 16 14 14", "f32 2 16 14 14"], kernel=(1, 1)),
+        "filters_depthwise": one_node(
+            "conv_backward_filter",
+            ["f32 1 24 5 5", "f32 1 24 3 3"],
+            kernel=(3, 3),
+            strides=(2, 2),
+            pads=(1, 1, 1, 1),
+            group=24,
+        ),
         "conv_1x1": one_node("conv", ["f32 2 32 5 5", "f32 16 32 1 1"]),
         "depthwise": one_node("conv", ["f32 1 32 7 7", "f32 32 1 3 3"], pads=(1, 1, 1, 1), group=32),
         "matmul": one_node("matmul", ["f32 20 24", "f32 24 40"]),

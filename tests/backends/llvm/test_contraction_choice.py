@@ -9,7 +9,8 @@ from native_check import one_node
 
 from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, core_rates, parse_target
 from dnnc.backends.llvm.templates import templates
-from dnnc.backends.llvm.templates.contraction import Nest, candidates, nest_of, tiles
+from dnnc.backends.llvm.templates.contraction import candidates, nest_of
+from dnnc.backends.llvm.templates.register_tiles import Nest, tiles
 from dnnc.ir.expr import Expr, Ref, const, substitute, value
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.stmt import Block, Eval, For
@@ -59,6 +60,19 @@ def test_pixels_of_large_images_are_asked_for_ahead(pixels: int, ahead: bool) ->
     p = compiled(one_node("conv", [f"f32 1 64 {pixels} {pixels}", "f32 64 64 1 1"]), replace(WIDE, l2=1 << 18))
     (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
     assert ("prefetch(addr(x0[" in step.text) == ahead == ("ahead=1" in str(step.choice))
+
+
+@pytest.mark.parametrize("target", [WIDE, NARROW])
+@pytest.mark.parametrize(
+    ("image", "kernel", "chosen"),
+    [("16 64 2 2", 3, True), ("16 64 1 1", 1, True), ("1 64 2 2", 3, False), ("16 64 16 16", 3, False)],
+)
+def test_images_are_the_rows_of_a_tile_where_they_have_few_pixels(
+    image: str, kernel: int, chosen: bool, target: CpuTarget
+) -> None:
+    g = one_node("conv", [f"f32 {image}", f"f32 64 64 {kernel} {kernel}"], pads=(kernel // 2,) * 4)
+    (step,) = (s for s in compiled(g, target).steps if isinstance(s, Step) and s.group.kind == "contraction")
+    assert ("images=1" in str(step.choice)) == chosen
 
 
 @pytest.mark.parametrize(("rows", "lines"), [(1, 0), (5, 0), (8, 12), (16, 6), (64, 2)])

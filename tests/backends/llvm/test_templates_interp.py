@@ -12,6 +12,7 @@ from kernels import graphs, interpret, program, symbolic
 def test_fixed_sizes(name: str) -> None:
     p = program(graphs()[name])
     for step in p.steps:
+        assert step.refusal is None
         interpret(p.graph, step)
 
 

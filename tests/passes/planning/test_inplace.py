@@ -53,6 +53,13 @@ def test_a_value_that_is_read_later_is_kept() -> None:
     assert overwritten  # something is shared at all
 
 
+@pytest.mark.parametrize("shape", ["40, 1, 1, 33", "1, 1, 40, 33", "40, 33, 1"])
+def test_axes_of_one_element_do_not_hide_that_an_element_is_its_own(shape: str) -> None:
+    g = parse(f"def g(m: f32[{shape}], d: f32[{shape}], r: f32):\n    return add(mul(m, r), d)")
+    g.donated = {0: 0}
+    assert [v.name for v in find_inplace(g, plan_fusion(g)).values()] == ["m"]
+
+
 def test_in_place_results_are_right() -> None:
     g = parse(CHAIN.format(expression="relu(add(a, z))"))
     f = dnnc.compile(g, cache=False, threads=2)
