@@ -333,7 +333,8 @@ class Backend:
         """Prepare this process for calls."""
 
     def load(self, program: Program) -> None:
-        """Make the code of a saved program callable."""
+        """Make the code of a program out of a file or the cache callable."""
+        program.loaded = self.functions(program.code)
 
     def runner(self, parameters: Any | None) -> Runner:
         """What runs the programs of one model. `parameters`: see `dnnc.parameters`."""

@@ -46,7 +46,7 @@ class Case:
 
 
 CASES = (
-    Case("mlp", "AdamW", {"lr": 2e-3, "weight_decay": 0.05}, {}),
+    Case("mlp", "AdamW", {"lr": 2e-3, "weight_decay": 0.05}, {"dropout": 0.0}),
     Case("train_digits", "Adam", {"lr": 1e-3}, {}),
     Case("alexnet", "SGD", {"lr": 0.01, "momentum": 0.9}, {"width": 0.3, "dropout": 0.0}),
     Case("char_rnn", "RMSprop", {"lr": 1e-3}, {"width": 48}),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dnnc.array.custom import custom_op as custom_op
     from dnnc.array.kernels import elementwise_kernel as elementwise_kernel
     from dnnc.array.kernels import reduction_kernel as reduction_kernel
+    from dnnc.array.lazy import no_grad as no_grad
     from dnnc.artifact.load import load as load
     from dnnc.driver import Executable as Executable
     from dnnc.driver import TensorSpec as TensorSpec
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "dnnc.array.custom": ("custom_op",),
+    "dnnc.array.lazy": ("no_grad",),
     "dnnc.array.kernels": ("elementwise_kernel", "reduction_kernel"),
     "dnnc.driver": ("Executable", "TensorSpec", "compile"),
     "dnnc.export": ("to_onnx",),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache as cache_result
 from typing import TYPE_CHECKING, Any
 
 from dnnc.backends.base import Backend
@@ -15,17 +16,19 @@ from dnnc.donation import Donation, copied
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, specialise
-from dnnc.memory import check_program
+from dnnc.kept_programs import KeptPrograms
+from dnnc.memory import check_program, check_scheduled
 from dnnc.options import CompileOptions, check_every_pass, for_prologue, steps_down
-from dnnc.passes.base import FOLD_LIMIT, PassContext, PassManager, PassRecord, pass_context
+from dnnc.passes.base import FOLD_LIMIT, PassContext, PassManager, PassRecord, pass_context, remark
 from dnnc.passes.pipelines import compile_program as schedule_graph
 from dnnc.passes.planning.ladder import built
 from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Template
-from dnnc.report import LADDER
+from dnnc.program_key import ProgramKey, program_key
+from dnnc.report import LADDER, ProgramReport
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps
-from dnnc.schedules import schedules_for
+from dnnc.schedules import keeps_programs, schedules_for
 from dnnc.tools.accuracy import check_model
 from dnnc.tune_option import choose_of, revise_of, rounds_products, tell
 
@@ -78,63 +81,121 @@ def schedule(
 
 def compile_program(c: GraphCompiler, dims: Mapping[Var, int]) -> Program:
     """A program for these dims, or for all that it may serve."""
-    laps, manager = Laps(), PassManager()
-    shared, graph = c.serves_all(dims), c.graph
-    if shared:
-        g = specialise(bound_dims(graph, {n: (low, None) for n, low in (c.shared or {}).items()}), {})
+    laps, shared = Laps(), c.serves_all(dims)
+    lows = (c.shared or {}) if shared else None
+    sizes = [] if shared else sorted((v.name, n) for v, n in dims.items())
+    graph, options, backend, cache = c.graph, c.options, c.backend, c.cache
+    kept, key = _kept(c, graph, options, sizes, lows)
+    found = None if key is None else kept.find(key, graph, c.job(None).find, backend)
+    if found is None:
+        program, records, final = _new(c, dict(sizes), lows, laps)
+        if key is not None and final:
+            kept.put(key, graph, program, records)
+            laps.lap("link")
     else:
-        g = specialise(graph, {v.name: n for v, n in dims.items()})
-    scheduled = schedule(g, c.backend, c.options, manager, c.cache)
-    laps.lap("passes")
-    job = c.job(laps.through(c.progress))
-
-    def build(scheduled: ScheduledGraph) -> Program:
-        if not scheduled.dims:  # sizes are known: what cannot be called is not compiled; a check takes as much memory
-            check_program(scheduled, c.inputs, c.outputs)
-        program = c.backend.build(scheduled, job)
-        laps.lap("link")
-        if program.prologue is not None and c.backend.present:
-            program.prologue = program.prologue.compiled(lambda part: _packer(c, part), c.packers)
-            laps.lap("prologue")
-        if c.parameters is not None and c.backend.device is not None:
-            c.parameters.load(program, c.backend.bind_parameters)
-        c.backend.check(program, job)
-        return program
-
-    scheduled, program = built(scheduled, build)
-    laps.lap("link")
+        program, records = found
+        # `c`, which notes the report of this program, stays out of it
+        program.make_scheduled = lambda: schedule(_specialised(graph, dict(sizes), lows), backend, options, cache=cache)
+        if not program.dims:
+            check_program(program, c.inputs, c.outputs)
+        _bind(c, program)
+        laps.lap("load")
     if c.options.verify == "model" and c.backend.present and all(dims.values()):
         instance, donation = c.instance(program, dims), Donation(c.pairs, c.inputs, bool(graph.held))
         checked = graph if c.parameters is None else c.parameters.frozen(graph)
         check_model(lambda *arrays: donation.checked(instance, arrays), checked, dims, c.outputs, c.options.precision)
         laps.lap("check model")
-    records = [*manager.records, *_notes(c, scheduled)]
-    report = program_report(program, dims, shared, records, laps.seconds)
-    c.log.add(replace(report, fallbacks=(*report.fallbacks, *c.backend.fallbacks(program))))
+    noted = [remark("cache", len(graph), cache.notes)] if cache.notes else []
+    fallbacks = backend.fallbacks(program)
+
+    def report() -> ProgramReport:
+        told = program_report(program, dims, shared, [*records, *noted], laps.seconds, fallbacks)
+        return replace(told, kept=found is not None)
+
+    c.log.add(report() if found is None else cache_result(report))  # the memory curve takes as long as all else
     return program
+
+
+def _specialised(graph: Graph, sizes: Mapping[str, int], lows: Mapping[str, int] | None) -> Graph:
+    """A new graph for these sizes, or for all from these bounds on."""
+    if lows is None:
+        return specialise(graph, sizes)
+    return specialise(bound_dims(graph, {n: (low, None) for n, low in lows.items()}), {})
+
+
+def _kept(
+    c: GraphCompiler,
+    graph: Graph,
+    options: CompileOptions,
+    sizes: Sequence[tuple[str, int]] = (),
+    lows: Mapping[str, int] | None = None,
+) -> tuple[KeptPrograms, ProgramKey | None]:
+    """The programs of earlier compilations, and the key of this one; None where nothing is kept."""
+    names = (c.inputs, c.outputs) if graph is c.graph else ((), ())
+    key = program_key(graph, sizes, lows, names, options, c.backend) if keeps_programs(c.backend, c.cache) else None
+    return KeptPrograms(c.cache), key
+
+
+def _new(
+    c: GraphCompiler, sizes: Mapping[str, int], lows: Mapping[str, int] | None, laps: Laps
+) -> tuple[Program, tuple[PassRecord, ...], bool]:
+    """A program with records of its passes and remarks; False if it is not the best that a compilation can give."""
+    manager = PassManager()
+    scheduled = schedule(_specialised(c.graph, sizes, lows), c.backend, c.options, manager, c.cache)
+    laps.lap("passes")
+    job = c.job(laps.through(c.progress))
+
+    def build(scheduled: ScheduledGraph) -> Program:
+        if not scheduled.dims:  # sizes are known: what cannot be called is not compiled; a check takes as much memory
+            check_scheduled(scheduled, c.inputs, c.outputs)
+        program = c.backend.build(scheduled, job)
+        laps.lap("link")
+        if _bind(c, program):
+            laps.lap("prologue")
+        c.backend.check(program, job)
+        return program
+
+    scheduled, program = built(scheduled, build)
+    laps.lap("link")
+    return program, (*manager.records, *_notes(c, scheduled)), not scheduled.steps_down
+
+
+def _bind(c: GraphCompiler, program: Program) -> bool:
+    """Give a program what it reads of parameters; True if a prologue was compiled."""
+    prologue = program.prologue
+    if prologue is not None and c.backend.present:
+        program.prologue = prologue.compiled(lambda part: _packer(c, part), c.packers)
+    if c.parameters is not None and c.backend.device is not None:
+        c.parameters.load(program, c.backend.bind_parameters)
+    return prologue is not None and c.backend.present
 
 
 def _packer(c: GraphCompiler, graph: Graph) -> Pack:
     """What runs a prologue's graph, compiled."""
     options, job = for_prologue(c.options), replace(c.job(None), code={}, checked=frozenset())
+    kept, key = _kept(c, graph, options)
+    found = None if key is None else kept.find(key, graph, job.find, c.backend)
+    if found is not None:
+        return c.backend.packer(found[0])
 
     def build(scheduled: ScheduledGraph) -> Program:
         program = c.backend.build(scheduled, job)
         c.backend.check(program, job)
         return program
 
-    return c.backend.packer(built(schedule(graph, c.backend, options, cache=c.cache), build)[1])
+    scheduled, program = built(schedule(graph.copy(), c.backend, options, cache=c.cache), build)
+    if key is not None and not scheduled.steps_down:
+        kept.put(key, graph, program, ())
+    return c.backend.packer(program)
 
 
 def _notes(c: GraphCompiler, scheduled: ScheduledGraph) -> list[PassRecord]:
     """Remarks as records of the report: schedules that had to step down, kernels that are not checked, and so on."""
-    size = len(scheduled.graph)
     checked = c.options.verify and not scheduled.dims
     remarks: dict[str, Any] = {
         LADDER: scheduled.steps_down,
         "kernel check": not_checked(scheduled.kernels, {}, c.backend.check_limit) if checked else (),
         **c.backend.notes(scheduled),
         "donate": copied(scheduled, c.outputs),
-        "cache": c.cache.notes,
     }
-    return [PassRecord(name, 0.0, size, size, False, tuple(n)) for name, n in remarks.items() if n]
+    return [remark(name, len(scheduled.graph), tuple(n)) for name, n in remarks.items() if n]

@@ -18,6 +18,7 @@ from dnnc.array.core import Array, evaluate, from_data
 from dnnc.array.creation import borrowed
 from dnnc.array.devices import HOST, DeviceData, common, moved_to, place
 from dnnc.array.expressions import started_directly
+from dnnc.array.lazy import recording
 from dnnc.array.promotion import real_of
 from dnnc.compile_graph import compile_graph, open_dims
 from dnnc.frontends.trace import Spec, is_traced, traced, tracing
@@ -122,6 +123,8 @@ class Jitted:
         if usual is not None:
             key, paths, buffers = usual
             program, result = self._program(key, paths, lambda: [Spec(a.shape, a.dtype) for a in buffers], buffers)
+            if result.tracked:
+                return self._fn(*args)
             return _restored(result, program(*buffers) if program is not None else ())
         leaves, tree = self._flat(self._arguments(args, kwargs))
         arrays = [_array(x) for _, x in leaves]
@@ -131,16 +134,18 @@ class Jitted:
                 "by return"
             )
         lazy = [a for a in arrays if isinstance(a, Array)]
-        if any(p.tracked for a in lazy for p in a._parts):
+        if any(p.tracked for a in lazy for p in a._parts) and recording():
             return self._fn(*args, **kwargs)  # `backward` needs the history; the program is one all the same
         if lazy:
             evaluate(*lazy)
         where = common(self._fn.__name__, [_device(a) for a in arrays])
         made = [_buffer(a, where) for a in arrays]
         shapes = self._open([n for n, _ in leaves], arrays) if self._dynamic else [a.shape for a in arrays]
-        key = tree, tuple((a.dtype, s) for a, s in zip(arrays, shapes)), where
+        key = tree, tuple((a.dtype, s) for a, s in zip(arrays, shapes)), where, recording()
         paths = [n for n, _ in leaves]
         program, result = self._program(key, paths, lambda: [Spec(s, a.dtype) for s, a in zip(shapes, arrays)], made)
+        if result.tracked:
+            return self._fn(*args, **kwargs)
         if self._roles is None or program is None:
             return _restored(result, program(*made) if program is not None else ())
         got = program(*self._roles.given(paths, arrays, made, [x for _, x in leaves]))
@@ -177,7 +182,7 @@ class Jitted:
             leaves, tree = self._flat(self._arguments(args, {}))
             known = self._arrays[len(args)] = tree, [path for path, _ in leaves]
         tree, paths = known
-        return (tree, tuple(types), where), paths, buffers
+        return (tree, tuple(types), where, recording()), paths, buffers
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._plain is not None and not kwargs and len(args) == len(self._plain):  # what is usual, quickly
@@ -246,6 +251,10 @@ class Jitted:
             result.graph.name = self._fn.__name__ if self._fn.__name__.isidentifier() else "traced"
             g = result.graph
             labels = [v.name for v in g.inputs], [v.name for v in g.outputs]
+            if result.tracked and recording() and self._roles is None:
+                self._programs[key] = None, result  # its history is wanted, and its contents may change
+                return None, result
+            result = replace(result, tracked=False)
             made, options = None, open_dims(self._for(key[2]), g)
             if g.outputs:
                 made = (

@@ -13,7 +13,9 @@ import numpy as np
 from dnnc.ir.errors import InputError, ShapeError, locations
 
 if TYPE_CHECKING:
+    from dnnc.backends.runtime.program import Program
     from dnnc.ir.graph import Graph
+    from dnnc.ir.types import TensorType
     from dnnc.passes.planning.program import ScheduledGraph
 
 SHOWN = 3  # of the largest, in a message
@@ -46,12 +48,22 @@ def check_possible(graph: Graph) -> None:
             )
 
 
-def check_program(program: ScheduledGraph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Raise InputError, with input and output names, where a fixed-size program exceeds the memory."""
-    g = program.graph
-    named = [*zip(inputs, g.inputs, ["input"] * len(g.inputs)), *zip(outputs, g.outputs, ["output"] * len(g.outputs))]
-    parts = [(f"{word} {n}", tuple(int(str(d)) for d in v.type.shape), v.type.dtype.numpy) for n, v, word in named]
-    check_fits(parts, program.memory.offsets({})[1])
+def check_scheduled(program: ScheduledGraph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Raise InputError, with input and output names, where a graph of fixed sizes exceeds the memory."""
+    g, arena = program.graph, program.arena.offsets({})[1]
+    _check_call([*zip(inputs, (v.type for v in g.inputs))], [*zip(outputs, (v.type for v in g.outputs))], arena)
+
+
+def check_program(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """The same for a linked program."""
+    _check_call([*zip(inputs, program.inputs)], [*zip(outputs, program.outputs)], program.sizes({})[1])
+
+
+def _check_call(
+    inputs: Sequence[tuple[str, TensorType]], outputs: Sequence[tuple[str, TensorType]], arena: int
+) -> None:
+    named = [*((f"input {n}", t) for n, t in inputs), *((f"output {n}", t) for n, t in outputs)]
+    check_fits([(n, tuple(int(str(d)) for d in t.shape), t.dtype.numpy) for n, t in named], arena)
 
 
 def memory() -> int:

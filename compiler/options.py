@@ -79,7 +79,8 @@ class CompileOptions:
         opt_level: 0 nothing, 1 no fusion or layout, 2 or 3 everything.
         tune: None, a budget in seconds, the path of a tuning log to replay, or its winners (`Log.winners()`).
         verify: False, "kernels" (each new kernel against float64), or "model" (the whole model too).
-        cache: "auto" for the user's cache folder, a path, or False.
+        cache: where kernels, schedules and whole programs are kept for later compilations: "auto" for the user's cache
+            folder, a path, or False.
         threads: threads of a call; None takes all CPUs of the affinity mask, and more than those are never used.
         memory: bytes that intermediate values may take at the peak, as a number or "512MB", "2GiB"; what would take
             more is computed again where it is read. None keeps all that is read again. The report says the peak.

@@ -18,7 +18,6 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ from dnnc.array.manipulation import axis_of, broadcast_shapes, stack, take
 from dnnc.array.promotion import DType, dtype_of
 from dnnc.array.searching import argmax, argsort
 from dnnc.array.sizes import Size, is_size, plain
-from dnnc.frontends.trace.tracer import tracing
+from dnnc.frontends.trace.tracer import KEYS, tracing
 from dnnc.ir.dtype import f32, f64
 from dnnc.ir.errors import InputError, a_type
 from dnnc.ir.ops.random import MASK, philox
@@ -143,8 +142,21 @@ class _Stream:
         self.count += 1
         return fold_in(self.key, self.count - 1)
 
+    def each(self, number: Array) -> _Each:
+        return _Each(self, number)
 
-_STREAM: ContextVar[_Stream | None] = ContextVar("dnnc_keys", default=None)
+
+class _Each:
+    """Keys in turn within the body of a loop, of keys of the stream around it and the iteration's number."""
+
+    def __init__(self, around: _Stream | _Each, number: Array) -> None:
+        self.around, self.number = around, number
+
+    def next(self) -> Array:
+        return fold_in(self.around.next(), self.number)
+
+    def each(self, number: Array) -> _Each:
+        return _Each(self, number)
 
 
 def seed(n: int) -> None:
@@ -169,11 +181,11 @@ def set_state(state: tuple[int, int]) -> None:
 @contextmanager
 def stream(key: Any) -> Iterator[None]:
     """Within it, draws without a key take keys folded from this one in turn; of None, none: see `next_key`."""
-    token = _STREAM.set(None if key is None else _Stream(checked(key)))
+    token = KEYS.set(None if key is None else _Stream(checked(key)))
     try:
         yield
     finally:
-        _STREAM.reset(token)
+        KEYS.reset(token)
 
 
 def next_key(key: Any, what: str) -> Array:
@@ -184,7 +196,7 @@ def next_key(key: Any, what: str) -> Array:
     """
     if key is not None:
         return checked(key)
-    around = _STREAM.get()
+    around = KEYS.get()
     if around is not None:
         return around.next()
     if tracing():

@@ -70,9 +70,12 @@ class Roles:
         return BoundProgram(made, labels[0], held, bring)
 
     def _pairs(self, graph: Graph, labels: tuple[list[str], list[str]], first: Sequence[str]) -> dict[str, str]:
-        """Pair donated arrays with the first free output of their type. InputError where an argument fits none."""
+        """Pair donated arrays, in the order of the arguments, with the first free output of their type.
+
+        InputError: an argument fits none.
+        """
         pairs: dict[str, str] = {}
-        for name in sorted(self.donate):
+        for name in [n for n in dict.fromkeys(first) if n in self.donate]:
             arrays = [k for k, n in enumerate(first) if n == name]
             for k in arrays:
                 t = graph.inputs[k].type

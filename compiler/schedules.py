@@ -68,20 +68,25 @@ class Schedules:
 
 
 def schedules_for(opts: CompileOptions, backend: Backend, store: KernelCache | None) -> Schedules | None:
-    """Records of a compilation; None if schedules are made anew, as for foreign backends, which may change."""
-    foreign = not type(backend).__module__.startswith("dnnc.")
-    if store is None or store.path is None or foreign or isinstance(opts.tune, Mapping) or check_every_pass():
+    """Records of a compilation; None if schedules are made anew."""
+    if store is None or isinstance(opts.tune, Mapping) or not keeps_programs(backend, store):
         return None
     return Schedules(store, opts, backend)
 
 
+def keeps_programs(backend: Backend, store: KernelCache) -> bool:
+    """Are results kept? Not where passes are to be checked, nor for foreign backends, which may change."""
+    foreign = not type(backend).__module__.startswith("dnnc.")
+    return not (store.path is None or foreign or check_every_pass())
+
+
 @cache
 def sources_version() -> str:
-    """A key of what decides a schedule: dnnc's version, and names, sizes and times of files (1 ms to read)."""
+    """A key of what decides schedules and programs: dnnc's version, and names, sizes and times of files (10 ms)."""
     h = hashlib.sha256(dnnc.__version__.encode())
-    top = Path(str(dnnc.ir.__file__)).parents[1]
-    for package in ("ir", "passes", "autotune", "backends"):
-        for p in sorted(p for p in (top / package).rglob("*") if p.suffix in (".py", ".npz")):
-            s = p.stat()
-            h.update(f"{p.relative_to(top)} {s.st_size} {s.st_mtime_ns}\n".encode())
+    top, own = Path(str(dnnc.ir.__file__)).parents[1], Path(str(dnnc.__file__)).parent
+    below = (p for package in ("ir", "passes", "autotune", "backends") for p in (top / package).rglob("*"))
+    for p in sorted([*(p for p in below if p.suffix in (".py", ".npz")), *own.glob("*.py")]):
+        s = p.stat()
+        h.update(f"{p.parent.name}/{p.name} {s.st_size} {s.st_mtime_ns}\n".encode())
     return h.hexdigest()

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from random import Random
+from typing import Any
+
+import numpy as np
 
 from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.types import Dim
@@ -19,6 +22,10 @@ ALIGN = 64  # bytes: a cache line
 TRIES = 24  # orders of placement that are tried before the best is taken
 LEAST_TRIES, MOST_WORK = 4, 2_000_000  # of those, and pairs looked at while compiling: half a second
 WORK = 16_000  # slots and pairs looked at, at most, while a call waits for its plan: 3 ms
+NEAR, MUCH = 200, 1 << 22  # a plan is good enough that needs a 200th more than the bound, where that is 4 MB
+MANY = 48  # others that a slot meets on average from which arrays of them are faster than lists
+FAR = 1 << 60  # an offset behind all others
+Array = np.ndarray[Any, Any]
 Piece = tuple[int, int, int]  # byte within a slot, bytes, and the step that writes them
 Life = tuple[int, int]  # first and last step
 
@@ -98,6 +105,7 @@ class _Places:
                     self.meeting[other].append((q, p))
             alive.append(p)
         self.last: tuple[tuple[tuple[int, ...], int], tuple[list[int], int]] | None = None  # what was asked, the answer
+        self._apart: tuple[tuple[int, ...], list[tuple[Array, Array, Array]]] | None = None  # see _distances
         self.cost = 1 + len(lives) + sum(map(len, self.meeting))  # of one order of placement
 
     def least(self, sizes: Sequence[int]) -> int:
@@ -127,32 +135,46 @@ class _Places:
 
         Slots are placed one after another, each at the lowest address that is free throughout its life: the largest
         first, or those first that are alive when most bytes are (Pisarchyk and Lee, "Efficient Memory Management for
-        Deep Neural Net Inference", 2020, sections 5.2 and 5.3). Where that leaves more than the most bytes alive at
-        once, a slot that ends above that is placed earlier, drawn from a fixed seed; what is no worse stays.
+        Deep Neural Net Inference", 2020, sections 5.2 and 5.3), of these the largest, or those that begin first: what a
+        gradient waits for is a stack. Where all leave more than the most bytes alive at once (by a two-hundredth where
+        that is much), a slot that ends above that is placed earlier, drawn from a fixed seed; what is no worse stays.
         """
         padded = [_aligned(n) for n in sizes]
         live = self.alive(padded)
         least = _aligned(max(live, default=0))
+        enough = least + (least // NEAR if least > MUCH else 0)
         by_size = sorted(range(len(sizes)), key=lambda i: (-padded[i], self.lives[i]))
         crowded = [max(live[first : last + 1]) for first, last in self.lives]
-        rng, best = Random(0), ([0] * len(sizes), sum(padded) + 1)
-        for order in (by_size, sorted(by_size, key=lambda i: -crowded[i])):
-            offsets, total = self.in_order(order, padded)
-            for _ in range(tries // 2 - 1):
-                best = min(best, (offsets, total), key=lambda b: b[1])
-                if best[1] <= least:
-                    return best
-                place = rng.choice([p for p, i in enumerate(order) if offsets[i] + padded[i] > least])
-                tried = list(order)
-                tried.insert(rng.randrange(place + 1), tried.pop(place))
-                found = self.in_order(tried, padded)
-                if found[1] <= total:
-                    order, (offsets, total) = tried, found
-            best = min(best, (offsets, total), key=lambda b: b[1])
+        orders = (
+            by_size,
+            sorted(by_size, key=lambda i: -crowded[i]),
+            sorted(by_size, key=lambda i: (-crowded[i], self.lives[i][0])),
+        )
+        best: tuple[list[int], int] | None = None
+        for order in orders[: max(tries, 1)]:
+            found = self.in_order(order, padded)
+            if best is None or found[1] < best[1]:
+                best, chosen = found, order
+            if best[1] <= enough:
+                return best
+        assert best is not None
+        rng = Random(0)
+        for _ in range(tries - len(orders)):
+            offsets, total = best
+            place = rng.choice([p for p, i in enumerate(chosen) if offsets[i] + padded[i] > least])
+            tried = list(chosen)
+            tried.insert(rng.randrange(place + 1), tried.pop(place))
+            found = self.in_order(tried, padded)
+            if found[1] <= total:
+                best, chosen = found, tried
+            if best[1] <= enough:
+                break
         return best
 
     def in_order(self, order: Sequence[int], padded: Sequence[int]) -> tuple[list[int], int]:
         """Offsets where slots are placed in this order, and the total."""
+        if self.cost > MANY * (1 + len(padded)):
+            return self._in_order_by_arrays(order, padded)
         offsets = [-1] * len(padded)
         begins = [at for _, at, _, _ in self.parts]
         lengths = [padded[slot] if n < 0 else n for slot, _, n, _ in self.parts]
@@ -176,6 +198,38 @@ class _Places:
             offsets[k] = c
             total = max(total, c + padded[k])
         return offsets, total
+
+    def _in_order_by_arrays(self, order: Sequence[int], padded: Sequence[int]) -> tuple[list[int], int]:
+        """The same, where a slot meets so many others that arrays pay off."""
+        apart = self._distances(tuple(padded))
+        offsets, total = np.full(len(padded), FAR), 0
+        for k in order:
+            others, below, above = apart[k]
+            starts = offsets[others]
+            low, high = starts + below, starts + above
+            by = low.argsort()
+            # behind all that begin before the one that it ends ahead of; those without a place are far away
+            free = np.maximum.accumulate(np.append(0, high[by]))
+            free += -free % ALIGN
+            fits = free[:-1] <= low[by]
+            at = int(free[fits.argmax() if fits.any() else -1])
+            offsets[k] = at
+            total = max(total, at + padded[k])
+        return offsets.tolist(), total
+
+    def _distances(self, padded: tuple[int, ...]) -> list[tuple[Array, Array, Array]]:
+        """For each slot those that meet it, and the two distances from where one begins between which it may not."""
+        if self._apart is None or self._apart[0] != padded:
+            slots, begins, lengths, _ = np.array(self.parts, np.int64).T
+            lengths = np.where(lengths < 0, np.array(padded)[slots], lengths)
+            found = []
+            for pairs in self.meeting:
+                p, q = np.array(pairs, np.int64).reshape(-1, 2).T
+                p, q = p[lengths[q] > 0], q[lengths[q] > 0]
+                shift = begins[q] - begins[p]
+                found.append((slots[q], shift - lengths[p], shift + lengths[q]))
+            self._apart = padded, found
+        return self._apart[1]
 
 
 def _aligned(n: int) -> int:

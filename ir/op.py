@@ -39,6 +39,7 @@ class Trait(Enum):
     ITERATES = "iterates"  # a control op whose body runs again and again on what it made
     RECURRENT = "recurrent"  # one kernel runs its body, step after step; the body reads values that no operand names
     CUSTOM = "custom"  # not in OPS: the text of a graph defines it by its expression
+    FOREIGN = "foreign"  # its reference is a user's code, of which no text tells
     # algebra
     COMMUTATIVE = "commutative"  # a op b == b op a, bit by bit (the payload of a NaN apart)
     IDEMPOTENT = "idempotent"  # op(op(x)) == op(x)

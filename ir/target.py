@@ -68,6 +68,9 @@ class TargetFacts:
     fuses_attention: bool = False  # is there a kernel for attention as one op?
     # given a norm and the contraction that alone reads its result: is there a kernel for both?
     fuses_norm: Callable[[Any, Any], bool] | None = None
+    # given a contraction: may its kernel go on with the result and store several arrays, in the memory of what it reads
+    # at the same elements too?
+    stores_several: Callable[[Any], bool] | None = None
     # given the form of a loop (`dnnc.passes.lower.recurrent_form`): is there a kernel for all of its steps?
     supports_scan_kernel: Callable[[Any], bool] | None = None
 

@@ -89,6 +89,11 @@ class PassRecord:
         return "\n    ".join([head, *self.notes])
 
 
+def remark(name: str, nodes: int, notes: tuple[str, ...]) -> PassRecord:
+    """A record of what is no pass, for what it says of a graph with so many nodes."""
+    return PassRecord(name, 0.0, nodes, nodes, False, notes)
+
+
 @dataclass(slots=True)
 class PassManager:
     """Runs passes and keeps a record of each, in order."""

@@ -31,9 +31,12 @@ from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
 from dnnc.passes.rewrites.precision import precision
 from dnnc.passes.rewrites.quantized import quantized, requantized
+from dnnc.passes.rewrites.recompute import recompute
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
+from dnnc.passes.rewrites.scalars import scalars
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
+from dnnc.passes.rewrites.split_filters import split_filters
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
 from dnnc.passes.rewrites.state_layouts import assign_state_layouts
@@ -162,6 +165,11 @@ SCATTERS = Pass(
 WIDE_SUMS = Pass(
     "wide-sums", nested(wide_sums), "scatters add up in f32; after precision, which says how floats are stored"
 )
+RECOMPUTE = Pass(
+    "recompute",
+    recompute,
+    "what a gradient's kernel can compute of its operands is not kept for it; after all that merges equal values",
+)
 REMATERIALIZE = Pass(
     "rematerialize",
     rematerialize,
@@ -182,10 +190,20 @@ SPLIT_REDUCE = Pass(
     nested(split_reductions),
     "few long sums leave threads without work: they become two kernels; before layouts",
 )
+SPLIT_FILTERS = Pass(
+    "split-filters",
+    nested(split_filters),
+    "few filters leave multiprocessors without work: parts of the images do not; before their sums are split",
+)
 SPLIT_SCANS = Pass(
     "split-scans",
     nested(split_scans),
     "few long running sums leave cores without work: parts of them do not; before layouts",
+)
+SCALARS = Pass(
+    "scalars",
+    nested(scalars),
+    "a kernel for one number takes longer than to compute it where it is read; after cse, which would merge them again",
 )
 RECURRENCE = Pass(
     "recurrence",
@@ -226,8 +244,8 @@ PASSES = (
     QUANTIZED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE,
     CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, REMATERIALIZE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, GROUPED,
-    LAYOUT, STATE, DCE_AGAIN, HOIST, COPY_OUTPUTS, PLACE_CONCATS,
+    PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,
+    SCALARS, RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

@@ -132,8 +132,8 @@ def _knobs(c: Choice) -> list[float]:
 
 
 def seen(choice: Choice) -> bool:
-    """Are all of a choice's knobs features? Choices that differ in others look the same to a model."""
-    return all(k in KNOBS or (k, v) in WORDS or v == 0 for k, v in choice.knobs)
+    """Are a choice's template and all of its knobs features? Choices that differ in others look the same to a model."""
+    return choice.template in TEMPLATES and all(k in KNOBS or (k, v) in WORDS or v == 0 for k, v in choice.knobs)
 
 
 def _scaled(v: int | str | None) -> float:

@@ -120,6 +120,9 @@ class CudaBackend(Backend):
 
     # --- execution ----------------------------------------------------------------------------------------------------
 
+    def load(self, program: Program) -> None:
+        """Its first call loads it."""
+
     def runner(self, parameters: Any | None) -> CudaRunner:
         return CudaRunner(self._opened, self.present)
 

@@ -234,10 +234,10 @@ class FuncEmitter:
             return f"splat<{scalar(e.dtype)}, {lanes}>({self.text(e)})"
         return index.wide(self, e, outer) if e.dtype is i64 and e.lanes == 1 else self.text(e, outer)
 
-    def pointer(self, buf: Buffer, idx: tuple[Expr, ...]) -> str:
+    def pointer(self, buf: Buffer, idx: tuple[Expr, ...], outer: int = PLUS) -> str:
         off = buf.offset(idx)
         name = self.values[buf]
-        return name if isinstance(off, Const) and off.value == 0 else f"{name} + {self.text(off, PLUS)}"
+        return name if isinstance(off, Const) and off.value == 0 else f"{name} + {self.text(off, outer)}"
 
     def element(self, buf: Buffer, idx: tuple[Expr, ...]) -> str:
         return f"{self.values[buf]}[{self.text(buf.offset(idx))}]"
@@ -371,7 +371,9 @@ class FuncEmitter:
         else:
             name = "put" if s.buf.space == "register" else "st"
             wide = "" if name == "put" else f"<{self.aligned(s.buf, s.idx, lanes)}>"
-            self.line(f"{name}{'_first' if limit else ''}{wide}({self.pointer(s.buf, s.idx)}, {v}{limit});")
+            # one offset: of a pointer that grows term by term NVRTC stores the elements one by one
+            at = self.pointer(s.buf, s.idx, PLUS + 1 if s.buf.space == "global" else PLUS)
+            self.line(f"{name}{'_first' if limit else ''}{wide}({at}, {v}{limit});")
 
     def do_eval(self, s: Eval, last: bool) -> None:
         if s.name in HOPPER_EFFECTS:

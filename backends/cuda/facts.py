@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates.contraction import simt
 from dnnc.backends.cuda.templates.contraction.gemv_norm import takes
 from dnnc.backends.cuda.templates.reduction import recurrence
 from dnnc.backends.runtime.device import PARAMETER_ALIGN
@@ -21,5 +22,6 @@ def facts(gpu: GpuTarget, numerics: str) -> TargetFacts:
         reductions=GPU_SPLIT,
         fuses_attention=True,
         fuses_norm=takes,
+        stores_several=simt.stores_several,
         supports_scan_kernel=lambda form: recurrence.takes(form, gpu),
     )

@@ -322,6 +322,8 @@ FN void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }""",
+    "cluster_arrive": 'FN void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }',
+    "cluster_wait": 'FN void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }',
     "peer_address": """\
 FN u32 peer_address(const void* p, int rank) {
   u32 r;
@@ -360,7 +362,7 @@ FN V<f32, 4> peer_4(const f32* p, int rank) {
 EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
     **{name: _plain for name in ("mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "bulk_commit", "fence_async",
                                  "wgmma_fence", "wgmma_commit", "named_barrier",
-                                 "cluster_barrier", "peer_store", "peer_send")},
+                                 "cluster_barrier", "cluster_arrive", "cluster_wait", "peer_store", "peer_send")},
     "mbar_wait": _wait_mbarrier,
     **{name: _immediate for name in ("bulk_wait", "bulk_wait_read", "regs_give", "regs_take")},
     "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_fetch": _fetch, "tma_store": _copy,

@@ -321,7 +321,13 @@ template<class T> FN V<T, 8> {name}(const T* p) {{
   V<T, 8> r;
   UNROLL for (int i = 0; i < 8; ++i) r.v[i].bits = (u16)(u[i / 2] >> (i % 2 * 16));
   return r;
-}}""" for name, trans in (("ldmatrix_x4", ""), ("ldmatrix_x4_trans", ".trans"))},
+}}""" + ("" if trans else f"""
+FN V<f32, 4> {name}(const f32* p) {{
+  V<f32, 4> r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+    : "=f"(r.v[0]), "=f"(r.v[1]), "=f"(r.v[2]), "=f"(r.v[3]) : "r"(shared_address(p)) : "memory");
+  return r;
+}}""") for name, trans in (("ldmatrix_x4", ""), ("ldmatrix_x4_trans", ".trans"))},
     "pair": "template<class T> FN u32 pair(T low, T high) { return (u32)low.bits | (u32)high.bits << 16; }",
     "mma_m16n8k16": "\n".join(f"""\
 FN V<f32, 4> mma_m16n8k16(V<f32, 4> d, const V<{t}, 8>& a, const V<{t}, 4>& b) {{
@@ -333,14 +339,15 @@ FN V<f32, 4> mma_m16n8k16(V<f32, 4> d, const V<{t}, 8>& a, const V<{t}, 4>& b) {
   return d;
 }}""" for t in ("f16", "bf16")),
     "tf32": 'FN u32 tf32(f32 x) { u32 r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x)); return r; }',
-    "mma_m16n8k8": """\
-FN V<f32, 4> mma_m16n8k8(V<f32, 4> d, const V<f32, 4>& a, const V<f32, 2>& b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, \
-%3};"
+    **{name: f"""\
+FN V<f32, 4> {name}(V<f32, 4> d, const V<f32, 4>& a, const V<f32, 2>& b) {{
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, \
+%1, %2, %3}};"
     : "+f"(d.v[0]), "+f"(d.v[1]), "+f"(d.v[2]), "+f"(d.v[3])
-    : "r"(tf32(a.v[0])), "r"(tf32(a.v[1])), "r"(tf32(a.v[2])), "r"(tf32(a.v[3])), "r"(tf32(b.v[0])), "r"(tf32(b.v[1])));
+    : "r"({to}(a.v[0])), "r"({to}(a.v[1])), "r"({to}(a.v[2])), "r"({to}(a.v[3])), "r"({to}(b.v[0])), \
+"r"({to}(b.v[1])));
   return d;
-}""",
+}}""" for name, to in (("mma_m16n8k8", "tf32"), ("mma_m16n8k8_cut", "__float_as_uint"))},
     # --- asynchronous copies: what lies past n is filled with 0 ---
     "cp_async": """\
 template<int BYTES> FN void cp_async(void* to, const void* from, int bytes = BYTES) {

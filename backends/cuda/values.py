@@ -176,6 +176,7 @@ def _number(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
 SPECIAL: dict[str, Callable[[FuncEmitter, Op], Text]] = {
     "select": _select, "lanes": _lanes, "ldexp": _ldexp, "guard": _guard, "ldmatrix_x4": _matrix,
     "ldmatrix_x4_trans": _matrix,
-    "mma_m16n8k16": _matrix, "mma_m16n8k8": _matrix, "shfl_xor": _shuffle, "shfl_up": _shuffle, "shfl_down": _shuffle,
+    "mma_m16n8k16": _matrix, "mma_m16n8k8": _matrix, "mma_m16n8k8_cut": _matrix,
+    "shfl_xor": _shuffle, "shfl_up": _shuffle, "shfl_down": _shuffle,
     "shfl": _shuffle,
 }  # fmt: skip

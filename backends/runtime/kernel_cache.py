@@ -94,6 +94,11 @@ class KernelCache:
             pass
         return payload
 
+    def __contains__(self, key: str) -> bool:
+        """Is there an entry? It may be damaged, or be gone at once."""
+        file = self._file(key)
+        return file is not None and file.exists()
+
     def put(self, key: str, payload: bytes) -> None:
         """Keep `payload` under `key`, unless the cache is disabled or its folder is not writable (disables it)."""
         file = self._file(key)

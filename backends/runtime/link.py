@@ -6,7 +6,7 @@ It knows no backend: `dnnc.backends.llvm` makes an entry function of it, `dnnc.b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from dnnc.backends.runtime.program import (
     Call,
     Carried,
     CompiledKernel,
+    ConstantPlace,
     Control,
     Loop,
     MemoryRef,
@@ -26,11 +27,11 @@ from dnnc.backends.runtime.program import (
     Row,
 )
 from dnnc.ir.errors import Loc, locations
-from dnnc.ir.expr import const, value
+from dnnc.ir.expr import const, unwrap, value
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, stored
 from dnnc.ir.op import Trait
-from dnnc.ir.types import TensorType
+from dnnc.ir.types import Dim, TensorType
 from dnnc.passes.analysis.alias import root as root_of
 from dnnc.passes.planning.program import AnyStep, ControlStep, ScheduledGraph, Step
 
@@ -89,6 +90,32 @@ def describe_control(program: ScheduledGraph, texts: Sequence[str]) -> tuple[Com
     return tuple(out)
 
 
+def work_of(program: ScheduledGraph, symbols: Mapping[str, str]) -> dict[str, tuple[Dim, Dim]]:
+    """By symbol, floating-point operations and bytes (both ways) of a call of each kernel, loop and branch."""
+    out: dict[str, tuple[Dim, Dim]] = {}
+    for text, steps in unique_kernels(program).items():
+        out[symbols[text]] = unwrap(const(steps[0].flops)), _moved(steps[0])
+    for s, symbol in zip(program.control, control_names(program)):
+        length = s.node.attrs.get("length")
+        flops = [const(k.flops) * (1 if length is None else length) for k in _kernels(s)]
+        out[symbol] = unwrap(sum(flops, const(0))), _moved(s)
+    return out
+
+
+def _moved(s: AnyStep) -> Dim:
+    return unwrap(sum((const(v.type.nbytes) for v in s.params), const(0)))  # type: ignore[no-any-return]
+
+
+def _kernels(s: AnyStep) -> Iterator[Step]:
+    """The kernels within a loop or branch."""
+    if isinstance(s, Step):
+        yield s
+        return
+    for b in s.bodies:
+        for x in b.steps:
+            yield from _kernels(x)
+
+
 def control_names(program: ScheduledGraph) -> list[str]:
     """The symbols of `program.control`."""
     return [f"control_{k}" for k in range(len(program.control))]
@@ -118,22 +145,27 @@ class ConstantBlock:
 
     nbytes: int
     offsets: Mapping[Value, int]
-    places: tuple[tuple[int, Array, TensorType], ...]
+    places: tuple[ConstantPlace, ...]
 
     def block(self) -> Array:
         """The block."""
-        block = aligned_empty(self.nbytes)
-        block[:] = 0  # the gaps too, so that a saved block is always the same
-        for at, a, type in self.places:  # one after the other, so that no more than one is there twice
-            in_order = _in_order(a, type)
-            block[at : at + in_order.nbytes].view(in_order.dtype).reshape(in_order.shape)[...] = in_order
-        return block
+        return block_of(self.nbytes, self.places)
+
+
+def block_of(nbytes: int, places: Sequence[ConstantPlace]) -> Array:
+    """A block of so many bytes with constants at their places."""
+    block = aligned_empty(nbytes)
+    block[:] = 0  # the gaps too, so that a saved block is always the same
+    for at, a, type in places:  # one after the other, so that no more than one is there twice
+        in_order = _in_order(a, type)
+        block[at : at + in_order.nbytes].view(in_order.dtype).reshape(in_order.shape)[...] = in_order
+    return block
 
 
 def place_constants(program: ScheduledGraph, parameters: bool = False) -> ConstantBlock:
     """Places of kernels' constants, equal bytes shared. `parameters`: room for what kernels read of them behind."""
     aliases = program.memory.aliases
-    places: list[tuple[int, Array, TensorType]] = []
+    places: list[ConstantPlace] = []
     offsets: dict[Value, int] = {}
     alike: dict[tuple[str, bytes], list[tuple[int, Graph, Value]]] = {}
     total = 0
@@ -177,8 +209,9 @@ class Linker:
     def __init__(self, program: ScheduledGraph, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> None:
         self.program, self.symbols, self.constants = program, symbols, constants
         self.static = not program.dims
-        self.plan = program.memory.arena
-        self.arena = self.plan.offsets({})[0] if self.static else []
+        self.plan = program.arena
+        self.placed = self.plan.offsets({}) if self.static else ([], 0)
+        self.arena = self.placed[0]
         self.position = {v: k for k, v in enumerate(program.dims)}
         self.names = dict(zip((s.group for s in program.control), control_names(program)))
 
@@ -314,10 +347,13 @@ def link(
         scheduled.dims,
         tuple(v.type for v in graph.inputs),
         tuple(v.type for v in graph.outputs),
-        scheduled.memory.arena,
+        linker.plan,
         constants.nbytes,
         constants.block,
         graph.text,
-        scheduled=scheduled,
+        make_scheduled=lambda: scheduled,
         donated=dict(graph.donated),
+        constant_places=constants.places,
+        work=work_of(scheduled, symbols),
+        placed=(tuple(linker.arena), linker.placed[1]) if linker.static else None,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from dnnc.backends.runtime.device import Device, Launch
 from dnnc.ir.arena import Arena
 from dnnc.ir.expr import Var
-from dnnc.ir.types import TensorType
+from dnnc.ir.types import Dim, TensorType
 
 if TYPE_CHECKING:
     from dnnc.backends.runtime.prologue import Prologue
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Check = Callable[[Device, Any, Launch], None]  # runs a kernel once on a device and compares; AccuracyError
 CONTROL = "control"  # the choice of what is no kernel but a loop or a branch
+ConstantPlace = tuple[int, Array, TensorType]  # byte in the block of constants, elements, and how they lie there
 
 
 @dataclass(frozen=True)
@@ -169,12 +170,21 @@ class Program:
     texts: Mapping[str, str] = field(default_factory=dict)  # by symbol, source of what was compiled here
     # by symbol, kernel checks that wait for a device; those that passed are removed
     checks: dict[str, Check] = field(default_factory=dict)
-    scheduled: ScheduledGraph | None = None  # what it was made of; None for a loaded program
+    make_scheduled: Callable[[], ScheduledGraph] | None = None  # gives what it was made of; None for a loaded program
     prologue: Prologue | None = None  # computes what kernels read of parameters; None if they read none
     # output number -> number of the input whose memory it takes
     donated: Mapping[int, int] = field(default_factory=dict)
     flush: bool = False  # True if denormals are zero while it runs
     loaded: Any = None  # what its backend has loaded of it
+    constant_places: Sequence[ConstantPlace] = ()  # what the block of constants consists of; empty for a loaded program
+    # by symbol, floating-point operations and bytes (both ways) of a call; empty for a loaded program
+    work: Mapping[str, tuple[Dim, Dim]] = field(default_factory=dict)
+    placed: tuple[tuple[int, ...], int] | None = None  # `sizes` of a program of fixed sizes; None where it is not known
+
+    @cached_property
+    def scheduled(self) -> ScheduledGraph | None:
+        """What it was made of, scheduled again for a program out of the cache; None for a loaded program."""
+        return None if self.make_scheduled is None else self.make_scheduled()
 
     @cached_property
     def constants(self) -> Array:
@@ -198,6 +208,8 @@ class Program:
 
     def sizes(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
         """Byte offsets into the arena, and its size, for given dims."""
+        if self.placed is not None and not self.dims:
+            return list(self.placed[0]), self.placed[1]
         return self.arena.offsets(dims)
 
 

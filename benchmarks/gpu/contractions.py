@@ -1,8 +1,8 @@
-"""Matrix products and convolutions on one GPU by the templates gemv, mma, simt and tf32: our kernels beside PyTorch
-(cuBLAS, cuDNN).
+"""Matrix products and convolutions on one GPU by the templates gemv, mma, tf32x3, simt and tf32: our kernels beside
+PyTorch (cuBLAS, cuDNN).
 
-    python benchmarks/gpu/contractions.py [--only WORD,WORD] [--templates gemv,mma,simt] [--tf32] [--candidates N]
-                                          [--warm] [--repeats N] [--json OUT] [--emit-only]
+    python benchmarks/gpu/contractions.py [--only WORD,WORD] [--templates gemv,mma,tf32x3,simt] [--tf32]
+                                          [--candidates N] [--warm] [--repeats N] [--json OUT] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/contractions.py     where dnnc is not installed; `make .types` makes that
                                                                  folder
 
@@ -100,7 +100,7 @@ def cases() -> list[Case]:
 
 def main() -> int:
     ap = options(__doc__)
-    ap.add_argument("--templates", default="gemv,mma,simt", help="of gemv, wgmma, mma, simt, threads")
+    ap.add_argument("--templates", default="gemv,mma,tf32x3,simt", help="of gemv, wgmma, mma, tf32x3, simt, threads")
     ap.add_argument("--tf32", action="store_true", help="the template tf32 in the place of simt, and PyTorch with TF32")
     ap.add_argument("--candidates", type=int, default=4, help="schedules of each case and template, best guess first")
     a = ap.parse_args()

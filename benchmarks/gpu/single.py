@@ -78,7 +78,7 @@ def case(name: str, inputs: str, body: str, peer: Call, want: Call | None = None
     """
     g = parse(f"def f({inputs}):\n" + "".join(f"    {line}\n" for line in body.split("; ")) + "    return y\n")
     nodes = list(g.nodes())
-    lowered = lower(g, nodes, g.outputs[0])
+    lowered = lower(g, nodes, g.outputs)
     places = [lowered.params.index(v) for v in g.inputs]  # of kernels' arguments, which come in the order of their uses
 
     def ordered(call: Call) -> Call:

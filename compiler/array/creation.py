@@ -70,9 +70,8 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         or where not in (None, HOST)
     ):
         raise ValueInputError(f"{a_type(obj)} cannot become an array on {where or HOST} without a copy")
-    return from_buffer(
-        a.copy() if isinstance(obj, np.ndarray) and copy is not False and where in (None, HOST) else a, where
-    )
+    shared = (a is obj or a.base is not None) and not isinstance(obj, (list, tuple, *NUMBERS))
+    return from_buffer(a.copy() if shared and copy is not False and where in (None, HOST) else a, where)
 
 
 def _again(x: Array, dtype: DType | None, device: Any, copy: bool | None) -> Array:

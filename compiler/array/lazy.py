@@ -16,7 +16,9 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, lru_cache
 from typing import Any
 
@@ -47,6 +49,22 @@ DEEPEST_TRACKED = 4096
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
 TRACKED, ROOT = 1, 2  # of values: they have a history; it begins with them
 RULES = 4096  # applications of ops of which the types are kept
+_RECORDING: ContextVar[bool] = ContextVar("dnnc_recording", default=True)
+
+
+def recording() -> bool:
+    """Do results have a history, outside of `no_grad`?"""
+    return _RECORDING.get()
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Within it, results have no history: `backward` ends at them, and nothing is kept for it. Also a decorator."""
+    token = _RECORDING.set(False)
+    try:
+        yield
+    finally:
+        _RECORDING.reset(token)
 
 
 @cache
@@ -90,7 +108,7 @@ class Call:
                 depth = x.depth
             if x.traced:
                 traced = True
-            if x.tracked:
+            if x.tracked and not tracked and _RECORDING.get():
                 tracked = TRACKED
             if not heavy and x.call is not None and x.call.heavy:
                 heavy = True
@@ -540,7 +558,8 @@ def _compute(wanted: Sequence[Lazy], device: str | None, begun: frozenset[Step])
         along = [x for step in steps for x in step.values() if x not in known and x.device == device]
         wanted = [*wanted, *along]
         reached.reach(along)
-    outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,))]
+    ahead = not steps and not begun and any(x.tracked == TRACKED for x in wanted)
+    outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,), ahead)]
     results = PROGRAMS_MADE.run(reached, outputs, device or HOST)
     for x, r in zip(outputs, results):
         if x.tracked == TRACKED and x.call is not None:
@@ -548,12 +567,20 @@ def _compute(wanted: Sequence[Lazy], device: str | None, begun: frozenset[Step])
         x.data, x.call, x.depth = r, None, 0
 
 
-def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...]) -> list[Lazy]:
-    """Return other values of these devices to keep: the user holds them, and they would be computed again."""
+def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...], ahead: bool) -> list[Lazy]:
+    """Return other values of these devices to keep: the user holds them, and they would be computed again.
+
+    `ahead`: a tracked value is computed ahead of `backward`, which then reads what was expensive and not its operands.
+    """
     out = []
     others = set(wanted)
     for x in met:
-        if x.owner is None or x.owner() is None or x.device not in devices or x in others:
+        if x.device not in devices or x in others:
+            continue
+        if ahead and x.tracked == TRACKED and x.call is not None and x.call.op.cost is Cost.HEAVY:
+            out.append(x)
+            continue
+        if x.owner is None or x.owner() is None:
             continue
         if x.seen or x.heavy:
             out.append(x)

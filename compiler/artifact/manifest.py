@@ -66,7 +66,7 @@ class SavedProgram:
     """One compiled program."""
 
     sizes: tuple[int, ...]  # the sizes that it serves, in the order of the dims' names; () serves all
-    types: str  # its dims, outputs and arena slots as the signature of a graph; see `dnnc.artifact.writer.types_text`
+    types: str  # its dims, outputs and arena slots as the signature of a graph; see `dnnc.ir.graph.types_text`
     outputs: int  # how many outputs there are
     lives: tuple[tuple[int, int], ...]  # first and last step of each slot
     # of slots that several kernels fill: the byte, the bytes, and the step that writes them

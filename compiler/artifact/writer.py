@@ -38,6 +38,7 @@ from dnnc.ir.dtype import u8
 from dnnc.ir.errors import Loc
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.constant_text import large_constants, to_bytes
+from dnnc.ir.graph.types_text import numbered, show_types
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
 from dnnc.program_cache import OnnxParts, only_for_devices
@@ -155,8 +156,8 @@ def _graph_model(f: _File, kind: str, compiler: GraphCompiler | HybridCompiler, 
     graph = compiler.graph
     constants = f.graph(graph)
     types = (
-        types_text(graph.name, [(v.name, v.type) for v in graph.inputs]),
-        types_text(graph.name, _numbered("out", [v.type for v in graph.outputs])),
+        show_types(graph.name, [(v.name, v.type) for v in graph.inputs]),
+        show_types(graph.name, numbered("out", [v.type for v in graph.outputs])),
     )
     names = tuple(compiler.inputs), tuple(compiler.outputs)
     shared = compiler.shared if isinstance(compiler.shared, Mapping) else None
@@ -180,18 +181,6 @@ def _plain_options(options: CompileOptions) -> dict[str, Any]:
     values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in MACHINE_OPTIONS}
     winners = {"tune": plain_winners(options.tune)} if isinstance(options.tune, Mapping) else {}
     return {**values, **winners, "dims": dict(options.dims), "donate": dict(options.donate)}
-
-
-def types_text(name: str, typed: Sequence[tuple[str, TensorType]]) -> str:
-    """Names and types as text of a graph without nodes; `dnnc.ir.graph.text.parse` reads all dim facts."""
-    g = Graph(name)
-    for n, t in typed:
-        g.add_input(n, t)
-    return str(g)
-
-
-def _numbered(stem: str, types: Sequence[TensorType]) -> list[tuple[str, TensorType]]:
-    return [(f"{stem}{k}", t) for k, t in enumerate(types)]
 
 
 def _locations(graph: Graph) -> bytes:
@@ -268,13 +257,13 @@ class _File:
 
     def program(self, sizes: tuple[int, ...], p: Program, report: ProgramReport, constants: str) -> SavedProgram:
         slots = [TensorType(u8, (n,)) for n in p.arena.sizes]
-        typed = [("dims", TensorType(u8, p.dims)), *_numbered("out", p.outputs), *_numbered("slot", slots)]
+        typed = [("dims", TensorType(u8, p.dims)), *numbered("out", p.outputs), *numbered("slot", slots)]
         number = {k.symbol: n for n, k in enumerate(p.kernels)}
         kernels = tuple(self._kernel(k, report.kernels[n]) for n, k in enumerate(p.kernels))
         calls = tuple(SavedCall(number[c.symbol], _places(c.args), _places(c.writes), c.dims) for c in p.calls)
         return SavedProgram(
             sizes,
-            types_text("program", typed),
+            show_types("program", typed),
             len(p.outputs),
             p.arena.lives,
             p.arena.pieces,

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dnnc.nn import (
-    functional as functional, init as init,
+    functional as functional, init as init, utils as utils,
 )  # fmt: skip
 from dnnc.nn.calls import functional_call as functional_call
 from dnnc.nn.containers import (
@@ -17,8 +17,8 @@ from dnnc.nn.layers.conv import (
     ConvTranspose2d as ConvTranspose2d, ConvTranspose3d as ConvTranspose3d,
 )  # fmt: skip
 from dnnc.nn.layers.linear import (
-    Bilinear as Bilinear, Embedding as Embedding, Flatten as Flatten, Identity as Identity, Linear as Linear,
-    Unflatten as Unflatten,
+    Bilinear as Bilinear, Embedding as Embedding, EmbeddingBag as EmbeddingBag, Flatten as Flatten,
+    Identity as Identity, Linear as Linear, Unflatten as Unflatten,
 )  # fmt: skip
 from dnnc.nn.layers.norm import (
     BatchNorm1d as BatchNorm1d, BatchNorm2d as BatchNorm2d, BatchNorm3d as BatchNorm3d, GroupNorm as GroupNorm,
@@ -29,7 +29,7 @@ from dnnc.nn.layers.recurrent import (
     GRU as GRU, GRUCell as GRUCell, LSTM as LSTM, LSTMCell as LSTMCell, RNN as RNN, RNNCell as RNNCell,
 )  # fmt: skip
 from dnnc.nn.layers.transformer import (
-    MultiheadAttention as MultiheadAttention, TransformerDecoder as TransformerDecoder,
+    MultiheadAttention as MultiheadAttention, Transformer as Transformer, TransformerDecoder as TransformerDecoder,
     TransformerDecoderLayer as TransformerDecoderLayer, TransformerEncoder as TransformerEncoder,
     TransformerEncoderLayer as TransformerEncoderLayer,
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import RLock
 from typing import Any
 
 from dnnc import random
@@ -23,6 +24,8 @@ def functional_call(
 ) -> Any:
     """Call a module with other parameters and buffers. The module itself stays as it is, its buffers included.
 
+    Calls of several threads take turns.
+
     Args:
         params_and_buffers: arrays by the paths of `named_parameters` and `named_buffers`, or several such dicts. What
             is not among them is the module's. A parameter that modules share needs one of its names.
@@ -38,7 +41,7 @@ def functional_call(
     given: dict[str, Any] = {}
     for part in [params_and_buffers] if isinstance(params_and_buffers, Mapping) else params_and_buffers:
         given.update(part)
-    with ExitStack() as around:
+    with _ALONE, ExitStack() as around:
         if rngs is not None:
             around.enter_context(random.stream(rngs))
         around.enter_context(fresh_statistics())
@@ -47,6 +50,7 @@ def functional_call(
         return (made, {n: table[name] for n, (table, name) in buffers.items()}) if return_buffers else made
 
 
+_ALONE = RLock()  # a module holds the arrays of one call at a time
 Place = tuple[dict[str, Any], str]  # a module's table, and a name in it
 
 

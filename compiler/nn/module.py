@@ -16,7 +16,6 @@ from dnnc.array.lazy import materialise
 from dnnc.array.promotion import dtype_of
 from dnnc.frontends.trace.tracer import tracing
 from dnnc.ir.errors import DnncError, InputError, a_type
-from dnnc.nn.functional.operands import copied
 from dnnc.nn.parameter import Parameter, overwrite, snapshot
 
 M = TypeVar("M", bound="Module")
@@ -412,6 +411,6 @@ def taken(x: Any, what: str) -> Array:
     if isinstance(x, Array):
         return snapshot(x)
     try:
-        return copied(x)
+        return asarray(x)
     except (DnncError, BufferError, TypeError, ValueError, RuntimeError) as e:
         raise InputError(f"{what}: {a_type(x)} does not become an array: {e}; convert it to float32 first") from e

@@ -17,6 +17,7 @@ import numpy as np
 
 from dnnc import random
 from dnnc.array.core import Array, array_of, from_buffer
+from dnnc.array.creation import asarray
 from dnnc.array.devices import HOST
 from dnnc.array.lazy import Lazy, leaf
 from dnnc.array.sizes import plain
@@ -35,7 +36,6 @@ from dnnc.ir.expr import Expr, free
 from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.nn.functional.norms import batch_norm_with
-from dnnc.nn.functional.operands import copied
 from dnnc.nn.module import Module, chosen, free_name
 from dnnc.nn.parameter import Parameter, snapshot
 
@@ -379,6 +379,6 @@ def given_array(name: str, x: Any) -> Array:
     if not hasattr(x, "__array__") and not hasattr(x, "__dlpack__"):
         raise InputError(f"input {name}: expected an array, got {a_type(x)}")
     try:
-        return copied(x)
+        return asarray(x)
     except (DnncError, BufferError, TypeError, ValueError, RuntimeError) as e:
         raise InputError(f"input {name}: {a_type(x)} does not become an array: {e}") from e

@@ -18,6 +18,9 @@ from dnnc.array.elementwise import sqrt as array_sqrt
 from dnnc.array.elementwise import where
 from dnnc.array.promotion import DType
 
+STRIDE = (
+    2  # elements from one number of a program's vector to the next: 16 bytes, where any kernel can read it as it is
+)
 Number = Any  # a Python number, or a float64 array without axes
 
 

@@ -1,13 +1,14 @@
 """Schedules of the learning rate, in PyTorch's names and order of arguments.
 
-A schedule writes `lr` into the groups of an optimizer; `step()` goes to the next value. It is the value of a closed
-form at `last_epoch`, so a schedule does not multiply what another one of the same optimizer has written: `SequentialLR`
-puts them one after the other. Neither `Optimizer.step` nor `dnnc.train_step` compiles anything for a new value.
+A schedule writes `lr` into the groups of an optimizer; `step()` goes to the next value, that of a closed form at
+`last_epoch`. Several schedules of one optimizer multiply: each is a factor of the base rate. `SequentialLR` puts them
+one after the other instead. Neither `Optimizer.step` nor `dnnc.train_step` compiles anything for a new value.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ class LRScheduler(ABC):
         last_epoch: the step from which to go on; -1 begins.
     """
 
+    around: LRScheduler | None = None  # the schedule that this one is a part of
+
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         if not isinstance(optimizer, Optimizer):
             raise InputError(f"{type(self).__name__}: expected an optimizer of dnnc.optim, got {optimizer!r}")
@@ -35,6 +38,7 @@ class LRScheduler(ABC):
             group.setdefault("initial_lr", group["lr"])
         self.base_lrs: list[float] = [float(g["initial_lr"]) for g in optimizer.param_groups]
         self.last_epoch = last_epoch
+        optimizer.schedules.append(weakref.ref(self))
         self.step()
 
     @abstractmethod
@@ -48,8 +52,16 @@ class LRScheduler(ABC):
     def _at(self, t: int) -> None:
         self.last_epoch = t
         for k, (group, base) in enumerate(zip(self.optimizer.param_groups, self.base_lrs)):
-            group["lr"] = self.rate(base, t, k)
+            group["lr"] = self.rate(base, t, k) * self._others(k)
         self._last_lr = [g["lr"] for g in self.optimizer.param_groups]
+
+    def _others(self, k: int) -> float:
+        """The product of the other schedules' factors for group `k`, as they stand."""
+        product = 1.0
+        for s in (ref() for ref in self.optimizer.schedules):
+            if s is not None and s is not self and s is not self.around and s.base_lrs[k]:
+                product *= s.rate(s.base_lrs[k], s.last_epoch, k) / s.base_lrs[k]
+        return product
 
     def get_last_lr(self) -> list[float]:
         """The learning rate of each group."""
@@ -247,6 +259,9 @@ class SequentialLR(LRScheduler):
         if any(s.optimizer is not optimizer for s in schedulers):
             raise InputError("SequentialLR: the schedules must be of the optimizer that is given")
         self.schedulers, self.milestones = list(schedulers), list(milestones)
+        for s in schedulers:
+            s.around = self
+        optimizer.schedules[:] = [r for r in optimizer.schedules if (x := r()) is not None and x.around is None]
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int, k: int) -> float:

@@ -12,6 +12,7 @@ An optimizer is one pure rule for a parameter:
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Optimizer(ABC):
     def __init__(self, params: Any, defaults: Mapping[str, Any]) -> None:
         self.defaults = dict(defaults)
         self.param_groups: list[dict[str, Any]] = []
+        self.schedules: list[weakref.ref[Any]] = []  # of the learning rate, whose factors multiply
         self._slots: dict[int, Slot] = {}
         self._updates: dict[Any, Recorded] = {}
         for group in _groups(params):

@@ -55,8 +55,9 @@ class ProgramReport:
     """A program: the model at `dims`, or if `symbolic` for all sizes in bounds (memory is told for `dims`).
 
     `seconds` by stage: passes (graph passes, plans, schedules), compile (code generation of new kernels), check (their
-        gate), link (the rest).
+        gate), link (the rest), load (of a program that the cache had as a whole).
     `fallbacks` are the nodes that run on the host.
+    `kept`: the cache had the whole program, and `passes` are those of the compilation that made it.
     """
 
     dims: Mapping[str, int]
@@ -67,6 +68,7 @@ class ProgramReport:
     compiled: int
     fallbacks: tuple[str, ...]
     seconds: Mapping[str, float]
+    kept: bool = field(default=False, compare=False)
 
     @property
     def calls(self) -> int:

@@ -130,12 +130,13 @@ def _passes(p: ProgramReport, each: bool) -> Table:
     if not p.seconds:  # loaded: the times of its compilation are not in the file
         changed = [x.name for x in p.passes if x.changed]
         return Table(f"passes when it was compiled: {len(p.passes)}, of which {len(changed)} changed the graph", (), ())
+    when = " when it was compiled; now the whole program is from the cache" if p.kept else ""
     if not each:
         ran = [x for x in p.passes if x.seconds or x.changed]  # others are notes alone
         before, after = (ran[0].nodes_before, ran[-1].nodes_after) if ran else (0, 0)
         names = ", ".join(x.name for x in ran if x.changed) or "none"
         title = (
-            f"passes: {len(ran)} in {show_seconds(sum(x.seconds for x in ran))}, {before} -> {after} nodes; "
+            f"passes{when}: {len(ran)} in {show_seconds(sum(x.seconds for x in ran))}, {before} -> {after} nodes; "
             f"changed by {names}"
         )
         return Table(title, (), ())
@@ -143,7 +144,7 @@ def _passes(p: ProgramReport, each: bool) -> Table:
         (x.name, show_seconds(x.seconds), f"{x.nodes_before} -> {x.nodes_after}", "" if x.changed else "unchanged")
         for x in p.passes
     ]
-    return Table("passes", ("pass", "time", "nodes", ""), tuple(rows), frozenset(("time", "nodes")))
+    return Table(f"passes{when}", ("pass", "time", "nodes", ""), tuple(rows), frozenset(("time", "nodes")))
 
 
 def _notes(p: ProgramReport) -> list[Table]:

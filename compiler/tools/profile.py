@@ -166,12 +166,12 @@ def find_report(programs: Sequence[ProgramReport], program: Program) -> ProgramR
 
 def resized(report: ProgramReport, program: Program, sizes: Mapping[Var, int]) -> ProgramReport:
     """Report of a dynamic program with its kernels' work at these sizes, unknown for a loaded program."""
-    if program.scheduled is None:
+    if not program.work:
         unknown = tuple(dataclasses.replace(k, flops="", bytes="") for k in report.kernels)
         return dataclasses.replace(report, kernels=unknown)
     from dnnc.report.collect import kernel_reports  # loads the passes, which a loaded program does without
 
-    return dataclasses.replace(report, kernels=kernel_reports(program.scheduled, program.symbols, sizes))
+    return dataclasses.replace(report, kernels=kernel_reports(program, sizes))
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from dnnc.array.statistical import all as every
 from dnnc.frontends.trace.gradients import value_and_grad
 from dnnc.ir.errors import GradientError, a_type
 from dnnc.optim.clipping import clipped_by_norm, norm_of
-from dnnc.optim.hyper import Hyper, flat_numbers
+from dnnc.optim.hyper import STRIDE, Hyper, flat_numbers
 from dnnc.optim.optimizer import Optimizer
 from dnnc.optim.rounding import NARROW, WIDE
 from dnnc.pytree import Tree, unflatten
@@ -66,7 +66,7 @@ class Iteration:
     clip_value: float | None
     accumulate: int
     loss_scale: float | str | None
-    statistics: bool
+    statistics: str | None
 
     @property
     def dynamic(self) -> bool:
@@ -106,7 +106,7 @@ class Iteration:
         after[KEY], key = _keys(state[KEY])
         params = [state[PARAMS + p.name] for p in self.parameters]
         scale: Any = state[SCALE] if self.dynamic else self.loss_scale
-        watch = Watch(self.statistics)
+        watch = Watch(self.statistics is not None)
 
         def scaled(leaves: list[Array]) -> Any:
             loss, seen, buffers = self._loss(leaves, state, batch, key)
@@ -184,7 +184,7 @@ class Iteration:
         made, k = [], 0
         for group in self.optimizer.param_groups:
             names = list(flat_numbers(group, self.optimizer.defaults))
-            made.append(self.optimizer.hyper(group, {n: vector[k + j] for j, n in enumerate(names)}, step))
+            made.append(self.optimizer.hyper(group, {n: vector[STRIDE * (k + j)] for j, n in enumerate(names)}, step))
             k += len(names)
         return made
 

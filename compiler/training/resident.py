@@ -21,7 +21,8 @@ Buffer = Any  # numpy.ndarray, or DeviceData
 
 
 class Resident:
-    """Runs `f` on a state and further arrays. The first inputs of `f` are the state, its donated inputs.
+    """Runs `f` on a state and further arrays. The first inputs of `f` are the state, its donated inputs. Nobody writes
+    into the first of the further arrays: where it is that of the last call, it is not copied to the device again.
 
     Args:
         f: compiled for fixed sizes, with donated inputs.
@@ -38,6 +39,7 @@ class Resident:
         shapes = tuple(tuple(int(str(d)) for d in v.shape) for v in f.inputs)
         self.instance: Any = f.cache.instance(shapes)
         self._call: Any = None  # bound to memory of a device
+        self._first: Any = None  # of the further arrays, that of the last call
         self._stream = 0
         self._replaced: Callable[[list[Buffer]], Sequence[Buffer]] = (
             itemgetter(*donated) if len(donated) > 1 else lambda held: [held[j] for j in self.donated]
@@ -69,7 +71,10 @@ class Resident:
         stream = where.device.current_stream()
         if self._call is None or stream != self._stream:
             self._bind(where, held, others, stream)
-        for there, a in zip(self._inputs, others):
+        first = others[0]
+        kept = first is self._first
+        self._first = first
+        for there, a in zip(self._inputs[kept:], others[kept:]):
             if isinstance(a, DeviceData):
                 where.order(a, stream)
                 where.device.copy(there.address, a.address, a.nbytes, stream)
@@ -88,6 +93,7 @@ class Resident:
             d.stream = stream
         self._inputs = [where.empty(a.shape, a.dtype, stream) for a in others]
         self._results = [where.empty(s, np.dtype(d), stream) for s, d in self.instance.outputs[len(self.donated) :]]
+        self._first = None
         self._call = self.f.bind([*held, *self._inputs], [*(held[j] for j in self.donated), *self._results])
         self._stream = stream
 

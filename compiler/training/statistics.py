@@ -38,15 +38,21 @@ class Statistics:
         row = np.asarray(self.values.numpy())[self.names.index(name)]
         return {"absmax": float(row[0]), "mean": float(row[1]), "saturation": float(row[2])}
 
-    def first_overflow(self) -> str | None:
+    def first_overflow(self, gradients: bool = True) -> str | None:
         """The first value with an infinite element or NaN: activations in their order, then gradients."""
         rows = self.values.numpy()
-        bad = np.flatnonzero(~np.isfinite(rows[:, 0]))
+        known = len(self.names) if gradients else self.names.index("loss") + 1
+        bad = np.flatnonzero(~np.isfinite(rows[:known, 0]))
         return self.names[bad[0]] if bad.size else None
 
-    def check(self, step: int) -> None:
-        """NonFiniteError names the first value with an infinite element or NaN."""
-        name = self.first_overflow()
+    def check(self, step: int, gradients: bool = True) -> None:
+        """NonFiniteError names the first value with an infinite element or NaN.
+
+        Args:
+            step: a number for the message.
+            gradients: False leaves these out, as dynamic loss scaling needs it.
+        """
+        name = self.first_overflow(gradients)
         if name is not None:
             worst = self[name]
             raise NonFiniteError(
@@ -82,7 +88,9 @@ class Watch:
 
 
 def _row(x: Array) -> Array:
-    row = [largest(absolute(x)).astype(WIDE), mean(x).astype(WIDE)]
+    # reductions of the same rows are one kernel, which reads the value once; images have their channels in blocks
+    axes = tuple(range(1 if x.ndim == 2 else 2, x.ndim)) or None
+    row = [largest(largest(absolute(x), axis=axes)).astype(WIDE), mean(mean(x, axis=axes)).astype(WIDE)]
     if x.dtype.itemsize > 2:
         return stack([*row, row[0] * 0])  # where numbers of 32 bits end, they are infinite: the largest one tells
     most = float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]

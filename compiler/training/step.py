@@ -25,7 +25,7 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.lru import LRU
 from dnnc.ir.target import parse_target
 from dnnc.ir.types import TensorType
-from dnnc.optim.hyper import flat_numbers
+from dnnc.optim.hyper import STRIDE, flat_numbers
 from dnnc.optim.optimizer import Optimizer
 from dnnc.optim.rounding import NARROW
 from dnnc.options import CompileOptions, JitOptions, make_options
@@ -91,23 +91,39 @@ class TrainStep:
         if self._out:
             self._take_back()
         self._read_numbers()
-        buffers, types = [], []
-        for a in batch:
-            if type(a) is Array and type(a._parts) is tuple and len(a._parts) == 1:
-                a = a._parts[0].data
-            if type(a) is DeviceData:
-                if a.place.name != self._where:
-                    break
-            elif not _is_plain(a):
-                break
-            buffers.append(a)
-            types.append((a.dtype, a.shape))
-        turn = self._turn()
-        if len(buffers) == len(batch):
-            found = self._programs.find((tuple(types), turn, self._structure))
+        buffers: list[Any] = []
+        types: list[Any] = []
+        turn, form = self._turn(), self._gather(batch, buffers, types)
+        if form is not None:
+            found = self._programs.find((tuple(types), form, turn, self._structure))
             if found is not None:
                 return self._run(found, buffers)
         return self._run(*self._prepared(batch, turn))
+
+    def _gather(self, x: Any, buffers: list[Any], types: list[Any]) -> Any:
+        """Append the arrays of a batch that programs read as they are; its form, as `form_of` says it.
+
+        None: something is to be converted first.
+        """
+        kind = type(x)
+        if kind is tuple or kind is list or kind is dict:
+            forms = []
+            for v in x.values() if kind is dict else x:
+                form = self._gather(v, buffers, types)
+                if form is None:
+                    return None
+                forms.append(form)
+            return (kind, tuple(x) if kind is dict else (), tuple(forms))
+        if kind is Array and type(x._parts) is tuple and len(x._parts) == 1:
+            x = x._parts[0].data
+        if type(x) is DeviceData:
+            if x.place.name != self._where:
+                return None
+        elif not _is_plain(x):
+            return None
+        buffers.append(x)
+        types.append((x.dtype, x.shape))
+        return True
 
     def _prepared(self, batch: Sequence[Any], turn: str) -> tuple[tuple[Resident, Traced], list[Any]]:
         """The program for any batch, and its arrays."""
@@ -120,10 +136,7 @@ class TrainStep:
                 x = x if isinstance(x, Array) else borrowed(x)
                 buffers.append(moved_to(x._buffer(), self._where))
             types.append((x.dtype, x.shape))
-        flat = isinstance(tree, Branch) and all(isinstance(c, Leaf) for c in tree.children)
-        key: tuple[Any, ...] = (tuple(types), turn, self._structure)
-        if not flat:
-            key = (*key, tree)
+        key = tuple(types), form_of(tree), turn, self._structure
         found = self._programs.find(key)
         if found is None:
             found = self._programs[key] = self._compile(tree, [Spec(shape, dtype) for dtype, shape in types], turn)
@@ -135,6 +148,8 @@ class TrainStep:
         self._calls += 1
         arrays = [from_data(m, d) for m, d in zip(made, result.dtypes)]
         seen, self.statistics = unflatten(result.results, arrays)
+        if self._iteration.statistics == "check" and self.statistics is not None:
+            self.statistics.check(self._calls, gradients=not self._iteration.dynamic)
         return seen
 
     def _turn(self) -> str:
@@ -155,8 +170,8 @@ class TrainStep:
             self.optimizer.check(g)
         self._numbers = numbers
         self._structure = tuple(self.optimizer.structure(g) for g in groups)
-        vector = np.array([v for g in groups for v in flat_numbers(g, defaults).values()], np.float64)
-        self._vector = moved_to(vector, self._where)
+        flat = [v for g in groups for v in flat_numbers(g, defaults).values()]
+        self._vector = moved_to(np.repeat(np.array(flat, np.float64), STRIDE), self._where)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -216,7 +231,7 @@ class TrainStep:
             self._take_back()
         self._read_numbers()
         (resident, _), buffers = self._prepared(batch, self._turn())
-        state = [np.asarray(self._array(n)) for n in self._names]
+        state = [self._array(n).numpy() for n in self._names]
         others = [moved_to(b, HOST) for b in (self._vector, *buffers)]
         return resident.f.profile(*state, *others, repeats=repeats)
 
@@ -341,6 +356,14 @@ class TrainStep:
                     a._parts, a._pairs = held, None  # type: ignore[assignment]
 
 
+def form_of(tree: Tree) -> Any:
+    """The structure of a batch as a key."""
+    if isinstance(tree, Branch) and tree.type in (tuple, list, dict):
+        names = tree.names if tree.type is dict else ()
+        return tree.type, names, tuple([form_of(c) for c in tree.children])
+    return True if isinstance(tree, Leaf) else tree
+
+
 def draws(g: Graph, key: Value) -> bool:
     """Does a traced step draw random numbers? `key`: that of the next call, some of the words of which draws have the
     others.
@@ -396,7 +419,8 @@ def train_step(
             number, or "dynamic": halved where a gradient overflows, which skips the update, and doubled after 2,000
             updates without one.
         statistics: "cheap" computes the largest magnitude, the mean and the saturation of each gradient and of the
-            results of products and convolutions, in `step.statistics`.
+            results of products and convolutions, in `step.statistics`. "check" also raises NonFiniteError after a call
+            in which one is infinite or NaN, and so waits for each step.
         seed: of the keys.
         **options: see CompileOptions.
 
@@ -414,8 +438,8 @@ def train_step(
     number = isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool) and loss_scale > 0
     if loss_scale not in (None, "dynamic") and not number:
         raise InputError(f'train_step: loss_scale={loss_scale!r}, expected a positive number, "dynamic" or None')
-    if statistics not in (None, "cheap"):
-        raise InputError(f'train_step: statistics={statistics!r}, expected "cheap" or None')
+    if statistics not in (None, "cheap", "check"):
+        raise InputError(f'train_step: statistics={statistics!r}, expected "cheap", "check" or None')
     seed = checks.integer(seed, "seed", 0)
     module = BoundModule(params) if is_module(params) else None
     tree: Tree | None = None
@@ -432,8 +456,7 @@ def train_step(
     groups = _groups(optimizer, named)
     parameters = tuple(Parameter(n, groups[n], k) for k, n in enumerate(named))
     iteration = Iteration(
-        loss_fn, optimizer, parameters, tree, module, clip_norm, clip_value, accumulate, loss_scale,
-        statistics is not None,
+        loss_fn, optimizer, parameters, tree, module, clip_norm, clip_value, accumulate, loss_scale, statistics,
     )  # fmt: skip
     return TrainStep(iteration, list(named.values()), make_options(options), seed)
 

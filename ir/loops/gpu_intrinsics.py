@@ -30,7 +30,12 @@ def mma_m16n8k16(d: Array, a: Array, b: Array) -> Array:
 
 
 def ldmatrix_x4(rows: Array) -> Array:
-    """Load four 8 x 8 matrices: lane 8*m + r addresses row r of matrix m; each lane gets 2 elements of each."""
+    """Load four 8 x 8 matrices: lane 8*m + r addresses row r of matrix m; each lane gets 2 elements of each. Of
+    elements of 32 bits, four 8 x 4 ones, of which each lane gets one element.
+    """
+    if rows.shape[-1] == 4:
+        words = _warps(rows).reshape(-1, 4, 8, 4)
+        return np.stack([words[:, k, _LANE // 4, _LANE % 4] for k in range(4)], -1).reshape(rows.shape)
     m = _warps(rows).reshape(-1, 4, 8, 8)  # warp, matrix, row, column
     return np.stack([m[:, k // 2, _LANE // 4, 2 * (_LANE % 4) + k % 2] for k in range(8)], -1).reshape(rows.shape)
 
@@ -65,14 +70,24 @@ def shfl(x: Array, lane: Array) -> Array:
 
 def mma_m16n8k8(d: Array, a: Array, b: Array) -> Array:
     """d + a @ b in TF32 (10 mantissa bits, ties away). Lane registers: 4 of d and of a (16 x 8), 2 of b (8 x 8)."""
+    return _mma_m16n8k8(d, _tf32(a), _tf32(b))
+
+
+def mma_m16n8k8_cut(d: Array, a: Array, b: Array) -> Array:
+    """The same of operands that are cut off after 10 mantissa bits."""
+    return _mma_m16n8k8(d, _tf32(a, 0), _tf32(b, 0))
+
+
+def _mma_m16n8k8(d: Array, a: Array, b: Array) -> Array:
     warps = len(d) // 32
     left, right = np.zeros((warps, 16, 8), np.float32), np.zeros((warps, 8, 8), np.float32)
-    left[:, _GROUP + np.array([0, 8, 0, 8]), _IN_GROUP + np.array([0, 0, 4, 4])] = _warps(_tf32(a))
-    right[:, _IN_GROUP + np.array([0, 4]), _GROUP + np.zeros(2, np.int64)] = _warps(_tf32(b))
+    left[:, _GROUP + np.array([0, 8, 0, 8]), _IN_GROUP + np.array([0, 0, 4, 4])] = _warps(a)
+    right[:, _IN_GROUP + np.array([0, 4]), _GROUP + np.zeros(2, np.int64)] = _warps(b)
     return (_warps(d) + (left @ right)[:, _D_ROW, _D_COL]).reshape(d.shape).astype(np.float32)
 
 
-def _tf32(x: Array) -> Array:
+def _tf32(x: Array, half_unit: int = 0x1000) -> Array:
+    """Float32 numbers with 10 mantissa bits. `half_unit`: of the last one, for rounding; 0 cuts off."""
     finite = np.isfinite(x)
-    bits = (np.ascontiguousarray(x, np.float32).view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    bits = (np.ascontiguousarray(x, np.float32).view(np.uint32) + np.uint32(half_unit)) & np.uint32(0xFFFFE000)
     return np.where(finite, bits.view(np.float32), x)

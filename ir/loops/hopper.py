@@ -34,6 +34,8 @@ it) and by `wgmma_wait`. Threads' writes become visible to the engines by `fence
                                      on
     named_barrier(id, threads)       a barrier of a part of the block, whole warps
     cluster_barrier()                a barrier of all threads of all blocks of a cluster
+    cluster_arrive(), cluster_wait() its two halves: what a thread does ahead of the first is done for others behind
+                                     the second
     peer(addr, rank)                 a value: what lies at this address of a shared buffer in block `rank` of the
                                      cluster
     peer_store(addr, rank, v)        v goes to this address of a shared buffer in block `rank`; that block reads it
@@ -53,7 +55,8 @@ EFFECTS = (
     "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_prefetch", "tma_load", "tma_im2col",
     "tma_fetch", "tma_store", "bulk_commit", "bulk_wait_read",
     "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait",
-    "named_barrier", "cluster_barrier", "peer_store", "peer_send", "resident", "regs_give", "regs_take",
+    "named_barrier", "cluster_barrier", "cluster_arrive", "cluster_wait",
+    "peer_store", "peer_send", "resident", "regs_give", "regs_take",
 )  # fmt: skip
 
 GROUP = 128  # threads of a warp group

@@ -460,6 +460,10 @@ def cluster_barrier(it: Evaluator) -> None:
     it.grid.peeked = False
 
 
+def cluster_wait(it: Evaluator) -> None:
+    """Nothing: threads are in step, so that they met where they arrived."""
+
+
 def peer(it: Evaluator, r: Expr, rank: Expr) -> Array:
     """What lies at an address in the same shared buffer of another block of the cluster."""
     assert isinstance(r, Ref)
@@ -521,6 +525,7 @@ EFFECTS: dict[str, Callable[..., None]] = {
     "fence_async": fence_async, "stmatrix_x4": stmatrix_x4, "wgmma": wgmma, "wgmma_kn": wgmma_kn,
     "wgmma_fence": wgmma_fence, "wgmma_commit": wgmma_commit,
     "wgmma_wait": wgmma_wait, "named_barrier": named_barrier, "cluster_barrier": cluster_barrier,
+    "cluster_arrive": cluster_barrier, "cluster_wait": cluster_wait,
     "peer_store": peer_store, "peer_send": peer_send, "resident": nothing, "regs_give": nothing, "regs_take": nothing,
     "tma_prefetch": nothing, "tma_fetch": nothing,
 }  # fmt: skip

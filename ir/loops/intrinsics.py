@@ -187,10 +187,11 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("shfl_up", gpu.shfl_up, lambda x, n: (x.dtype, x.lanes), collective=True),
     Intrinsic("shfl_down", gpu.shfl_down, lambda x, n: (x.dtype, x.lanes), collective=True),
     Intrinsic("shfl", gpu.shfl, lambda x, lane: (x.dtype, x.lanes), collective=True),
-    Intrinsic("ldmatrix_x4", gpu.ldmatrix_x4, lambda r: (r.dtype, 8), collective=True),
+    Intrinsic("ldmatrix_x4", gpu.ldmatrix_x4, lambda r: (r.dtype, r.lanes), collective=True),
     Intrinsic("ldmatrix_x4_trans", gpu.ldmatrix_x4_trans, lambda r: (r.dtype, 8), collective=True),
     Intrinsic("mma_m16n8k16", gpu.mma_m16n8k16, lambda d, a, b: (d.dtype, 4), collective=True),
     Intrinsic("mma_m16n8k8", gpu.mma_m16n8k8, lambda d, a, b: (d.dtype, 4), collective=True),
+    Intrinsic("mma_m16n8k8_cut", gpu.mma_m16n8k8_cut, lambda d, a, b: (d.dtype, 4), collective=True),
     # the kernel before this one may still run until pdl_wait(), and the one after it may begin from pdl_launch() on
     Intrinsic("pdl_wait", effect=True), Intrinsic("pdl_launch", effect=True),
     # cp_async(to, from[, n]): a thread copies as many lanes as `to` says; past the first n it writes 0. wait(n): all

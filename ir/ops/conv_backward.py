@@ -2,6 +2,7 @@
 turned for the images' one.
 
     conv_backward_filter   w[o, c, k] = sum over n, p of x[n, c, p*stride + k*dilation - pad] * g[n, o, p]
+                           parts=P: of each P-th of the images, one below the other
     turn_filters           y[c, o, k] = w[o, c, K - 1 - k], of each group: a transposed convolution's as a convolution's
 
 The first is linear in both operands, and its own gradient is a convolution and a transposed one.
@@ -36,6 +37,7 @@ def _type(
     pads: Pads | None = None,
     dilations: Ints | None = None,
     group: int = 1,
+    parts: int = 1,
 ) -> TensorType:
     ok = 3 <= x.rank <= 5 and g.rank == x.rank
     require(ok, "conv_backward_filter needs 1 to 3 spatial dims and equal ranks; got {} and {}", x, g)
@@ -47,7 +49,9 @@ def _type(
     want = (x.shape[0], *win.sizes(x.shape[2:]))
     ok = all(map(same_dim, (g.shape[0], *g.shape[2:]), want))
     require(ok, "the convolution of {} gives {} images of {}; its cotangent is {}", x, want[0], want[1:], g)
-    return TensorType(dtype, (g.shape[1], dim(const(x.shape[1]) // group), *kernel))
+    ok = parts == 1 or (parts > 0 and isinstance(x.shape[0], int) and x.shape[0] % parts == 0)
+    require(ok, "the images of {} do not come in {} equal parts", x, parts)
+    return TensorType(dtype, (dim(const(g.shape[1]) * parts), dim(const(x.shape[1]) // group), *kernel))
 
 
 def _compute(
@@ -59,25 +63,33 @@ def _compute(
     pads: Pads | None,
     dilations: Ints | None,
     group: int,
+    parts: int,
 ) -> Tensor:
     rank = len(kernel)
     win = window(rank, kernel, strides, pads, dilations)
     channels, per_group = dim(const(x.dims[1]) // group), const(g.dims[1]) // group
+    made, images = g.dims[1], dim(const(g.dims[0]) // parts)
 
     def positions(v: Sequence[Expr]) -> tuple[Expr, ...]:
         return win.positions(v[3 + rank :], v[2 : 2 + rank])
 
     def value(*v: Expr) -> Expr:
         o, c, n = v[0], v[1], v[2 + rank]
+        if parts > 1:
+            o, n = v[0] % made, v[0] // made * images + n
         first = o // per_group * channels + c
         wide = x.dtype.computed
         return cast(x[(n, first, *positions(v))], wide) * cast(g[(n, o, *v[3 + rank :])], wide)
 
     where = (lambda *v: win.inside(positions(v), x.dims[2:])) if win.padded else None
-    return te.reduce((g.dims[1], channels, *kernel), (g.dims[0], *g.dims[2:]), x.dtype, "sum", value, where)
+    filters = dim(const(made) * parts), channels, *kernel
+    return te.reduce(filters, (images, *g.dims[2:]), x.dtype, "sum", value, where)
 
 
-def _reference(x: Array, g: Array, *, kernel: tuple[int, ...], group: int = 1, **sides: Any) -> Array:
+def _reference(x: Array, g: Array, *, kernel: tuple[int, ...], group: int = 1, parts: int = 1, **sides: Any) -> Array:
+    if parts > 1:
+        each = zip(np.split(x, parts), np.split(g, parts))
+        return np.concatenate([_reference(a, b, kernel=kernel, group=group, **sides) for a, b in each])
     win = window(len(kernel), kernel, **sides)
     padded, (n, o), sizes = pad_numpy(x, win, 0), g.shape[:2], g.shape[2:]
     c, flat = x.shape[1] // group, int(np.prod(sizes))
@@ -90,10 +102,17 @@ def _reference(x: Array, g: Array, *, kernel: tuple[int, ...], group: int = 1, *
 
 
 def _reference_at(
-    inputs: Sequence[Array], points: Array, *, kernel: tuple[int, ...], group: int = 1, **sides: Any
+    inputs: Sequence[Array], points: Array, *, kernel: tuple[int, ...], group: int = 1, parts: int = 1, **sides: Any
 ) -> Array:
     """For each offset within the window, the asked pairs of channels."""
     x, g = inputs
+    if parts > 1:
+        made, found = g.shape[1], np.zeros(len(points), float64(x[:0, :0]).dtype)
+        for k, both in enumerate(zip(np.split(x, parts), np.split(g, parts))):
+            mine = points[:, 0] // made == k
+            own = points[mine] - np.array([k * made] + [0] * (points.shape[1] - 1))
+            found[mine] = _reference_at(both, own, kernel=kernel, group=group, **sides)
+        return found
     win = window(len(kernel), kernel, **sides)
     padded, c, o, sizes = pad_numpy(x, win, 0), x.shape[1] // group, g.shape[1] // group, g.shape[2:]
     out = np.zeros(len(points), float64(x[:0, :0]).dtype)
@@ -147,7 +166,7 @@ CONV_BACKWARD_OPS: tuple[OpDef, ...] = (
         flops=_flops,
         traits=CONTRACTION,
         contraction=ContractionForm.FILTERS,
-        terms=lambda x, g, **_: product((g.shape[0], *g.shape[2:])),
+        terms=lambda x, g, *, parts=1, **_: dim(const(product((g.shape[0], *g.shape[2:]))) // parts),
         equal_dims=lambda x, g, **_: [(x.shape[0], g.shape[0])],
         vjp=rules.conv_backward_filter,
         samples=(

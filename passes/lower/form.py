@@ -198,6 +198,7 @@ class Contraction(Form):
     acc: Buffer
     store: Store
     swapped: bool = False  # b is the first factor of the product
+    more: tuple[Store, ...] = ()  # of other outputs, at the same elements, ahead of `store`
     around: frozenset[Var] = frozenset()
 
     @cached_property
@@ -258,7 +259,8 @@ class Contraction(Form):
 
     @property
     def loads(self) -> list[Load]:
-        every = (self.a.value, self.b.value, *self.a.conds, *self.b.conds, *self.store.idx, self.store.value)
+        stores = (e for s in (*self.more, self.store) for e in (*s.idx, s.value))
+        every = (self.a.value, self.b.value, *self.a.conds, *self.b.conds, *stores)
         return [x for e in every for x in walk(e) if isinstance(x, Load)]
 
     @property
@@ -280,7 +282,9 @@ class Normed(Contraction):
     kind = "normed"
 
 
-def contraction(form: Form, kernel: Kernel, r: Reduction, store: Store) -> Contraction | None:
+def contraction(
+    form: Form, kernel: Kernel, r: Reduction, store: Store, more: tuple[Store, ...] = ()
+) -> Contraction | None:
     """A kernel as the contraction that one of its reductions is; None where that is no sum of products."""
     term = r.term
     factors = term.args if isinstance(term, Op) and term.name == "*" else ()
@@ -293,7 +297,7 @@ def contraction(form: Form, kernel: Kernel, r: Reduction, store: Store) -> Contr
         cls(
             outer=form.outer, panels=form.panels, reductions=form.reductions, kernel=kernel,
             red=Axis(r.loops), a=a, b=b, acc=r.acc,
-            store=store, around=r.around,
+            store=store, more=more, around=r.around,
         )
     )  # fmt: skip
 
@@ -341,9 +345,12 @@ def _moved(c: Contraction, env: dict[Expr, Expr], loops: Mapping[Var, tuple[Var,
     def over(old: Sequence[Var]) -> tuple[Var, ...]:
         return tuple(v for x in old for v in loops.get(x, (x,)))
 
-    idx = tuple(substitute(i, env) for i in c.store.idx)
-    store = replace(c.store, idx=idx, value=substitute(c.store.value, env))
-    return _sided(replace(c, outer=over(c.outer), red=Axis(over(c.red.loops)), a=at(c.a), b=at(c.b), store=store))
+    def stored(s: Store) -> Store:
+        return replace(s, idx=tuple(substitute(i, env) for i in s.idx), value=substitute(s.value, env))
+
+    store, more = stored(c.store), tuple(map(stored, c.more))
+    both = replace(c, outer=over(c.outer), red=Axis(over(c.red.loops)), a=at(c.a), b=at(c.b), store=store, more=more)
+    return _sided(both)
 
 
 def _fused(c: Contraction, loops: Sequence[Var], sides: Sequence[int]) -> Contraction:
@@ -359,21 +366,26 @@ def _fused(c: Contraction, loops: Sequence[Var], sides: Sequence[int]) -> Contra
 
 
 def _collapsed(c: Contraction, keep: Collection[str]) -> Contraction:
-    kernel, (x, y), store = collapsed(c.kernel, (c.a.value, c.b.value), c.store, keep)
-    return replace(c, kernel=kernel, a=replace(c.a, value=x), b=replace(c.b, value=y), store=store)
+    kernel, (x, y), (store, *more) = collapsed(c.kernel, (c.a.value, c.b.value), (c.store, *c.more), keep)
+    factors = replace(c.a, value=x), replace(c.b, value=y)
+    return replace(c, kernel=kernel, a=factors[0], b=factors[1], store=store, more=tuple(more))
 
 
 def collapsed(
-    kernel: Kernel, exprs: Sequence[Expr], store: Store, keep: Collection[str] = ()
-) -> tuple[Kernel, list[Expr], Store]:
-    """Join axes of buffers whose indices have become one, in expressions and a store; parameters keep their places."""
-    reads = [(x.buf, x.idx) for e in (*exprs, *store.idx, store.value) for x in walk(e) if isinstance(x, Load)]
-    now, index = joined_axes(kernel.entry.buffers, [*reads, (store.buf, store.idx)], keep)
-    go, to = rereading(now, index), store.buf
-    at = index(to, store.idx) if to in now else store.idx
+    kernel: Kernel, exprs: Sequence[Expr], stores: Sequence[Store], keep: Collection[str] = ()
+) -> tuple[Kernel, list[Expr], list[Store]]:
+    """Join axes of buffers whose indices have become one, in expressions and stores; parameters keep their places."""
+    every = (*exprs, *(e for s in stores for e in (*s.idx, s.value)))
+    reads = [(x.buf, x.idx) for e in every for x in walk(e) if isinstance(x, Load)]
+    now, index = joined_axes(kernel.entry.buffers, [*reads, *((s.buf, s.idx) for s in stores)], keep)
+    go = rereading(now, index)
     params = tuple(now.get(p, p) if isinstance(p, Buffer) else p for p in kernel.entry.params)
     kernel = replace(kernel, funcs=(*kernel.funcs[:-1], replace(kernel.entry, params=params)))
-    return kernel, [go(e) for e in exprs], replace(store, buf=now.get(to, to), idx=at, value=go(store.value))
+    made = [
+        replace(s, buf=now.get(s.buf, s.buf), idx=index(s.buf, s.idx) if s.buf in now else s.idx, value=go(s.value))
+        for s in stores
+    ]
+    return kernel, [go(e) for e in exprs], made
 
 
 def _neighbours(c: Contraction, v: Var) -> int:

@@ -143,6 +143,7 @@ class _Lowering:
             Hashable, tuple[frozenset[Var], Expr]
         ] = {}  # reductions -> where they are placed, and the result
         self.memo: dict[Expr, Expr] = {}
+        self.stores: list[Store] = []  # of the outputs, in order
         self.pad_loops: set[str] = set()  # loops over an axis that has padding lanes
         t = self.output.type
         if t.layout is not None:
@@ -181,11 +182,14 @@ class _Lowering:
         if result.stage is not None and result.stage.own is not None:
             return Scan(outer=outer, panels=self.panels, reductions=reductions, along=outer[-1:])
         if len(self.products) > 1:
-            return Weighted(outer=outer, panels=self.panels, reductions=reductions, kernel=kernel, store=self.store)
+            return Weighted(
+                outer=outer, panels=self.panels, reductions=reductions, kernel=kernel, store=self.stores[-1]
+            )
         cls = Rows if reductions else Map
         form = cls(outer=outer, panels=self.panels, reductions=reductions)
         anchors = [r for t, r in self.reductions if t in self.products]
-        return (len(anchors) == 1 and contraction(form, kernel, anchors[0], self.store)) or form
+        *more, last = self.stores
+        return (len(anchors) == 1 and contraction(form, kernel, anchors[0], last, tuple(more))) or form
 
     def other_dims(self) -> set[Var]:
         """Symbolic dims that occur in the loops only (a result may have a dim that no buffer shows by itself)."""
@@ -287,8 +291,13 @@ class _Lowering:
         shape, left = outs[self.output].shape, list(self.outputs)
         at = [te.placeholder_axis(f"ahead{k}") for k in range(len(layout.parts))]  # loops that are not open yet
         order = self.order(results, layout.logical(tuple(at)), at, shape)
+        goal = self.element(results[self.output], layout.logical(tuple(at)))
+        at_once = len(self.outputs) == 1 and not any(True for _ in pending(goal, {}))  # nothing ahead of the last loop
 
         def open_loops(depth: int) -> None:
+            if at_once and depth < len(order):
+                open_loop(depth)
+                return
             logical = layout.logical(tuple(at))
             bound = frozenset(at[k] for k in order[:depth]) | frozenset(self.graph.dims.values())
             places = {v: self.place_of(v, logical) for v in left}
@@ -301,8 +310,10 @@ class _Lowering:
             for v in self.in_safe_order(ready, values, outs):
                 left.remove(v)
                 self.write(v, outs[v], tuple(at) if self.is_whole(v) else places[v], places[v], values[v])
-            if last:
-                return
+            if not last:
+                open_loop(depth)
+
+        def open_loop(depth: int) -> None:
             k = order[depth]
             with self.b.loop(_loop_name(layout, k), shape[k]) as loop:
                 at[k] = loop
@@ -515,8 +526,8 @@ class _Lowering:
             for k in {p.axis for p in t.layout.parts if p.div > 1}:
                 if value(const(t.shape[k]) - 1 - logical[k]) is None and not nonneg(const(t.shape[k]) - 1 - logical[k]):
                     v = select(logical[k] < const(t.shape[k]), v, const(0, t.dtype))
-        self.store = Store(out, at or (const(0),), v)
-        self.b.emit(self.store)
+        self.stores.append(Store(out, at or (const(0),), v))
+        self.b.emit(self.stores[-1])
 
 
 def _buffer(name: str, t: TensorType) -> Buffer:

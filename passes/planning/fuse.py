@@ -27,7 +27,7 @@ from dnnc.passes.analysis.alias import find_aliases, root
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
-from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part
+from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part, Several
 from dnnc.passes.planning.order import in_order
 from dnnc.passes.rewrite import producer
 
@@ -69,17 +69,18 @@ def plan_fusion(
     normed: Normed | None = None,
     cut: Collection[Node] = (),
     serial_rows: bool = False,
+    stores_several: Several | None = None,
 ) -> FusionPlan:
-    """Group nodes with layouts. `fuse=False`: each alone; `align`, `normed`, `serial_rows`: see TargetFacts; `cut`:
-    kept apart.
+    """Group nodes with layouts. `fuse=False`: each alone; `align`, `normed`, `serial_rows`, `stores_several`: see
+    TargetFacts; `cut`: kept apart.
     """
     apart: set[Node] = set()
     while True:
-        fuser = _Fuser(graph, fuse, align, normed, apart, cut, serial_rows)
-        plan = fuser.run()
+        fuser = _Fuser(graph, fuse, align, normed, apart, cut, serial_rows, stores_several)
+        fuser.walk()
         broken = fuser.broken()
         if not broken:
-            return plan
+            return fuser.plan()
         apart |= broken
 
 
@@ -95,9 +96,10 @@ class _Fuser:
         apart: Collection[Node],
         cut: Collection[Node],
         serial_rows: bool,
+        stores_several: Several | None,
     ) -> None:
         self.graph, self.fuse, self.normed, self.apart, self.cut = graph, fuse, normed, apart, cut
-        self.serial_rows = serial_rows
+        self.serial_rows, self.stores_several = serial_rows, stores_several
         self.nodes = list(graph.nodes())
         self.order = {n: i for i, n in enumerate(self.nodes)}
         self.outputs = set(graph.outputs)
@@ -116,7 +118,8 @@ class _Fuser:
         self.along: set[Node] = set()  # nodes that are computed along the rows of their group, or once for each
         self.indexing: set[Node] = set()  # nodes of which an index is made within their group
 
-    def run(self) -> FusionPlan:
+    def walk(self) -> None:
+        """Put each node into a group."""
         for n in reversed(self.nodes):
             g = self.target(n) if self.fuse and n not in self.cut else None
             if g is None:
@@ -128,8 +131,13 @@ class _Fuser:
             if self.kind[g] == "map":
                 self.kind[g] = kind_of(n)
             self.note_rows(n, g)
+
+    def plan(self) -> FusionPlan:
+        """Join groups; what is left are kernels."""
         parts = {g: Part(tuple(ns[::-1]), self.kind[g]) for g, ns in self.members.items()}
-        joiner = Joiner(self.graph, parts, self.numbers, self.no_kernel, self.cut, self.serial_rows)
+        joiner = Joiner(
+            self.graph, parts, self.numbers, self.no_kernel, self.cut, self.serial_rows, self.stores_several
+        )
         parts = joiner.run() if self.fuse else parts
         groups: list[Group] = []
         inside: set[Value] = set()  # values that no one but their own group sees
@@ -138,7 +146,7 @@ class _Fuser:
                 continue
             last = p.nodes[-1]
             outs = joiner.outputs(p.nodes) or list(last.outputs[:1])
-            one = p.kind in ("map", "reduction") and self.one_kernel(p, outs)
+            one = p.kind in ("map", "reduction", "contraction") and self.one_kernel(p, outs)
             inside.update(v for n in p.nodes[:-1] for v in n.outputs if not joiner.is_read(v, p.nodes))
             made = [tuple(last.outputs)] if p.kind == "control" else [tuple(outs)] if one else [(v,) for v in outs]
             groups += [Group(p.nodes, vs, p.kind) for vs in made]
@@ -327,10 +335,11 @@ class _Fuser:
         ):  # not a window, which reads each element several times, nor what is itself a choice among operands
             again = n.op.cost >= Cost.LIGHT and not self.once_in_row(n, u)
             return v is u.inputs[0] and not again and Trait.WINDOW not in u.op.traits and n.op.name != "concat"
-        if (
-            Trait.CONTRACTION in u.op.traits
-        ):  # reading through a transpose costs address arithmetic alone, in the broadcast operand
-            turned = v is u.inputs[0] and producer(v, "transpose") is not None
+        if Trait.CONTRACTION in u.op.traits:
+            # reading through a transpose costs address arithmetic alone: in the broadcast operand of vectors, and in
+            # both where tiles are copied to near memory first
+            product = u.op.contraction is ContractionForm.PRODUCT and not self.serial_rows
+            turned = (v is u.inputs[0] or product) and producer(v, "transpose") is not None
             if turned and self.serial_rows and _reads_across_cache(v, u):
                 return False
             return v.type.row_major and (turned or _looks_up_matrices(n, u))

@@ -9,7 +9,8 @@ An output may take the memory of an input that was donated for it, and no other.
 
 Only groups without an anchor, scatters, and what is computed of the numbers of rows: a contraction's tiles overlap at
 the end of a row, and the second store would read what the first wrote. So the update of a large donated array is kept
-apart from the product of its gradient (`fuse`). Of several outputs, each may take an input that no store ahead of its
+apart from the product of its gradient (`fuse`), unless the target's kernels store each element once and may store
+several arrays (`stores_several`). Of several outputs, each may take an input that no store ahead of its
 own overwrites.
 """
 
@@ -35,7 +36,7 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Value, Value]:
     aliases = {v: (source, at) for v, source, at in plan.views}
     donated = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
     for g in plan.groups:
-        if g.kind in ("map", "scatter") or (g.kind == "reduction" and len(g.outputs) > 1):
+        if g.kind in ("map", "scatter") or (g.kind in ("reduction", "contraction") and len(g.outputs) > 1):
             wanted = {v: _wanted(graph, g, v, aliases, donated) for v in g.outputs}
             if not any(wanted.values()):
                 continue
@@ -52,11 +53,11 @@ def _wanted(graph: Graph, g: Group, output: Value, aliases: Aliases, donated: Ma
     """The inputs that an output could take by their type, and by whose memory they are."""
     whole, at = root(aliases, output)
     donor = donated.get(whole)
-    if output in graph.outputs and donor is None:
+    if donor is None and graph.is_output(output):
         return []
     wanted = [v for v in group_inputs(g.nodes) if v.type == output.type and not graph.variance(v).call_invariant]
     if donor is None:
-        wanted = [v for v in wanted if v not in graph.inputs]
+        wanted = [v for v in wanted if v.node is not None]
     else:
         wanted = [v for v in wanted if root(aliases, v) == (donor, 0) and at == 0]
     read = [root(aliases, v)[0] for v in group_inputs(g.nodes)]

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from dnnc.ir.autodiff.residuals import nominal_bytes
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import Cost, Trait
 from dnnc.passes.analysis.kinds import is_pointwise, kind_of
@@ -29,7 +28,7 @@ from dnnc.passes.analysis.rows import Rows, rows_of
 
 MAX_NODES = 32  # of a group: longer chains gain nothing and make kernels that nobody can read
 FAR = 4  # contractions from a reader of one group to another group: it would run far ahead of its place there
-LARGE = 1 << 16  # bytes of a result that takes memory while it waits
+Several = Callable[[Node], bool]  # `stores_several` of TargetFacts
 MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds
 
 
@@ -56,12 +55,13 @@ class Joiner:
         no_kernel: Callable[[Node], bool],
         cut: Collection[Node],
         serial_rows: bool = False,
+        stores_several: Several | None = None,
     ) -> None:
         """`numbers`: of rows; `no_kernel`: does a node need none; `cut`: nodes whose groups are not joined;
-        `serial_rows`: see TargetFacts.
+        `serial_rows`, `stores_several`: see TargetFacts.
         """
         self.graph, self.parts, self.numbers, self.no_kernel, self.cut = graph, dict(parts), numbers, no_kernel, cut
-        self.before, self.serial_rows = dict(parts), serial_rows
+        self.before, self.serial_rows, self.stores_several = dict(parts), serial_rows, stores_several
         self.order = {n: k for k, n in enumerate(graph.nodes())}
         self.contractions = list(accumulate(int(kind_of(n) == "contraction") for n in self.order))  # up to each node
         self.needed: dict[Node, int] = {}  # of these, the number of the last one of which a node is computed
@@ -71,6 +71,8 @@ class Joiner:
         self.results = set(graph.outputs)
         self.donated = {self.source(graph.outputs[k]) for k in graph.donated}
         self.of = {n: g for g, p in parts.items() for n in p.nodes}
+        self.of_before = dict(self.of)
+        self.tried: dict[tuple[tuple[Node, ...], ...], Part | None] = {}  # nodes as one pass, by those of both groups
         self.fed = self.find_fed()
 
     def source(self, v: Value) -> Value:
@@ -98,7 +100,7 @@ class Joiner:
         rows = next((r for r in map(rows_of, nodes) if r is not None), None)
         if rows is None:
             return
-        part_of = {n: k for k, p in self.before.items() for n in p.nodes if self.of[n] == g}
+        part_of = {n: self.of_before[n] for n in nodes}
         for k in {part_of[n] for n in nodes if n.outputs[0] in self.outputs(nodes) and rows.of_elements(n.outputs[0])}:
             part = self.before[k]
             others = {v for n in nodes if part_of[n] != k for v in n.outputs}
@@ -136,10 +138,14 @@ class Joiner:
         """May a group be joined with others?"""
         nodes = self.parts[g].nodes
         return (
-            all(kind_of(n) in ("map", "reduction") and Trait.SEQUENTIAL not in n.op.traits for n in nodes)
+            all(self.joinable(n) and Trait.SEQUENTIAL not in n.op.traits for n in nodes)
             and all(len(n.outputs) == 1 and n not in self.cut for n in nodes)
             and not all(map(self.no_kernel, nodes))
         )
+
+    def joinable(self, n: Node) -> bool:
+        product = kind_of(n) == "contraction" and self.stores_several is not None and self.stores_several(n)
+        return product or kind_of(n) in ("map", "reduction")
 
     def neighbours(self, b: int) -> Iterator[int]:
         """Groups ahead of b whose results it reads, through views too, and those that read what it reads."""
@@ -173,26 +179,34 @@ class Joiner:
         """The two groups as one, with the views between them; None where they stay apart."""
         first, second = self.parts[a].nodes, self.parts[b].nodes
         views = self.views_between(set(first), b)
+        tried = first, tuple(views), second
+        if tried not in self.tried:
+            kinds = self.parts[a].kind, self.parts[b].kind
+            kind = next((k for k in ("contraction", "reduction") if k in kinds), "map")
+            self.tried[tried] = self.together(*tried, kind)
+        part = self.tried[tried]
+        return None if part is None or self.runs_between(part.nodes) else part
+
+    def together(
+        self, first: tuple[Node, ...], views: tuple[Node, ...], second: tuple[Node, ...], kind: str
+    ) -> Part | None:
+        """The nodes of two groups as one, whatever runs between them; None if that is not one pass."""
         nodes = tuple(sorted({*first, *views, *second}, key=self.order.__getitem__))
         outputs = self.outputs(nodes)
         if len(nodes) > MAX_NODES or len(outputs) > MOST_OUTPUTS:
             return None
         if main_output(nodes, outputs) is None or not self.in_one_pass(nodes, outputs, {*first}, {*second}):
             return None
-        kind = "reduction" if "reduction" in (self.parts[a].kind, self.parts[b].kind) else "map"
-        return None if self.is_far(first, second) or self.runs_between(nodes) else Part(nodes, kind)
+        return None if self.is_far(first, second) else Part(nodes, kind)
 
     def is_far(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
-        """Would the second nodes run far ahead of their place, where a reader of the first ones stands?
-
-        That takes memory if what they read is of products made later, or if what they make is large and waits.
+        """Would contractions whose results the second nodes read run far ahead of their place, where a reader of the
+        first nodes stands?
         """
         inside = {*first, *second}
         readers = [self.order[u] for n in first for v in n.outputs for u in self.readers(v) if u not in inside]
         makers = {v.node for n in second for v in n.inputs if v is not None} - inside
         late = max((self.needed[n] for n in makers if n is not None), default=0)
-        if any(self.is_read(v, inside) and nominal_bytes(v.type) >= LARGE for n in second for v in n.outputs):
-            late = self.contractions[self.order[second[-1]]]
         return bool(readers) and late - self.contractions[min(readers)] >= FAR
 
     def readers(self, v: Value) -> Iterator[Node]:
@@ -251,12 +265,14 @@ class Joiner:
                     fed[g], changed = found, True
         return fed
 
-    def merge_fed(self, groups: Collection[int], b: int) -> None:
+    def merge_fed(self, groups: set[int], b: int) -> None:
         """Whatever feeds one of these groups, which are one from now on, feeds all that any of them feeds."""
         mask, found = sum(1 << g for g in groups), 1 << b
         for g in groups:
             found |= self.fed[g]
         self.fed[b] = found & ~mask
+        for g in groups - {b}:
+            del self.fed[g]
         for g, feeds in self.fed.items():
             if feeds & mask:
                 self.fed[g] = feeds | found
@@ -268,6 +284,8 @@ class Joiner:
     ) -> bool:
         """Are the results computed in one pass over memory, in which something is read once and not twice?"""
         anchors = [n for n in nodes if kind_of(n) != "map"]
+        if any(kind_of(n) == "contraction" for n in anchors):
+            return len(anchors) == 1 and self.goes_on(nodes, outputs, first, second)
         kinds = {rows_of(n) for n in anchors}
         if len(kinds) > 1 or None in kinds:
             return _same_windows(nodes)
@@ -287,6 +305,19 @@ class Joiner:
             return all(n in along for n in crossing) and not (again and any(_takes_long(n, rows) for n in first))
         mine, theirs = (self.along_operands([n for n in along if n in part], rows) for part in (first, second))
         return bool(mine & theirs)
+
+    def goes_on(
+        self, nodes: Sequence[Node], outputs: Sequence[Value], first: Collection[Node], second: Collection[Node]
+    ) -> bool:
+        """Does the second group compute elements of what the first one, a contraction's, makes of the same places?"""
+        along, made = self.along(nodes, outputs, None), {v for n in first for v in n.outputs}
+        crossing = {n for n in first if any(u in second for u, _ in n.outputs[0].uses)}
+        for n in (n for n in nodes if n in second):
+            if not made.isdisjoint(n.inputs) or n.outputs[0] in outputs:
+                if n not in along:
+                    return False
+                made.update(n.outputs)
+        return bool(crossing) and crossing <= along
 
     def along(self, nodes: Sequence[Node], outputs: Sequence[Value], rows: Rows | None) -> set[Node]:
         """The nodes each of whose elements is computed once in the pass, or once for each row: all that reads them in

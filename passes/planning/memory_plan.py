@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dnnc.ir.arena import ALIGN, Arena, Piece, place_slots
 from dnnc.ir.expr import Var, const, value
@@ -68,7 +69,7 @@ class MemoryPlan:
     bound: tuple[tuple[Value, TensorType], ...] = ()
     guests: tuple[Guest, ...] = ()
 
-    @property
+    @cached_property
     def arena(self) -> Arena:
         """The slots as sizes and lifetimes."""
         lives = tuple((s.first, s.last) for s in self.slots)

@@ -71,11 +71,16 @@ class _Order:
         for k, vs in enumerate(self.read):
             for v in vs:
                 self.readers[v].add(k)
-        self.donors: list[tuple[list[int], set[int]]] = []  # groups that read a donated input, and that write there
-        for k, j in graph.donated.items():
-            x, y = graph.inputs[j], owner(graph.outputs[k])
-            read = [i for i, vs in enumerate(inputs) if any(owner(v) is x for v in vs)]
-            self.donors.append((read, {i for i, vs in enumerate(made) if y in vs}))
+        given: dict[Value, list[int]] = {v: [] for v in graph.inputs}
+        for k, vs in enumerate(inputs):
+            for x in {owner(v) for v in vs} & given.keys():
+                given[x].append(k)
+        writers: dict[Value, set[int]] = {}
+        for k, vs in enumerate(made):
+            for y in vs:
+                writers.setdefault(y, set()).add(k)
+        pairs = [(graph.inputs[j], owner(graph.outputs[k])) for k, j in graph.donated.items()]
+        self.donors = [(given[x], writers.get(y, set())) for x, y in pairs]  # groups that read, and that write there
 
     def by_place(self) -> list[int]:
         """Each behind those that it reads, otherwise by their last nodes.

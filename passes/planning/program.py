@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Protocol, Union
 
+from dnnc.ir.arena import Arena
 from dnnc.ir.errors import DnncError, InternalError, locations
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Node, Value
@@ -133,6 +134,11 @@ class ScheduledGraph:
     steps: tuple[AnyStep, ...]
     region: Region
     planner: Planner | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def arena(self) -> Arena:
+        """The memory between kernels; its offsets are computed once for the same sizes."""
+        return self.memory.arena
 
     @property
     def can_step_down(self) -> bool:
@@ -267,7 +273,7 @@ def _turns(
 
 def plan_region(graph: Graph, fuse: bool = True, facts: TargetFacts = ANY_TARGET, cut: Collection[Node] = ()) -> Region:
     """Group nodes, nested ones too, and find work in place. `cut`: nodes kept apart from their readers' groups."""
-    fusion = plan_fusion(graph, fuse, facts.align, facts.fuses_norm, cut, facts.serial_rows)
+    fusion = plan_fusion(graph, fuse, facts.align, facts.fuses_norm, cut, facts.serial_rows, facts.stores_several)
     nested = {
         g: tuple(plan_region(s, fuse, facts, cut) for s in g.nodes[0].subgraphs())
         for g in fusion.groups

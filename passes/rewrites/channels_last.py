@@ -2,6 +2,7 @@
 
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
     y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats
+    w = conv_backward_filter(x, g)   ->   pack(w @ "0 2 3 1" = conv_backward_filter(x @ "0 2 3 1", g @ "0 2 3 1"))
 
 Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), for vector loads and TMA. First layers, whose
 images have a few channels, are read as they come. Tensor cores want both operands with the reduced axis innermost, so
@@ -56,6 +57,31 @@ class _ChannelsLast(Layouts):
         filters = taps_first(out.rank, block) if depthwise else last(out.rank, 0, block)
         self.set_input(n, 1, filters if take else ROW_MAJOR)
         self.set_output(n, last(out.rank, 0, fill))
+
+    def backward_filter(self, n: Node) -> None:
+        """Images and cotangents with channels last, so that vectors of channels are read whatever the tap; the filters
+        are packed for who reads them.
+        """
+        x, g = n.inputs
+        assert x is not None and g is not None
+        rank, group = n.output.type.rank, n.attrs["group"]
+        channels, made = x.type.shape[1], g.type.shape[1]
+        if not isinstance(channels, int) or not isinstance(made, int):
+            return self.plain(n)
+        depthwise = group != 1 and group == channels == made
+        grouped = group != 1 and not depthwise
+        fill, block = (1, 1) if grouped else (_block(g.type, made), _block(x.type, channels))
+        take = not x.type.row_major or channels >= ACCESS // x.type.dtype.bytes
+        self.set_input(n, 0, last(rank, 0, block) if take else ROW_MAJOR)
+        self.set_input(n, 1, last(rank, 0, fill))
+        uses, results = list(n.output.uses), [k for k, v in enumerate(self.graph.outputs) if v is n.output]
+        if take:
+            self.set_output(n, taps_first(rank, block) if depthwise else last(rank, 0, block))
+            plain = self.relaid(n.output, ROW_MAJOR)
+            for u, k in uses:
+                u.set_input(k, plain)
+            for k in results:
+                self.graph.outputs[k] = plain
 
     def matmul(self, n: Node) -> None:
         b = n.inputs[1]

@@ -167,6 +167,42 @@ def sink_expand(m: Match) -> Value:
     return m.expanded(m.like(inputs))
 
 
+def hoist_units(m: Match) -> Value:
+    """reshape(equal(x: i32[7, 1], y: i32[9]), shape=(7, 1, 9)) -> equal(reshape(x), reshape(y)): no operand is full"""
+    n = m.node(m.operand(m.root, 0), *BROADCASTING)
+    old, new = n.output.type.shape, m.root.output.type.shape
+    m.require(_differ_by_units(old, new), "not only dims of size 1 come or go")
+    m.require(_of_broadcasts(m.sole(n)), "an operand is as large as the result")
+
+    def reshaped(v: Value | None) -> Value | None:
+        if v is None or not v.type.shape:
+            return v
+        own = iter([d for d, e in zip((1,) * (len(old) - v.type.rank) + v.type.shape, old) if not same_dim(e, 1)])
+        return m.b.reshape(v, shape=tuple(d if same_dim(d, 1) else next(own) for d in new))  # type: ignore[no-any-return]
+
+    return m.b.node(n.op, [reshaped(v) for v in n.inputs], n.attrs).output
+
+
+def _differ_by_units(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Are two shapes the same but for dims of size 1?"""
+    left, right = ([d for d in shape if not same_dim(d, 1)] for shape in (a, b))
+    return len(left) == len(right) and all(map(same_dim, left, right))
+
+
+def _of_broadcasts(n: Node) -> bool:
+    """Is each operand smaller than the result, or made of such ones for this node alone?"""
+    return all(
+        v is None
+        or not _differ_by_units(v.type.shape, n.output.type.shape)
+        or (
+            (made := producer(v, *BROADCASTING)) is not None
+            and len({u for u, _ in v.uses}) == 1
+            and _of_broadcasts(made)
+        )
+        for v in n.inputs
+    )
+
+
 def flatten_concat(m: Match) -> Value:
     """concat(concat(a, b), c) -> concat(a, b, c) along one axis, where nobody else reads the inner one"""
     axis = normalize_axis(m.root.attrs["axis"], m.root.output.type.rank)
@@ -255,6 +291,7 @@ MOVEMENT_RULES: tuple[Rule, ...] = (
     Rule(drop_copy, tuple(_COPIES)),
     Rule(merge_reshapes, ("reshape",)),
     Rule(plain_shape, ("reshape",)),
+    Rule(hoist_units, ("reshape",)),
     Rule(merge_transposes, ("transpose",)),
     Rule(cancel_transposes, ("transpose",)),
     Rule(transpose_to_reshape, ("transpose",)),

@@ -105,7 +105,10 @@ def _placed(loop: For, n: int, team: Team) -> Block:
     row = b * team.rows + place
     leaves = n % team.rows > 0 and team.size % WARP == 0 and not team.across
     repeats = n % team.rows > 0 and not leaves
-    if repeats and any(x.space == "global" for x in {a.buf for a in accesses(loop.body)} & stored(loop.body)):
+    written = {x for x in stored(loop.body) if x.space == "global"}
+    # a single store, with what it reads, is not repeated
+    again = tuple(s for s in loop.body if not isinstance(s, Store))
+    if repeats and written & {a.buf for a in accesses(again)}:
         raise ScheduleError("a kernel in place cannot compute a row twice: choose teams of whole warps")
     divided = any(
         isinstance(x, Op) and x.name in ("//", "%") and loop.var in free(x)
@@ -196,7 +199,8 @@ class _Row:
     def check_alone(self) -> None:
         """What one member does for all must not write what the others read."""
         for s in self.body:
-            read = {x.buf for other in self.body if other is not s for x in accesses((other,))}
+            others = (other for other in self.body if other is not s and not isinstance(other, Store))
+            read = {x.buf for other in others for x in accesses((other,))}
             if s not in self.runs and any(w in read and w.space == "global" for w in stored((s,))):
                 raise ScheduleError("a part of the row that one thread computes is read by others")
             filled = {w for w in stored((s,)) if w.space == "local" and w in self.private}

@@ -41,6 +41,12 @@ class Problem:
 
     @property
     def contraction(self) -> Contraction | None:
+        """The `product` that stores one array."""
+        c = self.product
+        return c if c is not None and not c.more else None
+
+    @property
+    def product(self) -> Contraction | None:
         """Return a kernel's contraction, alone, constant and in few loops; None if no loops of a side are left."""
         form = self.form
         if not isinstance(form, Contraction) or isinstance(form, Normed) or self.lowered.dims:

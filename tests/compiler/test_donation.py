@@ -200,3 +200,13 @@ def test_names_of_arguments() -> None:
 
 def f(x: Any) -> Any:
     return x
+
+
+def test_donated_arguments_take_results_in_their_order() -> None:
+    @dnnc.jit(donate=("a", "b"), cache=False)
+    def f(b: Any, a: Any) -> Any:
+        return b * 2.0, a * 3.0
+
+    b, a = np.ones(64, np.float32), np.ones(64, np.float32)
+    first, second = f(b, a)
+    assert first[0] == b[0] == 2.0 and second[0] == a[0] == 3.0

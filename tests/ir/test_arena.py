@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from dnnc.ir import arena as arena_of
 from dnnc.ir.arena import ALIGN, WORK, Arena, place_slots
 from dnnc.ir.expr import dim, unwrap
 
@@ -79,3 +81,29 @@ def test_a_plan_for_a_call_looks_at_a_bounded_number_of_pairs() -> None:
         for a, b, f, z in spans[:k]
     )
     assert max(hi for _, hi, _, _ in spans) <= total
+
+
+def test_many_slots_are_placed_by_arrays_where_few_are_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    firsts = rng.integers(0, 60, 120)
+    lives = [(int(a), int(a + b)) for a, b in zip(firsts, rng.integers(1, 40, 120))]
+    sizes = [64 * int(n) for n in rng.integers(0, 40, 120)]
+    halves = [((0, n // 2, a), (n // 2, n - n // 2, a + 1)) for n, (a, _) in zip(sizes, lives)]
+    pieces = [h if k % 9 == 0 else () for k, h in enumerate(halves)]
+    order = list(map(int, rng.permutation(120)))
+    found = []
+    for many in (0, 1 << 60):
+        monkeypatch.setattr(arena_of, "MANY", many)
+        found.append(arena_of._Places(lives, pieces).in_order(order, sizes))
+    assert found[0] == found[1]
+
+
+def test_values_that_wait_for_their_gradients_are_a_stack() -> None:
+    """Layers' values live from the forward to the backward part; those at work beside them leave no holes."""
+    depth = 40
+    sizes, lives = [], []
+    for k in range(depth):
+        sizes += [64 * (7 + k % 5) * 1000, 64 * (3 + k % 3) * 1000, 64 * 2000]
+        lives += [(2 * k, 4 * depth - 2 * k), (2 * k, 2 * k + 1), (4 * depth - 2 * k - 1, 4 * depth - 2 * k)]
+    arena = Arena(tuple(sizes), tuple(lives), ((),) * len(sizes))
+    assert arena.offsets({})[1] <= 1.005 * arena.lower_bound({})

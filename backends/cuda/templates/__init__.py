@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.templates import maps, threads
 from dnnc.backends.cuda.templates.attention import template as attention
-from dnnc.backends.cuda.templates.contraction import gemv, gemv_norm, mma, patch, simt, tf32, wgmma, window
+from dnnc.backends.cuda.templates.contraction import gemv, gemv_norm, mma, patch, simt, tf32, tf32x3, wgmma, window
 from dnnc.backends.cuda.templates.reduction import recurrence, reduce, scatter, sequence
 from dnnc.ir.loops.stmt import Eval, For, Kernel, walk_stmts
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
@@ -35,6 +35,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("wgmma", wgmma, target),  # tensor cores, where shapes and types allow
         _template("mma", mma, target),
         *([_template("tf32", tf32, target)] if rounded else []),
+        *([] if strict else [_template("tf32x3", tf32x3, target)]),
         _template("simt", simt, target),
         _template("window", window, target),  # depthwise convolutions and pooling
         _template("map", maps, target),

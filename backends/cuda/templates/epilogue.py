@@ -22,15 +22,23 @@ def store_lanes(c: Contraction, most: int) -> int:
 
 
 def _fits(c: Contraction, lanes: int) -> bool:
-    place = load(c.store.buf, c.store.idx)
+    return all(_fits_store(c, s, lanes) for s in _stores(c))
+
+
+def _stores(c: Contraction) -> tuple[Store, ...]:
+    return (*c.more, c.store)
+
+
+def _fits_store(c: Contraction, s: Store, lanes: int) -> bool:
+    place = load(s.buf, s.idx)
     if not readable(place, c.cols, c.rows, lanes) or any(
-        isinstance(x, Load) and not _aligned(c, x, lanes) for x in walk(c.store.value)
+        isinstance(x, Load) and not _aligned(c, x, lanes) for x in walk(s.value)
     ):
         return False
     tile = Buffer("tile.", c.dtype, (const(1), const(lanes)), "register")
     q = loop_var("q.", const(0), const(c.cols.size // lanes))
     try:
-        _vector(c, dict(c.cols.at(q, lanes, _lane(lanes))), load(tile, (0, _lane(lanes))), lanes)
+        _vector(c, s, dict(c.cols.at(q, lanes, _lane(lanes))), load(tile, (0, _lane(lanes))), lanes)
     except ScheduleError:
         return False
     return True
@@ -52,10 +60,10 @@ def _lane(lanes: int) -> Expr:
     return loop_var("j.", const(0), const(lanes))
 
 
-def _vector(c: Contraction, env: dict[Expr, Expr], total: Expr, lanes: int) -> Store:
+def _vector(c: Contraction, s: Store, env: dict[Expr, Expr], total: Expr, lanes: int) -> Store:
     """The store of one element, or of `lanes` of them where env and total are given at lane `j.`."""
     env = {**env, load(c.acc, (0,)): total}
-    s = Store(c.store.buf, tuple(substitute(i, env) for i in c.store.idx), substitute(c.store.value, env))
+    s = Store(s.buf, tuple(substitute(i, env) for i in s.idx), substitute(s.value, env))
     if lanes == 1:
         return s
     j = loop_var("j.", const(0), const(lanes))
@@ -106,17 +114,27 @@ def _store_run(
         first = start + v * lanes
         with b.when(first // lanes < c.cols.size // lanes):
             j: Expr = _lane(lanes) if lanes > 1 else const(0)
-            used = (*c.store.idx, c.store.value)
+            used = tuple(e for s in _stores(c) for e in (*s.idx, s.value))
             env = {
                 **batch,
                 **c.rows.at(c.rows.inside(row, 1, *used)),
                 **c.cols.at(c.cols.inside(first // lanes, lanes, *used), lanes, j),
             }
-            b.emit(_vector(c, env, load(tile, (*at[:-1], at[-1] + v * lanes + j)), lanes))
+            total = load(tile, (*at[:-1], at[-1] + v * lanes + j))
+            made = [_vector(c, s, env, total, lanes) for s in _stores(c)]
+            if len(made) > 1:  # all are read before any is written: operands may lie where results go
+                values = [b.alloc("made", s.value.dtype, lanes) for s in made]
+                for to, s in zip(values, made):
+                    b.store(to, (0,), s.value, lanes)
+                made = [replace(s, value=to.at(0, lanes=lanes)) for to, s in zip(values, made)]
+            for s in made:
+                b.emit(s)
 
 
 def _without_padding(c: Contraction) -> tuple[Contraction, int] | None:
     """Return the contraction up to the first padding column, where select(i < 12, f(min(11, i)), 0) is f(i), and it."""
+    if c.more:
+        return None
     bounds = [
         (x, e, k)
         for x in walk(c.store.value)

@@ -39,7 +39,7 @@ FEW_ELEMENTS, MANY = (
     1 << 20,
 )  # elements times operations for which one thread is certainly fast enough, or certainly not
 RUN = 256  # bytes of a row that are read one after the other where vectors of other rows could come between them
-PAIR = 128  # bytes of a row that adjacent tiles take of it: two cache lines, which CPUs bring together
+PAIR = 2  # tiles side by side of the rows that are read: two cache lines, which CPUs bring together, or one
 ORDER: tuple[str, ...] = ()  # nothing is summed
 
 
@@ -344,9 +344,8 @@ def transposed(s: Schedule, names: list[str], tag: str, lanes: int) -> bool:
                 s.apply(split, name, lanes, (f"{part}o{tag}", f"{part}v{tag}"), tail="overlap")
                 outer.append(f"{part}o{tag}")
                 inner.append(f"{part}v{tag}")
-            near = PAIR // (lanes * 4)
-            if len(outer) == 2 and near > 1 and nonneg(const(s.extent(outer[0])) - near):
-                s.apply(split, outer[0], near, (f"rq{tag}", f"rn{tag}"), tail="overlap")
+            if len(outer) == 2 and nonneg(const(s.extent(outer[0])) - PAIR):
+                s.apply(split, outer[0], PAIR, (f"rq{tag}", f"rn{tag}"), tail="overlap")
                 outer = [f"rq{tag}", outer[1], f"rn{tag}"]
             s.apply(reorder, *rest, *outer, *inner).apply(transpose_tile, *inner, lanes)
         except ScheduleError:

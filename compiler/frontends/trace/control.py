@@ -12,7 +12,7 @@ from dnnc.array.lazy import Call, Lazy, materialise, placeholder
 from dnnc.array.promotion import kind_of, promoted
 from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.regions import Region
-from dnnc.frontends.trace.tracer import is_traced, tracing
+from dnnc.frontends.trace.tracer import is_traced, keys_of_iteration, tracing
 from dnnc.ir.checks import function, integer
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.errors import InputError, a_type
@@ -173,7 +173,8 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init
     first = truth(condition(start.again(start.parts)), "while_loop")
     before = _now()
     inner = [placeholder(TensorType(i64, ())), *(placeholder(p.type) for p in start.parts)]
-    made = matched(pack(body(start.again(inner[1:])), "state"), start, "while_loop")
+    with keys_of_iteration(inner[0]):
+        made = matched(pack(body(start.again(inner[1:])), "state"), start, "while_loop")
     holds = truth(condition(start.again(made.parts)), "while_loop")
     names = ["number", *(f"state{k}" for k in range(len(inner) - 1))]
     if bound is not None:  # the loop carries its condition, which the caller checks afterwards
@@ -257,7 +258,8 @@ def looped(
     held = [Array([placeholder(p.type) for p in a._parts], a.dtype) for a in fixed]
     inner = [placeholder(TensorType(i64, ())), *(placeholder(p.type) for p in start.parts)]
     row = [placeholder(TensorType(p.type.dtype, p.type.shape[1:])) for p in rows.parts]
-    state, y = _pair(fn(start.again(inner[1:]), rows.again(row), *held))
+    with keys_of_iteration(inner[0]):
+        state, y = _pair(fn(start.again(inner[1:]), rows.again(row), *held))
     made, out = matched(pack(state, "state"), start, "scan"), pack(y, "y")
     names = ["number", *(f"state{k}" for k in range(len(start.parts))), *(f"row{k}" for k in range(len(row)))]
     outer = [p for a in fixed for p in a._parts]

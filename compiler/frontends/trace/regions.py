@@ -26,6 +26,7 @@ class Region:
     def __init__(self, name: str, inputs: Sequence[Lazy], names: Sequence[str], before: int | None = None) -> None:
         self.graph, self.before = Graph(name), before
         self.captured: list[Lazy] = []
+        self.tracked = False  # does it read, as a constant, an array that depends on one that requires a gradient?
         self.known: dict[Any, Value] = {}
         for x, n in zip(inputs, names):
             self.known[key_of(x)] = self.graph.add_input(n, x.type)
@@ -65,6 +66,7 @@ class Region:
                     "variables around it"
                 )
             self.known[key_of(x)] = self.graph.constant(on_host(x.data))
+            self.tracked = self.tracked or bool(x.tracked)
             return []
         return [i for i in x.call.inputs if i is not None and key_of(i) not in seen]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,13 +29,41 @@ from dnnc.pytree import Leaf, Rules, Tree, flatten, unflatten
 _TRACING: ContextVar[bool] = ContextVar("dnnc_tracing", default=False)
 
 
+class Keys(Protocol):
+    """Where draws without a key take keys from, in turn; see `dnnc.random`."""
+
+    def next(self) -> Array: ...
+
+    def each(self, number: Array) -> Keys:
+        """Those within the body of a loop: others in each iteration. `number`: int64[], the iteration."""
+        ...
+
+
+KEYS: ContextVar[Keys | None] = ContextVar("dnnc_keys", default=None)
+
+
+@contextmanager
+def keys_of_iteration(number: Lazy) -> Iterator[None]:
+    """Within it, a body of a loop is traced whose iteration is `number`."""
+    around = KEYS.get()
+    token = KEYS.set(None if around is None else around.each(array_of(number)))
+    try:
+        yield
+    finally:
+        KEYS.reset(token)
+
+
 @dataclass(frozen=True)
 class Traced:
-    """A traced function: graph over argument leaves, structure of results. Complex arrays: real, last axis of 2."""
+    """A traced function: graph over argument leaves, structure of results. Complex arrays: real, last axis of 2.
+
+    `tracked`: it captures an array that depends on one that requires a gradient, whose contents now are a constant.
+    """
 
     graph: Graph
     results: Tree
     dtypes: tuple[DType, ...]
+    tracked: bool = False
 
 
 def tracing() -> bool:
@@ -115,12 +144,13 @@ def traced(fn: Callable[..., Any], tree: Tree, specs: Sequence[Spec], names: Seq
     leaves, results = flatten(located(fn, args, kwargs), "", Rules(any=True))
     made = [x if isinstance(x, Array) else from_buffer(np.array(x)) for _, x in leaves]
     title = getattr(fn, "__name__", "")
-    g = Region(title if title.isidentifier() else "traced", inputs, names).finish([value_of(a) for a in made])
+    region = Region(title if title.isidentifier() else "traced", inputs, names)
+    g = region.finish([value_of(a) for a in made])
     label = "result" if isinstance(results, Leaf) else "result_"
     for (path, _), v in zip(leaves, g.outputs):
         if v.node is not None:
             g.rename(v, label + path.replace(".", "_"))
-    return Traced(g, results, tuple(a.dtype for a in made))
+    return Traced(g, results, tuple(a.dtype for a in made), region.tracked)
 
 
 def value_of(a: Array) -> Lazy:

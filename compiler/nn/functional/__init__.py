@@ -46,9 +46,11 @@ from dnnc.nn.functional.pool import (
     max_pool2d as max_pool2d, max_pool3d as max_pool3d,
 )  # fmt: skip
 from dnnc.nn.functional.products import (
-    bilinear as bilinear, cosine_similarity as cosine_similarity, embedding as embedding, linear as linear,
-    normalize as normalize, one_hot as one_hot, pairwise_distance as pairwise_distance,
+    bilinear as bilinear, cosine_similarity as cosine_similarity, embedding as embedding,
+    embedding_bag as embedding_bag, linear as linear, normalize as normalize, one_hot as one_hot,
+    pairwise_distance as pairwise_distance,
 )  # fmt: skip
+from dnnc.nn.functional.sampling import affine_grid as affine_grid, grid_sample as grid_sample
 from dnnc.nn.functional.vision import (
     channel_shuffle as channel_shuffle, fold as fold, interpolate as interpolate, pad as pad,
     pixel_shuffle as pixel_shuffle, pixel_unshuffle as pixel_unshuffle, unfold as unfold,

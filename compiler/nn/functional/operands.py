@@ -9,7 +9,6 @@ import numpy as np
 
 from dnnc.array.core import Array, array_of
 from dnnc.array.creation import asarray
-from dnnc.array.devices import HOST
 from dnnc.array.elementwise import real_op
 from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.lazy import Call, Lazy, apply
@@ -28,21 +27,13 @@ def array(what: str, name: str, x: Any, kinds: str = "f") -> Array:
     if not isinstance(x, Array):
         if not isinstance(x, np.ndarray) and not hasattr(x, "__dlpack__"):
             raise TypeInputError(f"{what}: {name} must be an array, got {a_type(x)}; make one with dnnc.array.asarray")
-        x = copied(x)
+        x = asarray(x)
     assert isinstance(x, Array)
     if x.dtype.kind not in kinds:
         words = {"f": "float numbers", "iu": "integers", "b": "truth values", "fiu": "real numbers"}
         wanted = words.get(kinds, "real numbers or truth values")
         raise TypeInputError(f"{what}: {name} must hold {wanted}, got {x.dtype}; convert it with astype")
     return x
-
-
-def copied(x: Any) -> Array:
-    """An array of another library as one of ours that later writes to it leave as it is."""
-    a = asarray(x)
-    if isinstance(x, np.ndarray) or a.device != HOST:
-        return a  # asarray has copied
-    return asarray(a.numpy())
 
 
 def arrays(what: str, kinds: str = "f", **given: Any) -> list[Any]:

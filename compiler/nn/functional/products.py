@@ -6,7 +6,7 @@ from typing import Any
 
 from dnnc.array.core import Array, array_of, cast
 from dnnc.array.elementwise import abs as absolute
-from dnnc.array.elementwise import add, divide, equal, maximum, multiply, pow, subtract, where
+from dnnc.array.elementwise import add, divide, equal, maximum, multiply, not_equal, pow, subtract, where
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
 from dnnc.array.linalg import matmul
@@ -16,7 +16,7 @@ from dnnc.array.sizes import differ, symbolic
 from dnnc.array.statistical import max as max_of
 from dnnc.array.statistical import sum as sum_of
 from dnnc.ir.errors import UnsupportedError
-from dnnc.nn.functional.operands import array, arrays, counted, detached, op, rank_of
+from dnnc.nn.functional.operands import array, arrays, choice, counted, detached, filled, op, rank_of
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Array:
@@ -74,6 +74,70 @@ def embedding(
         raise ValueInputError(f"embedding: padding_idx={padding_idx} is no row of weight {w.shape}")
     row = padding_idx if padding_idx >= 0 else n + padding_idx
     return where(expand_dims(equal(array_of(index), row), axis=-1), detached(rows), rows)
+
+
+def embedding_bag(
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Array:
+    """One row for each bag of integers: the sum, mean or maximum of the rows of `weight` [n, width] that they name.
+
+    Args:
+        input: [bags, size], or [total] with `offsets`.
+        offsets: [bags], where each bag begins; with `include_last_offset` also where the last one ends.
+        mode: "sum", "mean" or "max". An empty bag gives 0.
+        sparse: gradients are dense arrays in any case.
+        per_sample_weights: factors of the rows, of the shape of `input`; for sums.
+        padding_idx: a row that counts as not there.
+
+    Raises:
+        UnsupportedError: `max_norm` or `scale_grad_by_freq`, which are not there.
+    """
+    what = "embedding_bag"
+    choice(what, "mode", mode, "sum", "mean", "max")
+    at, w = array(what, "input", input, "iu"), array(what, "weight", weight)
+    rank_of(what, at, 1, 2)
+    if (offsets is None) != (at.ndim == 2):
+        raise ValueInputError(f"{what}: an input {at.shape} needs {'no' if at.ndim == 2 else ''} offsets")
+    if per_sample_weights is not None and mode != "sum":
+        raise ValueInputError(f"{what}: per_sample_weights are for mode 'sum', got {mode!r}")
+    rows = embedding(at, w, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+    n = w.shape[0]
+    there = not_equal(at, padding_idx % n) if padding_idx is not None else equal(at, at)
+    low = float("-inf") if mode == "max" else 0.0
+    if per_sample_weights is not None:
+        rows = multiply(rows, expand_dims(array(what, "per_sample_weights", per_sample_weights), axis=-1))
+    rows = where(expand_dims(there, axis=-1), rows, low)
+    if at.ndim == 2:
+        count = sum_of(cast(there, w.dtype), axis=1, keepdims=True)
+        made = max_of(rows, axis=1) if mode == "max" else sum_of(rows, axis=1)
+    else:
+        starts = array(what, "offsets", offsets, "iu")
+        bags = starts.shape[0] - (1 if include_last_offset else 0)
+        begun = cast(
+            expand_dims(counted(at.shape[0]), axis=1) >= cast(starts, DEFAULTS["i"])[None, :bags], DEFAULTS["i"]
+        )
+        place = expand_dims(subtract(sum_of(begun, axis=1), 1), axis=1)
+        zeros = filled((bags, 1), 0.0, w.dtype)
+        count = _gathered(zeros, place, expand_dims(cast(there, w.dtype), axis=1), "add")
+        made = _gathered(filled((bags, w.shape[1]), low, w.dtype), place, rows, "max" if mode == "max" else "add")
+    if mode == "mean":
+        return divide(made, maximum(count, 1.0))
+    return where(equal(count, 0.0), 0.0, made) if mode == "max" else made
+
+
+def _gathered(first: Array, place: Array, rows: Array, reduction: str) -> Array:
+    """`first` with rows added, or their maxima taken, at places."""
+    return array_of(apply("scatter_nd", first._parts[0], place._parts[0], rows._parts[0], reduction=reduction))
 
 
 def one_hot(input: Any, num_classes: int = -1) -> Array:

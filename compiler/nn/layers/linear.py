@@ -132,6 +132,39 @@ class Embedding(Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
 
+class EmbeddingBag(Module):
+    """The sum, mean or maximum of the rows of a weight [n, width] that each bag of integers names."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
+        self.include_last_offset = include_last_offset
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.weight = empty((num_embeddings, embedding_dim), dtype, device)
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            self.weight[self.padding_idx, ...] = 0.0
+
+    def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Array:
+        return F.embedding_bag(
+            input, self.weight, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset, padding_idx=self.padding_idx,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
+
+
 class Flatten(Module):
     """The axes from `start_dim` to `end_dim` as one."""
 

@@ -10,8 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dnnc.array.core import Array
-from dnnc.array.elementwise import add, multiply, subtract
+from dnnc.array.creation import asarray
+from dnnc.array.elementwise import add, multiply, subtract, where
 from dnnc.array.linalg import matmul
 from dnnc.array.manipulation import concat, expand_dims, matrix_transpose, permute_dims, sliced, squeeze, stack
 from dnnc.frontends.trace.control import looped, pack
@@ -21,6 +24,7 @@ from dnnc.nn import init
 from dnnc.nn.functional.operands import array, choice, filled
 from dnnc.nn.layers.linear import empty
 from dnnc.nn.module import Module
+from dnnc.nn.utils.rnn import PackedSequence, lengths_of, packed, pad_packed_sequence
 
 States = list[Array]
 Step = Callable[[States, Array, Any], States]  # states, product of inputs and their weights, that of the old state
@@ -114,42 +118,57 @@ class _Recurrent(Module):
         """Run over all steps.
 
         Args:
-            input: [steps, N, input], [N, steps, input] with `batch_first`, or [steps, input].
+            input: [steps, N, input], [N, steps, input] with `batch_first`, [steps, input], or packed sequences.
             hx: the first states [layers * directions, N, hidden], of an LSTM a pair (h, c); zeros by default.
 
         Returns:
-            h of the last layer for each step, and the last states of all layers.
+            h of the last layer for each step, packed as the input is, and the last states of all layers.
         """
         what = type(self).__name__
+        if isinstance(input, PackedSequence):
+            lengths, order = lengths_of(input)
+            x, _ = pad_packed_sequence(input)
+            y, ends = self._layers(x, self._first(x, hx, False), lengths)
+            return packed(y, lengths, order, None if input.sorted_indices is None else order), _one_or_all(ends)
         x = array(what, "input", input)
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             raise InputError(f"{what}: expected an input [..., {self.input_size}] of 2 or 3 axes, got shape {x.shape}")
         single = x.ndim == 2
         x = expand_dims(x, axis=1) if single else permute_dims(x, (1, 0, 2)) if self.batch_first else x
-        directions = 2 if self.bidirectional else 1
-        first = self._first(x, hx, single, directions)
+        x, ends = self._layers(x, self._first(x, hx, single))
+        if single:
+            x, ends = squeeze(x, 1), [squeeze(s, 1) for s in ends]
+        elif self.batch_first:
+            x = permute_dims(x, (1, 0, 2))
+        return x, _one_or_all(ends)
+
+    @property
+    def _directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    def _layers(self, x: Array, first: States, lengths: Any = None) -> tuple[Array, States]:
+        """All layers over [steps, N, input]: h of the last one, and the last states. `lengths`: of the sequences."""
+        directions = self._directions
         last: list[list[Array]] = [[] for _ in first]
+        rows = None
+        if lengths is not None:
+            rows = asarray(np.arange(x.shape[0])[:, None, None] < lengths[None, :, None])
         for k in range(self.num_layers):
             if k:
                 x = F.dropout(x, self.dropout, self.training)
             made = []
             for d in range(directions):
                 start = [squeeze(sliced(s, 0, k * directions + d, 1), 0) for s in first]
-                ends, y = self._run(x, start, f"_l{k}{'_reverse' if d else ''}", d == 1)
+                ends, y = self._run(x, start, f"_l{k}{'_reverse' if d else ''}", d == 1, rows)
                 made.append(y)
                 for kept, end in zip(last, ends):
                     kept.append(end)
             x = made[0] if directions == 1 else concat(made, axis=2)
-        ends = [stack(kept) for kept in last]
-        if single:
-            x, ends = squeeze(x, 1), [squeeze(s, 1) for s in ends]
-        elif self.batch_first:
-            x = permute_dims(x, (1, 0, 2))
-        return x, tuple(ends) if len(ends) > 1 else ends[0]
+        return x, [stack(kept) for kept in last]
 
-    def _first(self, x: Array, hx: Any, single: bool, directions: int) -> States:
+    def _first(self, x: Array, hx: Any, single: bool) -> States:
         """The first states, checked."""
-        count = self.num_layers * directions
+        count = self.num_layers * self._directions
         sizes = [self.proj_size or self.hidden_size, self.hidden_size][: self.states]
         if hx is None:
             return [filled((count, x.shape[1], n), 0, x.dtype) for n in sizes]
@@ -165,8 +184,11 @@ class _Recurrent(Module):
                 raise InputError(f"{type(self).__name__}: a first state must be {x.dtype} of shape {want}, got {got}")
         return given
 
-    def _run(self, x: Array, start: States, suffix: str, reverse: bool) -> tuple[States, Array]:
-        """One direction of a layer: the last states, and h of each step."""
+    def _run(self, x: Array, start: States, suffix: str, reverse: bool, alive: Array | None) -> tuple[States, Array]:
+        """One direction of a layer: the last states, and h of each step.
+
+        `alive`: bool[steps, N, 1]; where False, a sequence is over, and its state stays.
+        """
         _, step = STEPS[self.kind]
         rows = F.linear(x, getattr(self, f"weight_ih{suffix}"), getattr(self, f"bias_ih{suffix}", None))
         names = ["weight_hh", *(["weight_hr"] if self.proj_size else [])]
@@ -174,13 +196,16 @@ class _Recurrent(Module):
         if self.bias:
             fixed.append(getattr(self, f"bias_hh{suffix}"))
 
-        def one(old: States, row: Array, recurrent: Array, *rest: Array) -> tuple[States, Array]:
+        def one(old: States, taken: list[Array], recurrent: Array, *rest: Array) -> tuple[States, Array]:
+            row, *going = taken
             inner = matmul(old[0], recurrent)
             new = step(old, row, add(inner, rest[-1]) if self.bias else inner)
             new = [matmul(new[0], rest[0]), *new[1:]] if self.proj_size else new
+            new = [where(going[0], a, b) for a, b in zip(new, old)] if going else new
             return new, new[0]
 
-        return looped(one, pack(start, "state"), pack(rows, "rows"), x.shape[0], reverse, fixed=fixed)
+        given = pack([rows] if alive is None else [rows, alive], "rows")
+        return looped(one, pack(start, "state"), given, x.shape[0], reverse, fixed=fixed)
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"
@@ -188,6 +213,10 @@ class _Recurrent(Module):
         for name, value in {**usual, "proj_size": 0}.items():
             text += "" if getattr(self, name) == value else f", {name}={getattr(self, name)}"
         return text
+
+
+def _one_or_all(states: States) -> Any:
+    return tuple(states) if len(states) > 1 else states[0]
 
 
 class LSTM(_Recurrent):

@@ -7,10 +7,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from dnnc.array.core import Array
+from dnnc.array.creation import asarray
 from dnnc.array.elementwise import add, multiply
 from dnnc.array.linalg import matmul
 from dnnc.array.manipulation import broadcast_to, concat, expand_dims, matrix_transpose, permute_dims, reshape, squeeze
+from dnnc.array.promotion import dtype_of
 from dnnc.array.statistical import mean
 from dnnc.ir.errors import InputError
 from dnnc.nn import functional as F
@@ -18,7 +22,7 @@ from dnnc.nn import init
 from dnnc.nn.containers import ModuleList
 from dnnc.nn.functional.attention import causal_mask, hidden_scores
 from dnnc.nn.functional.operands import array, filled
-from dnnc.nn.layers.linear import Linear, empty
+from dnnc.nn.layers.linear import DTYPE, Linear, empty
 from dnnc.nn.layers.norm import LayerNorm
 from dnnc.nn.layers.wrapped import Dropout
 from dnnc.nn.module import Module
@@ -358,3 +362,65 @@ class TransformerDecoder(_Stack):
 
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__(decoder_layer, num_layers, norm)
+
+
+class Transformer(Module):
+    """Encoder and decoder (Vaswani et al., 2017): `transformer(src, tgt)`. Matrices begin uniform by Xavier's rule."""
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Any = "relu",
+        custom_encoder: Module | None = None,
+        custom_decoder: Module | None = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        layer = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first)
+        kind = {"bias": bias, "device": device, "dtype": dtype}
+        self.encoder = custom_encoder or TransformerEncoder(
+            TransformerEncoderLayer(*layer, **kind), num_encoder_layers, LayerNorm(d_model, layer_norm_eps, **kind)
+        )
+        self.decoder = custom_decoder or TransformerDecoder(
+            TransformerDecoderLayer(*layer, **kind), num_decoder_layers, LayerNorm(d_model, layer_norm_eps, **kind)
+        )
+        self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
+        for p in self.parameters():
+            if p.ndim > 1:
+                init.xavier_uniform_(p)
+
+    def forward(
+        self,
+        src: Any,
+        tgt: Any,
+        src_mask: Any = None,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        src_key_padding_mask: Any = None,
+        tgt_key_padding_mask: Any = None,
+        memory_key_padding_mask: Any = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Array:
+        """The decoder's result for `tgt`, which looks at what the encoder makes of `src`; masks as of the layers."""
+        memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
+        return self.decoder(  # type: ignore[no-any-return]
+            tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, bool(tgt_is_causal),
+            memory_is_causal,
+        )  # fmt: skip
+
+    @staticmethod
+    def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Array:
+        """A causal mask [sz, sz]: 0 on and below the diagonal, -inf above."""
+        return asarray(np.triu(np.full((sz, sz), -np.inf, dtype_of(dtype or DTYPE)), 1), device=device)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dnnc.ir.autodiff import reverse
+from dnnc.ir.errors import GradientError
 from dnnc.ir.expr import const, unwrap
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.core import Node
@@ -70,6 +71,8 @@ def conv_transpose(b: Builder, n: Node, cotangents: Sequence[Any], needed: Seque
 def conv_backward_filter(b: Builder, n: Node, cotangents: Sequence[Any], needed: Sequence[int]) -> Cotangents:
     (x, g), (h,) = n.inputs, cotangents
     assert x is not None and g is not None
+    if n.attrs["parts"] > 1:
+        raise GradientError("conv_backward_filter of parts has no derivative: differentiate before the passes run")
     sides = {k: n.attrs[k] for k in SIDES}
     out: dict[int, Any] = {}
     if 0 in needed:

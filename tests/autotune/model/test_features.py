@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dnnc.autotune.model.features import ABSENT, KNOBS, NAMES, TEMPLATES, VERSION, WORDS, features
+from dnnc.autotune.model.features import ABSENT, KNOBS, NAMES, TEMPLATES, VERSION, WORDS, features, seen
 from dnnc.autotune.model.roofline import plan, roofline
 from dnnc.autotune.model.work import Work, work_of
 from dnnc.autotune.runners.machine import Machine, machine_of
@@ -196,6 +196,9 @@ def test_features_of_whole_spaces(name: str, target: str) -> None:
     assert np.allclose(np.log2(estimates), x[:, column("plan seconds")], rtol=1e-5) and min(estimates) > 0
 
 
+UNSEEN = ("tf32x3",)  # templates with a model of their own, which the model that ships does not know
+
+
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
 def test_all_that_templates_offer_has_a_column(target: str) -> None:
     m: Machine = machine_of(target)
@@ -203,7 +206,7 @@ def test_all_that_templates_offer_has_a_column(target: str) -> None:
     for name, source in SOURCES.items():
         p = problem(source)
         for c in space(p, m.templates(Setting(m.text))):
-            assert c.template in TEMPLATES, f"{name}: add {c.template} to TEMPLATES"
+            assert c.template in TEMPLATES or c.template in UNSEEN, f"{name}: add {c.template} to TEMPLATES"
             for k, v in c.knobs:
                 assert (k, v) in known if isinstance(v, str) else k in KNOBS, (
                     f"{name}: add {k}={v} of {c.template} to KNOBS or WORDS"
@@ -212,7 +215,8 @@ def test_all_that_templates_offer_has_a_column(target: str) -> None:
 
 def test_templates_of_a_target_are_known() -> None:
     names = {t.name for target in (CPU, GPU) for t in machine_of(target).templates(Setting(target, rounded=True))}
-    assert names <= set(TEMPLATES)
+    assert names <= {*TEMPLATES, *UNSEEN}
+    assert not any(seen(Choice(name, ())) for name in UNSEEN)
 
 
 def test_names_are_unique_and_decide_the_version() -> None:

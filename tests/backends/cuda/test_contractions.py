@@ -16,7 +16,7 @@ from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import templates
-from dnnc.backends.cuda.templates.contraction import gemv, mma, simt, tf32
+from dnnc.backends.cuda.templates.contraction import gemv, mma, simt, tf32, tf32x3
 from dnnc.backends.cuda.templates.contraction.staging import plan_tile
 from dnnc.backends.cuda.templates.reduction import reduce
 from dnnc.ir.errors import ScheduleError, VerifyError
@@ -31,7 +31,8 @@ from dnnc.ir.ops import OPS
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.lower.nests import Lowered, lower
-from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.planning.fuse import FusionPlan, plan_fusion
+from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.schedule.problem import Problem, classify
 
@@ -134,6 +135,47 @@ def test_tensor_cores(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.family("choices")
+@pytest.mark.parametrize("name", GRAPHS)
+def test_three_products_of_tf32(name: str) -> None:
+    check(tf32x3, GRAPHS[name], MMA)
+
+
+def test_three_products_of_tf32_are_as_exact_as_float32() -> None:
+    """Both parts of both factors count: one part less would be off by 2^-11. Blocks begin with steps of their own."""
+    kernel = check(tf32x3, matmul("16, 96", "96, 64", "16, 64"), {**MMA, "bm": 16}, 4e-7)
+    assert re.search(r"block\w* \+ p\w*\) % 6|\(block % 6 \+ p\) % 6|block.*% 6", show_kernel(kernel))
+    assert not [t for t in templates(H200, strict=True) if t.name == "tf32x3"]
+    assert tf32x3.candidates(problem(matmul("64, 64", "64, 64", "64, 64"))[2], FACTS["sm_89"]) == []
+
+
+UPDATE = """def g(x: f32[24, 32], d: f32[24, 40], m: f32[40, 32], p: f32[40, 32], r: f32):
+    m2 = add(mul(m, r), matmul(transpose(d, perm=(1, 0)), x))
+    p2 = sub(p, mul(m2, 0.1))
+    return m2, p2"""
+
+
+@pytest.mark.parametrize("module", [simt, tf32x3])
+def test_a_product_and_the_update_that_it_feeds(module: ModuleType) -> None:
+    """One kernel stores both arrays, in the memory of the old ones."""
+    g = parse(UPDATE)
+    g.donated = {0: 2, 1: 3}
+    (group,) = plan_fusion(g, stores_several=simt.stores_several).groups
+    assert [v.name for v in group.outputs] == ["m2", "p2"] and len(plan_fusion(g).groups) == 2
+    inplace = find_inplace(g, FusionPlan((group,), ()))
+    assert {y.name: x.name for y, x in inplace.items()} == {"m2": "m", "p2": "p"}
+    low = lower(g, group.nodes, group.outputs, inplace)
+    p = classify(group.nodes, low)
+    assert p.contraction is None and p.product is not None and len(p.product.more) == 1
+    kernel = verify_kernel(module.apply(p, SIMT if module is simt else MMA, H200))
+    values = dict(zip(g.inputs, draw(g)))
+    want = run(g, list(values.values()), "float64")
+    run_kernel(kernel, {b.name: values[v] for v, b in zip(low.params, kernel.entry.buffers)})
+    for got, exact in zip((values[g.inputs[2]], values[g.inputs[3]]), want, strict=True):
+        assert np.abs(got - exact).max() <= 2e-6 * np.abs(exact).max()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sliced", [{"slices": 1}, {"slices": 2}])
 def test_tiles_of_48_columns(sliced: Mapping[str, int]) -> None:
     """Three fragments of 16 columns a warp."""
@@ -212,9 +254,10 @@ def test_the_sum_in_a_cluster(module: ModuleType, knobs: dict[str, int], t: str)
 def test_shares_of_a_sum_meet_in_one_order() -> None:
     """A result does not depend on timing: the blocks of a cluster are added in their order."""
     text = show_kernel(simt.apply(problem(matmul("32, 64", "64, 64", "32, 64"))[2], {**SIMT, "split": 4}, H200))
-    assert text.count("cluster_barrier()") == 2 and "for part in cluster(4):" in text
+    assert text.count("cluster_barrier()") == 1 and "for part in cluster(4):" in text
+    assert text.index("cluster_arrive()") < text.index("y[") < text.index("cluster_wait()")
     assert re.search(
-        r"for (q\w*) in unroll\(4\):\n.*\n.*total\[0:\+4\] = total\[0:\+4\] \+ peer\(addr\(sums\[.*\]\), \1\)", text
+        r"for (q\w*) in unroll\(4\):\n.*\n +totals\[(.*)\] = totals\[\2\] \+ peer\(addr\(sums\[.*\]\), \1\)", text
     )
 
 

@@ -71,7 +71,7 @@ def test_a_map() -> None:
         f"  const int row = guard(idx[i], 0, 64, status, {kernel_number('k_test')});\n"
         "  UNROLL for (int j = 0; j < 3; ++j) {\n"
         "    const V<f32, 8> v = from_f16(ld_first<8, 8>(a + 24*row + 8*j, 20 - 8*j)) * splat<f32, 8>(s);\n"
-        "    st_first<4>(y + 20*i + 8*j, maximum(v, splat<f32, 8>(0.0f)), 20 - 8*j);\n"
+        "    st_first<4>(y + (20*i + 8*j), maximum(v, splat<f32, 8>(0.0f)), 20 - 8*j);\n"
         "  }\n"
         "  f[i] = y[20*i + 3] < 2.0f;\n"
         "}\n"
@@ -312,6 +312,7 @@ def matrix_{t}(a: {t}[64, 64], c: f32[64, 64]):
                     acc[j, 0:+4] = 0.0
                     acc[j, 0:+4] = mma_m16n8k16(acc[j, 0:+4], x, y[4*j:+4])
                     acc[j, 0:+4] = mma_m16n8k8(acc[j, 0:+4], c[l, 0:+4], c[l, 4:+2])
+                    acc[j, 0:+4] = mma_m16n8k8_cut(acc[j, 0:+4], c[l, 0:+4], c[l, 4:+2])
                     c[l, 4*j:+4] = acc[j, 0:+4]
                 pdl_launch()
 """

@@ -105,6 +105,33 @@ def test_traced_draws() -> None:
 
 
 @pytest.mark.slow
+def test_draws_in_loops_differ_by_iteration() -> None:
+    """Masks of a scan differ in each step, nested ones too, and the gradient sees the same ones."""
+    x = np.ones((5, 64))
+
+    def rows(x: Any) -> Any:
+        inner = lambda r: dnnc.scan(lambda s, _: (s, mask(r)), 0.0, length=2)[1]  # noqa: E731
+        return dnnc.scan(lambda s, r: (s, inner(r)), 0.0, x)[1]
+
+    def drawn(x: Any, key: Any) -> Any:
+        with random.stream(key):
+            return rows(x)
+
+    y = np.asarray(dnnc.jit(drawn)(x, random.key(1)))
+    assert len({r.tobytes() for r in y.reshape(10, 64)}) == 10
+    g = np.asarray(dnnc.jit(lambda x, k: dnnc.grad(lambda x: xp.sum(drawn(x, k)))(x))(x, random.key(1)))
+    assert np.array_equal(g, y.sum(1))
+
+    def last(key: Any) -> Any:
+        with random.stream(key):
+            step = lambda s: (s[0] + 1, mask(xp.ones((64,))), s[1])  # noqa: E731
+            return dnnc.while_loop(lambda s: s[0] < 2, step, (0, xp.zeros((64,)), xp.zeros((64,))))
+
+    _, a, b = dnnc.jit(last)(random.key(1))
+    assert a.tolist() != b.tolist()
+
+
+@pytest.mark.slow
 def test_gradients_see_the_same_mask() -> None:
     x, key = xp.asarray(np.linspace(1, 2, 50)), random.key(9)
     y = np.asarray(mask(x, key))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -295,3 +297,29 @@ def test_layers_begin_as_in_torch() -> None:
             np.testing.assert_allclose(x.mean(), y.mean(), atol=0.4 * y.std() + 1e-9)
             np.testing.assert_allclose(x.std(), y.std(), 0.3)
             np.testing.assert_allclose(np.abs(x).max(), np.abs(y).max(), 0.3)
+
+
+def test_functional_calls_of_threads() -> None:
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(np.zeros(3))
+
+        def forward(self, x: Any) -> Any:
+            before = self.w
+            time.sleep(1e-3)
+            assert self.w is before
+            return x + self.w
+
+    net = Slow()
+    values = [np.full(3, float(k)) for k in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda v: nn.functional_call(net, {"w": v}, xp.asarray(v)).tolist(), values))
+    assert made == [[2.0 * k] * 3 for k in range(8)] and net.w.tolist() == [0.0] * 3
+
+
+def test_arrays_of_other_libraries_are_copied() -> None:
+    t = torch.ones(3)
+    copied, shared = xp.asarray(t), xp.asarray(t.numpy(), copy=False)
+    t[0] = 5.0
+    assert copied.tolist() == [1.0, 1.0, 1.0] and shared.tolist() == [5.0, 1.0, 1.0]

@@ -62,6 +62,24 @@ def test_against_torch(name: str) -> None:
     assert a.get_last_lr() == now and a.last_epoch == 15
 
 
+def test_schedules_multiply() -> None:
+    ours = optim.SGD([xp.asarray(np.zeros(1))], lr=0.5)
+    theirs = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+
+    def both(s: Any, o: Any) -> list[Any]:
+        return [s.ExponentialLR(o, 0.9), s.LinearLR(o, 0.5, 1.0, 4)]
+
+    a, b = both(optim.lr_scheduler, ours), both(torch.optim.lr_scheduler, theirs)
+    for _ in range(6):
+        assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"], rel=1e-12)
+        theirs.step()
+        for s in (*a, *b):
+            s.step()
+    del a, s
+    optim.lr_scheduler.StepLR(ours, 10)
+    assert ours.param_groups[0]["lr"] == 0.5  # those that are gone do not count
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected call")
 def test_one_cycle_ends_with_its_last_batch() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,10 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     dnnc.save_arrays(path, {"w": np.ones(3)})
     with pytest.raises(dnnc.ArtifactError, match="no training step"):
         other.load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_run_that_is_killed_goes_on_to_the_same_bits() -> None:
+    script = Path(__file__).resolve().parents[3] / "benchmarks" / "killed.py"
+    subprocess.run([sys.executable, script, "--kills", "2", "--steps", "30"], check=True)

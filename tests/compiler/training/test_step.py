@@ -193,6 +193,10 @@ def test_statistics_name_the_first_overflow() -> None:
     assert s[s.names[0]] == {"absmax": 1.5, "mean": 1.5, "saturation": 0.0}
     assert np.isclose(s["gradient of b"]["absmax"], np.exp(1.5) / 2)
     s.check(1)
+    checked = dnnc.train_step(loss, optim.SGD(lr=0.0), params, threads=1, statistics="check")
+    checked(x)
+    with pytest.raises(dnnc.NonFiniteError, match=r"step 2: matmul at .*test_step.py"):
+        checked(x * 100)
     step(x * 100)
     assert step.statistics.first_overflow() == s.names[1]
     with pytest.raises(dnnc.NonFiniteError, match=r"step 2: matmul at .*test_step.py"):
@@ -279,6 +283,23 @@ def test_bad_arguments() -> None:
 
 
 @pytest.mark.slow
+def test_batches_are_trees() -> None:
+    """A dict of arrays, a list in it, arrays that are converted first: one program for each structure."""
+
+    def loss(p: Any, batch: Any) -> Any:
+        return loss_fn(p, batch["x"], batch["rest"][0])
+
+    step = dnnc.train_step(loss, optim.SGD(lr=0.1), WEIGHTS, threads=1)
+    plain = dnnc.train_step(loss_fn, optim.SGD(lr=0.1), WEIGHTS, threads=1)
+    for k, (x, y) in enumerate(BATCHES[:6]):
+        given = (x, np.asfortranarray(x), xp.asarray(x) + 0.0)[k % 3]
+        assert float(step({"x": given, "rest": [y]})) == float(plain(x, y))
+    assert step.traces == 1
+    step({"rest": [BATCHES[0][1]], "x": BATCHES[0][0]})
+    assert step.traces == 2
+
+
+@pytest.mark.slow
 def test_a_state_in_blocks_is_shown_saved_and_loaded_in_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     weights = {
@@ -314,3 +335,22 @@ def test_a_state_in_blocks_is_shown_saved_and_loaded_in_rows(tmp_path: Path) -> 
     given[next(k for k, t in enumerate(inputs) if not t.row_major)][...] = 1
     results = [np.asarray(r) for r in f(*given)]
     assert [r.shape for r in results] == [s.shape for s in f.outputs]
+
+
+@pytest.mark.slow
+def test_statistics_of_images() -> None:
+    """Of values that lie in blocks: a convolution of 20 channels, its filters' gradient, and a vector's."""
+    rng = np.random.default_rng(2)
+    params = {"w": rng.standard_normal((20, 3, 3, 3), np.float32), "b": rng.standard_normal(20).astype(np.float32)}
+    x = rng.standard_normal((2, 3, 6, 6), np.float32)
+
+    def loss(p: Any, x: Any) -> Any:
+        return xp.mean(F.conv2d(x, p["w"], p["b"]) ** 2)
+
+    step = dnnc.train_step(loss, optim.SGD(lr=0.0), params, threads=1, statistics="cheap")
+    step(x)
+    s = step.statistics
+    gradient = dnnc.grad(loss)(params, x)
+    y = F.conv2d(x, params["w"], params["b"])
+    for name, a in (("gradient of w", gradient["w"]), ("gradient of b", gradient["b"]), (s.names[0], y)):
+        assert np.allclose([s[name]["absmax"], s[name]["mean"]], [np.abs(a.numpy()).max(), a.numpy().mean()], atol=1e-5)

@@ -342,3 +342,53 @@ def test_stochastic_depth_shares_its_kernels() -> None:
         depths.add(len(used))
         kernels |= {k.symbol for k in PROGRAMS_MADE.last.notes}
     assert len(depths) > 1 and len(kernels) <= 60
+
+
+def test_no_grad() -> None:
+    x = parameter(3)
+    with dnnc.no_grad():
+        y = x * x
+        x *= 2.0  # still a parameter
+    with pytest.raises(GradientError, match="depends on no array"):
+        xp.sum(y).backward()
+    square = dnnc.no_grad()(lambda: x * x)
+    with pytest.raises(GradientError, match="depends on no array"):
+        xp.sum(square()).backward()
+    xp.sum(x * x).backward()
+    close(x.grad, 2 * x.numpy())
+
+
+@pytest.mark.slow
+def test_a_jitted_function_sees_the_parameters_that_it_captures() -> None:
+    w = parameter(3, 3)
+    f = dnnc.jit(lambda x: xp.sum(x @ w))
+    x = np.ones((2, 3))
+    f(x).backward()
+    close(w.grad, np.full((3, 3), 2.0))
+    w *= 2.0
+    assert float(f(x)) == pytest.approx(2 * w.numpy().sum())
+    with dnnc.no_grad():  # as a constant
+        assert float(f(x)) == pytest.approx(2 * w.numpy().sum())
+        w *= 2.0
+        assert float(f(x)) == pytest.approx(w.numpy().sum())
+    assert float(f(x)) == pytest.approx(2 * w.numpy().sum())
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_read_ahead_of_backward_is_not_computed_again() -> None:
+    def products() -> int:
+        """In the program that ran last."""
+        return sum(len(k.calls) for k in PROGRAMS_MADE.last.notes if "matmul" in k.name)
+
+    w, v, x = parameter(32, 32), parameter(32, 32), xp.asarray(rng.standard_normal((16, 32)))
+    for looks, forward, both in ((True, 2, 3), (False, 0, 5)):  # gradients are of v, tanh(x @ w), w
+        w.grad = v.grad = None
+        error = xp.mean(xp.tanh(xp.tanh(x @ w) @ v) ** 2)
+        assert not looks or (float(error) > 0 and products() == forward)
+        error.backward()
+        h = np.tanh(x.numpy() @ w.numpy())
+        y = np.tanh(h @ v.numpy())
+        g = 2 * y * (1 - y * y) / y.size
+        close(v.grad, h.T @ g)
+        assert products() == both
+        close(w.grad, x.numpy().T @ (g @ v.numpy().T * (1 - h * h)))

@@ -68,6 +68,35 @@ def test_a_product_in_tf32() -> None:
     assert np.abs(want - exact).max() > 1e-4  # the rounding shows
 
 
+def test_operands_that_are_cut_off() -> None:
+    """The bits behind TF32's do not count: what is left of each operand multiplied by a power of two is exact."""
+    a, b, d = (rng.standard_normal(s).astype(np.float32) for s in ((16, 8), (8, 8), (16, 8)))
+    cut = [(x.view(np.int32) & -8192).view(np.float32).astype(np.float64) for x in (a, b)]
+    want = d + cut[0] @ cut[1]
+    text = TF32.replace("mma_m16n8k8(", "mma_m16n8k8_cut(")
+    run_kernel(parse_kernel(text), {"a": a, "b": b, "d": d})
+    np.testing.assert_allclose(d, want, atol=2e-6)
+
+
+def test_fragments_of_words() -> None:
+    """Lane 8*m + r gives row r of matrix m; lane l gets element l % 4 of row l // 4 of each of four matrices."""
+    x = rng.standard_normal((16, 8)).astype(np.float32)
+    y = np.zeros((32, 4), np.float32)
+    text = """
+def k(x: f32[16, 8], y: f32[32, 4]):
+    s: f32[16, 8] @ shared
+    for l in lane(32):
+        for r in range(4):
+            s[4*r + l // 8, l % 8] = x[4*r + l // 8, l % 8]
+        syncwarp()
+        y[l, 0:+4] = ldmatrix_x4(addr(s[l // 8 % 2 * 8 + l % 8, 4*(l // 16):+4]))
+"""
+    run_kernel(parse_kernel(text), {"x": x, "y": y})
+    lane = np.arange(32)
+    want = [x[k % 2 * 8 + lane // 4, k // 2 * 4 + lane % 4] for k in range(4)]
+    np.testing.assert_array_equal(y, np.stack(want, -1))
+
+
 def test_launches_that_overlap_mean_nothing_else() -> None:
     y = np.zeros(32, np.float32)
     text = (

@@ -128,3 +128,24 @@ def compiled(g: Graph, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     monkeypatch.setitem(pipelines.LEVELS, 3, passes)
     return dnnc.compile(g, cache=False)
+
+
+@pytest.mark.parametrize(
+    ("x", "g", "sides", "layouts"),
+    [
+        ("2, 8, 5, 6", "2, 12, 5, 6", "kernel=(3, 3), pads=(1, 1, 1, 1)", ["0 2 3 1", "0 2 3 1", "0 2 3 1"]),
+        ("2, 3, 5, 6", "2, 8, 5, 6", "kernel=(1, 1)", ["0 1 2 3", "0 2 3 1", "0 1 2 3"]),  # images as they come
+        ("2, 8, 5, 6", "2, 8, 5, 6", "kernel=(1, 1), group=8", ["0 2 3 1", "0 2 3 1", "1 2 3 0"]),
+    ],
+)
+def test_the_gradient_of_filters(x: str, g: str, sides: str, layouts: list[str]) -> None:
+    graph = graph_of(f"def f(x: f32[{x}], g: f32[{g}]):\n    return conv_backward_filter(x, g, {sides})")
+    want = graph.copy()
+    assign_channels_last(graph)
+    verify(graph)
+    (n,) = (n for n in graph.nodes() if n.op.name == "conv_backward_filter")
+    assert [str(v.type.layout or "0 1 2 3") for v in (*n.inputs, n.output) if v is not None] == layouts
+    assert graph.outputs[0].type.row_major
+    arrays = [np.random.default_rng(0).standard_normal([int(str(d)) for d in v.type.shape]) for v in graph.inputs]
+    (a,), (b,) = run(want, arrays, "float64"), run(graph, arrays, "float64")
+    np.testing.assert_allclose(a, b)

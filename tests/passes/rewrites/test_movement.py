@@ -31,6 +31,18 @@ FIRES = {
         ("x: f32[2, 6]", "exp(reshape(reshape(x, shape=(12,)), shape=(2, 6)))", "exp(x)"),
     ],
     "plain_shape": [("x: f32[2, 6]", "reshape(x, shape=(3, -1))", "reshape(x, shape=(3, 4))")],
+    "hoist_units": [
+        (
+            "x: i32[7, 1], y: i32[1, 9]",
+            "cast(reshape(equal(x, y), shape=(7, 1, 9)), to=f32)",
+            "cast(equal(reshape(x, shape=(7, 1, 1)), reshape(y, shape=(1, 1, 9))), to=f32)",
+        ),
+        (
+            "x: f32[7, 1], y: f32[9]",
+            "reshape(mul(add(x, y), x), shape=(1, 7, 9, 1))",
+            "mul(add(reshape(x, shape=(1, 7, 1, 1)), reshape(y, shape=(1, 1, 9, 1))), reshape(x, shape=(1, 7, 1, 1)))",
+        ),
+    ],
     "merge_transposes": [
         ("x: f32[2, 3, 4]", "transpose(transpose(x, perm=(2, 0, 1)), perm=(2, 0, 1))", "transpose(x, perm=(1, 2, 0))"),
         ("x: f32[2, 3]", "exp(transpose(transpose(x, perm=(1, 0)), perm=(1, 0)))", "exp(x)"),

@@ -56,6 +56,28 @@ def first(x: i32[7, 90], y: i64[7]):
 """
 
 
+UPDATED = """\
+def updated(x: f32[100, 40], m: f32[40], p: f32[40]):
+    for j in range(40):
+        acc: f32[1] @ register
+        acc[0] = 0.0
+        for r in range(100):
+            acc[0] = acc[0] + x[r, j]
+        p[j] = p[j] - (m[j] * 0.5 + acc[0])
+        m[j] = m[j] * 0.5 + acc[0]
+"""
+
+
+def test_sums_of_columns_and_what_they_update_in_place() -> None:
+    """One member of a team reads what is overwritten; threads past the last column recompute it, and read nothing."""
+    old = parse_kernel(UPDATED)
+    new = Schedule(old).apply(teams, "j", Team(8, 32, across=True)).done()
+    same_results(old, verify_kernel(new))
+    repeated = UPDATED.replace("acc[0] + x[r, j]", "acc[0] + x[r, j] * m[j]")
+    with pytest.raises(ScheduleError, match=r"cannot compute a row twice|read by others"):
+        Schedule(parse_kernel(repeated)).apply(teams, "j", Team(8, 32, across=True))
+
+
 def test_a_warp_for_each_row() -> None:
     after = """\
 def shifted(x: f32[6, 200], y: f32[6, 200]):

@@ -106,7 +106,7 @@ def _read(form: Weighted) -> Attention | None:
     outer = [w for v in form.outer for w in apart.get(v, (v,))]
     end = replace(end, idx=tuple(substitute(i, at) for i in end.idx), value=substitute(end.value, at))
     exprs = [substitute(e, at) for e in (*products, weighted[1], score)]
-    kernel, (*values, score), end = collapsed(form.kernel, exprs, end)
+    kernel, (*values, score), (end,) = collapsed(form.kernel, exprs, [end])
     q, k, v = (free(e) for e in values)
     rows = tuple(o for o in outer if o in q and o not in k | v)
     cols = tuple(o for o in outer if o in v and o not in q | k)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
@@ -105,6 +105,9 @@ SEARCHED, DEEPENED = 100, 16  # shapes of a search, and those that are tried wit
 ORDER = ("slices", "split", "bk")
 
 
+Cost = Callable[[Contraction, GpuTarget, Shape, tuple[float, float]], float]  # see `estimated`
+
+
 def raw_operand(o: Operand) -> Operand | None:
     """The operand before its conversion to f32, if it is an element of half precision; else None."""
     e = o.value
@@ -115,7 +118,7 @@ def raw_operand(o: Operand) -> Operand | None:
 
 def half_contraction(problem: Problem) -> Contraction | None:
     """A contraction of two operands of one half type that is summed in f32."""
-    c = problem.contraction
+    c = problem.product
     if c is None or c.dtype is not f32:
         return None
     a, b = raw_operand(c.a), raw_operand(c.b)
@@ -126,7 +129,9 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
     """Cycles of the best guess; infinite where the kernel does not apply."""
     c, found = half_contraction(problem), candidates(problem, target)
     return (
-        math.inf if c is None or not found else cost(c, target, Shape(**{k: int(v) for k, v in found[0]}), gathering(c))
+        math.inf
+        if c is None or not found
+        else estimated(c, target, Shape(**{k: int(v) for k, v in found[0]}), gathering(c))
     )
 
 
@@ -140,9 +145,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     return ranked(c, target, [replace(s, bk=bk, stages=stages) for s in SHAPES for bk, stages in _depths(k)])
 
 
-def ranked(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[Knobs]:
-    """The knobs of the shapes that fit, however their sum is divided, by their estimated time."""
-    gathers = gathering(c)
+def ranked(c: Contraction, target: GpuTarget, shapes: Sequence[Shape], cost: Cost | None = None) -> list[Knobs]:
+    """The knobs of the shapes that fit, however their sum is divided, by their estimated time: `cost`, or this one."""
+    gathers, cost = gathering(c), cost or estimated
     shapes = divided(c, target, shapes)
     found = sorted((cost(c, target, s, gathers), k) for k, s in enumerate(shapes) if _fits(c, target, s))
     return [_knobs(shapes[k]) for _, k in found[:10]]
@@ -156,10 +161,14 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def varied_shapes(
-    c: Contraction, target: GpuTarget, shapes: Sequence[Shape], depths: Sequence[tuple[int, int]]
+    c: Contraction,
+    target: GpuTarget,
+    shapes: Sequence[Shape],
+    depths: Sequence[tuple[int, int]],
+    cost: Cost | None = None,
 ) -> list[Knobs]:
     """Return all tiles and sum divisions by estimated time; the best also with other steps and rings."""
-    gathers = gathering(c)
+    gathers, cost = gathering(c), cost or estimated
     fits = [s for s in divided(c, target, shapes) if _fits(c, target, s)]
     best = sorted(fits, key=lambda s: cost(c, target, s, gathers))
     out = best[:SEARCHED]
@@ -175,7 +184,7 @@ def divided(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[
         replace(s, slices=z, split=n)
         for s in shapes
         for z in (1, 2, 4)
-        for n in splits(target, c.dtype, _tiles(c, s), s.bm)
+        for n in splits(target, c.dtype, block_tiles(c, s), s.bm)
     ]
 
 
@@ -192,7 +201,7 @@ def _gather(c: Contraction, o: Operand) -> float:
     return (sum(DIVIDE if x.name in ("//", "%") else 1 for x in asked) + FETCH) / tile.lanes / ISSUED
 
 
-def _tiles(c: Contraction, s: Shape) -> int:
+def block_tiles(c: Contraction, s: Shape) -> int:
     batch, m, n, _ = c.sizes
     return batch * -(-m // s.bm) * -(-n // s.bn)
 
@@ -215,12 +224,12 @@ def _fits(c: Contraction, target: GpuTarget, s: Shape) -> bool:
     )
 
 
-def cost(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float, float]) -> float:
+def estimated(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float, float]) -> float:
     """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products of halves a
     cycle for mma.sync (half of Hopper's); with fewer than 8 warps they wait for fragments. `gathers`: see `gathering`.
     """
     warps, depth = s.warps * s.slices, s.bk * s.slices
-    most = busiest(target, _tiles(c, s), s.split)
+    most = busiest(target, block_tiles(c, s), s.split)
     together = min(most, resident(target, warps, s.registers, s.shared_bytes()))
     rate = TENSOR * 2 / s.element * s.rate * min(1.0, together * warps / 8)
     scattered = (s.bm * gathers[0] + s.bn * gathers[1]) * depth
@@ -273,6 +282,7 @@ class Mma:
         down, across = -(-c.rows.size // s.bm), -(-c.cols.size // s.bn)
         with b.loop("block", c.batch.size * down * across, "block.x") as block, cluster(b, s.split) as self.part:
             self.batch = c.batch.named(b, block // (down * across))
+            self.block = block
             self.origin = b.let("row0", block // across % down) * s.bm, b.let("col0", block % across) * s.bn
             sa, sb = (
                 tile.shared(b, name, s.stages * s.slices, self.pad(tile))
@@ -307,7 +317,7 @@ class Mma:
         acc = b.alloc("sum", f32, self.wm // 16, self.wn // 8, 4)
         with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
             b.store(acc, (i, j, 0), 0.0, 4)
-        Ring(movers, s.stages, self.steps, self.part, self.slice, s.slices).run(
+        Ring(movers, s.stages, self.steps, self.part, self.slice, s.slices, self.first()).run(
             b, lambda slot: self.products(b, slot, acc, shared)
         )
         if self.parts is None:
@@ -327,6 +337,10 @@ class Mma:
             w * 32 + lane,
             lambda row, col, tile: self.finish(b, row, col, tile, (const(0),), LANES),
         )
+
+    def first(self) -> Expr:
+        """The round of the sum with which this block begins."""
+        return const(0)
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
         fa, fb = b.alloc("fa", self.dtype, self.wm // 16, 8), b.alloc("fb", self.dtype, self.wn // 16, 8)

@@ -24,9 +24,12 @@ from dnnc.backends.cuda.templates.contraction import mma
 from dnnc.backends.cuda.templates.contraction.staging import L2_RATE, LATENCY, Mover, Ring, Tile, plan_tile, resident
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.reduction.partial import LANES, PAD, SHARE, Parts, busiest, cluster, meeting, splits
+from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const
+from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel
+from dnnc.ir.op import ContractionForm
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
@@ -76,6 +79,7 @@ SEARCHED = tuple(
     and bn >= tn
     and bm // tm * (bn // tn) <= 512
 )
+LEAST_SIDE = 9  # rows, columns and terms of a product that is none of a matrix and few vectors
 MOST, DEEPENED = 100, 16  # tiles of a search, and those that are tried with other steps and rings
 ORDER = ("slices", "split", "bk")
 # by the root of a thread's sums: how many warps of an SM wait as long as they work; more hide it from each other
@@ -83,9 +87,19 @@ WAITING = 12.0
 CONVERT = 0.25  # cycles of an SM for a vector that is brought into a tile: two dozen instructions for its place
 
 
+def stores_several(n: Node) -> bool:
+    """Is a contraction a product of float32 matrices that are no vectors, the kernels of which store any number of
+    arrays?
+    """
+    sizes = (*n.output.type.shape[-2:], *n.inputs[0].type.shape[-1:]) if n.inputs[0] is not None else ()
+    matrices = len(sizes) == 3 and all(isinstance(d, int) and d >= LEAST_SIDE for d in sizes)
+    floats = all(v is None or v.type.dtype is f32 for v in n.inputs)
+    return n.op.contraction is ContractionForm.PRODUCT and matrices and floats
+
+
 def estimate(problem: Problem, target: GpuTarget) -> float:
     """Cycles of the best guess; infinite where the kernel does not apply."""
-    c, found = problem.contraction, candidates(problem, target)
+    c, found = problem.product, candidates(problem, target)
     if c is None or not found:
         return inf
     knobs = {k: int(v) for k, v in found[0]}
@@ -94,7 +108,7 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    c = problem.contraction
+    c = problem.product
     if c is None or min(c.sizes[1:3]) < mma.LEAST or (target.major >= 8 and mma.half_contraction(problem) is not None):
         return []
     plans = [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)]
@@ -117,7 +131,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """Return all block and thread tiles and sum divisions by estimated time; the best with other steps, rings."""
-    c = problem.contraction
+    c = problem.product
     if c is None:
         return []
     plans = [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)]
@@ -192,7 +206,7 @@ def cost(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Seq
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
-    c = problem.contraction
+    c = problem.product
     if c is None:
         raise ScheduleError("the nest is no contraction of constant sizes")
     numbers = {"stages": 2, "split": 1, **{k: int(v) for k, v in knobs.items()}}

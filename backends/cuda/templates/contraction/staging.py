@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import E, Expr, Load, const, free, minimum, ref, substitute, terms, value, walk
+from dnnc.ir.expr import E, Expr, Load, const, free, minimum, ref, select, substitute, terms, value, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, loop_var
 from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.memory import Vectorizer
@@ -159,6 +159,11 @@ class Mover:
                 assert isinstance(e, Load)
                 to, start = self.spot(slot, r), [substitute(i, at(const(0))) for i in e.idx]
 
+                if known is None and not tile.operand.conds:  # past the end of the sum nothing is read, zeros are put
+                    limit = select(cond, const(tile.lanes), const(0))
+                    b.do("cp_async", self.buf.ref(*to, lanes=tile.lanes), ref(e.buf, start, tile.lanes), limit)
+                    return
+
                 def copy() -> None:
                     b.do("cp_async", self.buf.ref(*to, lanes=tile.lanes), ref(e.buf, start, tile.lanes))
 
@@ -191,6 +196,8 @@ class Mover:
 
         whole = tile.red.size % tile.span == 0
         step_in = k if whole else tile.red.inside(k, deep, tile.operand.value, *tile.operand.conds)
+        if not whole and not tile.operand.conds:
+            step_in = minimum(k, tile.red.size // deep - 1)
 
         def at(j: Expr) -> dict[Expr, Expr]:
             here = (
@@ -231,8 +238,8 @@ class Ring:
     """The tiles of both operands, step by step: `stages` of them are in shared memory or on their way there.
 
     The sum's steps are dealt out: block `part` of a cluster takes `steps` rounds in a row, in each of which each of
-        `slices` groups of threads
-    (this is group `slice`) takes one.
+    `slices` groups of threads (this is group `slice`) takes one. A block begins with round `first`: blocks that read
+    the same rows at the same time would wait for the same banks of the second-level cache.
     """
 
     movers: Sequence[Mover]
@@ -241,6 +248,7 @@ class Ring:
     part: Expr
     slice: Expr
     slices: int
+    first: Expr = field(default_factory=lambda: const(0))
 
     def run(self, b: Builder, products: Callable[[Expr], None]) -> None:
         """Call `products(slot)` for each step, when the step's tiles are there."""
@@ -268,6 +276,8 @@ class Ring:
                     self.put(b, slot)
 
     def fetch(self, b: Builder, step: Expr, slot: Expr) -> None:
+        if self.steps > 1 and value(self.first) != 0:
+            step = b.let("round", (step + self.first) % self.steps)
         for m in self.movers:
             m.fetch(b, (self.part * self.steps + step) * self.slices + self.slice, slot + self.slice * self.stages)
 

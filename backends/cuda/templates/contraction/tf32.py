@@ -16,7 +16,7 @@ from dnnc.backends.cuda.templates.contraction.mma import (
     TILES,
     Mma,
     Shape,
-    cost,
+    estimated,
     gathering,
     ranked,
     varied_shapes,
@@ -36,7 +36,7 @@ STEP = 8  # of the sum, in one instruction
 
 def single_contraction(problem: Problem) -> Contraction | None:
     """A contraction in f32 whose operands are stored as such."""
-    c = problem.contraction
+    c = problem.product
     if c is None or c.dtype is not f32 or any(x.dtype is not f32 for o in (c.a, c.b) for x in o.loads):
         return None
     return c
@@ -48,7 +48,7 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
     return (
         math.inf
         if c is None or not found
-        else cost(c, target, Shape(**{k: int(v) for k, v in found[0]}, element=4), gathering(c))
+        else estimated(c, target, Shape(**{k: int(v) for k, v in found[0]}, element=4), gathering(c))
     )
 
 
@@ -71,10 +71,10 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     c = single_contraction(problem)
     if c is None:
         raise ScheduleError("the nest is no contraction of f32 operands")
-    return _Tf32(c, Shape(**{k: int(v) for k, v in knobs.items()}, element=4)).build()
+    return Tf32(c, Shape(**{k: int(v) for k, v in knobs.items()}, element=4)).build()
 
 
-class _Tf32(Mma):
+class Tf32(Mma):
     def pad(self, tile: Tile) -> int:
         """Rows of the side: 8 of them, 4 words apart modulo 32; rows of the sum: 4 of them, 8 words apart."""
         return 4 if tile.rows == "side" else 8

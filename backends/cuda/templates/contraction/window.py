@@ -17,6 +17,7 @@ from dnnc.backends.cuda.templates.common import fixed, fused, outer_loops, width
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, free, terms, value, walk
 from dnnc.ir.loops.stmt import For, If, Kernel, accesses, walk_stmts
+from dnnc.ir.op import ContractionForm
 from dnnc.passes.schedule.gpu import spread
 from dnnc.passes.schedule.loops import annotate, hoist_guards, reorder, single, split
 from dnnc.passes.schedule.memory import distribute, vectorize
@@ -32,7 +33,8 @@ FEW = 4  # threads a core below which a thread has one pixel
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     found = _parts(problem)
-    if found is None:
+    filters = problem.anchor is not None and problem.anchor.op.contraction is ContractionForm.FILTERS
+    if found is None or filters:  # the sums of filters' gradients go over all pixels of all images
         return []
     s, outer, row, lanes = found
     taps, work = _taps(s, problem), lanes

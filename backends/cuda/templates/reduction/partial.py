@@ -83,28 +83,51 @@ class Parts:
         return b.alloc("sums", dtype, self.slices, self.rows, self.cols + PAD, space="shared")
 
     def finish(self, b: Builder, sums: Buffer, part: Expr, thread: Expr, store: Finish) -> None:
-        """`combine` where every thread has written its sums into `memory` and goes on to here."""
-        meet = "cluster_barrier" if self.split > 1 else "barrier"
-        b.do(meet)
-        self.combine(b, sums, lambda *place: place, part, thread, store)
-        if self.split > 1:
-            b.do(meet)  # nobody may end while another one still reads its sums
+        """`combine` where every thread has written its sums into `memory` and goes on to here. Blocks of a cluster
+        read all parts before they store: nobody may end while another one still reads its sums, and who has no more to
+        read need not wait for what was stored.
+        """
+        if self.split == 1:
+            b.do("barrier")
+            self.combine(b, sums, lambda *place: place, part, thread, store)
+            return
+        b.do("cluster_barrier")
+        totals = b.alloc("totals", sums.dtype, self.turns, LANES)
+        for turn, row, col in self.shares(b, part, thread):
+            self.add(b, sums, row, col, totals, (turn, const(0)), lambda *place: place)
+        b.do("cluster_arrive")
+        for turn, row, col in self.shares(b, part, thread):
+            own = b.alloc("total", sums.dtype, LANES)
+            b.store(own, (0,), totals.at(turn, 0, lanes=LANES), LANES)
+            store(row, col, own)
+        b.do("cluster_wait")
 
     def combine(self, b: Builder, sums: Buffer, at: Place, part: Expr, thread: Expr, store: Finish) -> None:
         """All parts -> finished rows of block `part` of the cluster, between barriers of writers and readers."""
+        for _, row, col in self.shares(b, part, thread):
+            total = b.alloc("total", sums.dtype, LANES)
+            self.add(b, sums, row, col, total, (const(0),), at)
+            store(row, col, total)
+
+    @property
+    def turns(self) -> int:
+        """In which threads finish the block's rows, LANES sums each."""
+        return -(-(self.rows // self.split * (self.cols // LANES)) // self.threads)
+
+    def shares(self, b: Builder, part: Expr, thread: Expr) -> Iterator[tuple[Expr, Expr, Expr]]:
+        """The turns of a thread, with the row and the first column of its sums in each."""
         vectors, rows = self.cols // LANES, self.rows // self.split
-        with b.loop("turn", -(-rows * vectors // self.threads), "unroll") as turn:
+        with b.loop("turn", self.turns, "unroll") as turn:
             e = b.let("e", turn * self.threads + thread)
             with b.when(e < rows * vectors):
-                row, col = b.let("r", part * rows + e // vectors % rows), b.let("c", e % vectors * LANES)
-                total = b.alloc("total", sums.dtype, LANES)
-                b.store(total, (0,), const(0, sums.dtype), LANES)
-                with b.loop("q", self.split, "unroll") as q, b.loop("s", self.slices, "unroll") as s:
-                    place = at(s, row, col)
-                    share = (
-                        call("peer", sums.ref(*place, lanes=LANES), q)
-                        if self.split > 1
-                        else sums.at(*place, lanes=LANES)
-                    )
-                    b.store(total, (0,), total.at(0, lanes=LANES) + share, LANES)
-                store(row, col, total)
+                yield turn, b.let("r", part * rows + e // vectors % rows), b.let("c", e % vectors * LANES)
+
+    def add(
+        self, b: Builder, sums: Buffer, row: Expr, col: Expr, into: Buffer, place: tuple[Expr, ...], at: Place
+    ) -> None:
+        """Add all parts of LANES sums, always in the same order."""
+        b.store(into, place, const(0, sums.dtype), LANES)
+        with b.loop("q", self.split, "unroll") as q, b.loop("s", self.slices, "unroll") as s:
+            ref = sums.ref(*at(s, row, col), lanes=LANES)
+            share = call("peer", ref, q) if self.split > 1 else sums.at(*at(s, row, col), lanes=LANES)
+            b.store(into, place, into.at(*place, lanes=LANES) + share, LANES)
