@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import dnnc
 import dnnc.array as xp
@@ -14,7 +15,6 @@ import dnnc.nn.functional as F
 from dnnc import nn
 from dnnc.nn.utils import rnn
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(0)
 
