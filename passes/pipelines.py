@@ -24,6 +24,7 @@ from dnnc.passes.rewrites.dce import dce
 from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.rewrites.fold import fold
 from dnnc.passes.rewrites.fold_batch_norm import fold_batch_norm
+from dnnc.passes.rewrites.grouped_filters import grouped_filters
 from dnnc.passes.rewrites.hoist_invariants import captured, hoist_invariants
 from dnnc.passes.rewrites.idioms import idioms
 from dnnc.passes.rewrites.layout import assign_layouts
@@ -209,6 +210,11 @@ RECURRENCE = Pass(
     recurrence,
     "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts",
 )
+GROUPED = Pass(
+    "grouped-filters",
+    nested(grouped_filters),
+    "filters' gradients of narrow groups are those of groups that fill vectors; before layouts, which then have blocks",
+)
 LAYOUT = Pass(
     "layout", layout, "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie"
 )
@@ -238,8 +244,8 @@ PASSES = (
     QUANTIZED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE,
     CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, SPLIT_FILTERS, SPLIT_REDUCE, SCALARS,
-    RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, COPY_OUTPUTS, PLACE_CONCATS,
+    PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,
+    SCALARS, RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

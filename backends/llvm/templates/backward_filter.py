@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.ir.expr import Var, const, extent, value
+from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.op import ContractionForm
 from dnnc.passes.lower.form import Contraction, Normed
@@ -44,6 +45,7 @@ class Nest:
     outer: tuple[Var, ...]  # the others: blocks of channels, taps
     pixels: tuple[Var, ...]  # images, then pixels: what is summed over
     depthwise: bool  # every lane has inputs of its own
+    together: int = 1  # panels of a group, which read the same inputs
 
 
 def nest_of(problem: Problem) -> Nest | None:
@@ -65,7 +67,22 @@ def nest_of(problem: Problem) -> Nest | None:
     else:
         blocked = [v for v in others if v in c.panels]
         channel = blocked[-1] if blocked else others[max(range(len(others)), key=lambda k: (sizes[k], k))]
-    return Nest(panel, lane, channel, tuple(v for v in others if v is not channel), c.red.loops, depthwise)
+    return Nest(
+        panel,
+        lane,
+        channel,
+        tuple(v for v in others if v is not channel),
+        c.red.loops,
+        depthwise,
+        _together(anchor, lane),
+    )
+
+
+def _together(anchor: Node, lane: Var) -> int:
+    """The number of panels of a group."""
+    made, lanes = anchor.output.type.shape[0], value(extent(lane)) or 1
+    each = made // anchor.attrs["group"] if isinstance(made, int) else 0
+    return max(each // lanes, 1) if anchor.attrs["group"] > 1 else 1
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -88,7 +105,9 @@ def _settings(problem: Problem, target: CpuTarget) -> list[Knobs]:
             loads = nv + mr * (nv if nest.depthwise else 1)
             cycles = max(mr * nv / rates.fma, loads / rates.loads, rates.latency)
             scored.append((each * cycles, -mr * nv, nv, mr))
-    return [(("mr", mr), ("nv", nv), ("px", PIXELS)) for *_, nv, mr in sorted(scored)]
+    # which inputs a tile of parts of groups reads would depend on the lane
+    whole = [tile for tile in scored if tile[2] % nest.together == 0]
+    return [(("mr", mr), ("nv", nv), ("px", PIXELS)) for *_, nv, mr in sorted(whole or scored)]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:

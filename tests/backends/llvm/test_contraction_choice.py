@@ -171,3 +171,9 @@ def test_a_product_of_rows_that_a_norm_makes_has_another_schedule() -> None:
     nodes = list(g.nodes())
     p = classify(nodes, lower(g, nodes, g.outputs))
     assert p.kind == "normed" and nest_of(p) is None and not candidates(p, WIDE)
+
+
+def test_a_tile_of_filters_has_whole_groups() -> None:
+    g = one_node("conv_backward_filter", ["f32 2 64 6 6", "f32 2 64 6 6"], kernel=(3, 3), pads=(1, 1, 1, 1), group=2)
+    (step,) = (s for s in compiled(g, WIDE).steps if isinstance(s, Step) and s.group.kind == "contraction")
+    assert dict(step.choice.knobs)["nv"] == 2 and "lanes(" not in step.text

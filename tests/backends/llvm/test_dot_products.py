@@ -72,6 +72,7 @@ CASES = {
     "conv": ("conv(x, w, out_dtype=i32, pads=(1, 1, 1, 1))", (1, 24, 9, 10), (20, 24, 3, 3)),
     "image": ("conv(x, w, out_dtype=i32, strides=(2, 2), pads=(1, 0, 2, 1))", (2, 3, 11, 9), (16, 3, 3, 3)),
     "pointwise": ("conv(x, w, out_dtype=i32)", (1, 40, 5, 5), (6, 40, 1, 1)),
+    "images": ("conv(x, w, out_dtype=i32, pads=(1, 1, 1, 1))", (9, 24, 2, 2), (20, 24, 3, 3)),
     "steps": ("conv(x, w, out_dtype=i32, dilations=(2,), pads=(2, 2))", (1, 16, 30), (32, 16, 3)),
 }
 
