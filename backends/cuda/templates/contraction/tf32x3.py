@@ -11,6 +11,7 @@ the division of the sum are those of `tf32`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction.mma import Shape, block_tiles, gathering, ranked, varied_shapes
@@ -29,8 +30,9 @@ __all__ = ["ORDER", "apply", "candidates", "space"]
 ARCHITECTURES = (80, 90, 100)  # whose tensor cores do more TF32 products than three times what ordinary cores do in f32
 # tiles and their division among warps: rows of up to 128 in one tile, so that the columns' operand is read once
 SHAPES = (
-    (16, 32, 1, 2), (16, 64, 1, 4), (32, 64, 1, 2), (32, 64, 2, 2), (64, 32, 2, 1), (64, 64, 2, 2), (64, 128, 2, 2),
-    (64, 128, 2, 4), (128, 64, 2, 2), (128, 64, 4, 2), (128, 128, 2, 4), (128, 128, 4, 2),
+    Shape(16, 32, 1, 2), Shape(16, 64, 1, 4), Shape(32, 64, 1, 2), Shape(32, 64, 2, 2), Shape(64, 32, 2, 1),
+    Shape(64, 64, 2, 2), Shape(64, 128, 2, 2), Shape(64, 128, 2, 4), Shape(128, 64, 2, 2), Shape(128, 64, 4, 2),
+    Shape(128, 128, 2, 4), Shape(128, 128, 4, 2),
 )  # fmt: skip
 DEEP = ((16, 4), (32, 3), (32, 4), (64, 2))  # elements of a step, stages
 RATE, L2 = 512, 30  # products a cycle of an SM by tensor cores; bytes a cycle that it gets of the second-level cache
@@ -48,7 +50,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     c = single_contraction(problem)
     if c is None or target.number not in ARCHITECTURES or min(c.sizes[1:]) < STEP or c.red.size < SHORT:
         return []
-    return ranked(c, target, [Shape(*tile, *depth, element=4) for tile in SHAPES for depth in DEEP], cost)
+    return ranked(c, target, [replace(s, bk=bk, stages=stages, element=4) for s in SHAPES for bk, stages in DEEP], cost)
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
