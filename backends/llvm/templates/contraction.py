@@ -411,7 +411,7 @@ def _finish(
         s.apply(annotate, "unroll", *(n for n in (nest.reduction[0] + tag, f"{nest.reduction[0]}{tag}_b") if s.has(n)))
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2", "_1_b")] + ["ku" + tag, f"ku{tag}_b"]
     tap = nest.tap + tag
-    if nest.depthwise and isinstance(s.extent(tap), int):
+    if nest.depthwise and s.has(tap) and isinstance(s.extent(tap), int):  # no loop where all taps lie on padding
         unrolled.append(tap)
     s.apply(annotate, "unroll", *(n for n in unrolled if s.has(n)))
     if knobs.get("pf") and s.has("ko" + tag) and knobs["order"] == "panels":
