@@ -36,6 +36,7 @@ TRUSTED = 4.0  # disagreements of neighbouring steps that a right derivative may
 UNSURE = 0.01  # of the derivative's size: when steps disagree by more, differences tell nothing
 ROUNDED = 2e-6  # in proportion to the size of each variable: what float32 kernels may do to what they compute
 CHANGES = 4.0  # as far as a gradient may be off, in changes by a move of that size
+INFINITE = 1e6  # elements as large, beside smaller ones, stand for infinities, as those of a mask do
 NEAR = 1e-3  # how far away a place near by is, in proportion to the size of each variable
 DOT_TOLERANCE = 1e-9  # of forward against reverse mode, which share no differences
 
@@ -159,14 +160,19 @@ def wide(a: Array) -> Array:
 
 
 def draw(rng: np.random.Generator, a: Array) -> Array:
-    """A random direction in proportion to the size of what is changed."""
-    finite = a[np.isfinite(a)] if a.size else a
-    size = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
-    return np.asarray(rng.standard_normal(a.shape) * (size or 1.0))
+    """A random direction in proportion to the size of what is changed; elements that stand for infinities stay."""
+    changed = np.abs(a) < INFINITE
+    if not changed.any():
+        changed = np.isfinite(a)
+    size = float(np.sqrt(np.mean(np.square(a[changed])))) if changed.any() else 0.0
+    return np.where(changed, rng.standard_normal(a.shape) * (size or 1.0), 0.0)
 
 
 def judge(derivative: float, size: float, quotients: Iterable[tuple[float, float]]) -> Verdict:
     """Compare a directional derivative with differences.
+
+    Neighbouring step sizes may agree by chance where kinks lie close together; forward and backward differences then
+    do not. So differences are trusted as far as neither disagrees.
 
     Args:
         derivative: what the gradient says.
@@ -182,18 +188,20 @@ def judge(derivative: float, size: float, quotients: Iterable[tuple[float, float
         scale = max(size, abs(derivative), abs(middle) if math.isfinite(middle) else 0.0)
         if scale == 0.0:
             return Verdict("right", 0.0, 0.0)
-        for other in (sum(seen[k]) / 2 for k in (exponent - 1, exponent + 1) if k in seen):
-            disagreement = abs(other - middle) / scale
+        for beside in (seen[k] for k in (exponent - 1, exponent + 1) if k in seen):
+            other = sum(beside) / 2
+            gap = min(abs(forward - backward) for forward, backward in (pair, beside))
+            disagreement = max(abs(other - middle), gap / 2) / scale
             if disagreement < trust:
                 trust, error = disagreement, min(abs(m - derivative) for m in (middle, other)) / scale
         seen[exponent] = pair
         if trust <= TOLERANCE and error <= TOLERANCE:
             return Verdict("right", error, trust)
-    if trust <= UNSURE and error <= TOLERANCE + TRUSTED * trust:
-        return Verdict("right", error, trust)
     gaps = [abs(forward - backward) / scale for forward, backward in (seen[-7], seen[-8])]
     if min(gaps) > TOLERANCE and min(gaps) > max(gaps) / 2:
         return Verdict("kink", error, trust)
+    if trust <= UNSURE and error <= TOLERANCE + TRUSTED * trust:
+        return Verdict("right", error, trust)
     return Verdict("wrong" if trust <= UNSURE else "unsure", error, trust)
 
 

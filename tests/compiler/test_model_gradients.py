@@ -10,7 +10,7 @@ from onnx import numpy_helper, parser
 
 import dnnc
 from dnnc.bound import of_graph
-from dnnc.gradients.check import STEPS, Loss, Point, directional, dot_test, groups_of, judge, unexplained
+from dnnc.gradients.check import STEPS, Loss, Point, directional, dot_test, draw, groups_of, judge, unexplained
 from dnnc.gradients.models import grad_of_model, read_onnx
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -283,6 +283,19 @@ def test_what_differences_tell():
     assert judged(lambda h: 1 + 0.5 * (h > 0)) == "kink"
     assert judged(lambda h: 1 + 1e-3 / abs(h)) == "unsure"
     assert judge(0.0, 0.0, [(0.0, 0.0)]).kind == "right"
+    # kinks lie close together: middles agree by chance, 1e-3 off, and forward and backward differences do not
+    chance = dict(
+        zip(STEPS, [(0.998, 1.004), (1.003, 0.999), (0.98, 1.02), (1.0004, 0.9996), (1.0, 0.9997), (0.9, 1.3)])
+    )
+    assert judge(1.0, 1.0, chance.values()).kind == "right"
+    assert judge(1.02, 1.0, chance.values()).kind == "wrong"
+
+
+def test_elements_that_stand_for_infinities_stay():
+    rng = np.random.default_rng(0)
+    moved = draw(rng, np.array([0.0, -1e9, 0.5, -np.inf, 2.0]))
+    assert moved[1] == moved[3] == 0 and 0 < np.abs(moved[[0, 2, 4]]).max() < 10
+    assert (draw(rng, np.array([1e7, -1e9])) != 0).all()
 
 
 def test_rounding_near_a_kink_is_no_error():
