@@ -190,7 +190,7 @@ def judge(derivative: float, size: float, quotients: Iterable[tuple[float, float
             return Verdict("right", 0.0, 0.0)
         for beside in (seen[k] for k in (exponent - 1, exponent + 1) if k in seen):
             other = sum(beside) / 2
-            gap = min(abs(forward - backward) for forward, backward in (pair, beside))
+            gap = max(abs(forward - backward) for forward, backward in (pair, beside))
             disagreement = max(abs(other - middle), gap / 2) / scale
             if disagreement < trust:
                 trust, error = disagreement, min(abs(m - derivative) for m in (middle, other)) / scale

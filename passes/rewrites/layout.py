@@ -49,11 +49,11 @@ def blocked(rank: int, lanes: int) -> Dense:
     return dense(Part(0), Part(1, lanes), *(Part(k) for k in range(2, rank)), Part(1, 1, lanes))
 
 
-def of_channels(t: TensorType, rank: int, images: Encoding) -> Encoding:
-    """`0/16 1 2 0%16`: numbers of the channels of blocked images, [64, 1, 1], as vectors; all else as it is."""
+def of_channels(t: TensorType, rank: int, images: Encoding) -> Dense | None:
+    """`0/16 1 2 0%16`: numbers of the channels of blocked images, [64, 1, 1], as vectors; None for all else."""
     axis, block = t.rank - rank + 1, images.block(1)
     if block == 1 or axis < 0 or t.shape[axis] == 1 or product(t.shape) != t.shape[axis]:
-        return t.encoding
+        return None
     return dense(*(Part(k, block if k == axis else 1) for k in range(t.rank)), Part(axis, 1, block))
 
 
@@ -195,10 +195,10 @@ class Layouts(ABC):
                 continue
             if v.type.shape == out.shape or (images and v.type.rank == out.rank):
                 self.set_input(n, k, lay)
+            elif self.graph.variance(v).call_invariant and (numbers := of_channels(v.type, out.rank, lay)):
+                self.set_input(n, k, numbers)
             elif not v.type.row_major:  # a broadcast operand that is an image of its own
                 self.set_input(n, k, ROW_MAJOR)
-            elif self.graph.variance(v).call_invariant:
-                self.set_input(n, k, of_channels(v.type, out.rank, lay))
         self.set_output(n, lay)
 
     def across(self, n: Node) -> None:
