@@ -229,6 +229,7 @@ def asks_name(n: ast.AST) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_op_knowledge_stands_in_records() -> None:
     found = [
         f"{name_of(p)}:{n.lineno}: {ast.unparse(n)}"

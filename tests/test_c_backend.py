@@ -96,6 +96,7 @@ def test_the_entry_point_is_found() -> None:
     assert "c: available" in shown and "compiler" in shown
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_imported_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.BACKENDS, "broken", "no_such_package:Backend")
     assert "broken: not available" in CliRunner().invoke(app, ["targets"]).output

@@ -79,6 +79,7 @@ def test_strict_bits_are_those_of_a_program_for_the_size(text: str, shape: Any, 
     assert len(f.programs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.family("shapes")
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("text", ["matmul(x, w)", "add(matmul(x, w), x)"], ids=["product", "residual"])

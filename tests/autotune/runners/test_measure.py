@@ -103,6 +103,7 @@ def test_wrong_numbers_are_found_where_they_are_looked_for(runner: ProcessRunner
     assert measured(runner, Request(task, wrong, repeats=1))["wrong"].status == "wrong"  # from now on
 
 
+@pytest.mark.slow
 def test_what_strays_is_wrong_without_a_check(runner: ProcessRunner, task: Task) -> None:
     assert measured(runner, Request(task, choice("stray")))["stray"].status == "wrong"
 
@@ -117,6 +118,7 @@ def test_what_does_not_build_is_said(runner: ProcessRunner, task: Task, bad: Cho
     assert trial.status == "build" and said in trial.error and trial.median == float("inf")
 
 
+@pytest.mark.slow
 def test_equal_code_is_measured_once(runner: ProcessRunner, task: Task) -> None:
     fast, same = choice("right", a=1), choice("right", a=2)
     first, second = runner.measure([Request(task, fast, repeats=4), Request(task, same, repeats=4)])
@@ -280,6 +282,7 @@ def test_a_device_that_fails_is_started_anew(pair: ProcessRunner) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_wrong_finalist_fails(pair: ProcessRunner) -> None:
     (trial,) = pair.measure(fakes({"wrong": 1}, check=True))
     assert trial.status == "wrong" and trial.error == "it is off"

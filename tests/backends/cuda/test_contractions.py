@@ -234,6 +234,7 @@ def test_the_sum_in_slices(module: ModuleType, knobs: dict[str, int], t: str) ->
     check(module, matmul("21, 100", "100, 40", "21, 40", t), knobs)
 
 
+@pytest.mark.slow
 @pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "module, knobs, t",

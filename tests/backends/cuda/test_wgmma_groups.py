@@ -136,6 +136,7 @@ def conv(n: int, c: int, h: int, o: int, k: int, s: int = 1, p: int = 0, d: int 
     return CONV.format(n=n, c=c, h=h, o=o, k=k, s=s, p=p, d=d, t=t, y=f'{t}[{n}, {o}, {out}, {out}] @ "0 2 3 1"')
 
 
+@pytest.mark.slow
 @pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "text, windowed, split",

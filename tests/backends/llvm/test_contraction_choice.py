@@ -83,6 +83,7 @@ def test_panels_are_prefetched_whole_or_not_at_all(rows: int, lines: int) -> Non
     assert step.text.count("prefetch(") == lines, step.text
 
 
+@pytest.mark.slow
 def test_many_tiles_ask_for_the_next_panel_once() -> None:
     """Each line as often as there are steps to spare, and no line of the panels behind the next."""
     layer = graph_of("def g(x: f32[512, 128], *, w: f32[128, 768]):\n    return matmul(x, w)")
@@ -97,6 +98,7 @@ def test_many_tiles_ask_for_the_next_panel_once() -> None:
     assert set(range(panels, 2 * panels)) <= asked <= set(range(panels, 3 * panels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "ku"), [(128, 4), (131, 1)])
 def test_panels_that_the_second_cache_does_not_hold_are_cut(k: int, ku: int) -> None:
     layer = graph_of(f"def g(x: f32[512, {k}], *, w: f32[{k}, 768]):\n    return matmul(x, w)")

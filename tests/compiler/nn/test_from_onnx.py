@@ -130,6 +130,7 @@ def test_training_is_pytorchs(style: str) -> None:
     assert again.load_state_dict(net.state_dict(), strict=False).missing_keys == []
 
 
+@pytest.mark.slow
 def test_statistics_of_a_part_in_inference_mode() -> None:
     proto, theirs = network()
     net = nn.from_onnx(proto)
@@ -216,6 +217,7 @@ def test_frozen_by_names() -> None:
         net.requires_grad_(False, names="fc*")
 
 
+@pytest.mark.slow
 def test_cut_and_export_with_another_layer() -> None:
     proto, _ = network()
     net = nn.Sequential(nn.from_onnx(proto, outputs="f"), nn.Linear(100, 7)).eval()

@@ -62,6 +62,7 @@ def test_against_torch(name: str) -> None:
     assert a.get_last_lr() == now and a.last_epoch == 15
 
 
+@pytest.mark.slow
 def test_schedules_multiply() -> None:
     ours = optim.SGD([xp.asarray(np.zeros(1))], lr=0.5)
     theirs = torch.optim.SGD([torch.zeros(1)], lr=0.5)

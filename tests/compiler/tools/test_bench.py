@@ -168,6 +168,7 @@ def test_a_missing_peer_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
     assert "pip install -e '.[bench]'" in text and "Traceback" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in ("onnxruntime", "openvino") if find_spec(n)])
 def test_installed_peers_give_the_same_numbers(name: str) -> None:
     engine = PEERS[name]("open.onnx", {"x": X}, 1)
@@ -176,6 +177,7 @@ def test_installed_peers_give_the_same_numbers(name: str) -> None:
     assert engine.facts["load_s"] > 0
 
 
+@pytest.mark.slow
 def test_growth_of_memory_is_noticed() -> None:
     memory = Memory()
     large = np.ones(8 << 20)
@@ -255,6 +257,7 @@ def test_profile_prints_kernels_and_with_detail_calls() -> None:
     assert "calls in order" in dnnc("profile", "fixed.onnx", "--repeat", "3", "--detail", "--threads", "1")
 
 
+@pytest.mark.slow
 def test_profile_json() -> None:
     data = json.loads(dnnc("profile", "open.onnx", "--dims", "N=5", "--repeat", "3", "--json"))
     assert data["dims"] == {} and data["repeats"] == 3 and data["kernels"][0]["flops"] == 2 * 5 * 3 * 4

@@ -60,6 +60,7 @@ def check(dtype: str, shape: tuple[int, ...], keep: int, axis: int, descending: 
     np.testing.assert_array_equal(y, np.take_along_axis(x, want, axis))
 
 
+@pytest.mark.slow
 @pytest.mark.family("shapes")
 @pytest.mark.parametrize("kind", ["plain", "ties", "nan"])
 @pytest.mark.parametrize("descending", [True, False])

@@ -50,6 +50,7 @@ def test_a_budget_that_is_kept_anyway_changes_nothing() -> None:
     assert free.source("graph") == wide.source("graph")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_kept_is_said() -> None:
     f = compiled("1KB")
     notes = [n for p in f.report.programs[-1].passes if p.name == "rematerialize" for n in p.notes]
