@@ -27,7 +27,7 @@ from dnnc.passes.analysis.alias import find_aliases, root
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
-from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part, Several
+from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part, Several, computing
 from dnnc.passes.planning.order import in_order
 from dnnc.passes.rewrite import producer
 
@@ -175,7 +175,7 @@ class _Fuser:
         if len(groups) != 1:
             return None
         g = groups.pop()
-        if not is_kernel(self.kind[g]) or _computing(self.members[g]) >= MAX_NODES:
+        if not is_kernel(self.kind[g]) or computing([n, *self.members[g][::-1]]) > MAX_NODES:
             return None
         if len(self.members[g]) == 1 and self.no_kernel(self.members[g][0]):
             return None  # it takes the memory as it is
@@ -468,11 +468,6 @@ def _looks_up_matrices(n: Node, u: Node) -> bool:
         and n.inputs[1].type.rank == matrices
         and _same(n.output.type.shape[:-2], u.output.type.shape[:-2])
     )
-
-
-def _computing(nodes: Sequence[Node]) -> int:
-    """Nodes but for conversions, of which quantised values need two or three for each step."""
-    return sum(Trait.CONVERSION not in n.op.traits for n in nodes)
 
 
 def _widens(n: Node) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.attributes import attrs_key
 from dnnc.ir.op import Cost, Trait
 from dnnc.passes.analysis.kinds import is_pointwise, kind_of
 from dnnc.passes.analysis.outputs import main_output
@@ -193,7 +194,7 @@ class Joiner:
         """The nodes of two groups as one, whatever runs between them; None if that is not one pass."""
         nodes = tuple(sorted({*first, *views, *second}, key=self.order.__getitem__))
         outputs = self.outputs(nodes)
-        if len(nodes) > MAX_NODES or len(outputs) > MOST_OUTPUTS:
+        if computing(nodes) > MAX_NODES or len(outputs) > MOST_OUTPUTS:
             return None
         if main_output(nodes, outputs) is None or not self.in_one_pass(nodes, outputs, {*first}, {*second}):
             return None
@@ -354,6 +355,21 @@ class Joiner:
             for k, v in enumerate(u.inputs)
             if v is not None and v.node not in inside and v.type.size != 1 and self.reads_own(v, u, k, rows)
         }
+
+
+def computing(nodes: Sequence[Node]) -> int:
+    """Count nodes, in order of the graph, but for conversions, of which quantised values need two or three for each
+    step. Nodes of one element that compute the same (`scalars` gives each reader its own) count once.
+    """
+    count, same = 0, dict[Value, Value]()  # a number -> the first one that is computed alike
+    first: dict[object, Value] = {}
+    for n in nodes:
+        v = n.outputs[0]
+        if v.type.size == 1:
+            inputs = tuple(None if x is None else same.get(x, x) for x in n.inputs)
+            same[v] = first.setdefault((n.op.name, attrs_key(n), inputs), v)
+        count += Trait.CONVERSION not in n.op.traits and same.get(v, v) is v
+    return count
 
 
 def _same(v: Value, w: Value) -> bool:

@@ -293,6 +293,12 @@ def test_long_chains_are_cut() -> None:
     assert [len(grp.nodes) for grp in plan_fusion(g).groups] == [12, MAX_NODES, MAX_NODES]
 
 
+def test_numbers_that_are_repeated_count_once_in_a_chain() -> None:
+    lines = [f"    n{k} = neg(r)\n    v{k + 1} = mul(v{k}, n{k})\n" for k in range(MAX_NODES - 1)]
+    g = graph_of(f"def g(v0: f32[4], r: f32):\n{''.join(lines)}    return v{MAX_NODES - 1}")
+    assert [len(grp.nodes) for grp in plan_fusion(g).groups] == [2 * MAX_NODES - 2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fuse", [True, False])
 def test_plans_of_random_graphs(fuse: bool) -> None:

@@ -22,6 +22,7 @@ from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.memory import Vectorizer
 
 LATENCY = 700  # cycles from asking global memory to having
+MOST_PADDED = 16  # turns: copies without a branch keep an address and a byte count each in registers
 L2_RATE = 40  # bytes a cycle that an SM gets of the second-level cache
 
 
@@ -57,6 +58,12 @@ class Tile:
             and self.lanes * e.dtype.bytes in (4, 8, 16)
             and (self.lanes == 1 or self.rows != self.along)
         )
+
+    @property
+    def padded(self) -> bool:
+        """Do copies of no bytes put the zeros past the end of the sum, without a branch?"""
+        whole = self.red.size % self.span == 0
+        return self.direct and not whole and not self.operand.conds and self.turns <= MOST_PADDED
 
     def place(self, turn: Expr, t: Expr) -> tuple[Expr, Expr]:
         """The vector that thread t moves in a turn: (side, sum), of which the one that `along` names counts vectors."""
@@ -159,7 +166,7 @@ class Mover:
                 assert isinstance(e, Load)
                 to, start = self.spot(slot, r), [substitute(i, at(const(0))) for i in e.idx]
 
-                if known is None and not tile.operand.conds:  # past the end of the sum nothing is read, zeros are put
+                if known is None and tile.padded:
                     limit = select(cond, const(tile.lanes), const(0))
                     b.do("cp_async", self.buf.ref(*to, lanes=tile.lanes), ref(e.buf, start, tile.lanes), limit)
                     return
@@ -196,7 +203,7 @@ class Mover:
 
         whole = tile.red.size % tile.span == 0
         step_in = k if whole else tile.red.inside(k, deep, tile.operand.value, *tile.operand.conds)
-        if not whole and not tile.operand.conds:
+        if tile.padded:
             step_in = minimum(k, tile.red.size // deep - 1)
 
         def at(j: Expr) -> dict[Expr, Expr]:
