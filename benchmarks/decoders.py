@@ -2,7 +2,8 @@
 
     token [1, 1], past keys and values [1, heads, past, size] of each layer  ->  logits, keys and values of the token
 
-Weights are floats, or `MatMulNBits` (8, 4 or 2 bits in blocks), or `DequantizeLinear` (8 bits, a scale for each column).
+Weights are floats, or `MatMulNBits` (8, 4 or 2 bits in blocks), or `DequantizeLinear` (8 bits, a scale for each
+column).
 """
 
 from __future__ import annotations
@@ -123,7 +124,10 @@ def decoder(
     graph = helper.make_graph(
         w.nodes,
         shape.name,
-        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in inputs.items()],
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in inputs.items()
+        ],
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
         w.constants,
     )
@@ -167,7 +171,8 @@ def _repeated(w: _Writer, v: str, shape: Shape, again: int, size: int) -> str:
 
 def _rotated(w: _Writer, v: str, size: int, places: tuple[str, str]) -> str:
     low, high = (
-        w.op("Slice", v, *(w.constant(np.array([n], np.int64)) for n in (at, at + size // 2, 3))) for at in (0, size // 2)
+        w.op("Slice", v, *(w.constant(np.array([n], np.int64)) for n in (at, at + size // 2, 3)))
+        for at in (0, size // 2)
     )
     turned = w.op("Concat", w.op("Neg", high), low, axis=-1)
     return w.op("Add", w.op("Mul", v, places[0]), w.op("Mul", turned, places[1]))

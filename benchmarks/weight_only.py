@@ -33,7 +33,11 @@ STORAGES = {
     "w4a16 bf16": ("4", "bfloat16"),
     "w2a16": ("2", None),
 }
-PEERS = {"ONNX Runtime float32": ("float", 0), "ONNX Runtime w4": ("4", 0), "ONNX Runtime w4, int8 activations": ("4", 4)}
+PEERS = {
+    "ONNX Runtime float32": ("float", 0),
+    "ONNX Runtime w4": ("4", 0),
+    "ONNX Runtime w4, int8 activations": ("4", 4),
+}
 
 
 @dataclass
@@ -63,16 +67,10 @@ def read_rate(nbytes: int, threads: int) -> float:
     info = helper.make_tensor_value_info
     graph = helper.make_graph([node], "read", [info("x", 1, x.shape)], [info("y", 1, ())])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    case = Case("read", lambda f=dnnc.compile(model, threads=threads): f(x))
+    f = dnnc.compile(model, threads=threads)
+    case = Case("read", lambda: f(x))
     measured([case], 20)
     return x.nbytes / case.best
-
-
-def dnnc_case(name: str, model: Any, inputs: Mapping[str, Array], threads: int, precision: str | None) -> Case:
-    f = dnnc.compile(model, threads=threads, precision=precision)
-    arrays = [inputs[i.name] for i in f.inputs]
-    f(*arrays)
-    return Case(name, lambda: f(*arrays), products=None)
 
 
 def products_of(case: Case, f: Any, arrays: list[Array]) -> None:
@@ -96,7 +94,7 @@ def table(shape: Shape, threads: int, repeats: int, block: int) -> str:
     """One model: a row for each storage."""
     cases, sizes = [], {}
     for name, (storage, precision) in STORAGES.items():
-        model, inputs, size = decoder(shape, storage, block)
+        model, inputs, _ = decoder(shape, storage, block)
         f = dnnc.compile(model, threads=threads, precision=precision)
         arrays = [inputs[i.name] for i in f.inputs]
         f(*arrays)
