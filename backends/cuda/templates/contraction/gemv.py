@@ -61,7 +61,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     c = problem.contraction
     if c is None or not applies(c):
         return []
-    if sides(c)[1].axis.size > HALVES and target.major >= 8 and mma.half_contraction(problem) is not None:
+    if sides(c)[1].axis.size > HALVES and target.major >= 8 and mma.matrix_contraction(problem) is not None:
         return []
     return divisions(c, target)
 
