@@ -52,9 +52,7 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
 
 def _dot4(acc: Array, a: Array, b: Array) -> Array:
     x, y = (np.asarray(v, np.int64).reshape(*np.shape(v)[:-1], -1, 4) for v in (a, b))
-    sums = (x * y).sum(-1)
-    single = np.shape(b)[-1] == 4  # lane, of which arrays have no axis
-    return (np.asarray(acc, np.int64) + (sums[..., 0] if single else sums)).astype(np.int32)
+    return (np.asarray(acc, np.int64) + (x * y).sum(-1)).astype(np.int32)
 
 
 def _truncdiv(a: Array, b: Array) -> Array:
