@@ -114,8 +114,8 @@ class Product:
     sums: DType = f32
 
     def suits(self, t: Tiling) -> bool:
-        """Do rows of a tile's results fill what is stored at a time, and rows of the result those of split sums?"""
-        return t.bn * self.c.dtype.bytes % ROW == 0 and (t.split == 1 or self.aligned)
+        """Do rows of a tile's results fill what is stored at a time? Split sums are stored in vectors of the result."""
+        return self.aligned if t.split > 1 else t.bn * self.c.dtype.bytes % ROW == 0
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
         """Return an element's index; it must exist if rows or columns lie apart; col is a multiple of `lanes`."""
