@@ -235,7 +235,13 @@ if importlib.util.find_spec("torch"):
 
 
 # Examples of stored weights: arguments, and what the output says when the result is right.
-STORED = {"storage_formats": (["--size=64"], r"^ternary: .* right\nlogarithmic: .* right\nrooted: .* right$")}
+STORED = {
+    "storage_formats": (["--size=64"], r"^ternary: .* right\nlogarithmic: .* right\nrooted: .* right$"),
+    "binary_digits": (
+        ["--steps=60", "--nets", "bnn", "lut"],
+        r"^bnn: accuracy 9.* give the same\nlut: accuracy [4-9]\d",
+    ),
+}
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def storage_format(
     Args:
         name: an identifier.
         codes: the type of a code: "u2", "u4", "u8" or "i8".
-        encode: takes a number as an expression in f32 and gives its code, an expression of integers in the codes' range.
+        encode: takes a number as an expression in f32 and gives its code, an integer in the range of the codes.
         decode: takes a code as an expression in i32 and gives what it means, in f32.
 
     Raises:

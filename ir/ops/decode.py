@@ -1,7 +1,7 @@
 """Stored numbers as floats: codes of few bits or small types, what they mean, scales and zero points.
 
-What codes mean is a table, or an expression of the code as text: `value="cast_f32(q[0]) * 0.5"`, q in i32. Without either
-codes are numbers.
+What codes mean is a table, or an expression of the code as text: `value="cast_f32(q[0]) * 0.5"`, q in i32. Without
+either codes are numbers.
 
 The result is never memory by itself: kernels that read it read the codes and decode them in registers. So a weight in
 4 bits is a constant of codes, a constant of scales, and this node.

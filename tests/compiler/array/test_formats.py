@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.ir.errors import InputError
 from dnnc.ir.dtype import f32, i32
+from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Expr, cast, maximum, minimum
 from dnnc.ir.loops.stmt import call
 
