@@ -3,8 +3,8 @@
     sum((x - zx) * (w - zw))   ->   matmul(x, w8, out_dtype=i32) - zx * sum(w - zw) + r * sum(x)
 
 x is u8, w8 = w - zw - r is i8 and constant, r is 0 where w - zw fits into i8. Targets have `dot4` for it. Images are
-padded with zx, so that each result sees all taps. Convolutions in groups whose sums stay below 2^24 are computed in
-float32, where they are exact as well: a group is too narrow for four bytes of one sum.
+padded with zx, so that each result sees all taps. Convolutions of groups or of one channel whose sums stay below 2^24
+are computed in float32, where they are exact as well: they are too narrow for four bytes of one sum.
 """
 
 from __future__ import annotations
@@ -71,20 +71,25 @@ def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias
 
     `attrs`: of the convolution, or of the product.
     """
-    group = int(attrs.get("group", 1))
-    if group > 1 and not is_exact(w):
-        return None
-    parts = w.split()
-    if group == 1 and parts is None:
+    if not has_form(w, attrs):
         return None
     x = unsigned(b, x)
     if w.convolves:
         x, attrs = padded(b, x, attrs)
-    if group > 1:
+    if _is_narrow(w, attrs):
         return _in_floats(b, x, w, attrs, bias)
+    parts = w.split()
     assert parts is not None
-    w8, shift = parts
-    return _in_bytes(b, x, w, w8, shift, attrs, bias)
+    return _in_bytes(b, x, w, *parts, attrs, bias)
+
+
+def has_form(w: Weights, attrs: Mapping[str, Any]) -> bool:
+    """Does `product` have a form for these weights?"""
+    return is_exact(w) if _is_narrow(w, attrs) else w.split() is not None
+
+
+def _is_narrow(w: Weights, attrs: Mapping[str, Any]) -> bool:
+    return w.convolves and (attrs.get("group", 1) > 1 or w.data.shape[1] == 1)
 
 
 def is_exact(w: Weights) -> bool:
