@@ -2,10 +2,10 @@
 
     python benchmarks/quantized_layers.py DIR [--only NAME,NAME] [--cache DIR] [--threads 2] [--targets ...]
 
-A model is cut at its QuantizeLinear and DynamicQuantizeLinear nodes: what they make becomes outputs, what reads it reads
-inputs, which are given the codes that ONNX Runtime without graph optimizations makes. Each target compiles the cut model.
-For each are told how many codes equal the reference's and how many are within one step of them, and whether its codes
-have the bits of the first target's.
+A model is cut at its QuantizeLinear and DynamicQuantizeLinear nodes: what they make becomes outputs, and what reads it
+reads inputs, which are given the codes that ONNX Runtime makes without graph optimizations. Each target compiles the
+cut model. For each are told how many codes equal the reference's, how many are within one step of them, and how many
+are the same as those of the first target.
 """
 
 from __future__ import annotations
