@@ -9,8 +9,8 @@ Stochastic depth (Huang et al., 2016): in each step, Python's `if` decides which
                    and 64 x 8 x 8, as in the paper's networks for CIFAR
 
 For each net: kernels of all structures together; of structures seen before the time of a step by number of blocks,
-with the line through it; Python's part for each op that the forward pass records, and for all ops of the step
-(forward and update; the backward pass is one).
+with the line through it; Python's part for each op that the forward pass records, and for each of these and
+each update of a parameter. `--by-hand` lets a loop update the parameters (`p -= rate * p.grad`): then all ops count.
 """
 
 from __future__ import annotations
@@ -92,12 +92,29 @@ class Convolutions(nn.Module):
 NETS: dict[str, Callable[[int], Any]] = {"products": Products, "convolutions": Convolutions}
 
 
+class ByHand:
+    """Gradient descent by array code."""
+
+    def __init__(self, net: Any) -> None:
+        self.params = list(net.parameters())
+
+    def zero_grad(self) -> None:
+        for p in self.params:
+            p.grad = None
+
+    def step(self) -> None:
+        used = [p for p in self.params if p.grad is not None]
+        for p in used:
+            p -= 1e-3 * p.grad
+        xp.evaluate(*used)
+
+
 class Clock:
     """Runs steps of a net. `native`: seconds in programs since it was asked last."""
 
-    def __init__(self, net: Any) -> None:
+    def __init__(self, net: Any, by_hand: bool) -> None:
         self.net = net
-        self.optimizer = optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+        self.optimizer: Any = ByHand(net) if by_hand else optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
         self.x, self.y = map(xp.asarray, net.batch(np.random.default_rng(1)))
         self.native = 0.0
         get = PROGRAMS_MADE.get
@@ -168,9 +185,9 @@ def structures(blocks: int, count: int) -> list[Runs]:
     return out
 
 
-def measure(name: str, blocks: int, count: int, seconds: float) -> None:
+def measure(name: str, blocks: int, count: int, seconds: float, by_hand: bool) -> None:
     net = NETS[name](blocks)
-    clock = Clock(net)
+    clock = Clock(net, by_hand)
     seen, kernels = structures(blocks, count), set()
     print(f"{name}: {blocks} blocks, {count} structures", flush=True)
     for k, runs in enumerate(seen):
@@ -181,8 +198,6 @@ def measure(name: str, blocks: int, count: int, seconds: float) -> None:
             f"  new structure {k}, {len(runs)} blocks: {len(kernels) - before} kernels more, {took:.2f} s", flush=True
         )
     print(f"  kernels in all: {len(kernels)}", flush=True)
-    for note in sorted({n.symbol: n for n in PROGRAMS_MADE.last.notes}.values(), key=lambda n: n.name) if 0 else ():
-        print("   ", note.name)
     for runs in seen:
         clock.step(runs)
     times: list[list[float]] = [[] for _ in seen]
@@ -197,12 +212,13 @@ def measure(name: str, blocks: int, count: int, seconds: float) -> None:
         print(f"  {d} blocks: {t:.2f} ms")
     print(f"  line: {intercept:.2f} ms and {slope:.3f} ms for each block; the farthest point is {100 * off:.1f} % off")
     forward, every = clock.ops(seen[0])
+    every = every if by_hand else forward + len(list(net.parameters()))
     parts = np.median([clock.parts(seen[0]) for _ in range(15)], axis=0) * 1e6
     record, backward, step, native = parts
     print(
-        f"  {forward} ops recorded forward, {every} in the step; us: record {record:.0f}, backward {backward:.0f}, "
+        f"  {forward} ops recorded forward, {every} with updates; us: record {record:.0f}, backward {backward:.0f}, "
         f"step {step:.0f}; program {native:.0f}\n"
-        f"  Python for each op of the forward pass {sum(parts[:3]) / forward:.2f} us, of the step "
+        f"  Python for each op of the forward pass {sum(parts[:3]) / forward:.2f} us, with updates "
         f"{sum(parts[:3]) / every:.2f} us",
         flush=True,
     )
@@ -214,10 +230,11 @@ def main() -> None:
     p.add_argument("--blocks", type=int, default=54)
     p.add_argument("--structures", type=int, default=12)
     p.add_argument("--seconds", type=float, default=3)
+    p.add_argument("--by-hand", action="store_true", help="update parameters without an optimizer")
     a = p.parse_args()
     for name in NETS:
         if not a.only or name in a.only.split(","):
-            measure(name, a.blocks, a.structures, a.seconds)
+            measure(name, a.blocks, a.structures, a.seconds, a.by_hand)
 
 
 if __name__ == "__main__":
