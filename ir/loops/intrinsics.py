@@ -182,7 +182,7 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("guard", lambda x, lo, hi: np.clip(x, lo, np.asarray(hi) - 1), lambda x, lo, hi: (i64, x.lanes)),
     Intrinsic("ldexp", lambda x, n: np.ldexp(x, np.asarray(n).astype(np.int32)), _first),
     Intrinsic("barrier", effect=True), Intrinsic("syncwarp", effect=True), Intrinsic("prefetch", effect=True),
-    # warp collectives; an address operand stands for the 8 halves there
+    # warp collectives; an address operand stands for the 16 bytes there
     Intrinsic("shfl_xor", gpu.shfl_xor, lambda x, mask: (x.dtype, x.lanes), collective=True),
     Intrinsic("shfl_up", gpu.shfl_up, lambda x, n: (x.dtype, x.lanes), collective=True),
     Intrinsic("shfl_down", gpu.shfl_down, lambda x, n: (x.dtype, x.lanes), collective=True),
@@ -190,6 +190,7 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("ldmatrix_x4", gpu.ldmatrix_x4, lambda r: (r.dtype, r.lanes), collective=True),
     Intrinsic("ldmatrix_x4_trans", gpu.ldmatrix_x4_trans, lambda r: (r.dtype, 8), collective=True),
     Intrinsic("mma_m16n8k16", gpu.mma_m16n8k16, lambda d, a, b: (d.dtype, 4), collective=True),
+    Intrinsic("mma_m16n8k32", gpu.mma_m16n8k32, lambda d, a, b: (d.dtype, 4), collective=True),
     Intrinsic("mma_m16n8k8", gpu.mma_m16n8k8, lambda d, a, b: (d.dtype, 4), collective=True),
     Intrinsic("mma_m16n8k8_cut", gpu.mma_m16n8k8_cut, lambda d, a, b: (d.dtype, 4), collective=True),
     # the kernel before this one may still run until pdl_wait(), and the one after it may begin from pdl_launch() on

@@ -13,6 +13,7 @@ inputs and outputs have the same types, with casts at the border. What is stored
 - float32 is also where a value is an integer in disguise (made from integers, or on its way to become an integer, a
   bool or an index), and around a constant that the type cannot hold: one that overflows, or a single number that
   underflows;
+- a product of integers is scaled in float32, in the kernel that makes it; what is scaled is like any other product;
 - casts that the model has stay, unless both sides get one type; ops with subgraphs, on the host, of random numbers or
   of bits keep the types that they have.
 
@@ -97,6 +98,8 @@ class _Storage:
             return f32
         follows = bool(n.op.traits & {Trait.ELEMENTWISE, Trait.MOVEMENT})
         made_of_integers = Trait.CONVERSION in n.op.traits and not self.converts(n)
+        if follows and _scales_product(n):
+            return f32
         if self.escapes(n) or (
             follows and (made_of_integers or Trait.AMPLIFIES in n.op.traits or any(v in self.wide for v in n.inputs))
         ):
@@ -195,6 +198,18 @@ class _Storage:
             v.name, made.name = made.name, v.name
         self.graph.outputs[k] = made
         self.changed = True
+
+
+def _scales_product(n: Node) -> bool:
+    """Does a node multiply the float of an integer that a contraction makes?"""
+    for v in n.inputs if n.op.name == "mul" else ():
+        made = producer(v, "cast")
+        while made is not None and made.inputs[0] is not None and not made.inputs[0].type.dtype.is_float:
+            before = made.inputs[0].node
+            if before is not None and Trait.CONTRACTION in before.op.traits:
+                return True
+            made = producer(made.inputs[0], "add", "sub", "cast")
+    return False
 
 
 def _keeps_types(n: Node) -> bool:
