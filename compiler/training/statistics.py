@@ -26,6 +26,7 @@ from dnnc.ir.errors import NonFiniteError
 from dnnc.ir.op import Cost, Trait
 from dnnc.optim.rounding import WIDE
 
+LANES = 16  # of a vector: so many channels fill one
 SHORT = 4096  # elements of a vector that is kept as it is
 FULL = 0.99  # of the largest finite number: from there on an element counts as saturated
 
@@ -104,7 +105,11 @@ class Watch:
         for name, call, x in _heavy(loss._parts[0], {id(a._parts[0]) for a in leaves}):
             self._names.append(name)
             window = x.ndim > 2 and Trait.CONTRACTION in call.op.traits and "strides" in call.attrs
-            rows += self._reduced(x, (0, *range(2, x.ndim)) if window else tuple(range(x.ndim))[-1:])
+            # the rows of a batch norm are channels; of few channels most lanes would be idle
+            channels = window and int(x.shape[1]) >= LANES
+            rows += self._reduced(
+                x, (0, *range(2, x.ndim)) if channels else tuple(range(x.ndim))[2 if window else -1 :]
+            )
         self._names.append("loss")
         return [*rows, *self._reduced(loss, ())]
 
