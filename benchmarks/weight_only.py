@@ -1,6 +1,6 @@
 """Decoders whose weights are stored in few bits, one token at a time: dnnc's storages and ONNX Runtime beside it.
 
-    python benchmarks/weight_only.py [--model gpt2 llama] [--threads 2] [--repeats 30] [--products] [--out FILE.md]
+    python benchmarks/weight_only.py [--model gpt2 llama] [--threads 2] [--repeats 30] [--products] [--storages w4a16 ...] [--no-peers]
 
 Times are the shortest of calls in turns. The memory's rate is that of a kernel that reads as many bytes on the same
 threads. `--products` times products of one weight alone, 1 to 8 rows.
@@ -90,10 +90,11 @@ def peer_case(name: str, model: Any, inputs: Mapping[str, Array], threads: int) 
     return Case(name, lambda: session.run(None, dict(inputs)))
 
 
-def table(shape: Shape, threads: int, repeats: int, block: int) -> str:
+def table(shape: Shape, threads: int, repeats: int, block: int, storages: list[str], peers_too: bool) -> str:
     """One model: a row for each storage."""
     cases, sizes = [], {}
-    for name, (storage, precision) in STORAGES.items():
+    for name in storages:
+        storage, precision = STORAGES[name]
         model, inputs, _ = decoder(shape, storage, block)
         f = dnnc.compile(model, threads=threads, precision=precision)
         arrays = [inputs[i.name] for i in f.inputs]
@@ -102,16 +103,16 @@ def table(shape: Shape, threads: int, repeats: int, block: int) -> str:
         products_of(case, f, arrays)
         cases.append(case)
         sizes[name] = f.report.programs[-1].memory.constants
-        del model
+        del model, f
     measured(cases, repeats)
     peers = []
-    for name, (storage, level) in PEERS.items():
+    for name, (storage, level) in PEERS.items() if peers_too else ():
         model, inputs, _ = decoder(shape, storage, block, level)
         peers.append(peer_case(name, model, inputs, threads))
         del model
         measured(peers[-1:], repeats)  # alone: its threads wait for work by spinning
     rate = read_rate(max(size for size in sizes.values()), threads)
-    by = {c.name: c.best for c in cases}
+    base = next((c.best for c in cases if c.name == "bfloat16"), float("nan"))
     lines = [
         f"### {shape.name}",
         "",
@@ -124,10 +125,10 @@ def table(shape: Shape, threads: int, repeats: int, block: int) -> str:
         seconds, nbytes = c.products or (0.0, 0)
         got = nbytes / seconds if seconds else 0.0
         lines.append(
-            f"| {c.name} | {sizes[c.name] / 1e6:.0f} | {c.best * 1e3:.2f} | {by['bfloat16'] / c.best:.2f} x "
+            f"| {c.name} | {sizes[c.name] / 1e6:.0f} | {c.best * 1e3:.2f} | {base / c.best:.2f} x "
             f"| {seconds * 1e3:.2f} | {got / 1e9:.1f} | {got / rate:.0%} |"
         )
-    lines += [f"| {c.name} | | {c.best * 1e3:.2f} | {by['bfloat16'] / c.best:.2f} x | | | |" for c in peers]
+    lines += [f"| {c.name} | | {c.best * 1e3:.2f} | {base / c.best:.2f} x | | | |" for c in peers]
     return "\n".join(lines)
 
 
@@ -165,9 +166,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--products", action="store_true")
+    parser.add_argument("--storages", nargs="*", choices=STORAGES, default=list(STORAGES))
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    parts = [table(MODELS[m], options.threads, options.repeats, options.block) for m in options.model]
+    parts = [
+        table(MODELS[m], options.threads, options.repeats, options.block, options.storages, options.peers)
+        for m in options.model
+    ]
     parts += [products(options.threads, options.repeats, options.block)] if options.products else []
     text = "\n\n".join(parts) + "\n"
     print(text)
