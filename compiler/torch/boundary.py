@@ -1,7 +1,7 @@
 """What a forward program saves for its backward program: chosen by torch's partitioner, laid out as kernels compute it.
 
 Nobody but the two programs reads these tensors. So a tensor that the forward computes in blocks of channels is saved in
-blocks, and the backward reads it so: it is neither unpacked nor packed again, nor put in the order that torch's strides say.
+blocks, and the backward reads it so: it is neither unpacked nor packed again, nor put in the order of torch's strides.
 """
 
 from __future__ import annotations

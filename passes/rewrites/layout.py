@@ -215,7 +215,7 @@ class Layouts(ABC):
             u.set_input(k, packed)
 
     def reads_blocks(self, n: Node) -> bool:
-        """A reduction over spatial axes, or over all but the channels, reads a block as it lies: vectors of channels."""
+        """A reduction of spatial axes, or of all but the channels, reads a block as it lies: vectors of channels."""
         return Trait.ACCUMULATES in n.op.traits and self.within_blocks(n)
 
     def within_blocks(self, n: Node) -> bool:
@@ -230,7 +230,8 @@ class Layouts(ABC):
         """Numbers of the channels normalize a block as it lies."""
         if Trait.REDUCTION not in n.op.traits or Trait.ROWWISE in n.op.traits or not self.within_blocks(n):
             return False
-        return len(n.inputs) == 1 and len(n.outputs) == 1 and n.inputs[0].type.shape == n.output.type.shape
+        x = n.inputs[0]
+        return x is not None and len(n.inputs) == len(n.outputs) == 1 and x.type.shape == n.output.type.shape
 
     def plain(self, n: Node) -> None:
         for k, v in enumerate(n.inputs):

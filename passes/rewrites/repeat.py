@@ -38,7 +38,9 @@ def repeat_shared(graph: Graph, ctx: PassContext) -> bool:
         for v in g.outputs:
             chain = _chain(v, g) if v not in graph.outputs and nominal_bytes(v.type) >= LEAST else []
             outside = [(u, i) for u, i in v.uses if kernel.get(u) != k]
-            if len(v.uses) < 2 or not chain or not _reads_one(v, chain, stored) or not all(_takes(u, v) for u, _ in outside):
+            if len(v.uses) < 2 or not chain or not all(_takes(u, v) for u, _ in outside):
+                continue
+            if not _reads_one(v, chain, stored):
                 continue
             copies: dict[int, Value] = {}
             for u, i in sorted(outside, key=lambda use: order[use[0]]):

@@ -10,8 +10,8 @@
 `Graph.held` names the inputs. One keeps its encoding where another program has chosen it; else it takes the one that
 its readers pack it for, if the output that replaces it is made in it. Filters are then packed once, not in each step.
 
-`Graph.internal` names outputs that another program alone reads. They lie as they are computed: what the forward saves for
-the backward is neither unpacked nor packed again.
+`Graph.internal` names outputs that another program alone reads. They lie as they are computed: what the forward saves
+for the backward is neither unpacked nor packed again.
 """
 
 from __future__ import annotations
