@@ -493,7 +493,7 @@ def _crosses(n: Node, u: Node) -> bool:
 
 
 def _reads_across_cache(v: Value, u: Node) -> bool:
-    """True if a product's transposed left operand is read so often, by lines of so many rows, that it is copied first.
+    """True if a product reads its transposed left operand so often, by lines of so many rows, that it is copied first.
 
     A tile of a product reads a line of each of the k rows below. They do not stay in a first-level cache of 64 sets of 8
     lines where k is large, and in a part of its sets where rows are a multiple of some lines apart: in one of them at
