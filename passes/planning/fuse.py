@@ -32,6 +32,7 @@ from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
 from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part, Several, computing
 from dnnc.passes.planning.order import in_order
 from dnnc.passes.rewrite import producer
+from dnnc.passes.rewrites.stored_weights import decodes
 
 IN_PLACE_BYTES = 1 << 16  # of smaller arrays a second copy costs less than the start of another kernel
 L1_SETS, L1_WAYS, LINE = 64, 8, 64  # of a first-level cache of 32 KB, which all have; bytes
@@ -340,6 +341,8 @@ class _Fuser:
             again = n.op.cost >= Cost.LIGHT and not self.once_in_row(n, u)
             return v is u.inputs[0] and not again and Trait.WINDOW not in u.op.traits and n.op.name != "concat"
         if Trait.CONTRACTION in u.op.traits:
+            if Trait.STORED in n.op.traits:
+                return decodes(u, v)
             # reading through a transpose costs address arithmetic alone: in the broadcast operand of vectors, and in
             # both where tiles are copied to near memory first
             product = u.op.contraction is ContractionForm.PRODUCT and not self.serial_rows
@@ -495,9 +498,9 @@ def _crosses(n: Node, u: Node) -> bool:
 def _reads_across_cache(v: Value, u: Node) -> bool:
     """True if a product reads its transposed left operand so often, by lines of so many rows, that it is copied first.
 
-    A tile of a product reads a line of each of the k rows below. They do not stay in a first-level cache of 64 sets of 8
-    lines where k is large, and in a part of its sets where rows are a multiple of some lines apart: in one of them at
-    4 KB. Each 48 columns of the result read them anew.
+    A tile of a product reads a line of each of the k rows below. They do not stay in a first-level cache of 64 sets
+    of 8 lines where k is large, and in a part of its sets where rows are a multiple of some lines apart: in one of
+    them at 4 KB. Each 48 columns of the result read them anew.
     """
     rows, columns = (value(const(d)) for d in (v.type.shape[-1], u.outputs[0].type.shape[-1]))
     if u.op.contraction is not ContractionForm.PRODUCT or rows is None or columns is None or columns < 128:
