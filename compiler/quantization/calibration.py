@@ -89,7 +89,7 @@ class Running:
 
 def sizes(samples: Samples, dims: Mapping[str, Any]) -> dict[str, Any]:
     """The option `dims` for these samples: bounds, where there are many shapes."""
-    shapes = samples.shapes()
+    shapes = samples.shapes
     if len(shapes) <= SHAPES:
         return dict(dims)
     found: dict[str, list[int]] = {}

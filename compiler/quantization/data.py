@@ -50,55 +50,59 @@ def model_inputs(values: Sequence[onnx.ValueInfoProto], dims: Mapping[str, Any])
 
 
 class Samples:
-    """Feeds that can be gone through several times. `limit`: how many at most."""
+    """Feeds that can be gone through several times.
+
+    Args:
+        inputs: of the model.
+        sources: arrays, dicts of arrays, or paths.
+        limit: rows of the first input that are taken at most.
+
+    Attributes:
+        rows: of the first input, in all feeds.
+        shapes: of the feeds, each once.
+
+    Raises:
+        InputError: a source cannot be read, does not fit the model, or holds NaN or infinite numbers.
+    """
 
     def __init__(self, inputs: Sequence[Input], sources: Sequence[Any], limit: int | None = None) -> None:
         self.inputs, self._sources, self._limit = list(inputs), list(sources), limit
-        self._count: int | None = None
-        self.rows = 0  # of the first input, in all feeds that were gone through
+        self._count = self.rows = 0
+        found: dict[Any, dict[str, tuple[int, ...]]] = {}
+        for source, feed in self._read():
+            _check_finite(feed, source)
+            shapes = {n: a.shape for n, a in feed.items()}
+            found.setdefault(tuple(shapes.items()), shapes)
+            self._count += 1
+            self.rows += _rows(feed, self.inputs)
+        self.shapes = list(found.values())
 
     def __iter__(self) -> Iterator[Feed]:
-        count = self.rows = 0
+        return (feed for _, feed in self._read())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _read(self) -> Iterator[tuple[Any, Feed]]:
+        rows = 0
         for source in self._sources:
             for feed in _feeds(self.inputs, source):
-                if self._limit is not None and self.rows >= self._limit:
-                    self._count = count
+                if self._limit is not None and rows >= self._limit:
                     return
-                feed = self._within(feed)
-                _check_finite(feed, source)
-                yield feed
-                count += 1
-                self.rows += _rows(feed, self.inputs)
-        self._count = count
+                feed = self._within(feed, rows)
+                yield source, feed
+                rows += _rows(feed, self.inputs)
 
-    def _within(self, feed: Feed) -> Feed:
+    def _within(self, feed: Feed, rows: int) -> Feed:
         """A feed with no more rows than the limit leaves."""
         first = self.inputs[0]
         if self._limit is None or not first.shape or not isinstance(first.shape[0], str):
             return feed
-        left, here = self._limit - self.rows, feed[first.name].shape[0]
+        left, here = self._limit - rows, feed[first.name].shape[0]
         if here <= left:
             return feed
         batched = {i.name for i in self.inputs if i.shape and i.shape[0] == first.shape[0]}
         return {n: a[:left] if n in batched else a for n, a in feed.items()}
-
-    def __len__(self) -> int:
-        if self._count is None:
-            for _ in self:
-                pass
-        return self._count or 0
-
-    def first(self) -> Feed:
-        """The first feed."""
-        return next(iter(self))
-
-    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """The shapes of all feeds, each once."""
-        out: dict[Any, dict[str, tuple[int, ...]]] = {}
-        for feed in self:
-            shapes = {n: a.shape for n, a in feed.items()}
-            out.setdefault(tuple(shapes.items()), shapes)
-        return list(out.values())
 
 
 def samples(data: Any, inputs: Sequence[Input], limit: int | None = None, random: bool = False) -> Samples:
