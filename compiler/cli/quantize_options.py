@@ -50,8 +50,8 @@ Data = Annotated[
     str,
     _if_given(
         "PATH",
-        "What the model will meet, some 100 samples: an .npz file (arrays by input name), an .npy file for a model of one "
-        "input, or a folder of them. More rows than the model's batch are several samples.",
+        "What the model will meet, some 100 samples: an .npz file (arrays by input name), an .npy file for a model of "
+        "one input, or a folder of them. More rows than the model's batch are several samples.",
     ),
 ]
 Random = Annotated[
@@ -61,8 +61,8 @@ SchemeOption = Annotated[
     Scheme,
     _one(
         Scheme,
-        "int8: weights and activations of convolutions and products. w8a16, w4a16: weights of products alone, in 8 or 4 "
-        "bits. fp8: both in e4m3, for GPUs. auto: per layer what gains time, within --max-error.",
+        "int8: weights and activations of convolutions and products. w8a16, w4a16: weights of products alone, in 8 or "
+        "4 bits. fp8: both in e4m3, for GPUs. auto: per layer what gains time, within --max-error.",
     ),
 ]
 Output = Annotated[
@@ -77,8 +77,8 @@ MethodOption = Annotated[
     Method,
     _one(
         Method,
-        "Ranges of activations. mse: least square error. minmax: all that was seen; one outlier makes it wide. percentile: "
-        "cuts a fixed share. entropy: least change of the distribution, for long tails.",
+        "Ranges of activations. mse: least square error. minmax: all that was seen; one outlier makes it wide. "
+        "percentile: cuts a fixed share. entropy: least change of the distribution, for long tails.",
     ),
 ]
 Percentile = Annotated[
@@ -91,8 +91,8 @@ FormOption = Annotated[
     Form,
     _one(
         Form,
-        "qdq: quantise where a layer reads; bias, activation and residual stay exact. operators: also behind each layer, "
-        "as ONNX Runtime needs it for its integer kernels. nbits: MatMulNBits for w8a16 and w4a16.",
+        "qdq: quantise where a layer reads; bias, activation and residual stay exact. operators: also behind each "
+        "layer, as ONNX Runtime needs it for its integer kernels. nbits: MatMulNBits for w8a16 and w4a16.",
     ),
 ]
 Block = Annotated[
@@ -112,8 +112,8 @@ Smooth = Annotated[
     float | None,
     _if_given(
         "ALPHA",
-        "SmoothQuant, for transformers with outliers in int8: move scale from activations behind layer normalisations to "
-        "weights. 0.5 is usual, 1 moves all. No cost at run time.",
+        "SmoothQuant, for transformers with outliers in int8: move scale from activations behind layer normalisations "
+        "to weights. 0.5 is usual, 1 moves all. No cost at run time.",
         parser=number(0),
     ),
 ]
@@ -129,8 +129,8 @@ MaxError = Annotated[
     float | None,
     _if_given(
         "X",
-        "Of auto: how far outputs may be from float, relative to their size (default 0.05); with --metric, how much it may "
-        "lose.",
+        "Of auto: how far outputs may be from float, relative to their size (default 0.05); with --metric, how much it "
+        "may lose.",
         parser=number(0),
     ),
 ]
@@ -138,8 +138,8 @@ Metric = Annotated[
     str,
     _if_given(
         "SCRIPT.py",
-        "Of auto: a script, which is run, with a function metric(model) -> float, better when larger; model is called with "
-        "arrays, as dnnc.compile's result.",
+        "Of auto: a script, which is run, with a function metric(model) -> float, better when larger; model is called "
+        "with arrays, as dnnc.compile's result.",
     ),
 ]
 LayerErrors = Annotated[

@@ -255,7 +255,7 @@ def quantize(c: Call) -> str:
     return c.w.op("QuantizeLinear", c.x(0), c.x(1), zero, axis=axis, block_size=block or None, saturate=saturate)  # type: ignore[no-any-return]
 
 
-def _quantized_constant(c: Call) -> Any:
+def _quantized_constant(c: Call) -> np.ndarray | None:
     """Weights as the integers that they are quantised to; None for what is no constant, or no plain case."""
     x, scale, to = c.array(0), c.array(1), c.attrs["dtype"]
     zero = c.array(2) if c.maybe(2) is not None else 0

@@ -27,7 +27,7 @@ COLUMNS = 2048  # of a call that enter the matrix of GPTQ: positions of images b
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to note: histograms of values, peaks and means of the channels that layers read, matrices of their inputs."""
+    """What to note: histograms of values; peaks and means of channels and matrices of what layers read."""
 
     histograms: tuple[str, ...] = ()
     peaks: tuple[Layer, ...] = ()

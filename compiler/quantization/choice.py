@@ -1,9 +1,9 @@
 """`scheme="auto"`: for each layer the scheme that gains time at the least error, under a budget for all of them.
 
-    times     of each layer's kernels, in float and in each scheme, as the compiled models run
-    errors    of the outputs with one layer quantised, by the simulation
-    choice    layers by time won over error; each is taken where the error of all taken so far stays in the budget
-    check     the model that results is compiled: its error has to hold, and a layer that gains nothing in it goes back
+times     of each layer's kernels, in float and in each scheme, as the compiled models run
+errors    of the outputs with one layer quantised, by the simulation
+choice    layers by time won over error; each is taken where the error of all taken so far stays in the budget
+check     the model that results is compiled: its error has to hold, and a layer that gains nothing in it goes back
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class _Chooser:
         if moves:
             feeds = list(self.c.feeds)
             self.want = [self.plain.outputs(f) for f in feeds]
-            self.simulation = Simulation(self.c.plan, self.c.layers, "int8", self.c.samples, feeds, self.want, self.c.tell)
+            self.simulation = Simulation(
+                self.c.plan, self.c.layers, "int8", self.c.samples, feeds, self.want, self.c.tell
+            )
             self._fit_feeds(len(moves))
             self._measure_errors(moves)
             moves.sort(key=lambda move: -self._gain(*move) / max(self.errors[move], 1e-9))
@@ -164,7 +166,9 @@ class _Chooser:
 
     def _within_budget(self, moves: Sequence[tuple[str, str]]) -> Schemes:
         """The first moves that fit together, by halving, then each of the others that still fits."""
-        order = list({node: (node, scheme) for node, scheme in reversed(moves)}.values())[::-1]  # the best of each layer
+        order = list({node: (node, scheme) for node, scheme in reversed(moves)}.values())[
+            ::-1
+        ]  # the best of each layer
         if self._cost(dict(order)) <= self.budget:
             return dict(order)
         low, high = 0, len(order)
@@ -205,8 +209,8 @@ class _Chooser:
             if not worst:
                 break
             for n in worst:
-                text = f"gains nothing beside float layers: {taken[n]} {show_seconds(after.layers[n])}, float {show_seconds(self.before.layers[n])}"
-                self.reasons.setdefault(n, text)
+                here, before = show_seconds(after.layers[n]), show_seconds(self.before.layers[n])
+                self.reasons.setdefault(n, f"gains nothing beside float layers: {taken[n]} {here}, float {before}")
             taken = {n: s for n, s in taken.items() if n not in worst}
         if cost > self.budget and taken:
             taken = {}
@@ -253,4 +257,3 @@ class _Call:
         found = self._run({**given, **named})
         results = tuple(found[n] for n in self._run.final)
         return results[0] if len(results) == 1 else results
-

@@ -44,7 +44,9 @@ def model_inputs(values: Sequence[onnx.ValueInfoProto], dims: Mapping[str, Any])
         if not v.type.HasField("tensor_type") or t.elem_type == onnx.TensorProto.STRING:
             raise InputError(f"input {v.name} is no array of numbers: calibration cannot feed it")
         fixed = {n: s for n, s in dims.items() if isinstance(s, int)}
-        shape = tuple(d.dim_value if d.HasField("dim_value") else fixed.get(d.dim_param, d.dim_param) for d in t.shape.dim)
+        shape = tuple(
+            d.dim_value if d.HasField("dim_value") else fixed.get(d.dim_param, d.dim_param) for d in t.shape.dim
+        )
         out.append(Input(v.name, np.dtype(helper.tensor_dtype_to_np_dtype(t.elem_type)), shape))
     return out
 
@@ -121,9 +123,9 @@ def samples(data: Any, inputs: Sequence[Input], limit: int | None = None, random
     """
     if data is None and not random:
         raise InputError(
-            "calibration needs data, such as 100 inputs that the model will meet: --data FILE.npz (arrays by input name), "
-            "a folder of .npy or .npz files, or arrays from Python; --random calibrates on random numbers, which give "
-            "the speed of the quantised model but not its accuracy"
+            "calibration needs data, such as 100 inputs that the model will meet: --data FILE.npz (arrays by input "
+            "name), a folder of .npy or .npz files, or arrays from Python; --random calibrates on random numbers, "
+            "which gives the speed of the quantised model but not its accuracy"
         )
     if data is not None and random:
         raise InputError("calibrate either on data or on random numbers, not on both")
@@ -146,7 +148,9 @@ def _sources(data: Any) -> list[Any]:
         files = sorted(p for p in path.iterdir() if p.suffix.lower() in (".npy", ".npz"))
         if not files:
             others = sorted({p.suffix for p in path.iterdir() if p.is_file()})
-            has = f"; it has {', '.join(s or 'files without suffix' for s in others[:5])}" if others else "; it is empty"
+            has = (
+                f"; it has {', '.join(s or 'files without suffix' for s in others[:5])}" if others else "; it is empty"
+            )
             raise InputError(f"the folder {path} has no .npy and no .npz files{has}")
         return list(files)
     if isinstance(data, (list, tuple)):
@@ -208,9 +212,7 @@ def _parts(a: Array, i: Input, at: str) -> list[Array]:
     """An array in pieces that a call takes."""
     if a.ndim == len(i.shape) - 1:
         a = a[None]  # a sample without the axis of the batch
-    fits = a.ndim == len(i.shape) and all(
-        p == q for p, q in zip(a.shape[1:], i.shape[1:]) if isinstance(q, int)
-    )
+    fits = a.ndim == len(i.shape) and all(p == q for p, q in zip(a.shape[1:], i.shape[1:]) if isinstance(q, int))
     if not fits:
         raise InputError(f"{at}{i.name}: an array of shape {list(a.shape)}; the model takes {i}")
     if not i.shape:
@@ -240,7 +242,9 @@ def _check_finite(feed: Feed, source: Any) -> None:
         bad = int(a.size - np.count_nonzero(np.isfinite(a)))
         if bad:
             at = f"{source}: " if isinstance(source, (str, os.PathLike)) else ""
-            raise InputError(f"{at}{bad} of the {a.size} numbers of {name} are NaN or infinite; mend or leave out the sample")
+            raise InputError(
+                f"{at}{bad} of the {a.size} numbers of {name} are NaN or infinite; mend or leave out the sample"
+            )
 
 
 def _made_up(inputs: Sequence[Input], seed: int) -> Feed:

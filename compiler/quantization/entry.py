@@ -16,7 +16,7 @@ from dnnc.quantization.choice import Candidate, chosen
 from dnnc.quantization.data import Feed, Samples, model_inputs, samples
 from dnnc.quantization.layers import Kept, Layer, found_layers, refusal
 from dnnc.quantization.measure import Difference, Times, timed
-from dnnc.quantization.onnx_graph import BLOCKS, FLOAT8, LEAST, Model, float32_only, opened, refuse_quantized
+from dnnc.quantization.onnx_graph import BLOCKS, FLOAT8, LEAST, float32_only, opened, refuse_quantized
 from dnnc.quantization.options import WEIGHT_ONLY, QuantizeOptions
 from dnnc.quantization.plan import Plan, is_weight_only, unusable
 from dnnc.quantization.result import FLOAT, LayerResult, Quantized, constant_bytes
@@ -118,9 +118,7 @@ class _Work:
         float32_only(self.model)
         self.name = Path(model).name if isinstance(model, (str, os.PathLike)) else self.model.graph.name or "model"
         dims = options.compile.get("dims") or {}
-        self.samples: Samples = samples(
-            data, model_inputs(self.model.inputs, dims), options.samples, options.random
-        )
+        self.samples: Samples = samples(data, model_inputs(self.model.inputs, dims), options.samples, options.random)
         self.layers, self.kept = self._layers()
         if len(self._schemes) > 1 and self.model.opset < BLOCKS:
             self.model = opened(model, BLOCKS, inputs)
@@ -169,7 +167,9 @@ class _Work:
         unfit = [p for p in self.options.keep if not any(self.options.keeps(x.node) == p for x in layers)]
         if unfit:
             shown = ", ".join(x.node for x in layers[:8])
-            raise InputError(f"keep: no layer fits {unfit[0]!r}; layers are {shown or 'none'}{' ...' * (len(layers) > 8)}")
+            raise InputError(
+                f"keep: no layer fits {unfit[0]!r}; layers are {shown or 'none'}{' ...' * (len(layers) > 8)}"
+            )
         return out, kept
 
     def _keep(self, node: str, reason: str) -> None:
@@ -270,7 +270,12 @@ class _Work:
         ) if times else out.layers  # fmt: skip
         totals = (times[0].total, times[1].total) if times else (None, None)
         return replace(
-            out, layers=layers, error=difference.error, agreement=difference.agreement, before=totals[0], after=totals[1]
+            out,
+            layers=layers,
+            error=difference.error,
+            agreement=difference.agreement,
+            before=totals[0],
+            after=totals[1],
         )
 
     def _times(

@@ -45,7 +45,9 @@ class Difference:
 
     @property
     def error(self) -> float:
-        ratios = [np.inf if not np.isfinite(e) else np.sqrt(e / s) if s else float(e > 0) for e, s in self._squares.values()]
+        ratios = [
+            np.inf if not np.isfinite(e) else np.sqrt(e / s) if s else float(e > 0) for e, s in self._squares.values()
+        ]
         return float(max(ratios, default=0.0))
 
     @property

@@ -306,7 +306,12 @@ def _fold_batch_norms(m: Model) -> None:
     """batch_norm(conv(x, w, b))   ->   conv(x, w * s, b * s + t), where all but x is constant"""
     for n in list(m.graph.node):
         conv = m.makers.get(n.input[0]) if n.op_type == "BatchNormalization" else None
-        if conv is None or conv.op_type != "Conv" or m.sole_reader(n.input[0]) is None or attribute(n, "training_mode", 0):
+        if (
+            conv is None
+            or conv.op_type != "Conv"
+            or m.sole_reader(n.input[0]) is None
+            or attribute(n, "training_mode", 0)
+        ):
             continue
         if any(i not in m.constants for i in (*n.input[1:5], *conv.input[1:])) or any(n.output[1:]):
             continue
@@ -332,5 +337,6 @@ def float32_only(m: Model) -> None:
     kinds = Counter(a.dtype for a in m.constants.values() if a.ndim >= 2 and a.dtype.kind in "fV")
     if kinds and np.dtype(np.float32) not in kinds:
         raise UnsupportedError(
-            f"the weights of the model are {kinds.most_common(1)[0][0]}; quantise the float32 model that it was made from"
+            f"the weights of the model are {kinds.most_common(1)[0][0]}; quantise the float32 model that it was made "
+            "from"
         )

@@ -73,7 +73,9 @@ class QuantizeOptions:
             raise InputError("gptq rounds weights to integers: it is for int8, w8a16, w4a16 and auto")
         if self.scheme != "auto" and (self.max_error is not None or self.metric is not None):
             what = "max_error" if self.max_error is not None else "metric"
-            raise InputError(f'{what} says what scheme="auto" may cost; scheme={self.scheme!r} quantises all that it can')
+            raise InputError(
+                f'{what} says what scheme="auto" may cost; scheme={self.scheme!r} quantises all that it can'
+            )
         if self.scheme == "auto" and not self.measure:
             raise InputError('scheme="auto" chooses by what it measures; measure=False is for the others')
 

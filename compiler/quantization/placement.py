@@ -8,8 +8,8 @@ A value is quantised where a quantised layer reads it, once for all its readers.
                                               as bytes. The operand that is computed last stays in registers
     layer(mul(x, gate(mean(x))))              x is quantised, for all its readers end in quantised values
 
-Bias, activation, residual and rounding then happen in the kernel of the product. A reader whose result stays float, such
-as the layer normalisation behind a residual, reads the float value.
+Bias, activation, residual and rounding then happen in the kernel of the product. A reader whose result stays float reads
+floats, such as the layer normalisation behind a residual.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dnnc.quantization.onnx_graph import Model
 
 MOVES = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Identity", "DepthToSpace",
          "SpaceToDepth")  # fmt: skip
-UNARY = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "Gelu", "Erf", "Abs",
-         "Neg", "Exp", "Sqrt", "Softplus", "Mish", "Swish", "PRelu", "Dropout")  # fmt: skip
+UNARY = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "Gelu", "Erf",
+         "Abs", "Neg", "Exp", "Sqrt", "Softplus", "Mish", "Swish", "PRelu", "Dropout")  # fmt: skip
 BINARY = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Pow")
 REDUCES = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax", "Resize", "Pad")
 CLAMPS = ("Relu", "Clip")
@@ -165,8 +165,11 @@ class _Placing:
 
     def _moves(self, n: onnx.NodeProto) -> bool:
         others = [i for i in n.input[1:] if i]
-        return n.op_type in MOVES and len(n.output) == 1 and n.input[0] not in self.m.constants and all(
-            i in self.m.constants for i in others
+        return (
+            n.op_type in MOVES
+            and len(n.output) == 1
+            and n.input[0] not in self.m.constants
+            and all(i in self.m.constants for i in others)
         )
 
     def _is_unary(self, n: onnx.NodeProto) -> bool:

@@ -101,9 +101,7 @@ class Plan:
             inner = bias if scheme == "int8" and not layer.adder else None
             scales = scales_of(w, bits, block, inner, 1.0 if x is None else float(x.scale))
             products = self.observed.products.get(layer.node)
-            rounded = (
-                nearest(w, scales, bits, block) if products is None else gptq(w, scales, bits, block, products)
-            )
+            rounded = nearest(w, scales, bits, block) if products is None else gptq(w, scales, bits, block, products)
         means = self.observed.means.get(layer.x) if o.bias_correction and layer.bias else None
         if means is None:
             return Weight(rounded, None)

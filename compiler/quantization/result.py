@@ -56,7 +56,7 @@ class Quantized:
         layers: in the order of the nodes.
         samples: rows of the calibration data.
         error: relative error of the outputs against float, on samples; None: not measured.
-        agreement: share of rows of the outputs whose arg-max is that of the float model; None: not measured, or no rows.
+        agreement: share of rows of the outputs whose arg-max is that of float; None: not measured, or no rows.
         score: what `metric` gave for the float and the quantised model; None without one.
         before, after: seconds of all kernels of a call, float and quantised; None: not measured.
         sizes: bytes of the constants, float and quantised.

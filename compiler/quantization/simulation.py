@@ -48,8 +48,8 @@ class Simulation:
         self.names = names
         options = {**plan.options.compile, "verify": False}
         self.flags = np.zeros(max(len(self.order), 1), np.float32)
-        self.run = Running(proto, samples, options, parameters=sorted({n for pair in names.values() for n in pair if n}),
-                           extra={FLAGS: self.flags}, tell=tell)  # fmt: skip
+        weights = sorted({n for pair in names.values() for n in pair if n})
+        self.run = Running(proto, samples, options, parameters=weights, extra={FLAGS: self.flags}, tell=tell)
         self.original = {n: plan.model.constants[n] for pair in names.values() for n in pair if n}
 
     def outputs(self, feed: Feed) -> list[Array]:

@@ -2,8 +2,8 @@
 
     x @ w   ->   (x / s) @ (s * w),   s = max|x|^alpha / max|w|^(1 - alpha) for each channel
 
-1 / s goes into the weight and the bias of the layer normalisation, so that nothing is added to the graph. A few channels
-of a transformer's activations are much larger than the others; their scale then is no longer everybody's.
+1 / s goes into the weight and the bias of the layer normalisation, so that nothing is added to the graph. A few
+channels of a transformer's activations are much larger than the others; their scale then is no longer everybody's.
 """
 
 from __future__ import annotations

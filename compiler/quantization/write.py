@@ -97,7 +97,10 @@ class _Writer:
             kind = TensorProto.INT4
         q = self.out.add(f"{layer.weight}_q", array, kind)
         if r.block:
-            scales, attributes = r.scales if layer.axis == 0 else r.scales.T, {"axis": 1 - layer.axis, "block_size": r.block}
+            scales, attributes = (
+                r.scales if layer.axis == 0 else r.scales.T,
+                {"axis": 1 - layer.axis, "block_size": r.block},
+            )
         else:
             scales, attributes = r.scales.reshape(-1), {"axis": layer.axis}
         operands = [q, self.out.add(f"{layer.weight}_scale", np.ascontiguousarray(scales))]

@@ -92,9 +92,10 @@ def html(q: Quantized) -> str:
     figures = [(f"of {len(q.layers)} layers", str(done)), *((label, value) for label, value in _whole(q))]
     timed = any(x.before is not None for x in q.layers)
     judged = any(x.error is not None for x in q.layers)
+    notes, reasons = [*q.notes, *([RANDOM] if q.random else [])], any(x.reason for x in q.layers)
     return pages.plain_page(
-        "quantized.html.j2", name=q.name, scheme=q.scheme, samples=q.samples, figures=figures, layers=layers, timed=timed,
-        judged=judged, notes=[*q.notes, *([RANDOM] if q.random else [])], reasons=any(x.reason for x in q.layers),
+        "quantized.html.j2", name=q.name, scheme=q.scheme, samples=q.samples, figures=figures, layers=layers,
+        timed=timed, judged=judged, notes=notes, reasons=reasons,
     )  # fmt: skip
 
 

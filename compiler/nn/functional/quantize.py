@@ -14,7 +14,9 @@ from dnnc.ir.dtype import from_numpy
 from dnnc.nn.functional.operands import array, choice, op
 
 
-def fake_quantize(input: Any, scale: Any, zero_point: Any = None, dtype: str = "int8", axis: int | None = None) -> Array:
+def fake_quantize(
+    input: Any, scale: Any, zero_point: Any = None, dtype: str = "int8", axis: int | None = None
+) -> Array:
     """Round to the nearest (q - zero_point) * scale with q in the range of an integer type.
 
     The gradient is that of the identity where q is in the range, and 0 where the number is cut off (straight-through,

@@ -77,7 +77,9 @@ class QuantAware(Module):
         self.layer, self.activation = layer, FakeQuantize(momentum)
         weight = layer.weight.numpy().astype(np.float32)
         largest = np.abs(weight.reshape(weight.shape[0], -1)).max(1)
-        self.register_buffer("weight_scale", from_buffer(np.maximum(largest / 127, LEAST).astype(np.float32), home(None)))
+        self.register_buffer(
+            "weight_scale", from_buffer(np.maximum(largest / 127, LEAST).astype(np.float32), home(None))
+        )
 
     def forward(self, input: Any) -> Array:
         weight = self.layer.weight
