@@ -3,7 +3,7 @@
     python examples/quantize.py [--steps 400] [--aware-steps 150] [--output digits.int8.onnx]
 
 The network is that of `train_digits.py`. `dnnc.quantize` makes 8 and 4 bits of the trained weights; `nn.quantize_aware`
-lets the network see the rounding while it trains, and `dnnc.to_onnx` writes it with QuantizeLinear and DequantizeLinear.
+lets the network see the rounding while it trains, and `dnnc.to_onnx` writes its integers.
 """
 
 from __future__ import annotations

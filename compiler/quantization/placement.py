@@ -8,8 +8,8 @@ A value is quantised where a quantised layer reads it, once for all its readers.
                                               as bytes. The operand that is computed last stays in registers
     layer(mul(x, gate(mean(x))))              x is quantised, for all its readers end in quantised values
 
-Bias, activation, residual and rounding then happen in the kernel of the product. A reader whose result stays float reads
-floats, such as the layer normalisation behind a residual.
+Bias, activation, residual and rounding then happen in the kernel of the product. A reader whose result stays float
+reads floats, such as the sum ahead of a layer normalisation.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def result() -> Quantized:
         LayerResult("head", "Gemm", "float", 1e-6, 2e-6, 0.5, reason="gains nothing: int8 2 us, float 1 us"),
     )
     return Quantized(
-        onnx.ModelProto(), "auto", layers, 64, 0.0213, 0.998, (0.91, 0.9), 3e-3, 1.2e-3, (20 << 20, 6 << 20), ("a note",),
-        True, "<m>.onnx",
+        onnx.ModelProto(), "auto", layers, 64, 0.0213, 0.998, (0.91, 0.9), 3e-3, 1.2e-3, (20 << 20, 6 << 20),
+        ("a note",), True, "<m>.onnx",
     )  # fmt: skip
 
 

@@ -139,8 +139,8 @@ def test_columns_are_what_filters_multiply() -> None:
     x, w = RNG.standard_normal((2, 3, 7, 6)).astype(np.float32), RNG.standard_normal((4, 3, 3, 2)).astype(np.float32)
     n = onnx.helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 0, 1, 1], strides=[2, 1], dilations=[1, 2])
     graph = onnx.helper.make_graph(
-        [n], "g", [onnx.helper.make_tensor_value_info("x", 1, x.shape)], [onnx.helper.make_empty_tensor_value_info("y")],
-        [onnx.numpy_helper.from_array(w, "w")],
+        [n], "g", [onnx.helper.make_tensor_value_info("x", 1, x.shape)],
+        [onnx.helper.make_empty_tensor_value_info("y")], [onnx.numpy_helper.from_array(w, "w")],
     )  # fmt: skip
     (want,) = ReferenceEvaluator(onnx.helper.make_model(graph)).run(None, {"x": x})
     got = w.reshape(4, -1) @ columns(x, Layer("n", "Conv", "x", "y", "w", 0), n, w.shape)
