@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from dnnc.export.graph import to_onnx
 from dnnc.frontends.onnx.reader import LATEST, initial_arrays, load
@@ -286,8 +287,6 @@ def _constants(m: Model) -> None:
 
 def _fold_constants(m: Model) -> None:
     """Movement of constants, such as transposed weights, as constants."""
-    from onnx.reference import ReferenceEvaluator
-
     for n in list(m.graph.node):
         given = [i for i in n.input if i]
         if n.op_type not in FOLDED or not given or any(i not in m.constants for i in given) or n.output[0] in m.pinned:

@@ -16,6 +16,8 @@ from dnnc.executable import Executable
 from dnnc.export.files import write
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError
+from dnnc.report.quantized import tables, write_html
+from dnnc.report.tables import plain_text
 
 FLOAT = "float"
 
@@ -107,15 +109,10 @@ class Quantized:
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write the report as a page."""
-        from dnnc.report.quantized import write_html  # loads Jinja, an optional package
-
         write_html(self, path)
 
     def text(self) -> str:
         """The report as tables."""
-        from dnnc.report.quantized import tables
-        from dnnc.report.tables import plain_text
-
         return plain_text(tables(self))
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from dnnc.quantization.ranges import FP8_MAX, LEAST_SCALE
@@ -118,8 +119,6 @@ def gptq(w: Array, scales: Array, bits: int, block: int, products: Array) -> Rou
 
 def float8(w: Array) -> Rounded:
     """Each weight to the nearest e4m3, with a scale for each channel."""
-    import ml_dtypes
-
     scales = _positive(np.abs(w).max(1, initial=0.0, keepdims=True) / FP8_MAX)
     q = (w / scales).astype(ml_dtypes.float8_e4m3fn)
     return Rounded(q.view(np.uint8), scales, (q.astype(np.float32) * scales).astype(np.float32), 0)

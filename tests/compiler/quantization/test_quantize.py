@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -109,11 +110,10 @@ def test_the_trained_digits_see_the_same() -> None:
 
 @pytest.mark.slow
 def test_other_runtimes_read_the_same_numbers() -> None:
-    ort = pytest.importorskip("onnxruntime")
     x = images()
     for options in ({}, {"form": "operators"}, {"scheme": "w4a16"}, {"scheme": "w4a16", "form": "nbits"}):
         q = dnnc.quantize(residual(), x, measure=False, **options)
-        session = ort.InferenceSession(q.model.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(q.model.SerializeToString(), providers=["CPUExecutionProvider"])
         (got,), want = session.run(None, {"x": x}), q.compile()(x)
         assert (np.abs(got - want) <= np.ptp(want) / 255).mean() >= 0.999, options
 
