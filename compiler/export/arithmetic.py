@@ -249,7 +249,7 @@ def quantize(c: Call) -> str:
     axis, block = c.attrs["axis"], c.attrs["block"]
     known = _quantized_constant(c)
     if known is not None:
-        return c.w.constant(known, c.attrs["dtype"], f"{c.x(0)}_q")  # type: ignore[no-any-return]
+        return c.w.constant(known, c.attrs["dtype"], f"{c.x(0)}_q")
     zero = c.maybe(2) or c.w.constant(np.zeros(c.type(1).shape, c.attrs["dtype"].numpy), c.attrs["dtype"])
     saturate = None if c.attrs["saturate"] else 0
     return c.w.op("QuantizeLinear", c.x(0), c.x(1), zero, axis=axis, block_size=block or None, saturate=saturate)  # type: ignore[no-any-return]
@@ -264,7 +264,8 @@ def _quantized_constant(c: Call) -> np.ndarray | None:
     along = (-1, *(1,) * (x.ndim - 1 - c.attrs["axis"] % x.ndim)) if scale.size > 1 else ()
     low, high = to.range
     q = np.rint(x / scale.reshape(along)) + np.asarray(zero, np.float32).reshape(along if np.ndim(zero) else ())
-    return np.clip(q, low, high).astype(to.numpy)
+    clipped: np.ndarray = np.clip(q, low, high).astype(to.numpy)
+    return clipped
 
 
 def _check_types(c: Call, op: str) -> None:

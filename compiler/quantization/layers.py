@@ -75,13 +75,17 @@ class Kept:
 
 def found_layers(m: Model) -> tuple[list[Layer], list[Kept]]:
     """The layers in the order of the nodes, and what has none of these forms."""
-    layers, kept = [], []
+    layers: list[Layer] = []
+    kept: list[Kept] = []
     for n in m.graph.node:
         if n.domain not in ("", "ai.onnx"):
             continue
         if n.op_type in KINDS:
             found = _layer(m, n)
-            (layers if isinstance(found, Layer) else kept).append(found)  # type: ignore[arg-type]
+            if isinstance(found, Layer):
+                layers.append(found)
+            else:
+                kept.append(found)
         elif n.op_type in OTHERS:
             kept.append(Kept(n.name, n.op_type, OTHERS[n.op_type]))
     return layers, kept

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper, inliner, numpy_helper, shape_inference, version_converter
 from onnx.reference import ReferenceEvaluator
 
 from dnnc.export.graph import to_onnx
@@ -78,8 +78,8 @@ class Model:
     def infer(self) -> None:
         """Find types and shapes; values that inference does not reach have none."""
         try:
-            found = onnx.shape_inference.infer_shapes(_without_weights(self.proto), data_prop=True).graph
-        except (RuntimeError, ValueError, onnx.shape_inference.InferenceError):
+            found = shape_inference.infer_shapes(_without_weights(self.proto), data_prop=True).graph
+        except (RuntimeError, ValueError, shape_inference.InferenceError):
             found = self.graph
         for v in (*found.input, *found.value_info, *found.output):
             if not v.type.HasField("tensor_type") or not v.type.tensor_type.HasField("shape"):
@@ -153,7 +153,7 @@ def opened(model: Any, least: int = LEAST, inputs: Any = None) -> Model:
     else:
         proto.CopyFrom(to_onnx(model, opset=max(least, 18), inputs=inputs))
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        proto = inliner.inline_local_functions(proto)
     out = Model(_in_opset(proto, least))
     _name_nodes(out.graph)
     _constants(out)
@@ -240,10 +240,10 @@ def _in_opset(proto: onnx.ModelProto, least: int) -> onnx.ModelProto:
         return proto
     if not any(n.domain not in ("", "ai.onnx") for n in walk(proto.graph)) or now >= LEAST:
         try:
-            out = onnx.version_converter.convert_version(proto, least)
+            out = version_converter.convert_version(proto, least)
             out.ir_version = max(out.ir_version, proto.ir_version)
             return out
-        except (RuntimeError, ValueError, UnicodeDecodeError, onnx.onnx_cpp2py_export.ConvertError) as e:
+        except (RuntimeError, ValueError, UnicodeDecodeError, version_converter.ConvertError) as e:
             reason = str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__
     else:
         reason = "it has operators of other domains"
@@ -294,7 +294,7 @@ def _fold_constants(m: Model) -> None:
         sub = helper.make_graph([n], "fold", [], [helper.make_empty_tensor_value_info(n.output[0])])
         sub.initializer.extend(t for t in m.graph.initializer if t.name in given)
         one = helper.make_model(sub, opset_imports=m.proto.opset_import, ir_version=m.proto.ir_version)
-        (value,) = ReferenceEvaluator(one).run(None, {})
+        value = np.asarray(ReferenceEvaluator(one).run(None, {})[0])
         m.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), n.output[0]))
         m.constants[n.output[0]] = value
         m.graph.node.remove(n)

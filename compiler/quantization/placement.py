@@ -203,6 +203,6 @@ class _Placing:
                 if after is None:
                     break
                 if after.name == last.name and last.op_type in BINARY and set(last.input) == {v, w}:
-                    return last.output[0]
+                    return str(last.output[0])
                 n = after
         return None

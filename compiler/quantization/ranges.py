@@ -105,7 +105,8 @@ def _thinned(a: Array) -> Array:
         return a
     while math.gcd(step, a.size) > 1:
         step += 1
-    return np.ascontiguousarray(a[::step])
+    some: Array = np.ascontiguousarray(a[::step])
+    return some
 
 
 @dataclass(frozen=True)

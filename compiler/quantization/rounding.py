@@ -133,5 +133,6 @@ def corrected_bias(bias: Array | None, w: Array, rounded: Array, means: Array, g
     """
     error = (rounded.astype(np.float64) - w).reshape(w.shape[0], means.size // group, -1).sum(2)
     of_group = np.repeat(means.reshape(group, -1), w.shape[0] // group, axis=0)  # [O, channels of its group]
-    shift = (error * of_group).sum(1)
-    return ((0.0 if bias is None else bias.reshape(-1)) - shift).astype(np.float32)
+    shift: Array = (error * of_group).sum(1)
+    moved: Array = -shift if bias is None else bias.reshape(-1) - shift
+    return moved.astype(np.float32)

@@ -132,7 +132,9 @@ class _Writer:
         """Replace a product by MatMulNBits, and a bias that it had by Add."""
         r = w.rounded
         (rows, terms), half = r.q.shape, 1 << (bits - 1)
-        q = np.pad(r.q.astype(np.int16) + half, [(0, 0), (0, -terms % r.block)], constant_values=half).astype(np.uint8)
+        q: Array = np.pad(r.q.astype(np.int16) + half, [(0, 0), (0, -terms % r.block)], constant_values=half).astype(
+            np.uint8
+        )
         q = q if bits == 8 else q[:, 0::2] | (q[:, 1::2] << 4)
         blocks = r.scales.shape[1]
         names = [
