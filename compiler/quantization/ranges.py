@@ -120,8 +120,9 @@ class Grid:
     def rounded(self, x: Array) -> Array:
         """The nearest numbers of the grid."""
         low, high = (0, 255) if self.kind == "uint8" else (-128, 127)
-        q = np.clip(np.rint(x / self.scale) + self.zero, low, high)
-        return ((q - self.zero) * self.scale).astype(np.float32)
+        q: Array = np.clip(np.rint(x / self.scale) + self.zero, low, high)
+        values: Array = ((q - self.zero) * self.scale).astype(np.float32)
+        return values
 
 
 def grid(low: float, high: float, kind: str) -> Grid:
