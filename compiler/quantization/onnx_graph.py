@@ -294,7 +294,7 @@ def _fold_constants(m: Model) -> None:
         sub = helper.make_graph([n], "fold", [], [helper.make_empty_tensor_value_info(n.output[0])])
         sub.initializer.extend(t for t in m.graph.initializer if t.name in given)
         one = helper.make_model(sub, opset_imports=m.proto.opset_import, ir_version=m.proto.ir_version)
-        value = np.asarray(list(ReferenceEvaluator(one).run(None, {}))[0])
+        value = np.asarray(next(iter(ReferenceEvaluator(one).run(None, {}))))
         m.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), n.output[0]))
         m.constants[n.output[0]] = value
         m.graph.node.remove(n)
