@@ -5,8 +5,14 @@
 Traces compute updates last, and a sum or product that fuses with an update stands there with it, while its operands
 wait. So after each group those run that are ready and give back more bytes than they take, alone or with what reads
 their result next (a transposed copy, the product, the update). Single numbers, such as rates of updates, are computed
-as soon as they can be. The order is taken if fewer bytes are alive at the worst step, or as many there and fewer over
-all steps together.
+as soon as they can be.
+
+    dw = x' @ dy; pack(w); dx = dy @ pack; w2 = w - r * dw    ->    dw runs behind dx, next to the update, which
+                                                                    overwrites w and so waits for the packing
+
+The same rule backward in time: ahead of each group those run, all of whose readers are behind, that take more bytes
+than they give back. Each order is taken if fewer bytes are alive at the worst step, or as many there and fewer over all
+steps together.
 """
 
 from __future__ import annotations
@@ -39,8 +45,10 @@ def in_order(
     o = _Order(graph, groups, nodes, aliases)
     plain = o.by_place()
     assert len(plain) == len(groups), "groups read each other's results"
-    early = o.early(plain)
-    return [groups[k] for k in (early if o.saves(early, plain) else plain)]
+    early = o.freeing(plain)
+    order = early if o.saves(early, plain) else plain
+    late = o.freeing(order[::-1], backward=True)[::-1]
+    return [groups[k] for k in (late if o.saves(late, order) else order)]
 
 
 class _Order:
@@ -71,6 +79,10 @@ class _Order:
         for k, vs in enumerate(self.read):
             for v in vs:
                 self.readers[v].add(k)
+        self.makers: dict[Value, set[int]] = {v: set() for v in held}
+        for k, vs in enumerate(self.made):
+            for v in vs:
+                self.makers[v].add(k)
         given: dict[Value, list[int]] = {v: [] for v in graph.inputs}
         for k, vs in enumerate(inputs):
             for x in {owner(v) for v in vs} & given.keys():
@@ -96,19 +108,28 @@ class _Order:
             place[k] = needed if moves and self.behind[k] else min(place[k], needed)
         return _in_places(self.behind, self.ahead, place)
 
-    def early(self, plain: Sequence[int]) -> list[int]:
-        """The groups in this order, but those first that free memory. Donated memory is written after it is read."""
+    def freeing(self, plain: Sequence[int], backward: bool = False) -> list[int]:
+        """The groups in this order, but those first that free memory. Donated memory is written after it is read.
+
+        `backward`: `plain` and the result run back in time, in which values begin with their last reader.
+        """
         place = {k: i for i, k in enumerate(plain)}
         ahead, behind = [set(a) for a in self.ahead], [set(b) for b in self.behind]
+        when = {k: -i if backward else i for k, i in place.items()}
         for read, written in self.donors:
-            if read and written and max(place[k] for k in read) <= min(place[k] for k in written):
+            if read and written and max(when[k] for k in read) <= min(when[k] for k in written):
                 for k in written:
                     ahead[k].update(set(read) - {k})
                 for k in read:
                     behind[k].update(written - {k})
+        if backward:
+            ahead, behind, begins, ends, enders = behind, ahead, self.read, self.made, self.makers
+        else:
+            begins, ends, enders = self.made, self.read, self.readers
         waits = [len(a) for a in ahead]
         done: set[int] = set()
-        left = {v: set(ks) for v, ks in self.readers.items()}
+        left = {v: set(ks) for v, ks in enders.items()}
+        begun: set[Value] = set()
         out: list[int] = []
         ready = [(place[k], k) for k, n in enumerate(waits) if n == 0]
         heapify(ready)
@@ -117,13 +138,14 @@ class _Order:
             """Those that may pay off now."""
             done.add(k)
             out.append(k)
-            for v in self.read[k]:
+            begun.update(begins[k])
+            for v in ends[k]:
                 left[v].discard(k)
             for j in behind[k]:
                 waits[j] -= 1
                 if waits[j] == 0:
                     heappush(ready, (place[j], j))
-            touched = behind[k].union(*(left[v] for v in (*self.read[k], *self.made[k])))
+            touched = behind[k].union(*(left[v] for v in (*ends[k], *begins[k])))
             return sorted((j for j in touched if j not in done and waits[j] == 0), key=lambda j: place[j])
 
         def pays(k: int) -> bool:
@@ -132,8 +154,8 @@ class _Order:
             change = 0
             while len(these) < AHEAD and self.groups[k].kind not in FIXED:
                 these.add(k)
-                change += sum(self.bytes(v) for v in self.made[k])
-                change -= sum(self.bytes(v) for v in self.read[k] if these.issuperset(left[v]))
+                change += sum(self.bytes(v) for v in begins[k] if v not in begun)
+                change -= sum(self.bytes(v) for v in ends[k] if these.issuperset(left[v]))
                 if change < 0:
                     return True
                 following = [j for j in behind[k] if j not in done]
@@ -146,7 +168,7 @@ class _Order:
         while ready:
             while todo:
                 j = todo.pop(0)
-                if j not in done and (self.small(j) or pays(j)):
+                if j not in done and ((self.small(j) and not backward) or pays(j)):
                     todo += run(j)
             _, k = heappop(ready)
             todo = [] if k in done else run(k)
