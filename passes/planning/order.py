@@ -54,7 +54,8 @@ def in_order(
 class _Order:
     """Groups by number, with what they read of each other, and the memory that they use.
 
-    A value is known by the one in whose memory it lies. `held` are those that live in the arena.
+    A value is known by the one in whose memory it lies, or where groups write that part by part (a concatenation), by
+    the part. `made` and `read`: of each group those that live in the arena.
     """
 
     def __init__(
@@ -71,10 +72,14 @@ class _Order:
             for j in found:
                 self.behind[j].append(k)
         results = {owner(v) for v in graph.outputs}
+        parts: dict[Value, list[Value]] = {}  # of what groups write part by part, the parts
+        for v in maker:
+            if owner(v) is v or owner(v) not in maker:
+                parts.setdefault(owner(v), []).append(v)
+        held = {v for r, vs in parts.items() for v in vs if r not in results}
         made = [list(dict.fromkeys(map(owner, g.outputs))) for g in groups]
-        held = {v for vs in made for v in vs} - results
-        self.made = [[v for v in vs if v in held] for vs in made]
-        self.read = [[v for v in dict.fromkeys(map(owner, vs)) if v in held] for vs in inputs]
+        self.made = [_held((owner(v) if owner(v) in maker else v for v in g.outputs), held) for g in groups]
+        self.read = [_held((x for v in vs for x in parts.get(owner(v), ())), held) for vs in inputs]
         self.readers: dict[Value, set[int]] = {v: set() for v in held}
         for k, vs in enumerate(self.read):
             for v in vs:
@@ -158,8 +163,8 @@ class _Order:
                 change -= sum(self.bytes(v) for v in ends[k] if these.issuperset(left[v]))
                 if change < 0:
                     return True
-                following = [j for j in behind[k] if j not in done]
-                if len(following) != 1 or not all(j in done or j in these for j in ahead[following[0]]):
+                following = [j for j in behind[k] if j not in done and all(i in done or i in these for i in ahead[j])]
+                if len(following) != 1:
                     return False
                 (k,) = following
             return False
@@ -215,6 +220,10 @@ def _in_places(
             if waits[j] == 0:
                 heappush(ready, (place[j], j))
     return out
+
+
+def _held(values: Iterable[Value], held: Collection[Value]) -> list[Value]:
+    return [v for v in dict.fromkeys(values) if v in held]
 
 
 def _makers(values: Iterable[Value], maker: Mapping[Value, int]) -> set[int]:
