@@ -1,9 +1,9 @@
 """Is a graph of groups still free of cycles when some of them become one?
 
-Groups have ranks, in which each comes behind those that feed it. Paths from a group to another one lead upwards, so only
-groups whose ranks lie between theirs are visited; and when groups become one, only ranks between theirs change (Pearce
-and Kelly, "A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs", 2006). Groups that become one are near
-each other as a rule, so that all of it takes time in proportion to the graph.
+Each group has a higher rank than those that feed it. So only groups with ranks between those of two groups are on paths
+from one to the other, and when groups become one, only ranks between theirs change (Pearce and Kelly, "A Dynamic
+Topological Sort Algorithm for Directed Acyclic Graphs", 2006). Groups that become one are near each other as a rule, so
+that all of it takes time in proportion to the graph.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GroupOrder:
         self.rank.update((g, first + k) for k, g in enumerate(order))
 
     def _reached(self, todo: list[int], last: int, end: Collection[int]) -> set[int] | None:
-        """The groups of ranks up to `last` on paths that begin at some groups; None where one of `end` is among them."""
+        """The groups of ranks up to `last` on paths that begin at `todo`; None where one of `end` is among them."""
         seen: set[int] = set()
         while todo:
             g = todo.pop()

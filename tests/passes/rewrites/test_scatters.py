@@ -10,20 +10,22 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrites.dce import dce
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
 
 GRID = np.stack(np.meshgrid(np.arange(2), np.arange(3), np.arange(4), indexing="ij"), -1)
 
 
-def checked(g: Graph) -> str:
+def checked(g: Graph, numerics: str = "standard") -> str:
     """Run the passes; the ops that are left. The numbers stay."""
     rng = np.random.default_rng(0)
     small = min(int(str(d)) for d in g.inputs[0].type.shape)
     xs = [rng.integers(0, small if v.name == "at" else 9, v.type.shape).astype(v.type.dtype.numpy) for v in g.inputs]
     want = run(g.copy(), xs, "float64")[0]
-    ctx = PassContext()
+    ctx = PassContext(numerics=numerics)
     scatters(g, ctx)
     wide_sums(g, ctx)
+    dce(g, ctx)
     np.testing.assert_array_equal(run(g, xs, "float64")[0], want)
     return " ".join(n.op.name for n in g.nodes())
 
@@ -98,3 +100,17 @@ def test_what_starts_as_one_number(start: np.ndarray, left: str) -> None:
     """Two zeros are two numbers."""
     text = "def g(u: f32[2, 4], at: i64[2, 1], *, x: f32[3, 4]):\n    y = scatter_nd(x, at, u, reduction='add')\n"
     assert checked(parse(text + "    return y", {"x": start})) == left
+
+
+@pytest.mark.parametrize("numerics", ["standard", "strict"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_a_sum_starts_as_the_other_array(numerics: str, first: bool, start: float) -> None:
+    """Of an array that is computed, and updates that are added to zeros."""
+    text = (
+        "def g(x: f32[5, 4], at: i64[9, 1], u: f32[9, 4], *, z: f32[5, 4]):\n    h = relu(x)\n"
+        f"    s = scatter_nd(z, at, u, reduction='add')\n    return add({'s, h' if first else 'h, s'})"
+    )
+    g = parse(text, {"z": np.full((5, 4), start, np.float32)})
+    changes = numerics == "standard" and not start
+    assert checked(g, numerics) == ("relu scatter_nd" if changes else "relu expand scatter_nd add")
