@@ -17,6 +17,7 @@ def facts(gpu: GpuTarget, numerics: str) -> TargetFacts:
         lanes=1,
         native_intrinsics=spelled(numerics),
         channels_last=True,
+        multiplies_bytes=True,
         serial_rows=False,
         align=PARAMETER_ALIGN,
         reductions=GPU_SPLIT,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.index import constant
 from dnnc.backends.runtime.device import TensorMap
-from dnnc.ir.dtype import f32
+from dnnc.ir.dtype import DType, f32, i32
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Ref
 from dnnc.ir.loops.hopper import SWIZZLE_ROWS
@@ -197,34 +197,35 @@ FN void {name}_{rank}d(const void* from, const TensorMap* map, {params}) {{
 def _product(em: FuncEmitter, s: Eval) -> str:
     acc, a, b, keep = s.args
     assert isinstance(acc, Ref) and isinstance(a, Ref) and isinstance(b, Ref)
-    n, t = 2 * acc.lanes, a.buf.dtype.name
-    if t not in _WGMMA_TYPES or a.buf.dtype is not b.buf.dtype or n % 8 or not 8 <= n <= 256:
+    n, types = 2 * acc.lanes, (a.buf.dtype.name, b.buf.dtype.name)
+    shape = _WGMMA_SHAPES.get(types)
+    turned = s.name == "wgmma_kn"
+    if shape is None or n % (16 if acc.buf.dtype.is_int else 8) or not 8 <= n <= 256 or (turned and "k16" not in shape):
         raise InternalError(f"{s.name} of 64 x {n} of {a.buf.dtype} and {b.buf.dtype} does not exist")
-    block = (
-        constant(b.buf.full_strides()[1], "the size of a block of columns") * b.buf.dtype.bytes
-        if s.name == "wgmma_kn"
-        else 0
-    )
-    name = _generated(em, f"{s.name}_{n}_{t}", _wgmma_helper(f"{s.name}_{n}_{t}", n, t, block))
+    block = constant(b.buf.full_strides()[1], "the size of a block of columns") * b.buf.dtype.bytes if turned else 0
+    name = f"{s.name}_{n}_{'_'.join(dict.fromkeys(types))}"
+    name = _generated(em, name, _wgmma_helper(name, n, shape, acc.buf.dtype, block))
     em.use("matrix")
     return f"{name}({em.text(acc)}, {em.text(a)}, {em.text(b)}, {em.text(keep)});"
 
 
-def _wgmma_helper(name: str, n: int, t: str, block: int) -> str:
+def _wgmma_helper(name: str, n: int, shape: str, sums: DType, block: int) -> str:
     """a lies with rows along the sum (K-major); so does b, unless columns lie in blocks of so many bytes (MN-major)."""
     r = n // 2
     registers = ", ".join(f"%{i}" for i in range(r))
     b, major = (f"matrix(b, {block})", 1) if block else ("matrix(b)", 0)
+    signs, majors = ", 1, 1" if sums.is_float else "", f", 0, {major}" if "k16" in shape else ""
     return f"""\
-FN void {name}(f32* d, const void* a, const void* b, int keep) {{
+FN void {name}({sums}* d, const void* a, const void* b, int keep) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{r + 2}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{n}{_WGMMA_TYPES[t]} {{{registers}}}, %{r}, %{r + 1}, p, 1, 1, 0, {major};\\n}}"
-    : {_operands(r)} : "l"(matrix(a)), "l"({b}), "r"(keep));
+    "wgmma.mma_async.sync.aligned.m64n{n}{shape} {{{registers}}}, %{r}, %{r + 1}, p{signs}{majors};\\n}}"
+    : {_operands(r, sums)} : "l"(matrix(a)), "l"({b}), "r"(keep));
 }}"""
 
 
-def _operands(n: int) -> str:
-    return ", ".join(f'"+f"(d[{i}])' for i in range(n))
+def _operands(n: int, sums: DType) -> str:
+    kind = "f" if sums.is_float else "r"
+    return ", ".join(f'"+{kind}"(d[{i}])' for i in range(n))
 
 
 def _wait(em: FuncEmitter, s: Eval) -> str:
@@ -234,9 +235,10 @@ def _wait(em: FuncEmitter, s: Eval) -> str:
         return f"{em.use('wgmma_wait')}<{n}>();"
     acc = s.args[1]
     assert isinstance(acc, Ref)
-    name = f"wgmma_wait_{acc.lanes}"
-    wait = f'asm volatile("wgmma.wait_group.sync.aligned %{acc.lanes};" : {_operands(acc.lanes)} : "n"(N) : "memory");'
-    return f"{_generated(em, name, f'template<int N> FN void {name}(f32* d) {{ {wait} }}')}<{n}>({em.text(acc)});"
+    sums = acc.buf.dtype
+    name, operands = f"wgmma_wait_{acc.lanes}_{sums}", _operands(acc.lanes, sums)
+    wait = f'asm volatile("wgmma.wait_group.sync.aligned %{acc.lanes};" : {operands} : "n"(N) : "memory");'
+    return f"{_generated(em, name, f'template<int N> FN void {name}({sums}* d) {{ {wait} }}')}<{n}>({em.text(acc)});"
 
 
 def _immediate(em: FuncEmitter, s: Eval) -> str:
@@ -258,13 +260,21 @@ def _matrices(em: FuncEmitter, s: Eval) -> str:
     return _plain(em, s)
 
 
-_WGMMA_TYPES = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16"}
+_FLOAT8 = {"f8e4m3fn": "e4m3", "f8e5m2": "e5m2"}
+_BYTES = {"u8": "u8", "i8": "s8"}
+# types of both operands -> length of the sum, types of sums and operands
+_WGMMA_SHAPES = {
+    ("f16", "f16"): "k16.f32.f16.f16",
+    ("bf16", "bf16"): "k16.f32.bf16.bf16",
+    **{(a, b): f"k32.f32.{_FLOAT8[a]}.{_FLOAT8[b]}" for a in _FLOAT8 for b in _FLOAT8},
+    **{(a, b): f"k32.s32.{_BYTES[a]}.{_BYTES[b]}" for a in _BYTES for b in _BYTES},
+}
 
 
 def _peer(em: FuncEmitter, e: Op) -> str:
     r, rank = e.args
-    if e.lanes != 4 or e.dtype is not f32:
-        raise InternalError(f"peer reads 4 floats at a time, not {e.lanes} of {e.dtype}")
+    if e.lanes != 4 or e.dtype not in (f32, i32):
+        raise InternalError(f"peer reads 4 numbers of 32 bits at a time, not {e.lanes} of {e.dtype}")
     em.use("V")
     return f"{em.use('peer_4')}({em.text(r)}, {em.text(rank)})"
 
@@ -346,13 +356,13 @@ FN void mbar_wait_peers(u64* b, u32 parity) {
 %1;\\n@done bra DONE;\\nbra WAIT;\\nDONE:\\n}"
     :: "r"(shared_address(b)), "r"(parity) : "memory");
 }""",
-    "peer_4": """\
-FN V<f32, 4> peer_4(const f32* p, int rank) {
-  V<f32, 4> r;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-    : "=f"(r.v[0]), "=f"(r.v[1]), "=f"(r.v[2]), "=f"(r.v[3]) : "r"(peer_address(p, rank)) : "memory");
+    "peer_4": "\n".join(f"""\
+FN V<{t}, 4> peer_4(const {t}* p, int rank) {{
+  V<{t}, 4> r;
+  asm volatile("ld.shared::cluster.v4.b32 {{%0, %1, %2, %3}}, [%4];"
+    : "={c}"(r.v[0]), "={c}"(r.v[1]), "={c}"(r.v[2]), "={c}"(r.v[3]) : "r"(peer_address(p, rank)) : "memory");
   return r;
-}""",
+}}""" for t, c in (("f32", "f"), ("i32", "r"))),
     "regs_give": 'template<int N> FN void regs_give() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); '
                  '}',
     "regs_take": 'template<int N> FN void regs_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); '

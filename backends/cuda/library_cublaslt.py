@@ -16,8 +16,8 @@ from typing import Any
 from dnnc.backends.cuda.library import ALIGN, PLANS, WORKSPACE, CallFunction, LibraryCall, Matrix, Product, described
 from dnnc.ir.errors import InternalError, TargetError
 
-TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType_t
-COMPUTE = {"f32": 68, "tf32": 77}  # CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
+TYPES = {"f32": 0, "f16": 2, "i8": 3, "i32": 10, "bf16": 14, "f8e4m3fn": 28, "f8e5m2": 29}  # cudaDataType_t
+COMPUTE = {"f32": 68, "tf32": 77, "i32": 72}  # CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32, CUBLAS_COMPUTE_32I
 TRANSA, TRANSB, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8  # CUBLASLT_MATMUL_DESC_...
 BATCH_COUNT, BATCH_STRIDE = 5, 6  # CUBLASLT_MATRIX_LAYOUT_...
 MAX_WORKSPACE, REDUCTIONS, MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # CUBLASLT_MATMUL_PREF_...
@@ -109,7 +109,8 @@ class LtFunction(CallFunction):
         self._end.atexit = False
         self._lock = threading.Lock()  # the address of the bias is part of the descriptor
         p = call.work
-        self.operation = self._made(ends, "MatmulDesc", ctypes.c_int(COMPUTE[p.math]), ctypes.c_int(TYPES["f32"]))
+        scale = TYPES["i32" if p.math == "i32" else "f32"]
+        self.operation = self._made(ends, "MatmulDesc", ctypes.c_int(COMPUTE[p.math]), ctypes.c_int(scale))
         for number, v in attributes(p):
             lt.set("MatmulDesc", self.operation, number, v)
         if p.bias >= 0:
@@ -156,7 +157,8 @@ class LtFunction(CallFunction):
     def start(self, launch: Any, args: Sequence[int], stream: int) -> None:
         """See CallFunction."""
         p, lt = self.product, self.lt
-        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        number = ctypes.c_int32 if p.math == "i32" else ctypes.c_float
+        one, zero = number(1), number(0)
         x, w, y, workspace = (ctypes.c_void_p(a) for a in (args[p.x.arg], args[p.w.arg], args[p.y.arg], args[-1]))
         at_w, at_x, at_y = self.layouts
         with self._lock:

@@ -37,6 +37,35 @@ template<class T, int N> FN V<T, N> {name}(const V<T, N>& x, int n) {{
 }}"""
 
 
+# ldmatrix_x4 of elements of a byte
+BYTE_ROWS = "\n".join(
+    f"""\
+FN V<{t}, 16> ldmatrix_x4(const {t}* p) {{
+  u32 u[4];
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+    : "=r"(u[0]), "=r"(u[1]), "=r"(u[2]), "=r"(u[3]) : "r"(shared_address(p)) : "memory");
+  V<{t}, 16> r;
+  memcpy(r.v, u, 16);
+  return r;
+}}"""
+    for t in ("u8", "i8")
+)
+MMA_BYTES = "\n".join(
+    f"""\
+FN V<i32, 4> mma_m16n8k32(V<i32, 4> d, const V<{a}, 16>& a, const V<{b}, 8>& b) {{
+  u32 x[4], y[2];
+  memcpy(x, a.v, 16), memcpy(y, b.v, 8);
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.{a.replace("i", "s")}.{b.replace("i", "s")}.s32 {{%0, %1, %2, %3}}, \
+{{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+    : "+r"(d.v[0]), "+r"(d.v[1]), "+r"(d.v[2]), "+r"(d.v[3])
+    : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+  return d;
+}}"""
+    for a in ("u8", "i8")
+    for b in ("u8", "i8")
+)
+
+
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
 
 # What a helper needs is found by its names in the text, so no list of needs can be out of date.
@@ -322,6 +351,7 @@ template<class T> FN V<T, 8> {name}(const T* p) {{
   UNROLL for (int i = 0; i < 8; ++i) r.v[i].bits = (u16)(u[i / 2] >> (i % 2 * 16));
   return r;
 }}""" + ("" if trans else f"""
+{BYTE_ROWS}
 FN V<f32, 4> {name}(const f32* p) {{
   V<f32, 4> r;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
@@ -338,6 +368,12 @@ FN V<f32, 4> mma_m16n8k16(V<f32, 4> d, const V<{t}, 8>& a, const V<{t}, 4>& b) {
       "r"(pair(b.v[0], b.v[1])), "r"(pair(b.v[2], b.v[3])));
   return d;
 }}""" for t in ("f16", "bf16")),
+    "mma_m16n8k32": MMA_BYTES,
+    "dot4": "\n".join(f"""\
+FN i32 dot4(i32 d, const V<{t}, 4>& a, const V<i8, 4>& b) {{
+  asm("dp4a.{t.replace("i", "s")}.s32 %0, %1, %2, %0;" : "+r"(d) : "r"(bit_cast<u32>(a)), "r"(bit_cast<u32>(b)));
+  return d;
+}}""" for t in ("u8", "i8")).replace("dp4a.u8", "dp4a.u32").replace("dp4a.s8", "dp4a.s32"),
     "tf32": 'FN u32 tf32(f32 x) { u32 r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x)); return r; }',
     **{name: f"""\
 FN V<f32, 4> {name}(V<f32, 4> d, const V<f32, 4>& a, const V<f32, 2>& b) {{

@@ -13,6 +13,7 @@ from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import COMPARE, Expr, Op, cast
 from dnnc.ir.loops.intrinsics import cast_target
 from dnnc.passes.lower.conversions import is_small, narrow, to_odd, widen
+from dnnc.passes.lower.expand import expand_lookup
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.emit import FuncEmitter
@@ -120,6 +121,19 @@ def _shuffle(em: FuncEmitter, e: Op) -> Text:
     return f"{name}({x}, {em.text(e.args[1])})", UNARY
 
 
+def _lookup(em: FuncEmitter, e: Op) -> Text:
+    chosen = expand_lookup(*e.args)
+    assert isinstance(chosen, Op)
+    return compute(em, chosen)
+
+
+def _dot4(em: FuncEmitter, e: Op) -> Text:
+    if e.lanes != 1:
+        raise InternalError(f"dot4 adds to one sum at a time, not {e.lanes}")
+    em.use("V")
+    return _matrix(em, e)
+
+
 def _matrix(em: FuncEmitter, e: Op) -> Text:
     return f"{e.name}({', '.join(em.text(a) for a in e.args)})", UNARY
 
@@ -176,7 +190,8 @@ def _number(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
 SPECIAL: dict[str, Callable[[FuncEmitter, Op], Text]] = {
     "select": _select, "lanes": _lanes, "ldexp": _ldexp, "guard": _guard, "ldmatrix_x4": _matrix,
     "ldmatrix_x4_trans": _matrix,
-    "mma_m16n8k16": _matrix, "mma_m16n8k8": _matrix, "mma_m16n8k8_cut": _matrix,
+    "mma_m16n8k16": _matrix, "mma_m16n8k32": _matrix, "dot4": _dot4, "lookup": _lookup,
+    "mma_m16n8k8": _matrix, "mma_m16n8k8_cut": _matrix,
     "shfl_xor": _shuffle, "shfl_up": _shuffle, "shfl_down": _shuffle,
     "shfl": _shuffle,
 }  # fmt: skip

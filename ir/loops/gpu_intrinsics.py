@@ -1,4 +1,4 @@
-"""NumPy meanings of warp matrix instructions on [threads, lanes], laid out as PTX `mma.sync.m16n8k16`, `ldmatrix`."""
+"""NumPy meanings of warp matrix instructions on [threads, lanes], laid out as PTX `mma.sync`, `ldmatrix`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ _GROUP, _IN_GROUP = _LANE[:, None] // 4, _LANE[:, None] % 4
 _A_ROW, _A_COL = _GROUP + np.array([0, 0, 8, 8, 0, 0, 8, 8]), 2 * _IN_GROUP + np.array([0, 1, 0, 1, 8, 9, 8, 9])
 _B_ROW, _B_COL = 2 * _IN_GROUP + np.array([0, 1, 8, 9]), _GROUP + np.zeros(4, np.int64)
 _D_ROW, _D_COL = _GROUP + np.array([0, 0, 8, 8]), 2 * _IN_GROUP + np.array([0, 1, 0, 1])
+_BYTE = np.arange(4)  # of a register
+_A8_ROW, _A8_COL = _A_ROW[:, 0::2].repeat(4, 1), np.concatenate([4 * _IN_GROUP + _BYTE + k for k in (0, 0, 16, 16)], 1)
+_B8_ROW, _B8_COL = np.concatenate([4 * _IN_GROUP + _BYTE + k for k in (0, 16)], 1), _GROUP + np.zeros(8, np.int64)
 
 
 def _warps(a: Array) -> Array:
@@ -29,15 +32,27 @@ def mma_m16n8k16(d: Array, a: Array, b: Array) -> Array:
     return (_warps(d) + (left @ right)[:, _D_ROW, _D_COL]).reshape(d.shape).astype(np.float32)
 
 
-def ldmatrix_x4(rows: Array) -> Array:
-    """Load four 8 x 8 matrices: lane 8*m + r addresses row r of matrix m; each lane gets 2 elements of each. Of
-    elements of 32 bits, four 8 x 4 ones, of which each lane gets one element.
+def mma_m16n8k32(d: Array, a: Array, b: Array) -> Array:
+    """d + a @ b: d is 16 x 8 in 4 registers a lane, a 16 x 32 in 16 elements of a byte, b 32 x 8 in 8. Sums of
+    integers are exact modulo 2^32, those of floats in float32.
     """
-    if rows.shape[-1] == 4:
-        words = _warps(rows).reshape(-1, 4, 8, 4)
-        return np.stack([words[:, k, _LANE // 4, _LANE % 4] for k in range(4)], -1).reshape(rows.shape)
-    m = _warps(rows).reshape(-1, 4, 8, 8)  # warp, matrix, row, column
-    return np.stack([m[:, k // 2, _LANE // 4, 2 * (_LANE % 4) + k % 2] for k in range(8)], -1).reshape(rows.shape)
+    warps, kind = len(d) // 32, np.asarray(d).dtype
+    left, right = np.zeros((warps, 16, 32), kind), np.zeros((warps, 32, 8), kind)
+    left[:, _A8_ROW, _A8_COL] = _warps(a).astype(kind)
+    right[:, _B8_ROW, _B8_COL] = _warps(b).astype(kind)
+    return (_warps(d) + (left @ right)[:, _D_ROW, _D_COL]).reshape(d.shape).astype(kind)
+
+
+def ldmatrix_x4(rows: Array) -> Array:
+    """Load four matrices of 8 rows of 16 bytes: lane 8*m + r addresses row r of matrix m; each lane gets 4 bytes of
+    each: one element of 32 bits, two of 16, four of 8.
+    """
+    lanes = rows.shape[-1]
+    own = lanes // 4
+    m = _warps(rows).reshape(-1, 4, 8, lanes)  # warp, matrix, row, column
+    return np.stack([m[:, k // own, _LANE // 4, own * (_LANE % 4) + k % own] for k in range(lanes)], -1).reshape(
+        rows.shape
+    )
 
 
 def ldmatrix_x4_trans(rows: Array) -> Array:

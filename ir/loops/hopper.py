@@ -25,7 +25,7 @@ it) and by `wgmma_wait`. Threads' writes become visible to the engines by `fence
     stmatrix_x4(to, v)               a warp: four 8 x 8 matrices; lane 8*m + r gives the address of row r of matrix m, v
                                      holds 2 elements of each
     wgmma(acc, a, b, keep)           128 threads: acc = (keep != 0 ? acc : 0) + a @ b^T, asynchronously; a is 64 x k, b
-                                     is n x k
+                                     is n x k; k is 32 bytes. Bytes of integers are added up in i32, exactly
     wgmma_kn(acc, a, b, keep)        the same with b lying as k x n: blocks of 64 columns one after the other, [block,
                                      k, 64]
     wgmma_fence()                    registers of this thread are ready for the next group of products

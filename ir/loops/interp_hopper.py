@@ -341,11 +341,12 @@ def _multiply(it: Evaluator, acc: Expr, a: Expr, b: Expr, keep: Expr, right_tile
         rows = np.array([row_of[int(t)] for t in first + np.arange(GROUP)])
         agent = it.team.size + group
         it.team.clock[agent] = np.maximum(it.team.clock[agent], it.team.clock[first : first + GROUP].max(0))
-        left = _operand(it, _rows_of(it, a, WGMMA_ROWS, rows[0]), group)
-        right = _operand(it, right_tile(it, b, n, rows[0]), group)
+        kind = registers.data.dtype.type
+        left = _operand(it, _rows_of(it, a, WGMMA_ROWS, rows[0]), group).astype(kind)
+        right = _operand(it, right_tile(it, b, n, rows[0]), group).astype(kind)
         copies = it.copies(registers)[rows] if len(registers.data) > 1 else rows * 0
         off = np.broadcast_to(place.off, (it.state.rows, acc.lanes))[rows]
-        old = registers.data[copies[:, None], off] if kept else np.float32(0)
+        old = registers.data[copies[:, None], off] if kept else kind(0)
         registers.data[copies[:, None], off] = old + (left @ right.T)[r, c]
         if registers.in_flight is None:
             registers.in_flight = np.zeros(registers.data.shape, np.bool_)
@@ -397,7 +398,7 @@ def _operand(it: Evaluator, tile: tuple[View, Array], group: int) -> Array:
     reading = Reading(view.memory, off.reshape(-1), np.array([agent]), it.grid.wgmma_groups.get(group, 0))
     _pin(reading)
     it.grid.tiles.append(reading)
-    return view.memory.data[off].astype(np.float32)
+    return view.memory.data[off]
 
 
 def wgmma_fence(it: Evaluator) -> None:

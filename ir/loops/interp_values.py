@@ -121,6 +121,8 @@ def operate(e: Op, args: list[Array]) -> Array:
     if record is None or record.meaning is None:
         raise KernelError(f"{e.name} has no value")
     r = np.asarray(record.meaning(*args))
+    if record.regroups and e.lanes == 1:
+        r = r.reshape(-1)
     return tidy(r if r.dtype == e.dtype.numpy else r.astype(e.dtype.numpy))
 
 

@@ -55,6 +55,11 @@ def _dot4(acc: Array, a: Array, b: Array) -> Array:
     return (np.asarray(acc, np.int64) + (x * y).sum(-1)).astype(np.int32)
 
 
+def _lookup(i: Array, xs: tuple[Array, ...]) -> Array:
+    table = np.array([np.ravel(x)[0] for x in xs])
+    return table[np.asarray(i) % len(xs)]
+
+
 def _truncdiv(a: Array, b: Array) -> Array:
     """Integer division toward zero; x / 0 -> 0, INT_MIN / -1 wraps."""
     with np.errstate(all="ignore"):
@@ -158,6 +163,8 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("scale", _scale, _first),
     # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say
     Intrinsic("piece", lambda t, k: pieces(t, int(np.ravel(k)[0])), _first),
+    # lookup(i, x0, x1, ..): x[i mod n], of n constants of one float type, n a power of two; i an unsigned integer
+    Intrinsic("lookup", lambda i, *xs: _lookup(i, xs), lambda i, *xs: (xs[0].dtype, i.lanes)),
     Intrinsic("pow", _pow, _first, costly=True),
     Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first),
     Intrinsic("floormod", _floormod, _first),
@@ -182,7 +189,7 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("guard", lambda x, lo, hi: np.clip(x, lo, np.asarray(hi) - 1), lambda x, lo, hi: (i64, x.lanes)),
     Intrinsic("ldexp", lambda x, n: np.ldexp(x, np.asarray(n).astype(np.int32)), _first),
     Intrinsic("barrier", effect=True), Intrinsic("syncwarp", effect=True), Intrinsic("prefetch", effect=True),
-    # warp collectives; an address operand stands for the 8 halves there
+    # warp collectives; an address operand stands for the 16 bytes there
     Intrinsic("shfl_xor", gpu.shfl_xor, lambda x, mask: (x.dtype, x.lanes), collective=True),
     Intrinsic("shfl_up", gpu.shfl_up, lambda x, n: (x.dtype, x.lanes), collective=True),
     Intrinsic("shfl_down", gpu.shfl_down, lambda x, n: (x.dtype, x.lanes), collective=True),
@@ -190,6 +197,7 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("ldmatrix_x4", gpu.ldmatrix_x4, lambda r: (r.dtype, r.lanes), collective=True),
     Intrinsic("ldmatrix_x4_trans", gpu.ldmatrix_x4_trans, lambda r: (r.dtype, 8), collective=True),
     Intrinsic("mma_m16n8k16", gpu.mma_m16n8k16, lambda d, a, b: (d.dtype, 4), collective=True),
+    Intrinsic("mma_m16n8k32", gpu.mma_m16n8k32, lambda d, a, b: (d.dtype, 4), collective=True),
     Intrinsic("mma_m16n8k8", gpu.mma_m16n8k8, lambda d, a, b: (d.dtype, 4), collective=True),
     Intrinsic("mma_m16n8k8_cut", gpu.mma_m16n8k8_cut, lambda d, a, b: (d.dtype, 4), collective=True),
     # the kernel before this one may still run until pdl_wait(), and the one after it may begin from pdl_launch() on

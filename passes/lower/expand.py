@@ -68,6 +68,15 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
     return replace(kernel, funcs=tuple(with_names(Func(f.name, f.params, block(f.body))) for f in kernel.funcs))
 
 
+def expand_lookup(i: Expr, *table: Expr) -> Expr:
+    """A number of a table by choices, each by a bit of the index, the lowest first."""
+    k, left = 0, table
+    while len(left) > 1:
+        bit = op("shr", i, k) & 1
+        left, k = tuple(select(bit.ne(0), b, a) for a, b in zip(left[::2], left[1::2], strict=True)), k + 1
+    return left[0]
+
+
 def joined(spelled: Collection[str]) -> tuple[Rule, ...]:
     """Rules for functions that are cheaper in context, where cheaper forms are allowed and expanded."""
     if RECIPROCAL not in spelled or "exp" in spelled or "erf" in spelled:

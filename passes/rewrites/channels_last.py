@@ -1,16 +1,18 @@
 """GPU layouts: channels of images last, so that neighbouring threads read neighbouring bytes.
 
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
-    y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats
+    y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats or bytes
     w = conv_backward_filter(x, g)   ->   pack(w @ "0 2 3 1" = conv_backward_filter(x @ "0 2 3 1", g @ "0 2 3 1"))
 
-Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), for vector loads and TMA. First layers, whose
+Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), for vector loads and TMA; those of sums of bytes
+as the bytes that they become. First layers, whose
 images have a few channels, are read as they come. Tensor cores want both operands with the reduced axis innermost, so
 constant matrices are transposed when the program is linked. Padding holds 0, as with blocks.
 """
 
 from __future__ import annotations
 
+from dnnc.ir.dtype import bf16, f16, i8, i32, u8
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.op import Trait
 from dnnc.ir.types import ROW_MAJOR, Dense, Part, TensorType, dense
@@ -45,12 +47,13 @@ class _ChannelsLast(Layouts):
         assert x is not None and w is not None
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
-        if not isinstance(channels, int) or not isinstance(made, int) or not out.dtype.is_float:
+        bytes_ = out.dtype is i32 and x.type.dtype.bytes == 1
+        if not isinstance(channels, int) or not isinstance(made, int) or not (out.dtype.is_float or bytes_):
             return self.plain(n)
         depthwise = group != 1 and w.type.shape[1] == 1 and group == channels == made
         grouped = group != 1 and not depthwise
         fill, block = (
-            (1, 1) if grouped else (_block(out, made), _block(x.type, channels))
+            (1, 1) if grouped else (_block(x.type if bytes_ else out, made), _block(x.type, channels))
         )  # rows of groups end with the last group
         take = not x.type.row_major or channels >= ACCESS // x.type.dtype.bytes
         self.set_input(n, 0, last(out.rank, 0, block) if take else ROW_MAJOR)
@@ -86,8 +89,8 @@ class _ChannelsLast(Layouts):
     def matmul(self, n: Node) -> None:
         b = n.inputs[1]
         assert b is not None
-        half = b.type.dtype.is_float and b.type.dtype.bytes == 2
-        turned = half and b.type.rank == 2 and self.graph.variance(b).call_invariant
+        narrow = b.type.dtype in (f16, bf16, u8, i8)
+        turned = narrow and b.type.rank == 2 and self.graph.variance(b).call_invariant
         self.set_input(n, 0, ROW_MAJOR)
         self.set_input(n, 1, dense(Part(1), Part(0)) if turned else ROW_MAJOR)
 

@@ -11,6 +11,9 @@ and so do the columns of one product that is cut into equal parts:
     y = add(matmul(x, w), b),  q = transpose(reshape(y[..., :H * D], [B, S, H, D]), (0, 2, 1, 3)), k and v likewise
         ->   t = transpose(reshape(y, [B, S, 3, H, D]), (2, 0, 1, 3 + ...)),  q = t[0], k = t[1], v = t[2]
 
+Between a product and its reshape may stand sums and products with numbers of columns, and casts: a bias, the scales of
+integers.
+
 The parts are slices along the outermost axis of one value, places in its memory. Chains must have no other readers;
 sizes must be known, since a place in memory needs an offset. Products need equal chains; other columns keep theirs.
 """
@@ -23,7 +26,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dnnc.ir.graph import Graph, Node, Value, union
+from dnnc.ir.graph.attributes import attrs_key
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.types import Dim
 from dnnc.passes.base import PassContext
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import nodes_of, only_reader, producer
@@ -43,10 +48,11 @@ class Apart:
 
 @dataclass(frozen=True)
 class Chain:
-    """A product and what follows it."""
+    """A product and what follows it: nodes whose other operand, if there is one, is a number or one for each column."""
 
     product: Node
-    bias: Value | None
+    steps: tuple[Node, ...]
+    numbers: tuple[Value | None, ...]
     apart: Apart
 
     @property
@@ -54,7 +60,9 @@ class Chain:
         """What chains have in common when they may become one."""
         w = self.product.inputs[1]
         assert w is not None
-        return w.type, self.bias is None, self.apart.lead, self.apart.shape, self.apart.perm
+        kinds = (None if v is None else v.type.dtype for v in self.numbers)
+        made = tuple((n.op.name, attrs_key(n), n.output.type.dtype) for n in (self.product, *self.steps))
+        return w.type, made, tuple(kinds), self.apart.lead, self.apart.shape, self.apart.perm
 
 
 def siblings(graph: Graph, ctx: PassContext) -> bool:
@@ -145,16 +153,27 @@ def _chain(graph: Graph, n: Node) -> Chain | None:
         or not n.output.type.row_major
     ):
         return None
-    end, bias = n.output, None
-    add = only_reader(graph, end, "add")
-    if add is not None:
-        other = add.inputs[1] if add.inputs[0] is end else add.inputs[0]
-        if other is not None and graph.variance(other).call_invariant and other.type.shape == w.type.shape[1:]:
-            end, bias = add.output, other
+    end, steps, numbers = n.output, [], []
+    while (step := _step(graph, end, w.type.shape[1:])) is not None:
+        steps.append(step[0])
+        numbers.append(step[1])
+        end = step[0].output
     apart = _taken_apart(graph, end, end.type.rank - 1)
     return (
-        None if apart is None or graph.is_output(apart.end) else Chain(n, bias, apart)
+        None if apart is None or graph.is_output(apart.end) else Chain(n, tuple(steps), tuple(numbers), apart)
     )  # which the product itself writes
+
+
+def _step(graph: Graph, v: Value, columns: Sequence[Dim]) -> tuple[Node, Value | None] | None:
+    """The only reader of a value, where it computes with numbers of its columns, and those."""
+    n = only_reader(graph, v, "add", "mul", "cast")
+    if n is None or n.output.type.shape != v.type.shape:
+        return None
+    others = [x for x in n.inputs if x is not None and x is not v]
+    if n.op.name == "cast":
+        return n, None
+    fits = len(others) == 1 and graph.variance(others[0]).call_invariant and others[0].type.shape in (columns, ())
+    return (n, others[0]) if fits else None
 
 
 def _merge(graph: Graph, chains: list[Chain]) -> None:
@@ -165,18 +184,27 @@ def _merge(graph: Graph, chains: list[Chain]) -> None:
     for c in chains[1:]:
         locs = union(locs, c.product.locs)
     b = Builder(graph, first, locs)
-    y = b.matmul(x, _joined(graph, first, [c.product.inputs[1] for c in chains], 1))
-    if chains[0].bias is not None:
-        y = b.add(y, _joined(graph, first, [c.bias for c in chains], 0))
+    w = [c.product.inputs[1] for c in chains]
+    y = b.matmul(x, _joined(graph, first, w, 1), **first.attrs)
+    columns = w[0].type.shape[1:]  # type: ignore[union-attr]
+    for n, *numbers in zip(chains[0].steps, *(c.numbers for c in chains)):
+        more = [] if numbers[0] is None else [_joined(graph, first, numbers, 0, columns)]
+        y = b.op(n.op, y, *more, **n.attrs)
     _stacked(b, graph, y, [c.apart for c in chains])
     for c in chains:
         _erase(graph, c.apart.end, c.product)
 
 
-def _joined(graph: Graph, n: Node, parts: Sequence[Value | None], axis: int) -> Value:
-    """Matrices or biases side by side as one."""
+def _joined(graph: Graph, n: Node, parts: Sequence[Value | None], axis: int, columns: Sequence[Dim] = ()) -> Value:
+    """Matrices or numbers of columns side by side as one; a single number is that of so many columns."""
     values = [v for v in parts if v is not None]
-    return derive(graph, values, lambda b, *x: b.concat(*x, axis=axis), values[0].name, n)
+
+    def side_by_side(b: Builder, *x: Value) -> Value:
+        wide = (v if v.type.shape else b.expand(v, shape=columns) for v in x)
+        joined: Value = b.concat(*wide, axis=axis)
+        return joined
+
+    return derive(graph, values, side_by_side, values[0].name, n)
 
 
 # --- columns of one product -------------------------------------------------------------------------------------------

@@ -5,14 +5,15 @@
 In comes a graph of any mix of f32, f16 and bf16 (f64, integers and the rest stay as they are); out comes one whose
 inputs and outputs have the same types, with casts at the border. What is stored where:
 
-- contractions read and write the asked-for type; so do element-wise ops, data movement and pooling. Their kernels
-  compute in float32, and a fused group rounds what it stores, nothing else;
+- contractions read and write the asked-for type; so do element-wise ops, data movement, pooling and decoded weights.
+  Their kernels compute in float32, and a fused group rounds what it stores, nothing else;
 - reductions, norms and softmax read and write float32, by casts that become part of their kernels. What a reduction
   makes stays float32 through the element-wise ops that follow, up to the next contraction or norm, and what only
   reductions read is float32 as well: squares and their sums leave the range of f16;
 - float32 is also where a value is an integer in disguise (made from integers, or on its way to become an integer, a
   bool or an index), and around a constant that the type cannot hold: one that overflows, or a single number that
   underflows;
+- a product of integers is scaled in float32, in the kernel that makes it; what is scaled is like any other product;
 - casts that the model has stay, unless both sides get one type; ops with subgraphs, on the host, of random numbers or
   of bits keep the types that they have.
 
@@ -67,6 +68,8 @@ class _Storage:
         for n in self.graph.nodes():
             if self.converts(n) and n.outputs[0].type.dtype in FAMILY:
                 self.cast(n)
+            elif Trait.STORED in n.op.traits:
+                self.decode(n)
             elif _keeps_types(n):
                 for k, v in enumerate(n.inputs):
                     if v is not None:
@@ -97,6 +100,8 @@ class _Storage:
             return f32
         follows = bool(n.op.traits & {Trait.ELEMENTWISE, Trait.MOVEMENT})
         made_of_integers = Trait.CONVERSION in n.op.traits and not self.converts(n)
+        if follows and _scales_product(n):
+            return f32
         if self.escapes(n) or (
             follows and (made_of_integers or Trait.AMPLIFIES in n.op.traits or any(v in self.wide for v in n.inputs))
         ):
@@ -104,7 +109,7 @@ class _Storage:
             return f32
         if n in self.exact:
             return f32
-        if follows or n.op.traits & {Trait.CONTRACTION, Trait.SELECTS}:
+        if follows or n.op.traits & {Trait.CONTRACTION, Trait.SELECTS, Trait.STORED}:
             return self.store
         if Trait.ACCUMULATES in n.op.traits or not n.inputs:
             self.wide.update(n.outputs)
@@ -143,6 +148,16 @@ class _Storage:
             n.attrs["to"] = to
             self.set_type(n.output, to)
         self.made.setdefault((x, to), n.output)
+
+    def decode(self, n: Node) -> None:
+        """What is decoded has the type that products read, codes of a float type stay, and so do scales of 16 bits."""
+        t = self.choice(n)
+        scale = n.inputs[1] if len(n.inputs) > 1 else None
+        if scale is not None and scale.type.dtype is f32:
+            self.read(n, 1, t)
+        if n.attrs["dtype"] is not t:
+            n.attrs["dtype"] = t
+            self.set_type(n.output, t)
 
     def retype(self, n: Node, t: DType) -> None:
         for k in range(len(n.inputs)):
@@ -195,6 +210,18 @@ class _Storage:
             v.name, made.name = made.name, v.name
         self.graph.outputs[k] = made
         self.changed = True
+
+
+def _scales_product(n: Node) -> bool:
+    """Does a node multiply the float of an integer that a contraction makes?"""
+    for v in n.inputs if n.op.name == "mul" else ():
+        made = producer(v, "cast")
+        while made is not None and made.inputs[0] is not None and not made.inputs[0].type.dtype.is_float:
+            before = made.inputs[0].node
+            if before is not None and Trait.CONTRACTION in before.op.traits:
+                return True
+            made = producer(made.inputs[0], "add", "sub", "cast")
+    return False
 
 
 def _keeps_types(n: Node) -> bool:

@@ -22,6 +22,7 @@ from dnnc.backends.runtime.device import Launch
 from dnnc.ir.dtype import BY_NAME, f32, f64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Expr, Op, const, walk
+from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.stmt import Buffer, Builder, Eval, Func, Kernel, exprs, walk_stmts
 from dnnc.ir.loops.text import parse_kernel
@@ -316,6 +317,26 @@ def matrix_{t}(a: {t}[64, 64], c: f32[64, 64]):
                     c[l, 4*j:+4] = acc[j, 0:+4]
                 pdl_launch()
 """
+BYTES = """
+def bytes_{t}(a: {t}[16, 32], b: i8[16, 32], c: i32[32, 5]):
+    for block in block.x(1):
+        s: {t}[16, 32] @ shared
+        r: i8[16, 32] @ shared
+        for w in warp(1):
+            for l in lane(32):
+                cp_async(addr(s[l % 16, 16*(l // 16):+16]), addr(a[l % 16, 16*(l // 16):+16]))
+                cp_async(addr(r[l % 16, 16*(l // 16):+16]), addr(b[l % 16, 16*(l // 16):+16]))
+                cp_async_commit()
+                cp_async_wait(0)
+                barrier()
+                x: {t}x16 = ldmatrix_x4(addr(s[l % 16, 16*(l // 16):+16]))
+                y: i8[16] @ register
+                y[0:+16] = ldmatrix_x4(addr(r[l % 8 + 8*(l // 16), 16*(l // 8 % 2):+16]))
+                acc: i32[4] @ register
+                acc[0:+4] = mma_m16n8k32(c[l, 0:+4], x, y[0:+8])
+                c[l, 0:+4] = acc[0:+4]
+                c[l, 4] = dot4(c[l, 4], a[l // 2, 16*(l % 2):+4], b[l // 2, 16*(l % 2):+4])
+"""
 HOPPER = {*VALUES, *(n for n, i in TABLE.items() if i.effect)} - {
     "barrier",
     "syncwarp",
@@ -357,12 +378,27 @@ def test_warp_matrices_compile_without_local_memory(t: str) -> None:
     compiled_without_local_memory([parse_kernel(MATRIX.format(t=t))], "sm_90a")
 
 
-CPU_ALONE = {"dot4", "estimate", "piece", "scale"}  # which CPUs spell, and GPUs have no need of
+@pytest.mark.parametrize("t", ["u8", "i8"])
+def test_matrices_of_bytes_compile_without_local_memory(t: str) -> None:
+    kernel = verify_kernel(parse_kernel(BYTES.format(t=t)))
+    compiled_without_local_memory([kernel], "sm_80")
+    dtype = np.uint8 if t == "u8" else np.int8
+    a, b = np.arange(512).astype(dtype).reshape(16, 32), np.arange(512, 0, -1).astype(np.int8).reshape(16, 32)
+    c = np.zeros((32, 5), np.int32)
+    run_kernel(kernel, {"a": a, "b": b, "c": c})
+    want, rows = a.astype(int) @ b[:8].astype(int).T, np.arange(32)
+    assert (c[:, :4].reshape(8, 4, 2, 2) == want.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3)).all()
+    fours = [(int(16 * (k % 2)), k // 2) for k in rows]
+    assert c[:, 4].tolist() == [int(a[r, k : k + 4].astype(int) @ b[r, k : k + 4].astype(int)) for k, r in fours]
+
+
+# which CPUs spell, and GPUs have no need of, or expand
+CPU_ALONE = {"estimate", "lookup", "piece", "scale"}
 
 
 def test_every_intrinsic_is_in_one_of_these_kernels_or_of_hopper() -> None:
     seen: set[str] = set()
-    for k in [*each(), parse_kernel(MATRIX.format(t="f16"))]:
+    for k in [*each(), parse_kernel(MATRIX.format(t="f16")), parse_kernel(BYTES.format(t="u8"))]:
         for s in walk_stmts(k.entry.body):
             seen |= {s.name} if isinstance(s, Eval) else set()
             seen |= {x.name for e in exprs(s) for x in walk(e) if isinstance(x, Op)}

@@ -9,6 +9,7 @@ import pytest
 
 import dnnc
 from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.ir.graph.verify import verify
 from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.ir.tolerances import bound
@@ -232,3 +233,26 @@ def test_the_pipeline_merges_what_attention_reads() -> None:
     )
     ops = [n.op.name for n in g.nodes()]
     assert ops.count("matmul") == 1 and ops.count("attention") == 1
+
+
+def test_products_of_bytes_with_their_scales() -> None:
+    """Zero points, scales (one of them a number for all columns) and biases lie side by side as the weights do."""
+    text = """
+def g(x: u8[2, 5, 8], *, a: i8[8, 48], b: i8[8, 48], p: i32[48], q: i32[48], s: f32[48], t: f32, d: f32[48]):
+    m = matmul(x, a, out_dtype=i32)
+    n = matmul(x, b, out_dtype=i32)
+    u = transpose(reshape(add(mul(cast(add(m, p), to=f32), s), d), shape=(2, 5, 3, 16)), perm=(0, 2, 1, 3))
+    v = transpose(reshape(add(mul(cast(add(n, q), to=f32), t), d), shape=(2, 5, 3, 16)), perm=(0, 2, 1, 3))
+    return relu(u), exp(v)"""
+    rng = np.random.default_rng(1)
+    given = {name: rng.integers(-128, 128, (8, 48)).astype(np.int8) for name in "ab"}
+    given |= {name: rng.integers(-999, 999, 48).astype(np.int32) for name in "pq"}
+    given |= {"s": rng.random(48).astype(np.float32), "d": rng.random(48).astype(np.float32), "t": np.float32(0.25)}
+    g = parse(text, {k: np.asarray(v) for k, v in given.items()})
+    x = rng.integers(0, 256, (2, 5, 8)).astype(np.uint8)
+    want = run(g, [x], "float64")
+    assert siblings(g, PassContext())
+    verify(g)
+    assert [n.op.name for n in g.nodes()].count("matmul") == 1
+    for a, b in zip(run(g, [x], "float64"), want):
+        np.testing.assert_array_equal(a, b)

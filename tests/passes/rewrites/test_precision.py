@@ -264,3 +264,20 @@ def test_numbers_of_a_stored_network() -> None:
         got = run(stored, random_inputs(g))[0]
         error = np.abs(got - want).max() / np.abs(want).max()
         assert EPS[str(t)] / 32 < error < 4 * EPS[str(t)]
+
+
+def test_products_of_integers_are_scaled_in_float32_and_stored_like_others() -> None:
+    text = """def g(x: u8[4, 16], r: f32[4, 8], *, w: i8[16, 8], s: f32[8]):
+    p = matmul(x, w, out_dtype=i32)
+    f = cast(p, to=f32)
+    m = mul(f, s)
+    y = add(m, r)
+    z = exp(cast(x, to=f32))
+    return y, z"""
+    g = parse(text, {"w": np.ones((16, 8), np.int8), "s": np.ones(8, np.float32)})
+    precision(g, PassContext(precision="float16"))
+    verify(g)
+    types = {v.name: str(v.type.dtype) for n in g.nodes() for v in n.outputs}
+    adds = [n for n in g.nodes() if n.op.name == "add"]
+    assert types["f"] == types["m"] == "f32" and adds[0].output.type.dtype is f16
+    assert next(n for n in g.nodes() if n.op.name == "exp").output.type.dtype is not f16

@@ -19,6 +19,7 @@ from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import mma
 from dnnc.backends.cuda.templates.contraction.staging import readable, vector_of
 from dnnc.backends.cuda.templates.epilogue import store_row
+from dnnc.ir.dtype import i8, i32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, cast, const, minimum, substitute, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
@@ -32,6 +33,7 @@ IN_FLIGHT = 8  # vectors of the long operand that a thread asks for before it wa
 WARPS = 16  # of an SM, that keep enough loads in flight
 THREADS = (32, 64, 128, 256, 512, 1024)
 ORDER = ("parts", "lanes", "wide", "threads")
+QUAD = 4  # bytes of a sum that one instruction adds up
 SHALLOW = 8  # elements of the sum at least
 
 
@@ -61,7 +63,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     c = problem.contraction
     if c is None or not applies(c):
         return []
-    if sides(c)[1].axis.size > HALVES and target.major >= 8 and mma.half_contraction(problem) is not None:
+    if sides(c)[1].axis.size > HALVES and target.major >= 8 and mma.matrix_contraction(problem) is not None:
         return []
     return divisions(c, target)
 
@@ -292,6 +294,12 @@ class AlongSum(Gemv):
             raise ScheduleError(f"{self.threads} threads are no whole number of groups of {self.parts} warps")
         self.teams *= 32 // self.wide
         self.rounds = -(-self.per * self.n // self.wide)
+        self.together = 1  # elements of the sum in one step
+        self.short_value = self.short.value
+        raw = mma.raw_operand(self.short, c.dtype) if c.dtype is i32 else None
+        if raw is not None and self.lanes % QUAD == 0 and i8 in (raw.value.dtype, self.stored_as.dtype):
+            if self.stored_as.dtype in mma.READ[i32]:
+                self.together, self.short_value = QUAD, raw.value
         self.vectors = c.red.size // self.lanes
         turns = -(-self.vectors // (self.wide * self.parts))
         self.unroll = max(1, min(turns, knobs.get("flight", IN_FLIGHT) // self.per))
@@ -314,7 +322,7 @@ class AlongSum(Gemv):
         acc = b.alloc("sum", c.dtype, self.per, self.n)
         self.zero(b, acc, self.per, self.n)
         vl = b.alloc("long", self.stored_as.dtype, self.unroll, self.per, self.lanes)
-        vs = b.alloc("short", c.dtype, self.n, self.lanes)
+        vs = b.alloc("short", self.short_value.dtype, self.n, self.lanes)
 
         def read(step: Expr) -> None:
             with b.loop("u", self.unroll, "unroll") as u, b.loop("i", self.per, "unroll") as i:
@@ -327,9 +335,9 @@ class AlongSum(Gemv):
                 with (
                     b.loop("i", self.per, "unroll") as i,
                     b.loop("s", self.n, "unroll") as s,
-                    b.loop("j", self.lanes, "unroll") as j,
+                    b.loop("j", self.lanes // self.together, "unroll") as j,
                 ):
-                    b.store(acc, (i, s), self.update(acc[i, s], cast(vl[u, i, j], c.dtype), vs[s, j]))
+                    b.store(acc, (i, s), self.step(acc[i, s], vl, (u, i, j), vs, (s, j)))
             if self.steps > 1:
                 with b.when(step < self.steps - 1):
                     read(step + 1)
@@ -338,6 +346,13 @@ class AlongSum(Gemv):
             b.store(part, (self.team, self.part, i * self.n + s), acc[i, s])
         b.do("barrier")
         self.combine(b, lane, part)
+
+    def step(self, acc: Expr, vl: Buffer, long: tuple[Expr, ...], vs: Buffer, short: tuple[Expr, ...]) -> Expr:
+        """One step of a sum; of bytes, which `dot4` adds up in fours, its second operand i8."""
+        if self.together == 1:
+            return self.update(acc, cast(vl[long], self.c.dtype), vs[short])
+        x, y = (v.at(*at[:-1], at[-1] * QUAD, lanes=QUAD) for v, at in ((vl, long), (vs, short)))
+        return call("dot4", acc, *((x, y) if y.dtype is i8 else (y, x)))
 
     def place(self, step: Expr, u: Expr, lane: Expr) -> Expr:
         return ((step * self.unroll + u) * self.parts + self.part) * self.wide + lane
@@ -360,17 +375,17 @@ class AlongSum(Gemv):
 
     def read_short(self, b: Builder, vs: Buffer, k: Expr) -> None:
         """The same stretch of the sum of the short operand, in vectors where it has them."""
-        wide = readable(self.short.value, self.c.red, self.short.axis, self.lanes)
+        wide = readable(self.short_value, self.c.red, self.short.axis, self.lanes)
         with b.loop("s", self.n, "unroll") as s:
             at = self.short.axis.at(s)
             if self.steps * self.unroll * self.parts * self.wide != self.vectors:
                 b.store(vs, (s, 0), const(0, vs.dtype), self.lanes)
             with b.when(self.whole(k)):
                 if wide:
-                    b.store(vs, (s, 0), vector_of(self.short.value, self.stretch(at, k), self.lanes), self.lanes)
+                    b.store(vs, (s, 0), vector_of(self.short_value, self.stretch(at, k), self.lanes), self.lanes)
                 else:
                     with b.loop("j", self.lanes, "unroll") as j:
-                        b.store(vs, (s, j), substitute(self.short.value, self.stretch(at, k)(j)))
+                        b.store(vs, (s, j), substitute(self.short_value, self.stretch(at, k)(j)))
 
     def combine(self, b: Builder, lane: Expr, part: Buffer) -> None:
         """One lane for each element, of the team's first warp; elements take turns where lanes are few."""

@@ -1,4 +1,4 @@
-"""Contractions of half-precision operands on the tensor cores by warp instructions (mma.sync), for sm_80 and later.
+"""Contractions of half-precision or 8-bit operands on tensor cores by warp instructions (mma.sync), from sm_80 on.
 
     for block in block.x(batches * row tiles * column tiles), part in cluster(split):
         for w in warp(..): for l in lane(32):
@@ -7,7 +7,8 @@
             y = epilogue(sums)                       through shared memory, so that a warp stores whole rows of its tile
 
 Tiles lie in shared memory as in global memory, copied 16 bytes at a time by cp.async where the operand allows it;
-ldmatrix turns those that lie along the side round. Products and sums are in f32. `slices` and `split` divide the sum
+ldmatrix turns those that lie along the side round, of halves alone: tiles of bytes are put along the sum. Products and
+sums of halves are in f32, those of integers in i32 and exact. `slices` and `split` divide the sum
 among groups of warps and the blocks of a cluster, as in `simt`.
 """
 
@@ -23,14 +24,15 @@ from dnnc.backends.cuda.templates.contraction.staging import L2_RATE, LATENCY, M
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.reduction.partial import LANES, SHARE, Parts, busiest, cluster, meeting, splits
 from dnnc.backends.cuda.templates.reduction.partial import PAD as SUM_PAD
-from dnnc.ir.dtype import DType, bf16, f16, f32
+from dnnc.ir.dtype import DType, bf16, f16, f32, i8, i32, u8
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, const, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
 from dnnc.passes.lower.form import Contraction, Operand
 from dnnc.passes.schedule.problem import Knobs, Problem
 
-PAD = 8  # elements after a row of a tile: 8 rows of a matrix then begin in 8 different groups of banks
+PAD = 8  # elements of 16 bits after a row of a tile: 8 rows of a matrix then begin in 8 different groups of banks
+ROW = 16  # bytes of a row of a matrix that ldmatrix loads
 TENSOR = 1024  # products a cycle of an SM
 LEAST = 5  # rows and columns of which at least a third of a fragment is used
 BARRIER = 60  # cycles of a wait and a barrier in each step
@@ -64,9 +66,8 @@ class Shape:
         return wm * wn // 32 + (wm + wn) // 4 + 48
 
     def shared_bytes(self) -> int:
-        rows = (
-            (self.bm + self.bn) * (self.bk + PAD) + 2 * PAD * self.bk
-        ) * self.element  # padded whichever way they lie
+        pad = max(PAD, ROW // self.element)
+        rows = ((self.bm + self.bn) * (self.bk + pad) + 2 * pad * self.bk) * self.element  # whichever way they lie
         alone = self.slices * self.split == 1
         out = self.warps * 16 * (self.bn // self.across + 4) if alone else self.slices * self.bm * (self.bn + SUM_PAD)
         return rows * self.stages * self.slices + out * 4
@@ -105,44 +106,56 @@ SEARCHED, DEEPENED = 100, 16  # shapes of a search, and those that are tried wit
 ORDER = ("slices", "split", "bk")
 
 
+READ = {f32: (f16, bf16), i32: (u8, i8)}  # type of the sums -> types of the operands
 Cost = Callable[[Contraction, GpuTarget, Shape, tuple[float, float]], float]  # see `estimated`
 
 
-def raw_operand(o: Operand) -> Operand | None:
-    """The operand before its conversion to f32, if it is an element of half precision; else None."""
+def raw_operand(o: Operand, sums: DType) -> Operand | None:
+    """The operand before its conversion to the type of the sums, if tensor cores read its elements; else None."""
     e = o.value
-    if isinstance(e, Op) and e.name == "cast_f32" and isinstance(x := e.args[0], Load) and x.dtype in (f16, bf16):
+    if isinstance(e, Op) and e.name == f"cast_{sums}" and isinstance(x := e.args[0], Load) and x.dtype in READ[sums]:
         return replace(o, value=x)
     return None
 
 
-def half_contraction(problem: Problem) -> Contraction | None:
-    """A contraction of two operands of one half type that is summed in f32."""
+def matrix_contraction(problem: Problem) -> Contraction | None:
+    """A contraction of two operands of one half type that is summed in f32, or of bytes that is summed in i32."""
     c = problem.product
-    if c is None or c.dtype is not f32:
+    if c is None or c.dtype not in READ:
         return None
-    a, b = raw_operand(c.a), raw_operand(c.b)
-    return None if a is None or b is None or a.value.dtype is not b.value.dtype else replace(c, a=a, b=b)
+    a, b = raw_operand(c.a, c.dtype), raw_operand(c.b, c.dtype)
+    if a is None or b is None or (c.dtype is f32 and a.value.dtype is not b.value.dtype):
+        return None
+    return replace(c, a=a, b=b)
+
+
+def half_contraction(problem: Problem) -> Contraction | None:
+    """The same of operands of half precision alone."""
+    c = matrix_contraction(problem)
+    return c if c is not None and c.dtype is f32 else None
+
+
+def shape_of(c: Contraction, knobs: Mapping[str, int | str]) -> Shape:
+    """The tile of these knobs, for operands of the contraction's types."""
+    return Shape(**{k: int(v) for k, v in knobs.items()}, element=c.a.value.dtype.bytes)
 
 
 def estimate(problem: Problem, target: GpuTarget) -> float:
     """Cycles of the best guess; infinite where the kernel does not apply."""
-    c, found = half_contraction(problem), candidates(problem, target)
-    return (
-        math.inf
-        if c is None or not found
-        else estimated(c, target, Shape(**{k: int(v) for k, v in found[0]}), gathering(c))
-    )
+    c, found = matrix_contraction(problem), candidates(problem, target)
+    return math.inf if c is None or not found else estimated(c, target, shape_of(c, dict(found[0])), gathering(c))
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    c = half_contraction(problem)
+    c = matrix_contraction(problem)
     if c is None or target.major < 8:
         return []
     _, m, n, k = c.sizes
     if min(m, n) < LEAST or k < 8:
         return []
-    return ranked(c, target, [replace(s, bk=bk, stages=stages) for s in SHAPES for bk, stages in _depths(k)])
+    size = c.a.value.dtype.bytes
+    depths = [(bk * 2 // size, stages) for bk, stages in _depths(k * size // 2)]
+    return ranked(c, target, [replace(s, bk=bk, stages=n, element=size) for s in SHAPES for bk, n in depths])
 
 
 def ranked(c: Contraction, target: GpuTarget, shapes: Sequence[Shape], cost: Cost | None = None) -> list[Knobs]:
@@ -154,10 +167,14 @@ def ranked(c: Contraction, target: GpuTarget, shapes: Sequence[Shape], cost: Cos
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    c = half_contraction(problem)
+    c = matrix_contraction(problem)
     if c is None or target.major < 8:
         return []
-    return varied_shapes(c, target, [Shape(*tile, 32 if c.red.size >= 32 else 16, 3) for tile in TILES], DEPTHS)
+    size = c.a.value.dtype.bytes
+    least = 32 // size
+    bk = 2 * least if c.red.size >= 2 * least else least
+    depths = [(k * 2 // size, n) for k, n in DEPTHS]
+    return varied_shapes(c, target, [Shape(*tile, bk, 3, element=size) for tile in TILES], depths)
 
 
 def varied_shapes(
@@ -194,11 +211,16 @@ def gathering(c: Contraction) -> tuple[float, float]:
 
 
 def _gather(c: Contraction, o: Operand) -> float:
-    tile = plan_tile(c, o, 64, 16, 128, 1)
+    tile = plan_tile(c, o, 64, max(16, 32 // o.value.dtype.bytes), 128, 1, tile_rows(o))
     if tile.direct:
         return 0.0
     asked = {x for e in (*(x.buf.offset(x.idx) for x in o.loads), *o.conds) for x in walk(e) if isinstance(x, Op)}
     return (sum(DIVIDE if x.name in ("//", "%") else 1 for x in asked) + FETCH) / tile.lanes / ISSUED
+
+
+def tile_rows(o: Operand) -> str:
+    """What rows of a tile must be, "" where ldmatrix reads either: it turns elements of 16 bits alone."""
+    return "side" if o.value.dtype.bytes == 1 else ""
 
 
 def block_tiles(c: Contraction, s: Shape) -> int:
@@ -243,10 +265,10 @@ def estimated(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float,
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
-    c = half_contraction(problem)
+    c = matrix_contraction(problem)
     if c is None:
-        raise ScheduleError("the nest is no contraction of half-precision operands")
-    return Mma(c, Shape(**{k: int(v) for k, v in knobs.items()})).build()
+        raise ScheduleError("the nest is no contraction of half-precision operands or bytes")
+    return (Mma if c.dtype is f32 else BytesMma)(c, shape_of(c, knobs)).build()
 
 
 class Mma:
@@ -255,12 +277,14 @@ class Mma:
     def __init__(self, c: Contraction, shape: Shape) -> None:
         self.c, self.s = c, shape
         self.wm, self.wn = shape.bm // shape.down, shape.bn // shape.across
-        if self.wm % 16 or self.wn % 16 or shape.bk % 16:
-            raise ScheduleError(f"{self.wm} x {self.wn} x {shape.bk} is no whole number of fragments of 16 x 16 x 16")
+        depth = max(16, 32 // shape.element)
+        if self.wm % 16 or self.wn % 16 or shape.bk % depth:
+            raise ScheduleError(f"{self.wm} x {self.wn} x {shape.bk} is no multiple of fragments of 16 x 16 x {depth}")
         groups = shape.slices * shape.split
         self.steps = -(-c.red.size // (shape.bk * groups))
         self.tiles = [
-            plan_tile(c, o, size, shape.bk, shape.warps * 32, groups) for o, size in ((c.a, shape.bm), (c.b, shape.bn))
+            plan_tile(c, o, size, shape.bk, shape.warps * 32, groups, tile_rows(o))
+            for o, size in ((c.a, shape.bm), (c.b, shape.bn))
         ]
         self.parts = (
             Parts(shape.bm, shape.bn, shape.slices, shape.split, shape.warps * shape.slices * 32)
@@ -268,14 +292,9 @@ class Mma:
             else None
         )
 
-    @property
-    def dtype(self) -> DType:
-        """Of the operands."""
-        return self.c.a.value.dtype
-
     def pad(self, tile: Tile) -> int:
         """Elements after each row of a tile in shared memory."""
-        return PAD
+        return ROW // tile.operand.value.dtype.bytes
 
     def build(self) -> Kernel:
         c, s, b = self.c, self.s, Builder()
@@ -289,9 +308,9 @@ class Mma:
                 for tile, name in zip(self.tiles, ("sa", "sb"))
             )
             self.out = (
-                self.parts.memory(b, f32)
+                self.parts.memory(b, c.dtype)
                 if self.parts
-                else b.alloc("out", f32, s.warps, 16, self.wn + 4, space="shared")
+                else b.alloc("out", c.dtype, s.warps, 16, self.wn + 4, space="shared")
             )
             with b.loop("w", s.warps * s.slices, "warp") as w, b.loop("l", 32, "lane") as lane:
                 self.body(b, w, lane, (sa, sb))
@@ -310,13 +329,13 @@ class Mma:
                 self.batch,
                 at,
                 t,
-                None if tile.direct else b.alloc("r" + buf.name, self.dtype, tile.turns, tile.lanes),
+                None if tile.direct else b.alloc("r" + buf.name, buf.dtype, tile.turns, tile.lanes),
             )
             for tile, buf, at in zip(self.tiles, shared, self.origin)
         ]
-        acc = b.alloc("sum", f32, self.wm // 16, self.wn // 8, 4)
+        acc = b.alloc("sum", self.c.dtype, self.wm // 16, self.wn // 8, 4)
         with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
-            b.store(acc, (i, j, 0), 0.0, 4)
+            b.store(acc, (i, j, 0), const(0, acc.dtype), 4)
         Ring(movers, s.stages, self.steps, self.part, self.slice, s.slices, self.first()).run(
             b, lambda slot: self.products(b, slot, acc, shared)
         )
@@ -343,7 +362,7 @@ class Mma:
         return const(0)
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
-        fa, fb = b.alloc("fa", self.dtype, self.wm // 16, 8), b.alloc("fb", self.dtype, self.wn // 16, 8)
+        fa, fb = (b.alloc(x, buf.dtype, n // 16, 8) for x, n, buf in zip(("fa", "fb"), (self.wm, self.wn), shared))
         with b.loop("k", self.s.bk // 16, "unroll") as k:
             with b.loop("i", self.wm // 16, "unroll") as i:
                 b.store(fa, (i, 0), self.fragment(self.tiles[0], shared[0], slot, self.row + i * 16, k * 16, 0), 8)
@@ -385,3 +404,21 @@ class Mma:
                 with b.when(r < 16):
                     self.finish(b, self.row + i * 16 + r, self.col + q * width, out, (self.warp, r, q * width), width)
             b.do("syncwarp")
+
+
+class BytesMma(Mma):
+    """Of bytes in i32. A step of the sum is as many bytes as one of halves, and so are a lane's registers."""
+
+    def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
+        fa, fb = (b.alloc(x, buf.dtype, n // 16, 16) for x, n, buf in zip(("fa", "fb"), (self.wm, self.wn), shared))
+        low, high, r = self.lane // 8 % 2, self.lane // 16, self.lane % 8
+        with b.loop("k", self.s.bk // 32, "unroll") as k:
+            with b.loop("i", self.wm // 16, "unroll") as i:
+                at = (slot, self.row + i * 16 + low * 8 + r, k * 32 + high * ROW)
+                b.store(fa, (i, 0), call("ldmatrix_x4", shared[0].ref(*at, lanes=ROW)), ROW)
+            with b.loop("j", self.wn // 16, "unroll") as j:
+                at = (slot, self.col + j * 16 + high * 8 + r, k * 32 + low * ROW)
+                b.store(fb, (j, 0), call("ldmatrix_x4", shared[1].ref(*at, lanes=ROW)), ROW)
+            with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
+                right = fb.at(j // 2, j % 2 * 8, lanes=8)
+                b.store(acc, (i, j, 0), call("mma_m16n8k32", acc.at(i, j, 0, lanes=4), fa.at(i, 0, lanes=16), right), 4)

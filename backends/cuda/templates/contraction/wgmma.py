@@ -1,7 +1,8 @@
-"""Contractions in 16-bit floats on Hopper's tensor cores: problems and tiles for `wgmma_kernel.py`.
+"""Contractions in 16-bit floats or bytes on Hopper's tensor cores: problems and tiles for `wgmma_kernel.py`.
 
 A problem suits it when both factors are plain matrices, dense along the sum or (the second one) along the columns, of
-any rank: the copy engine needs one stride for rows and one for batches. The epilogue runs in registers.
+any rank: the copy engine needs one stride for rows and one for batches. Bytes lie along the sum. The epilogue runs in
+registers. Sizes of sums below are those of 16-bit floats: two bytes take the place and the time of one.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from dnnc.backends.cuda.templates.contraction.wgmma_conv import window_of
 from dnnc.backends.cuda.templates.contraction.wgmma_kernel import ROW, Finish, Product, Tiling, Window, Writer, steps_of
 from dnnc.backends.cuda.templates.contraction.wgmma_split import SplitWriter
 from dnnc.backends.cuda.templates.reduction.partial import PEER_BYTES, SHARE, SPLITS
-from dnnc.ir.dtype import bf16, f16, f32
+from dnnc.ir.dtype import DType, bf16, f16, f32, i8, i32, u8
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, load, rebuild, substitute, terms, value, var, walk
 from dnnc.ir.loops.stmt import Buffer, Kernel, Param, loop_var
 from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.problem import Knobs, Problem
 
-TYPES = (f16, bf16)
+# types of the sums -> of the operands; of the results
+FACTORS = {f32: ((f16, f16), (bf16, bf16)), i32: tuple((a, b) for a in (u8, i8) for b in (u8, i8))}
+RESULTS = (f16, bf16, f32, i32, u8, i8)
 MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
 PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
 TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end, stored as they are
@@ -61,8 +64,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     p = product_of(problem) if target.has_wgmma else None
     if p is None or p.m < MIN_ROWS:
         return []
-    found = tilings(p.batch, p.m, p.n, steps_of(p, STEP) * STEP, target, p.work, p.k)
-    return [knobs_of(t) for t in found if t.split == 1 or p.aligned]
+    return [knobs_of(t) for t in tilings_of(p, target)]
 
 
 def estimate(problem: Problem, target: GpuTarget) -> float:
@@ -70,9 +72,19 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
     p = product_of(problem) if target.has_wgmma else None
     if p is None or p.m < MIN_ROWS:
         return math.inf
-    k = steps_of(p, STEP) * STEP
-    found = [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, p.k) if t.split == 1 or p.aligned]
-    return _cycles((p.batch, p.m, p.n, k), found[0], p.work, p.k / k) if found else math.inf
+    found, (k, red) = tilings_of(p, target), depths_of(p)
+    return _cycles((p.batch, p.m, p.n, k), found[0], p.work, red / k) if found else math.inf
+
+
+def depths_of(p: Product) -> tuple[int, int]:
+    """The length of the sum in 16-bit floats, with what fills its steps and without."""
+    return steps_of(p, ROW // p.a.dtype.bytes) * STEP, -(-p.k * p.a.dtype.bytes // 2)
+
+
+def tilings_of(p: Product, target: GpuTarget) -> list[Tiling]:
+    """Those of the product's sizes that suit its result, best guess first."""
+    k, red = depths_of(p)
+    return [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, red) if p.suits(t)]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -80,8 +92,7 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     p = product_of(problem) if target.has_wgmma else None
     if p is None or p.m < MIN_ROWS:
         return []
-    k = steps_of(p, STEP) * STEP
-    every = [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, p.k) if t.split == 1 or p.aligned]
+    k, every = depths_of(p)[0], tilings_of(p, target)
     out = list(every)
     for t in every[:10]:
         most = min((_room(t, target) - replace(t, stages=0).shared_bytes) // t.stage_bytes, DEEP, k // STEP // t.split)
@@ -241,7 +252,7 @@ class Steps:
 def product_of(problem: Problem) -> Product | None:
     """The product that a contraction is, with its parameters seen as matrices; None where it is none."""
     c = problem.contraction
-    if c is None or c.dtype is not f32 or not c.cols.loops:
+    if c is None or c.dtype not in FACTORS or not c.cols.loops:
         return None
     views = [Steps(c, c.batch, c.rows)]
     if (
@@ -254,13 +265,13 @@ def product_of(problem: Problem) -> Product | None:
 
 def _product(problem: Problem, along: Steps) -> Product | None:
     c = along.c
-    a, b, out = _factor(c.a), _factor(c.b), load(c.store.buf, c.store.idx)
+    a, b, out = _factor(c.a, c.dtype), _factor(c.b, c.dtype), load(c.store.buf, c.store.idx)
     assert isinstance(out, Load)
     if (
         a is None
         or b is None
-        or a.buf.dtype is not b.buf.dtype
-        or out.buf.dtype not in (*TYPES, f32)
+        or (a.buf.dtype, b.buf.dtype) not in FACTORS[c.dtype]
+        or out.buf.dtype not in RESULTS
         or len({a.buf, b.buf, out.buf}) < 3
     ):
         return None
@@ -284,6 +295,7 @@ def _product(problem: Problem, along: Steps) -> Product | None:
     made = Product(c.kernel.name, params, left, right, result, *along.sizes, finish, flipped, window)
     beside = _beside(stored, along, result)
     made = replace(made, rows=rows, cols=cols, fixed=fixed, beside=beside, work=_work(stored), locs=problem.kernel.locs)
+    made = replace(made, sums=c.dtype)
     return made if plain is not None or made.in_vectors else None
 
 
@@ -337,15 +349,10 @@ def _finish(along: Steps, stored: Expr, result: Buffer, apart: bool) -> Finish:
     return finish
 
 
-def _factor(x: Operand) -> Load | None:
-    """The element of a 16-bit buffer that a factor is."""
+def _factor(x: Operand, sums: DType) -> Load | None:
+    """The element of a buffer that a factor is, before its conversion to the type of the sums."""
     v = x.value
-    if (
-        not isinstance(v, Op)
-        or v.name != "cast_f32"
-        or not isinstance(e := v.args[0], Load)
-        or e.buf.dtype not in TYPES
-    ):
+    if not isinstance(v, Op) or v.name != f"cast_{sums}" or not isinstance(e := v.args[0], Load):
         return None
     return e if e.lanes == 1 and e.limit is None else None
 
@@ -355,6 +362,8 @@ def _factors(problem: Problem, along: Steps, a: Load, b: Load) -> tuple[Buffer, 
     _, i, j, k = along.vars
     flipped = along.step(b).get(j) == 1
     left, right = _matrix(a, along, i, k), _matrix(b, along, *((k, j) if flipped else (j, k)))
+    if flipped and b.buf.dtype.bytes == 1:
+        return None
     if (
         left is not None
         and right is not None

@@ -1,12 +1,12 @@
-"""Hopper matrix product: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k]) in 16-bit floats.
+"""Hopper matrix product: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k]) in 16-bit floats or bytes.
 
 One block per multiprocessor, or a few that hide each other's beginnings and ends, walk over tiles of the result. The
 last warps are the producer: one thread of them lets the copy engine (TMA) fill a ring of stages in shared memory. The
-others are consumers, 64 rows of the tile each: they multiply a stage (wgmma, sums in float32 registers), give it back,
-and at the end finish their sums in registers, put them into shared memory and let the copy engine store them; where
-rows of the tile lie apart (a batch ends, heads lie one after the other) they store vectors of 16 bytes themselves. Two
-mbarriers a stage say that it is full, and empty again. Boxes that reach past the end of a matrix are filled with zeros
-when they are read, and cut off when they are stored, so sizes need not be multiples of the tile.
+others are consumers, 64 rows of the tile each: they multiply a stage (wgmma, sums in registers of 32 bits), give it
+back, and at the end finish their sums in registers, put them into shared memory and let the copy engine store them;
+where rows of the tile lie apart (a batch ends, heads lie one after the other) they store vectors of 16 bytes
+themselves. Two mbarriers a stage say that it is full, and empty again. Boxes that reach past the end of a matrix are
+filled with zeros when they are read, and cut off when they are stored, so sizes need not be multiples of the tile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dnnc.ir.dtype import f32, u64
+from dnnc.ir.dtype import DType, f32, u64
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import E, Expr, const, load, minimum, value
 from dnnc.ir.loops.hopper import GROUP, WGMMA_ROWS
@@ -25,7 +25,7 @@ from dnnc.passes.schedule.memory import Vectorizer
 ROW = 128  # bytes of a row of a stage: what a swizzle permutes
 STORED = 16  # bytes that a thread stores at a time
 STORE_BUFFERS = 2  # per consumer: one is filled while the other is stored
-STEP = 16  # of the sum in one wgmma
+STEP = 32  # bytes of the sum in one wgmma
 WARP = 32
 MAX_AXES = 5  # of a matrix that the copy engine stores
 SUM_PAD = 8  # floats after a row of partial sums: neighbouring rows then begin in different banks
@@ -111,6 +111,11 @@ class Product:
     rows: tuple[int, ...] = ()
     cols: tuple[int, ...] = ()
     work: int = 0  # operations on an element beyond those that every epilogue has
+    sums: DType = f32
+
+    def suits(self, t: Tiling) -> bool:
+        """Do rows of a tile's results fill what is stored at a time? Split sums are stored in vectors of the result."""
+        return self.aligned if t.split > 1 else t.bn * self.c.dtype.bytes % ROW == 0
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
         """Return an element's index; it must exist if rows or columns lie apart; col is a multiple of `lanes`."""
@@ -338,7 +343,7 @@ class Writer:
         self.w = b.let("w", thread // GROUP)
         self.leader = (thread % GROUP).eq(0)
         self.warp, self.lane = b.let("warp", thread // 32 % 4), b.let("lane", thread % 32)
-        self.acc = b.alloc("acc", f32, self.t.bn // 2)
+        self.acc = b.alloc("acc", self.p.sums, self.t.bn // 2)
 
     def release(self, step: Expr) -> None:
         with self.b.when(self.leader):
@@ -350,13 +355,13 @@ class Writer:
             s, parity = self.stage(done * self.kt + step)
             b.do("mbar_wait", self.full.ref(s), parity)
             b.do("wgmma_fence")
-            steps = self.bk // STEP
+            steps, k = ROW // STEP, STEP // self.p.a.dtype.bytes
             with b.loop("kk", steps, "unroll") as kk:
-                left = self.sa.ref(s, self.w * WGMMA_ROWS, kk * STEP, lanes=STEP)
+                left = self.sa.ref(s, self.w * WGMMA_ROWS, kk * k, lanes=k)
                 if self.p.b_rows_are_k:
-                    b.do("wgmma_kn", acc, left, self.sb.ref(s, 0, kk * STEP, 0, lanes=self.bk), step * steps + kk)
+                    b.do("wgmma_kn", acc, left, self.sb.ref(s, 0, kk * k, 0, lanes=self.bk), step * steps + kk)
                 else:
-                    b.do("wgmma", acc, left, self.sb.ref(s, 0, kk * STEP, lanes=STEP), step * steps + kk)
+                    b.do("wgmma", acc, left, self.sb.ref(s, 0, kk * k, lanes=k), step * steps + kk)
             b.do("wgmma_commit")
             b.do("wgmma_wait", 1)
             with b.when(const(0) < step):
@@ -446,8 +451,8 @@ class Writer:
             self.b.do("stmatrix_x4", place, load(v, (c, 0), 8))
 
     def fill_pairs(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr, buffer: Expr) -> None:
-        """A store buffer of 32-bit results."""
-        b, width = self.b, ROW // 4
+        """A store buffer of results of 32 or 8 bits."""
+        b, width = self.b, ROW // self.p.c.dtype.bytes
         with b.loop("j", width // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
             inside = (self.warp * 16 + h * 8 + self.lane // 4, j * 8 + self.lane % 4 * 2)
             at = (row + inside[0], col + q * width + inside[1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dnnc.backends.cuda.templates.contraction.wgmma_kernel import SUM_PAD, Product, Tiling, Writer
 from dnnc.backends.cuda.templates.reduction.partial import LANES, Parts
-from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, load
 from dnnc.ir.loops.hopper import GROUP, WGMMA_ROWS
@@ -44,7 +43,7 @@ class SplitWriter(Writer):
         return Kernel((Func(self.p.name, self.p.params, b.block()),), self.p.locs)
 
     def allocate_results(self) -> None:
-        self.sums = self.b.alloc("sums", f32, self.t.consumers, WGMMA_ROWS, self.t.bn + SUM_PAD, space="shared")
+        self.sums = self.b.alloc("sums", self.p.sums, self.t.consumers, WGMMA_ROWS, self.t.bn + SUM_PAD, space="shared")
 
     def produce(self, block: Expr, thread: Expr) -> None:
         with self.b.when(thread < self.t.consumers * GROUP + 1):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dnnc.ir.dtype import DType, f32
+from dnnc.ir.dtype import DType, f32, i32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.loops.stmt import Buffer, Builder, call
@@ -34,8 +34,8 @@ Finish = Callable[[Expr, Expr, Buffer], None]  # (row, column, LANES sums from t
 
 
 def splits(target: GpuTarget, dtype: DType, tiles: int, rows: int) -> tuple[int, ...]:
-    """By how many blocks a tile's sum may be worth sharing: `peer` reads f32."""
-    if not target.has_tma or dtype is not f32 or tiles >= 2 * target.sms:
+    """By how many blocks a tile's sum may be worth sharing: `peer` reads numbers of 32 bits."""
+    if not target.has_tma or dtype not in (f32, i32) or tiles >= 2 * target.sms:
         return (1,)
     return tuple(n for n in SPLITS if rows % n == 0 and tiles * n <= 8 * target.sms)
 

@@ -1,0 +1,242 @@
+"""Products of quantised operands on one GPU: correctness of every kernel, then times beside cuBLASLt, and whole models.
+
+    python benchmarks/gpu/quantized.py [--parts int8,bert] [--only WORD,WORD] [--candidates N] [--out FOLDER]
+                                       [--emit-only]
+    PYTHONPATH=.types python3 benchmarks/gpu/quantized.py      where dnnc is not installed; `make .types` makes that
+                                                               folder
+
+Parts:
+    int8      i8 x i8 -> i32, and with scales, bias and requantisation in the epilogue; the rival is the fastest of
+              cuBLASLt's suggestions for i8 x i8 -> i32, which ends there
+    bert      12 layers of BERT-base: QDQ in int8 beside the same in float16; results against float64 of the interpreter
+              are checked on a layer of few tokens
+
+Tables are markdown, in FOLDER/quantized.md too. Times are microseconds of calls in a CUDA graph; inputs and results
+rotate through more memory than the L2 cache holds. How a kernel is measured stands in single.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from single import CALLS, Case, Schedules, case, compiled, graph_of, measured, microseconds
+
+from dnnc.backends.cuda.library import PLANS, LibraryCall, Matrix, Product
+from dnnc.backends.cuda.library_load import function_of
+from dnnc.ir.errors import DnncError
+
+SQUARES = (1024, 2048, 4096, 8192)
+# rows, columns, length of the sum: BERT-base with 32 x 128 tokens, Llama-7B with 512 and 2048 tokens
+LAYERS = ((4096, 2304, 768), (4096, 768, 768), (4096, 3072, 768), (4096, 768, 3072), (512, 4096, 4096),
+          (512, 11008, 4096), (512, 4096, 11008), (2048, 12288, 4096), (2048, 4096, 11008))  # fmt: skip
+FEW_ROWS = ((1, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096), (64, 4096, 4096))
+Rows = list[list[str]]
+
+
+class Report:
+    """Markdown, printed and kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.file = None if folder is None else folder / "quantized.md"
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.write_text("")
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+        if self.file is not None:
+            with self.file.open("a") as f:
+                f.write(text + "\n")
+
+    def table(self, title: str, head: Sequence[str], rows: Rows) -> None:
+        lines = [f"\n### {title}\n", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+        self.say("\n".join([*lines, *("| " + " | ".join(r) + " |" for r in rows)]))
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def int8_product(m: int, n: int, k: int, end: str) -> Case:
+    """`end`: "i32"; "f16", scaled; "i8", scaled, with a bias, ReLU and requantised."""
+
+    def sums(x: Any, w: Any) -> Any:
+        return x.double() @ w.double().t()
+
+    def want(x: Any, w: Any, *more: Any) -> Any:
+        if end == "i32":
+            return sums(x, w)
+        y = sums(x, w) * more[0] * 1e-3
+        return y if end == "f16" else ((y + more[1]).clamp(min=0)).round().clamp(-128, 127)
+
+    body = f"s: i32[{m}, {n}] = matmul(x, transpose(w, perm=(1, 0)), out_dtype=i32); "
+    inputs = f"x: i8[{m}, {k}], w: i8[{n}, {k}]"
+    scaled = "f = cast(s, to=f32); g = mul(f, c); h = mul(g, 0.001); "
+    if end == "i32":
+        body = body.replace("s: i32", "y: i32").rstrip("; ")
+    elif end == "f16":
+        inputs, body = inputs + f", c: f32[{n}]", body + scaled + "y = cast(h, to=f16)"
+    else:
+        inputs += f", c: f32[{n}], b: f32[{n}]"
+        body += (
+            scaled + "a = add(h, b); r = relu(a); q = round(r); p = clip(q, low=-128.0, high=127.0); y = cast(p, to=i8)"
+        )
+
+    def peer(x: Any, w: Any, *more: Any) -> Any:
+        import torch
+
+        return torch._int_mm(x, w.t()) if m > 16 else w.clone()  # which takes no fewer rows: a copy of the weights
+
+    return case(f"int8_{m}x{n}x{k}_{end}", inputs, body, peer, want)
+
+
+def library_int8(m: int, n: int, k: int, replays: int) -> tuple[float, int]:
+    """The fastest of cuBLASLt's suggestions for i8 x i8 -> i32: microseconds, and its number; infinite if none."""
+    import torch
+
+    x, w, y = Matrix(0, False, k, m * k), Matrix(1, True, k, n * k), Matrix(2, False, n, m * n)
+    sets = max(1, min(CALLS, -(-(150 << 20) // (m * k + n * k + 4 * m * n))))
+    arrays = [(torch.randint(-128, 128, (m, k), device="cuda", dtype=torch.int8),
+               torch.randint(-128, 128, (n, k), device="cuda", dtype=torch.int8),
+               torch.empty(m, n, device="cuda", dtype=torch.int32)) for _ in range(sets)]  # fmt: skip
+    best = (float("inf"), -1)
+    handles: dict[str, Any] = {}
+    for plan in range(PLANS):
+        call = LibraryCall("cublaslt", plan, Product(m, n, k, 1, ("i8", "i32"), "i32", x, w, y, -1, ""))
+        try:
+            f = function_of(call.code, handles)
+        except DnncError:
+            break
+        space = torch.empty(max(f.workspace_bytes, 16), device="cuda", dtype=torch.uint8)
+
+        def start(i: int, f: Any = f, space: Any = space) -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            f.start(None, [*(a.data_ptr() for a in arrays[i]), space.data_ptr()], stream)
+
+        (us,) = microseconds([graph_of(start, sets)], replays)
+        best = min(best, (us, plan))
+    return best
+
+
+def int8(a: argparse.Namespace, report: Report) -> int:
+    """All sizes and ends; how many kernels are wrong."""
+    sizes = [(n, n, n) for n in SQUARES] + [*LAYERS, *FEW_ROWS]
+    cases = {int8_product(*s, end): s for s in sizes for end in ("i32", "f16", "i8")}
+    cases = {c: s for c, s in cases.items() if any(word in c.name for word in a.only.split(","))}
+    schedules, names = Schedules(), ("gemv", "wgmma", "mma")
+    found = compiled(list(cases), lambda p: schedules.offered(p, names, a.candidates), schedules)
+    if a.emit_only:
+        print("\n".join(str(x) for _, xs in found for x in xs))
+        return sum(x.code.spills > 0 for _, xs in found for x in xs)
+    rivals: dict[tuple[int, int, int], tuple[float, int]] = {}
+    rows: Rows = []
+    wrong = 0
+    for c, candidates in found:
+        m, n, k = cases[c]
+        if m > 16 and (m, n, k) not in rivals:
+            rivals[m, n, k] = library_int8(m, n, k, a.replays)
+        rival, plan = rivals.get((m, n, k), (float("nan"), -1))
+        mm, results = measured(c, candidates, a)
+        wrong += sum(not r.right for r in results)
+        first, best = results[0], min(results, key=lambda r: r.us if r.right else float("inf"))
+        other = min(rival, mm) if m > 16 else mm
+        rows.append([c.name, f"{first.us:.2f}", f"{2e-6 * m * n * k / first.us:.0f}", f"{best.us:.2f}",
+                     f"{rival:.2f} ({plan})", f"{mm:.2f}", f"{other / first.us:.3f}", f"{other / best.us:.3f}",
+                     "yes" if all(r.right for r in results) else "WRONG",
+                     str(first.candidate.choice), str(best.candidate.choice)])  # fmt: skip
+        print(rows[-1], flush=True)
+    report.table("int8 products, microseconds", ("product", "first", "TOP/s", "best", "cuBLASLt (plan)", "torch",
+                 "ratio first", "ratio best", "right", "schedule", "best schedule"), rows)  # fmt: skip
+    return wrong
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def model_ms(f: Any, inputs: Sequence[Any], replays: int = 20) -> float:
+    """Milliseconds of a call that is bound to arrays on the device, the median."""
+    import torch
+
+    outputs = [torch.empty(tuple(o.shape), device="cuda", dtype=getattr(torch, np.dtype(o.dtype).name))
+               for o in f.outputs]  # fmt: skip
+    step = f.bind(list(inputs), outputs)
+    stream = torch.cuda.current_stream()
+    times = []
+    for k in range(replays + 3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(stream)
+        for _ in range(5):
+            step()
+        end.record(stream)
+        end.synchronize()
+        times += [start.elapsed_time(end) / 5] if k >= 3 else []
+    return statistics.median(times)
+
+
+def bert(a: argparse.Namespace, report: Report) -> int:
+    import torch
+    from quantized_models import encoder
+
+    import dnnc
+
+    wrong = 0
+    rng = np.random.default_rng(1)
+    small = encoder("int8", 2, 64, layers=1)
+    x = rng.standard_normal((2, 64, 768)).astype(np.float32)
+    want = dnnc.compile(encoder("int8", 2, 64, layers=1), target="reference")(x)
+    got = dnnc.compile(small, target="cuda", precision="float16")(x)
+    gap = np.abs(got - want)
+    share = float((gap <= 0.05 * np.abs(want).max()).mean())
+    wrong += share < 0.999
+    report.say(f"\none layer, int8, against the interpreter: largest gap {gap.max():.3f}, within 5 %: {share:.5f}")
+    rows: Rows = []
+    data = torch.randn(32, 128, 768, device="cuda")
+    times: dict[str, float] = {}
+    for form, precision in (("float", "float16"), ("int8", "float16")):
+        begin = time.perf_counter()
+        f = dnnc.compile(encoder(form, 32, 128), target="cuda", precision=precision)
+        f(data)
+        seconds = time.perf_counter() - begin
+        times[form] = model_ms(f, [data])
+        kernels = f.report.programs[-1]
+        rows.append([f"BERT-base b32 s128, {form}", f"{times[form]:.3f}", f"{times['float'] / times[form]:.3f}",
+                     str(kernels.calls), f"{seconds:.0f}"])  # fmt: skip
+    report.table("BERT-base, milliseconds", ("model", "ms", "over float16", "kernels", "compile s"), rows)
+    return wrong
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Report], int]] = {"int8": int8, "bert": bert}
+
+
+def main() -> int:
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    ap.add_argument("--only", default="", help="products whose name holds one of these words, separated by commas")
+    ap.add_argument("--candidates", type=int, default=3, help="schedules of each product and template")
+    ap.add_argument("--replays", type=int, default=9, help="of each graph, for one median")
+    ap.add_argument("--emit-only", action="store_true", help="compile the products' kernels; needs no GPU")
+    ap.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder of quantized.md")
+    a = ap.parse_args()
+    a.warm, a.repeats = False, 1
+    report = Report(None if a.out is None else Path(a.out))
+    if not a.emit_only:
+        import torch
+
+        report.say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    wrong = 0
+    for name in a.parts.split(","):
+        begin = time.perf_counter()
+        wrong += PARTS[name](a, report)
+        report.say(f"\n{name}: {time.perf_counter() - begin:.0f} s, wrong so far: {wrong}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Transformers with random weights as graphs, in float32 or quantised: an encoder (BERT) and one decode step (Llama).
+
+Weights of QDQ form are i8, one scale for each column; activations are quantised to i8 by constant scales. Weight-only
+forms have 4 or 8 bits, a scale for each block of a column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.dtype import BY_NAME, f32, i8
+from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.types import tensor
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Net:
+    """A graph that grows; `form` of its products: "float", "int8" (QDQ), "w4" or "w8" (weights alone)."""
+
+    form: str
+    block: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.graph = Graph("net")
+        self.b = Builder(self.graph)
+        self.rng = np.random.default_rng(self.seed)
+
+    def linear(self, x: Value, n: int, bias: bool = True) -> Any:
+        """x [..., k] times weights [k, n]."""
+        b, k = self.b, int(x.type.shape[-1])  # type: ignore[call-overload]
+        codes = self.rng.integers(-7, 8, (k, n), dtype=np.int8)
+        step = np.float32(1 / (4.3 * k**0.5))
+        if self.form == "float":
+            w = b.constant(codes.astype(np.float32) * step)
+        elif self.form == "int8":
+            codes = codes * 16  # the range of 8 bits
+            w = b.dequantize_linear(b.constant(codes), b.constant(np.full(n, step / 16)), axis=1)
+            scale = b.constant(np.float32(6 / 127))
+            x = b.dequantize_linear(b.quantize_linear(x, scale, b.constant(np.int8(0)), dtype=i8), scale,
+                                    b.constant(np.int8(0)))  # fmt: skip
+        else:
+            kind = BY_NAME["i" + self.form[1:]].numpy
+            scales = b.constant(np.full((-(-k // self.block), n), step))
+            w = b.dequantize_linear(b.constant(codes.astype(kind)), scales, axis=0, block=self.block)
+        y = b.matmul(x, w)
+        return b.add(y, b.constant(self.rng.standard_normal(n).astype(np.float32) * 0.1)) if bias else y
+
+    def norm(self, x: Value) -> Any:
+        n = x.type.shape[-1]
+        scale, bias = (self.b.constant(np.full(n, v, np.float32)) for v in (1, 0))
+        return self.b.layer_norm(x, scale, bias, axis=-1)
+
+    def heads(self, x: Value, heads: int) -> Any:
+        """[batch, tokens, heads * size] as [batch, heads, tokens, size]."""
+        batch, tokens, width = x.type.shape
+        y = self.b.reshape(x, shape=(batch, tokens, heads, int(width) // heads))  # type: ignore[call-overload]
+        return self.b.transpose(y, perm=(0, 2, 1, 3))
+
+
+def encoder(form: str, batch: int, tokens: int, layers: int = 12, width: int = 768, heads: int = 12) -> Graph:
+    """Hidden states [batch, tokens, width] of BERT's layers, of embedded tokens."""
+    net = Net(form)
+    b, size = net.b, width // heads
+    x = net.graph.add_input("x", tensor(f32, batch, tokens, width))
+    for _ in range(layers):
+        q, k, v = (net.heads(net.linear(x, width), heads) for _ in range(3))
+        scores = b.mul(b.matmul(q, b.transpose(k, perm=(0, 1, 3, 2))), size**-0.5)
+        y = b.transpose(b.matmul(b.softmax(scores, axis=-1), v), perm=(0, 2, 1, 3))
+        y = net.linear(b.reshape(y, shape=(batch, tokens, width)), width)
+        x = net.norm(b.add(y, x))
+        y = net.linear(b.gelu(net.linear(x, 4 * width)), width)
+        x = net.norm(b.add(y, x))
+    net.graph.outputs = [x]
+    return net.graph
