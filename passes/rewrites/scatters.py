@@ -7,13 +7,13 @@
                                                                  have 3 elements
     y = scatter_nd(x, [[2], [3]], u)                       ->    y = concat(slice(x, 0:2), u, slice(x, 4:n))
     y = scatter_nd([[0, 0, 0], [0, 0, 0]], at, u)          ->    y = scatter_nd(expand(0, shape=(2, 3)), at, u)
-    y = add(x, scatter_nd(expand(0, ..), at, u,            ->    y = scatter_nd(x, at, u, reduction="add")
-                          reduction="add"))
+    y = add(p, scatter_nd(expand(0, ..), at, u,            ->    y = scatter_nd(p, at, u, reduction="add"), where
+                          reduction="add"))                      p is a product or a scatter
 
 Sums and products of less than 32 bits are added up in f32 and rounded once. Indices that are constants and name whole
 rows, one after another, name these rows; those that name a box, once each, need no index: exporters' slice assignment.
-What starts as one number everywhere is written by the scatter's kernel, which would read it else. A sum with another
-array, such as the gradient of words that are embedded and multiplied by, starts as that array, in its memory.
+What starts as one number everywhere is written by the scatter's kernel, which would read it else. A sum with a
+product, such as the gradient of words that are embedded and multiplied by, starts as the product, in its memory.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import producer, replace_each
 
@@ -44,13 +45,14 @@ def scatters(graph: Graph, ctx: PassContext) -> bool:
 
 
 def _into_sum(graph: Graph, n: Node) -> Value | None:
-    """A sum of an array and updates that are added to zeros."""
+    """A sum of a product, or of another scatter, and updates that are added to zeros."""
     for u, x in (n.inputs, n.inputs[::-1]):
         s = producer(u, "scatter_nd", "scatter_elements")
         if s is None or x is None or s.attrs["reduction"] != "add" or len(s.output.uses) != 1:
             continue
-        same = x.type == s.output.type == n.output.type
-        if same and not graph.is_output(s.output) and _is_zeros(graph, s.inputs[0]) and x.node is not None:
+        same = x.type == s.output.type == n.output.type and not graph.is_output(s.output)
+        stored = x.node is not None and not x.node.op.traits.isdisjoint((Trait.CONTRACTION, Trait.SCATTER))
+        if same and stored and _is_zeros(graph, s.inputs[0]):
             made: Value = Builder(graph, n, n.locs).op(s.op, x, *s.inputs[1:], **s.attrs)
             return made
     return None

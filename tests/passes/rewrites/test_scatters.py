@@ -102,15 +102,22 @@ def test_what_starts_as_one_number(start: np.ndarray, left: str) -> None:
     assert checked(parse(text + "    return y", {"x": start})) == left
 
 
-@pytest.mark.parametrize("numerics", ["standard", "strict"])
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("start", [0.0, 1.0])
-def test_a_sum_starts_as_the_other_array(numerics: str, first: bool, start: float) -> None:
-    """Of an array that is computed, and updates that are added to zeros."""
-    text = (
-        "def g(x: f32[5, 4], at: i64[9, 1], u: f32[9, 4], *, z: f32[5, 4]):\n    h = relu(x)\n"
-        f"    s = scatter_nd(z, at, u, reduction='add')\n    return add({'s, h' if first else 'h, s'})"
-    )
-    g = parse(text, {"z": np.full((5, 4), start, np.float32)})
-    changes = numerics == "standard" and not start
-    assert checked(g, numerics) == ("relu scatter_nd" if changes else "relu expand scatter_nd add")
+@pytest.mark.parametrize(
+    ("numerics", "start", "made", "changes"),
+    [
+        ("standard", 0.0, "matmul(x, x)", True),
+        ("strict", 0.0, "matmul(x, x)", False),
+        ("standard", 1.0, "matmul(x, x)", False),
+        ("standard", 0.0, "relu(x)", False),  # computed where it is added
+    ],
+)
+def test_a_sum_starts_as_a_product(numerics: str, start: float, made: str, changes: bool) -> None:
+    """Updates that are added to zeros are added to the product, on either side of it."""
+    for parts in ("s, h", "h, s"):
+        text = (
+            f"def g(x: f32[4, 4], at: i64[9, 1], u: f32[9, 4], *, z: f32[4, 4]):\n    h = {made}\n"
+            f"    s = scatter_nd(z, at, u, reduction='add')\n    return add({parts})"
+        )
+        left = checked(parse(text, {"z": np.full((4, 4), start, np.float32)}), numerics)
+        first = made.split("(")[0]
+        assert left == (f"{first} scatter_nd" if changes else f"{first} expand scatter_nd add")
