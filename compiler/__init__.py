@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dnnc import optim as optim
     from dnnc import random as random
     from dnnc.array.custom import custom_op as custom_op
+    from dnnc.array.formats import storage_format as storage_format
     from dnnc.array.kernels import elementwise_kernel as elementwise_kernel
     from dnnc.array.kernels import reduction_kernel as reduction_kernel
     from dnnc.array.lazy import no_grad as no_grad
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from dnnc.ir.target import Target as Target
     from dnnc.jitted import jit as jit
     from dnnc.options import CompileOptions as CompileOptions
+    from dnnc.quantization.entry import quantize as quantize
     from dnnc.report.progress import progress as progress
     from dnnc.training.checkpoint import load_arrays as load_arrays
     from dnnc.training.checkpoint import save_arrays as save_arrays
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "dnnc.array.custom": ("custom_op",),
+    "dnnc.array.formats": ("storage_format",),
     "dnnc.array.lazy": ("no_grad",),
     "dnnc.array.kernels": ("elementwise_kernel", "reduction_kernel"),
     "dnnc.driver": ("Executable", "TensorSpec", "compile"),
@@ -90,6 +93,7 @@ _WHERE = {
     "dnnc.jitted": ("jit",),
     "dnnc.artifact.load": ("load",),
     "dnnc.options": ("CompileOptions",),
+    "dnnc.quantization.entry": ("quantize",),
     "dnnc.report.progress": ("progress",),
     "dnnc.training.checkpoint": ("load_arrays", "save_arrays"),
     "dnnc.training.step": ("train_step",),
