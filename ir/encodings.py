@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dnnc.ir import winograd
-from dnnc.ir.dtype import f64
-from dnnc.ir.expr import E, Expr, const
+from dnnc.ir.dtype import f64, u8, u32
+from dnnc.ir.expr import E, Expr, cast, const, op
 from dnnc.ir.types import Array, Dense, Dim, Encoding, Layout, Part, TensorType, parse_layout, product
 
 C = TypeVar("C", bound=type[Encoding])
@@ -80,6 +82,50 @@ class Quads(Encoding):
     @staticmethod
     def _joined(shape: Sequence[Dim]) -> tuple[Dim, ...]:
         return (*shape[:-2], product(shape[-2:]))
+
+
+WORD = 32  # bits of a word of `Packed`
+
+
+@register("packed")
+@dataclass(frozen=True, slots=True)
+class Packed(Encoding):
+    """Integers of 4 or 2 bits in words of 32: those along the last part of the layout share a word, lowest bits first.
+
+        w: u4[256, 64] @ "packed 1/16 0/8 1%16 0%8"      a buffer of u32[4, 32, 16]
+
+    So the 16 words that one vector holds are 8 rows of 16 columns, and a shift by a constant selects a row. Unsigned
+    integers, constants only.
+    """
+
+    layout: Layout
+
+    @classmethod
+    def parse(cls, text: str) -> Packed:
+        return cls(parse_layout(text.partition(" ")[2]))
+
+    def __str__(self) -> str:
+        return f"packed {self.layout}"
+
+    def buffers(self, type: TensorType) -> tuple[TensorType, ...]:
+        return (TensorType(u32, self.layout.shape(type.shape)[:-1]),)
+
+    def load(self, memory: Sequence[Callable[..., Expr]], index: Sequence[E]) -> Expr:
+        *outer, place = self.layout.index(index)
+        bits = WORD // self.layout.parts[-1].mod
+        word = op("shr", memory[0](*outer), cast(place * bits, u32))
+        return cast(word & ((1 << bits) - 1), u8)
+
+    def pack(self, array: Array) -> tuple[Array, ...]:
+        packed = self.layout.pack(np.asarray(array).astype(np.uint8))
+        count = packed.shape[-1]
+        words = np.zeros(packed.shape[:-1], np.uint32)
+        for k in range(count):
+            words |= packed[..., k].astype(np.uint32) << np.uint32(k * (WORD // count))
+        return (words,)
+
+    def block(self, axis: int) -> int:
+        return self.layout.block(axis)
 
 
 @register("winograd")

@@ -29,6 +29,7 @@ class Trait(Enum):
     LOOPS = "loops"  # its expression has reductions, though it reduces no rows
     SCATTER = "scatter"  # its expression writes updates to places that the data tells
     SEQUENTIAL = "sequential"  # the elements of a row are computed one after the other, and nothing is fused to it
+    STORED = "stored"  # its operands are how its result is stored: kernels that read the result compute it
     # effects and execution
     PURE = "pure"  # no effect: a node whose result nobody reads can go
     RANDOM = "random"  # gives another result each time

@@ -61,6 +61,8 @@ class TargetFacts:
     channels_last: bool = False  # do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
     # is a sum of products of bytes in i32 faster than one of floats? Quantised models then stay in bytes
     multiplies_bytes: bool = False
+    # do products decode weights of few bits as they read them? Else those are floats from the start
+    decodes_weights: bool = False
     # do threads walk rows one element after the other fast (CPUs)? Sorts then go by digits, else by merging
     serial_rows: bool = True
     align: int = 1  # bytes; where a value may begin within the memory of another is a multiple of it

@@ -40,6 +40,7 @@ from dnnc.passes.rewrites.split_filters import split_filters
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
 from dnnc.passes.rewrites.state_layouts import assign_state_layouts
+from dnnc.passes.rewrites.stored_weights import stored_weights
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
 
@@ -105,6 +106,11 @@ QUANTIZED = Pass(
     "quantized",
     quantized,
     "products of dequantised operands are products of bytes; ahead of folding, which makes floats of the weights",
+)
+STORED = Pass(
+    "stored-weights",
+    stored_weights,
+    "products decode weights of few bits; behind products of bytes, which need none, and ahead of folding",
 )
 INTEGERS = Pass(
     "integers",
@@ -241,7 +247,7 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    QUANTIZED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE,
+    QUANTIZED, STORED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN, CANONICALIZE,
     CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,

@@ -12,5 +12,10 @@ def facts(cpu: CpuTarget, numerics: str) -> TargetFacts:
     """Kernels of whole loops reorder sums, so strict numerics have none."""
     scan = None if numerics == "strict" else lambda form: recurrence.takes(form, cpu)
     return TargetFacts(
-        cpu.lanes, cpu.rates, spelled(numerics, cpu.feature_set), multiplies_bytes=True, supports_scan_kernel=scan
+        cpu.lanes,
+        cpu.rates,
+        spelled(numerics, cpu.feature_set),
+        multiplies_bytes=True,
+        decodes_weights=True,
+        supports_scan_kernel=scan,
     )

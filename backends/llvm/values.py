@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dnnc.backends.llvm.dot_products import dot4
+from dnnc.backends.llvm.lookups import lookup
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64, u32
@@ -207,9 +208,15 @@ def _shift(em: FuncEmitter, e: Op, vs: list[str]) -> str:
     name, t, lanes = e.name, e.args[0].dtype, e.lanes
     ty = vector(t, lanes)
     ins = "shl" if name == "shl" else "ashr" if t.kind == "i" else "lshr"
-    by = value(e.args[1])
+    count = e.args[1]
+    while isinstance(count, Op) and cast_target(count.name) is not None and count.args[0].dtype.is_int:
+        count = count.args[0]  # no conversion changes a count that is in range
+    by = value(em.without_unrolled(count)) if count.lanes == 1 else None
     if by is not None and 0 <= by < t.bits:
-        return em.pure(f"{ins} {ty} {vs[0]}, {vs[1]}", vs[0], here=True)
+        return em.pure(f"{ins} {ty} {vs[0]}, {literal(by, t, lanes)}", vs[0], here=True)
+    low, high = bounds(count)
+    if low is not None and high is not None and 0 <= low <= high < t.bits:
+        return em.pure(f"{ins} {ty} {vs[0]}, {vs[1]}", *vs, here=True)
     top = literal(t.bits - 1, t, lanes)
     big = em.pure(f"icmp ugt {ty} {vs[1]}, {top}", vs[1], here=True)
     n = choose(em, big, top, vs[1], ty, lanes)
@@ -539,7 +546,7 @@ def _guard(em: FuncEmitter, e: Op) -> str:
 
 _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal,
-    "lanes": _lanes, "dot4": dot4,
+    "lanes": _lanes, "dot4": dot4, "lookup": lookup,
     "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
     "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
 }  # fmt: skip

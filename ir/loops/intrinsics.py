@@ -55,6 +55,11 @@ def _dot4(acc: Array, a: Array, b: Array) -> Array:
     return (np.asarray(acc, np.int64) + (x * y).sum(-1)).astype(np.int32)
 
 
+def _lookup(i: Array, xs: tuple[Array, ...]) -> Array:
+    table = np.array([np.ravel(x)[0] for x in xs])
+    return table[np.asarray(i) % len(xs)]
+
+
 def _truncdiv(a: Array, b: Array) -> Array:
     """Integer division toward zero; x / 0 -> 0, INT_MIN / -1 wraps."""
     with np.errstate(all="ignore"):
@@ -158,6 +163,8 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("scale", _scale, _first),
     # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say
     Intrinsic("piece", lambda t, k: pieces(t, int(np.ravel(k)[0])), _first),
+    # lookup(i, x0, x1, ..): x[i mod n], of n constants of one float type, n a power of two; i an unsigned integer
+    Intrinsic("lookup", lambda i, *xs: _lookup(i, xs), lambda i, *xs: (xs[0].dtype, i.lanes)),
     Intrinsic("pow", _pow, _first, costly=True),
     Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first),
     Intrinsic("floormod", _floormod, _first),

@@ -9,6 +9,7 @@ from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.ops.conv import CONV_OPS
 from dnnc.ir.ops.conv_backward import CONV_BACKWARD_OPS
 from dnnc.ir.ops.create import CREATE_OPS
+from dnnc.ir.ops.decode import DECODE_OPS
 from dnnc.ir.ops.deform import DEFORM_OPS
 from dnnc.ir.ops.derivatives import DERIVATIVE_OPS
 from dnnc.ir.ops.digits import DIGITS_OPS
@@ -50,6 +51,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "create": CREATE_OPS,
     "resize": RESIZE_OPS,
     "quantize": QUANTIZE_OPS,
+    "decode": DECODE_OPS,
     "control": CONTROL_OPS,
     "recurrence": RECURRENCE_OPS,
     "random": RANDOM_OPS,

@@ -30,6 +30,7 @@ from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
 from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part, Several, computing
 from dnnc.passes.planning.order import in_order
 from dnnc.passes.rewrite import producer
+from dnnc.passes.rewrites.stored_weights import decodes
 
 IN_PLACE_BYTES = 1 << 16  # of smaller arrays a second copy costs less than the start of another kernel
 Normed = Callable[[Node, Node], bool]  # see PassContext
@@ -336,6 +337,8 @@ class _Fuser:
             again = n.op.cost >= Cost.LIGHT and not self.once_in_row(n, u)
             return v is u.inputs[0] and not again and Trait.WINDOW not in u.op.traits and n.op.name != "concat"
         if Trait.CONTRACTION in u.op.traits:
+            if Trait.STORED in n.op.traits:
+                return decodes(u, v)
             # reading through a transpose costs address arithmetic alone: in the broadcast operand of vectors, and in
             # both where tiles are copied to near memory first
             product = u.op.contraction is ContractionForm.PRODUCT and not self.serial_rows

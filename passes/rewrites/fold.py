@@ -15,6 +15,7 @@ import numpy as np
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.interp import run
+from dnnc.ir.op import Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext, graphs, is_pure
 from dnnc.passes.planning.prologue import hoist
@@ -42,6 +43,8 @@ def obstacle(g: Graph, n: Node, ctx: PassContext) -> str:
     for v in n.inputs:
         if v is not None and v not in g.constants:
             return f"{v.name} is not a constant"
+    if Trait.STORED in n.op.traits and ctx.facts.decodes_weights:
+        return f"{n.op.name} is how its operands are stored"
     if not is_pure(n):
         return f"{n.op.name} is random or has an effect"
     if not all(o.type.static for o in n.outputs) or not all(map(_static, n.attrs.values())):

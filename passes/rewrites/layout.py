@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dnnc.ir.dtype import f32, i8, i32, u8
-from dnnc.ir.encodings import Quads, Winograd
+from dnnc.ir.encodings import WORD, Packed, Quads, Winograd
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
@@ -29,6 +29,7 @@ from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
+from dnnc.passes.rewrites.stored_weights import is_decoded
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
@@ -84,6 +85,20 @@ def quad_filters(rank: int, lanes: int, block: int) -> Quads:
     taps = tuple(Part(k) for k in range(2, rank))
     inner = (Part(1, QUAD, block // QUAD),) if block > QUAD else ()
     return Quads(Layout((Part(0, lanes), Part(1, block), *taps, *inner, Part(0, 1, lanes), Part(1, 1, QUAD))))
+
+
+def word_panels(rank: int, lanes: int, codes: int) -> Packed:
+    """`packed 1/16 0/8 1%16 0%8`: panels of words, each of neighbours along the axis before the last."""
+    lead = tuple(Part(k) for k in range(rank - 2))
+    rows, columns = rank - 2, rank - 1
+    parts = (*lead, Part(columns, lanes), Part(rows, codes), Part(columns, 1, lanes), Part(rows, 1, codes))
+    return Packed(Layout(parts))
+
+
+def word_rows(rank: int, codes: int) -> Packed:
+    """`packed 0 1/8 1%8`: words of neighbours along the last axis."""
+    lead = tuple(Part(k) for k in range(rank - 1))
+    return Packed(Layout((*lead, Part(rank - 1, codes), Part(rank - 1, 1, codes))))
 
 
 def winograd_filters(lanes: int, tile: int) -> Winograd:
@@ -143,6 +158,9 @@ class Layouts(ABC):
     @abstractmethod
     def matmul(self, n: Node) -> None:
         """Choose for a product of matrices."""
+
+    def coded(self, n: Node) -> None:
+        """Choose for the codes of stored weights, before a reader asks for another order."""
 
     def backward_filter(self, n: Node) -> None:
         """Choose for the filters' gradient of a convolution."""
@@ -270,6 +288,7 @@ RULES: dict[str, Callable[[Layouts, Node], None]] = {
     "conv_backward_filter": lambda layouts, n: layouts.backward_filter(n),
     "turn_filters": lambda layouts, n: layouts.turn_filters(n),
     "matmul": lambda layouts, n: layouts.matmul(n),
+    "decode": lambda layouts, n: layouts.coded(n),
     "pack": lambda layouts, n: None,
     "lrn": lambda layouts, n: layouts.across(n),
 }
@@ -424,6 +443,8 @@ class _Blocked(Layouts):
     def matmul(self, n: Node) -> None:
         a, b = n.inputs[0], n.inputs[1]
         assert a is not None and b is not None
+        if is_decoded(b):
+            return self.decoded(n)
         columns = b.type.shape[-1] if b.type.rank >= 2 else 1
         if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed not in WIDE:
             return self.plain(n)
@@ -436,6 +457,35 @@ class _Blocked(Layouts):
         self.set_input(n, 0, ROW_MAJOR)
         quads = self.of_bytes(n) and isinstance(b.type.shape[-2], int) and b.type.shape[-2] % QUAD == 0
         self.set_input(n, 1, quad_panels(b.type.rank, self.lanes) if quads else panels(b.type.rank, self.lanes))
+
+    def decoded(self, n: Node) -> None:
+        """Codes in panels, those of few bits in words; scales and zero points beside them. Each product has a node of
+        its own that decodes, which becomes part of its kernel.
+        """
+        self.set_input(n, 0, ROW_MAJOR)
+        b = n.inputs[1]
+        assert b is not None and b.node is not None
+        d = b.node
+        if len(b.uses) > 1:
+            d = Builder(self.graph, n, d.locs).node(d.op, list(d.inputs), d.attrs)
+            n.set_input(1, d.output)
+        columns = b.type.shape[-1]
+        if b.type.rank < 2 or n.inputs[0] is None or n.inputs[0].type.rank < 2 or columns == 1:
+            return self.coded(d)
+        for k, v in enumerate(d.inputs):
+            if v is None or v not in self.graph.constants:
+                continue
+            few = v.type.dtype.bits < 8
+            if few and v.type.dtype.kind == "u":
+                self.set_input(d, k, word_panels(b.type.rank, self.lanes, WORD // v.type.dtype.bits))
+            elif not few and v.type.shape[-1] == columns:
+                self.set_input(d, k, panels(b.type.rank, self.lanes))
+
+    def coded(self, n: Node) -> None:
+        """Codes of few bits in words, row by row."""
+        for k, v in enumerate(n.inputs):
+            if v is not None and v in self.graph.constants and v.type.dtype.kind == "u" and v.type.dtype.bits < 8:
+                self.set_input(n, k, word_rows(v.type.rank, WORD // v.type.dtype.bits))
 
     def of_bytes(self, n: Node) -> bool:
         """Is this a sum of products of bytes by constant ones, four of which one instruction adds up?"""

@@ -25,6 +25,7 @@ from dnnc.backends.llvm.templates import dots
 from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
+from dnnc.backends.llvm.templates.stored import blocked, prefetch_codes, scale_sums, weights_of
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.encodings import Quads, Winograd
 from dnnc.ir.errors import ScheduleError
@@ -76,6 +77,7 @@ def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | N
     convolves = anchor.op.contraction is ContractionForm.CONVOLUTION
     if anchor.op.contraction is ContractionForm.PRODUCT:
         found = None if images else _matmul_nest(c, s)
+        found = found and blocked(problem, found)
     else:
         found = _conv_nest(anchor, c, s, images) if convolves and c.outer[-1] in c.panels else None
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
@@ -193,14 +195,15 @@ def _settings_of(problem: Problem, target: CpuTarget, most: tuple[int, ...], ima
     pixels, panels = _extents(s, nest, target.lanes)
     if panels is None and problem.inplace:
         return math.inf, []
-    ku = _unroll(s.extent(nest.reduction[0]), nest.block) if nest.block or not nest.panel else 1
+    ku = _unroll(s.extent(nest.reduction[0]), nest) if nest.block or not nest.panel else 1
     order = _order(problem, target, s, nest)
     rows = bounds(const(s.extent(nest.pixel)))[1]  # of the largest size
     every = [t for t in tiles(pixels, panels, target, nest, problem.inplace, most) if rows is None or t[0] <= rows]
     fits = [
         (mr, nv) for k, (mr, nv) in enumerate(every) if not k or not nest.depthwise or _peels_borders(pixels, nest, mr)
     ]
-    ahead = (("ahead", 1),) if nest.block and nest.window == 1 and streams(nest, target) else ()
+    blocks = nest.block and not nest.codes
+    ahead = (("ahead", 1),) if blocks and nest.window == 1 and streams(nest, target) else ()
     more = (("pf", int(not images)), *ahead, *((("images", 1),) if images else ()))
     cycles = window_cycles(problem, nest, fits[0], target) * (GAIN if images else 1) if fits else math.inf
     out: list[Knobs] = []
@@ -225,7 +228,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     out += [
         varied(k, ahead=1 - int(dict(k).get("ahead", 0)))
         for k in best
-        if nest.block and nest.window == 1 and not nest.depthwise
+        if nest.block and nest.window == 1 and not nest.depthwise and not nest.codes
     ]
     out += [varied(k, ku=ku) for k in best[:8] for ku in unrolls]
     out += [
@@ -273,13 +276,14 @@ def _orders(s: Schedule, nest: Nest, problem: Problem) -> list[str]:
 
 def _unrolls(k: int | Expr, nest: Nest) -> list[int]:
     """Steps of the sum that may be one step of the loop."""
-    return [u for u in UNROLLS if isinstance(k, int) and k % u == 0 and nest.block % u == 0] or [1]
+    every = (nest.codes, 2 * nest.codes) if nest.codes > 1 else UNROLLS
+    return [u for u in every if isinstance(k, int) and k % u == 0 and nest.block % u == 0] or [1]
 
 
 def _stretches(s: Schedule, nest: Nest, problem: Problem) -> list[int]:
     """Parts into which a long sum may be divided, none where it is short, or tiles are of several kinds."""
     k = s.extent(nest.reduction[0])
-    if not isinstance(k, int) or not _alike(s, nest, problem):
+    if not isinstance(k, int) or nest.codes or not _alike(s, nest, problem):
         return []
     return [n for n in STRETCHES if k >= 2 * n and k % n == 0 and n % (nest.block or 1) == 0]
 
@@ -296,7 +300,7 @@ def _stretch(s: Schedule, nest: Nest, problem: Problem, target: CpuTarget, tile:
     """
     mr, nv, ku = tile
     k, rows = s.extent(nest.reduction[0]), s.extent(nest.pixel)
-    if nest.panel or len(nest.reduction) > 1 or not isinstance(k, int) or not _alike(s, nest, problem):
+    if nest.panel or nest.codes or len(nest.reduction) > 1 or not isinstance(k, int) or not _alike(s, nest, problem):
         return 0
     step = nv * target.vector_bits // 8  # bytes of the panels
     tiles_ = -(-rows // mr) if isinstance(rows, int) else 0
@@ -311,16 +315,17 @@ def _order(problem: Problem, target: CpuTarget, s: Schedule, nest: Nest) -> str:
     read once, a panel at a time, with all rows passing each; so, too, where rows are few: then the next panel, asked
     for ahead, comes to the L1 cache meanwhile.
     """
-    weights = problem.anchor.inputs[1] if problem.anchor is not None else None
+    weights = weights_of(problem)
     size = weights.type.nbytes if weights is not None else 0
     rows = product([s.extent(n) for n in (*nest.outer, nest.pixel) if n not in nest.columns])
     few = isinstance(rows, int) and rows <= FEW_ROWS and nest.window == 1 and not nest.depthwise
     return "rows" if isinstance(size, int) and size <= (target.l1 if few else target.l2 // 2) else "panels"
 
 
-def _unroll(k: int | Expr, block: int) -> int:
-    """Steps of the reduction unrolled: a divisor, so that no tail is needed."""
-    return next(u for u in (4, 5, 3, 2, 7, 1) if k % u == 0 and block % u == 0) if isinstance(k, int) else 1
+def _unroll(k: int | Expr, nest: Nest) -> int:
+    """Steps of the reduction unrolled: a divisor, so that no tail is needed, and a whole word of codes."""
+    steps = (nest.codes,) if nest.codes > 1 else (4, 5, 3, 2, 7, 1)
+    return next(u for u in steps if k % u == 0 and nest.block % u == 0) if isinstance(k, int) else 1
 
 
 def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | None]:
@@ -356,6 +361,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     tags = _smaller_tiles(s, pixel, mr, problem.inplace)
     for tag in tags:
         _tile(s, nest, outer, lane, knobs, tag)
+        scale_sums(s, nest, knobs, target.registers, tag)
     s.apply(hoist_guards)
     if _versions(nest, pixels if isinstance(pixels, int) else None, mr):
         for tag in tags:
@@ -416,6 +422,8 @@ def _finish(
     s.apply(annotate, "unroll", *(n for n in unrolled if s.has(n)))
     if knobs.get("pf") and s.has("ko" + tag) and knobs["order"] == "panels":
         _prefetch_next_panel(s, problem, knobs, outer, nest, tag)
+    if knobs.get("pf") and knobs["order"] == "panels":
+        prefetch_codes(s, problem, knobs, tag)
     if knobs.get("ahead") and not tag and s.has("rb"):
         _prefetch_next_pixels(s, problem, int(knobs["mr"]))
     widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)

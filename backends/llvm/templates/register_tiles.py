@@ -44,6 +44,7 @@ class Nest:
     image_bytes: int = 0  # of all rows, or pixels; 0 where that is not known
     window: int = 1  # taps in all
     quad: str = ""  # the loop over four bytes, of which one instruction adds up the products
+    codes: int = 0  # of a word of stored weights, which a step of the sum decodes; 0: the weights are no codes
     images: bool = False  # are a tile's rows the same pixel of several images?
 
     def order(self, name: str) -> list[str]:

@@ -12,7 +12,7 @@ from dnnc.frontends.onnx.ops.nn import average_pool
 from dnnc.frontends.onnx.ops.quantize import dequantize_linear, qlinear_conv, qlinear_matmul, quantize_linear, quantized
 from dnnc.frontends.onnx.ops.rnn import RNN
 from dnnc.frontends.onnx.standard import last_to_second, second_to_last, standard
-from dnnc.ir.dtype import DType, f32, i32, u8
+from dnnc.ir.dtype import DType, dtype, f32, i32, u8
 from dnnc.ir.errors import ModelError, UnsupportedError
 from dnnc.ir.graph import Value
 from dnnc.ir.graph.builder import Builder
@@ -181,6 +181,9 @@ def _columns(c: Call, v: Value, size: int) -> Any:
     return c.b.slice(v, starts=(0, 0), steps=(1, 1), shape=(v.type.shape[0], size)) if v.type.shape[1] != size else v
 
 
+DTYPES = {2: dtype("u2"), 4: dtype("u4"), 8: u8}
+
+
 def matmul_n_bits(c: Call) -> Any:
     """x times weights [N, K] in blocks along K; inputs: x, packed weights, scales, zero points, groups, bias."""
     b, bits, block, n, k = c.b, c.integer("bits", 4), c.integer("block_size"), c.integer("N"), c.integer("K")
@@ -195,6 +198,10 @@ def matmul_n_bits(c: Call) -> Any:
             f"the weights of N={n}, K={k}, {bits} bits in blocks of {block} are {n * groups * block * bits // 8} "
             f"bytes, got {packed.type}"
         )
+    stored = _stored(c, n, k, bits, block)
+    if stored is not None:
+        y = b.matmul(c.x(0), b.transpose(c.cast(stored, dtype), perm=(1, 0)))
+        return b.add(y, c.x(5)) if c.has(5) else y
     q = c.cast(
         b.reshape(
             _unpacked(c, b.reshape(packed, shape=(n, groups * block * bits // 8)), bits), shape=(n, groups, block)
@@ -212,6 +219,28 @@ def matmul_n_bits(c: Call) -> Any:
         w = _columns(c, b.reshape(w, shape=(n, groups * block)), k)
     y = b.matmul(c.x(0), b.transpose(c.cast(w, dtype), perm=(1, 0)))
     return b.add(y, c.x(5)) if c.has(5) else y
+
+
+def _stored(c: Call, n: int, k: int, bits: int, block: int) -> Any:
+    """Constant weights [n, k], dequantised from codes of `bits` bits; None for zero points or groups of another form."""
+    constants, to = c.b.graph.constants, DTYPES[bits]
+    operands = [c.x(1), c.x(2), *([c.x(3)] if c.has(3) else [])]
+    if c.has(4) or any(v not in constants or v.type.dtype is not u8 for v in operands[::2]) or operands[1] not in constants:
+        return None
+    groups = -(-k // block)
+    codes = codes_of(constants[operands[0]].reshape(n, -1), bits)[:, :k]
+    zero = np.full((n, groups), 1 << (bits - 1), np.uint8)
+    if c.has(3):
+        zero = codes_of(constants[operands[2]].reshape(n, -1), bits)[:, :groups]
+    given = c.b.constant(codes.astype(to.numpy)), c.b.constant(zero.astype(to.numpy))
+    scales = c.b.constant(constants[operands[1]].reshape(n, groups))
+    return c.b.dequantize_linear(given[0], scales, given[1], axis=1, block=block)
+
+
+def codes_of(data: Any, bits: int) -> Any:
+    """The numbers of `bits` bits in bytes [n, m], the lowest bits first, as bytes [n, m * 8 / bits]."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return (data[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(data), -1)
 
 
 def _first(c: Call, v: Value, size: int) -> Any:
