@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import BY_NAME, DType, boolean, from_numpy, i32, i64
+from dnnc.ir.dtype import BY_NAME, DType, bf16, boolean, f16, from_numpy, i32, i64
 from dnnc.ir.expr import Expr
 from dnnc.ir.loops import gpu_intrinsics as gpu
 from dnnc.ir.loops import hopper
@@ -159,6 +159,9 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     # dot4(acc, a, b): i32 lanes, to each of which four products of neighbouring bytes are added, exactly and modulo
     # 2^32; a is u8 or i8, four bytes a lane or four for all lanes, b is i8
     Intrinsic("dot4", _dot4, lambda acc, a, b: (i32, acc.lanes), regroups=True),
+    # halves_f16(q, z): q - z of eight codes, see gpu_intrinsics; exact where the numbers are
+    Intrinsic("halves_f16", lambda q, z: gpu.halves(q, z, f16.numpy), lambda q, z: (f16, 8), regroups=True),
+    Intrinsic("halves_bf16", lambda q, z: gpu.halves(q, z, bf16.numpy), lambda q, z: (bf16, 8), regroups=True),
     # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity for n = inf, 0 for -inf
     Intrinsic("scale", _scale, _first),
     # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say

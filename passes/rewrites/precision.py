@@ -107,7 +107,7 @@ class _Storage:
             return f32
         if n in self.exact:
             return f32
-        if follows or n.op.traits & {Trait.CONTRACTION, Trait.SELECTS}:
+        if follows or n.op.traits & {Trait.CONTRACTION, Trait.SELECTS, Trait.STORED}:
             return self.store
         if Trait.ACCUMULATES in n.op.traits or not n.inputs:
             self.wide.update(n.outputs)
