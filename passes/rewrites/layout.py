@@ -29,7 +29,7 @@ from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
-from dnnc.passes.rewrites.stored_weights import is_decoded
+from dnnc.passes.rewrites.stored_weights import decodes, is_decoded
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
@@ -480,6 +480,8 @@ class _Blocked(Layouts):
                 self.set_input(d, k, word_panels(b.type.rank, self.lanes, WORD // v.type.dtype.bits))
             elif not few and v.type.shape[-1] == columns:
                 self.set_input(d, k, panels(b.type.rank, self.lanes))
+        if not decodes(n, d.output):
+            self.set_output(d, panels(b.type.rank, self.lanes))
 
     def coded(self, n: Node) -> None:
         """Codes of few bits in words, row by row."""

@@ -5,7 +5,7 @@
 In comes a graph of any mix of f32, f16 and bf16 (f64, integers and the rest stay as they are); out comes one whose
 inputs and outputs have the same types, with casts at the border. What is stored where:
 
-- contractions read and write the asked-for type; so do element-wise ops, data movement and pooling. Their kernels
+- contractions read and write the asked-for type; so do element-wise ops, data movement, pooling and decoded weights. Their kernels
   compute in float32, and a fused group rounds what it stores, nothing else;
 - reductions, norms and softmax read and write float32, by casts that become part of their kernels. What a reduction
   makes stays float32 through the element-wise ops that follow, up to the next contraction or norm, and what only
@@ -68,6 +68,8 @@ class _Storage:
         for n in self.graph.nodes():
             if self.converts(n) and n.outputs[0].type.dtype in FAMILY:
                 self.cast(n)
+            elif Trait.STORED in n.op.traits:
+                self.decode(n)
             elif _keeps_types(n):
                 for k, v in enumerate(n.inputs):
                     if v is not None:
@@ -146,6 +148,16 @@ class _Storage:
             n.attrs["to"] = to
             self.set_type(n.output, to)
         self.made.setdefault((x, to), n.output)
+
+    def decode(self, n: Node) -> None:
+        """What is decoded has the type that products read, codes of a float type stay, and so do scales of 16 bits."""
+        t = self.choice(n)
+        scale = n.inputs[1] if len(n.inputs) > 1 else None
+        if scale is not None and scale.type.dtype is f32:
+            self.read(n, 1, t)
+        if n.attrs["dtype"] is not t:
+            n.attrs["dtype"] = t
+            self.set_type(n.output, t)
 
     def retype(self, n: Node, t: DType) -> None:
         for k in range(len(n.inputs)):

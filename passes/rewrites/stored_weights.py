@@ -19,11 +19,13 @@ from dnnc.ir.dtype import DType, bf16, dtype, f16, f32, i8, u8
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.shapes import normalize_axis
+from dnnc.ir.types import product
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import Match, Rule, producer, rewrite
 
 Array = np.ndarray[Any, Any]
 FEW_BITS = 4  # of codes that a table decodes
+MANY_ROWS = 64  # of a product, that decode weights in tiles of their own
 LEAST = 1 << 12  # elements: of smaller weights floats take no time to read
 
 
@@ -170,8 +172,13 @@ def is_decoded(v: Value | None) -> bool:
 
 
 def decodes(u: Node, v: Value) -> bool:
-    """Does a node decode v while it reads it: as the second factor of a product, or as a table?"""
-    return u.op.contraction is ContractionForm.PRODUCT and u.inputs[1] is v and u.inputs[0] is not v
+    """Does a product decode its second factor while it reads it? Each tile of rows does so again: with many rows a
+    kernel ahead of the product is faster.
+    """
+    if u.op.contraction is not ContractionForm.PRODUCT or u.inputs[1] is not v or u.inputs[0] is v:
+        return False
+    rows = product(u.output.type.shape[:-1]) if v.type.rank == 2 else u.output.type.shape[-2]
+    return not isinstance(rows, int) or rows <= MANY_ROWS
 
 
 RULES = (

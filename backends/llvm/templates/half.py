@@ -7,6 +7,7 @@ that; the panels' operand is converted as it is loaded (2 instructions for as ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dnnc.ir.dtype import f32
@@ -30,14 +31,22 @@ def widen_rows(s: Schedule, taps: Sequence[str], tag: str, rows: int, lanes: int
     at = (taps[0] if taps else "ko") + tag
     if not s.has(at):
         return
+    whole = not taps and s.has("rb" + tag) and _elements(s, ("rb", "ko", "ku"), tag) * rows <= TILE
+    at = "rb" + tag if whole else at  # once for all blocks that share a scale
     for name in narrow_reads(s, at):
         mark = s.mark()
         try:
-            if not taps:
+            if not taps and not whole:
                 _stretch(s, tag, rows)
             s.apply(stage, at, name, f32, lanes)
         except ScheduleError:  # it is read in a way that no copy serves: it is converted where it is read
             s.restore(mark)
+
+
+def _elements(s: Schedule, names: Sequence[str], tag: str) -> float:
+    """Iterations of nested loops, infinite where one of them is not known."""
+    extents = [s.extent(n + tag) for n in names]
+    return math.prod(n if isinstance(n, int) else math.inf for n in extents)
 
 
 def _stretch(s: Schedule, tag: str, rows: int) -> None:
