@@ -195,13 +195,18 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
         rounds = k // DEPTH // s.flight
         if n % s.cols or strips * slices not in WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
             continue
-        if _shared_bytes(d, s) <= target.shared_bytes:
+        if _shared_bytes(d, s) <= target.shared_bytes and strips * slices * 32 * _registers(d, tiles) <= target.registers:
             out.append(s)
     return out
 
 
 def _shared_bytes(d: Decoded, s: Shape) -> int:
     return s.slices * -(-d.c.rows.size // ROWS) * ROWS * (s.cols + 8) * 4
+
+
+def _registers(d: Decoded, tiles: int) -> int:
+    """Of a thread, about: codes, elements of x and sums of so many tiles of rows."""
+    return 56 + 24 * tiles + (32 if d.zeros is not None else 0) + (32 if d.bits == 8 else 0)
 
 
 def _steps(d: Decoded, most: int) -> int:
@@ -218,7 +223,7 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     tiles = -(-m // ROWS)
     warps = s.cols // d.strip * s.slices
     blocks = n // s.cols * s.split
-    together = max(1, min(65536 // (warps * 32 * (80 + 24 * tiles)), 2048 // (warps * 32)))
+    together = max(1, min(65536 // (warps * 32 * _registers(d, tiles)), 2048 // (warps * 32)))
     most = -(-blocks // int(target.sms * SPLITS[s.split]))
     at_once = min(most, together)
     codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
@@ -285,12 +290,19 @@ class Writer:
         self.acc = self.total if self.once else b.alloc("acc", f32, *shape)
         self.q = b.alloc("q", self.d.codes.dtype, s.flight, 4 if self.d.bits == 4 else 16)
         self.x = b.alloc("x", self.type, s.flight if held else 1, self.tiles, VECTOR)
+        units = 1 if self.once else s.flight // self.unit
+        self.numbers = {x: b.alloc("n" + x.name, x.dtype, units, 2 * self.pairs) for x in self.beside}
         self.clear(self.total)
-        with b.loop("u", s.flight, "unroll") as u:
-            self.read_codes(first, u)
         if self.d.early:
             b.do("pdl_launch")
-        b.do("pdl_wait")
+        else:
+            b.do("pdl_wait")
+        with b.loop("u", s.flight, "unroll") as u:
+            self.read_codes(first, u)
+        with b.loop("v", units, "unroll") as v:
+            self.read_numbers(first, v)
+        if self.d.early:
+            b.do("pdl_wait")
         if held:
             with b.loop("u", s.flight, "unroll") as u:
                 self.read_x(first, u, u)
@@ -304,15 +316,17 @@ class Writer:
                         at = v * self.unit + u
                         if not held:
                             self.read_x(step, at, const(0))
-                        self.multiply(at, step, at if held else const(0))
+                        self.multiply(at, v, at if held else const(0))
                         with b.when(turn < self.each - 1):
                             self.read_codes(step + 1, at)
                             if held:
                                 self.read_x(step + 1, at, at)
                     if not self.once:
-                        self.scale(step, v)
+                        self.scale(v)
+                        with b.when(turn < self.each - 1):
+                            self.read_numbers(step + 1, v)
         if self.once:
-            self.scale(const(0), const(0))
+            self.scale(const(0))
         self.leave(sums)
 
     @property
@@ -346,12 +360,27 @@ class Writer:
             made = vector_of(c.a.value, lambda i: {**here, **c.red.at(k, VECTOR, i)}, VECTOR)
             b.store(self.x, (to, j, 0), made, VECTOR)
 
-    def multiply(self, u: Expr, turn: Expr, held: Expr) -> None:
+    @property
+    def beside(self) -> tuple[Buffer, ...]:
+        """Scales, and zero points."""
+        return tuple(x for x in (self.d.scale, self.d.zeros) if x is not None)
+
+    def read_numbers(self, turn: Expr, v: Expr) -> None:
+        """Scales and zero points of a block: those of a lane's columns, g, g + 8, g + 16 and g + 24 of 32."""
+        n, column = self.pairs * 2, self.column()
+        per = WIDTH // self.d.strip  # strips of a row of numbers
+        step = minimum(turn, self.rounds - 1) * self.s.flight + v * self.unit
+        block = const(0) if self.once else step // (self.d.block // DEPTH)
+        at = self.lane // 4 * 4 + (column % per * n if per > 1 else 0)
+        for x in self.beside:
+            self.b.store(self.numbers[x], (v, 0), x.at(block, column // per, at, lanes=n), n)
+
+    def multiply(self, u: Expr, v: Expr, held: Expr) -> None:
         """32 elements of the sum, in two steps of the tensor core."""
         b, d = self.b, self.d
         w = b.alloc("w", self.type, 2, 8)  # two columns of a lane
         a = b.alloc("a", self.type, 2, 8)  # the tensor core's first factor in both steps
-        zeros = self.zero_points(turn, u)
+        zeros = self.zero_points(const(0) if self.once else v)
         halves = f"halves_{self.type}"
         with b.loop("h", self.pairs, "unroll") as h:
             with b.loop("e", 2, "unroll") as e:
@@ -367,33 +396,19 @@ class Writer:
                     left = a.at(p, 0, lanes=8)
                     b.store(self.acc, (h, j, 0), call("mma_m16n8k16", self.acc.at(h, j, 0, lanes=4), left, right), 4)
 
-    def numbers(self, buf: Buffer, step: Expr) -> Expr:
-        """Of the block of a step: those of a lane's columns, g, g + 8, g + 16 and g + 24 of 32."""
-        n = self.pairs * 2
-        column = self.column()
-        per = WIDTH // self.d.strip  # strips of a row of numbers
-        block = const(0) if self.once else step // (self.d.block // DEPTH)
-        at = self.lane // 4 * 4 + (column % per * n if per > 1 else 0)
-        return buf.at(block, column // per, at, lanes=n)
+    def zero_points(self, v: Expr) -> Callable[[Expr], Expr]:
+        """Of a lane's columns in the block of unit v."""
+        z = self.d.zeros
+        if z is None:
+            return lambda which: const(self.d.zero, i32)
+        return lambda which: cast(self.numbers[z][v, which], i32) + self.d.zero
 
-    def zero_points(self, turn: Expr, u: Expr) -> Callable[[Expr], Expr]:
-        d, b = self.d, self.b
-        moved = d.zero
-        if d.zeros is None:
-            return lambda which: const(moved, i32)
-        z = b.alloc("z", d.zeros.dtype, self.pairs * 2)
-        b.store(z, (0,), self.numbers(d.zeros, turn * self.s.flight + u), self.pairs * 2)
-        return lambda which: cast(z[which], i32) + moved
-
-    def scale(self, turn: Expr, v: Expr) -> None:
+    def scale(self, v: Expr) -> None:
         """Sums of a block times its scales to the totals: registers 0 and 1 are of column g, 2 and 3 of g + 8."""
-        b, n = self.b, self.pairs * 2
-        s = b.alloc("s", self.d.scale.dtype, n)
-        b.store(s, (0,), self.numbers(self.d.scale, turn * self.s.flight + v * self.unit), n)
+        b, s = self.b, self.numbers[self.d.scale]
         with b.loop("h", self.pairs, "unroll") as h, b.loop("j", self.tiles, "unroll") as j:
             with b.loop("r", 4, "unroll") as r:
-                by = cast(s[h * 2 + r // 2], f32)
-                made = self.acc[h, j, r] * by
+                made = self.acc[h, j, r] * cast(s[v, h * 2 + r // 2], f32)
                 b.store(self.total, (h, j, r), made if self.once else self.total[h, j, r] + made)
 
     def leave(self, sums: Buffer) -> None:
