@@ -202,11 +202,7 @@ def _product(em: FuncEmitter, s: Eval) -> str:
     turned = s.name == "wgmma_kn"
     if shape is None or n % (16 if acc.buf.dtype.is_int else 8) or not 8 <= n <= 256 or (turned and "k16" not in shape):
         raise InternalError(f"{s.name} of 64 x {n} of {a.buf.dtype} and {b.buf.dtype} does not exist")
-    block = (
-        constant(b.buf.full_strides()[1], "the size of a block of columns") * b.buf.dtype.bytes
-        if turned
-        else 0
-    )
+    block = constant(b.buf.full_strides()[1], "the size of a block of columns") * b.buf.dtype.bytes if turned else 0
     name = f"{s.name}_{n}_{'_'.join(dict.fromkeys(types))}"
     name = _generated(em, name, _wgmma_helper(name, n, shape, acc.buf.dtype, block))
     em.use("matrix")

@@ -68,7 +68,8 @@ class Matrix:
 @dataclass(frozen=True)
 class Product:
     """y[m, n] = after(sum over k of x[m, k] * w[k, n] + bias[n]), `batch` times. `types`: of x and w, and of y; `math`:
-    of the products, "f32", "tf32" or "i32"; sums are float32, of "i32" integers. `bias`: argument or -1; `after`: "", "relu" or "gelu" (by tanh).
+    of the products, "f32", "tf32" or "i32"; sums are float32, those of "i32" integers. `bias`: argument or -1; `after`:
+    "", "relu" or "gelu" (by tanh).
     """
 
     m: int

@@ -38,7 +38,8 @@ template<class T, int N> FN V<T, N> {name}(const V<T, N>& x, int n) {{
 
 
 # ldmatrix_x4 of elements of a byte
-BYTE_ROWS = "\n".join(f"""\
+BYTE_ROWS = "\n".join(
+    f"""\
 FN V<{t}, 16> ldmatrix_x4(const {t}* p) {{
   u32 u[4];
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
@@ -46,8 +47,11 @@ FN V<{t}, 16> ldmatrix_x4(const {t}* p) {{
   V<{t}, 16> r;
   memcpy(r.v, u, 16);
   return r;
-}}""" for t in ("u8", "i8"))
-MMA_BYTES = "\n".join(f"""\
+}}"""
+    for t in ("u8", "i8")
+)
+MMA_BYTES = "\n".join(
+    f"""\
 FN V<i32, 4> mma_m16n8k32(V<i32, 4> d, const V<{a}, 16>& a, const V<{b}, 8>& b) {{
   u32 x[4], y[2];
   memcpy(x, a.v, 16), memcpy(y, b.v, 8);
@@ -56,7 +60,10 @@ FN V<i32, 4> mma_m16n8k32(V<i32, 4> d, const V<{a}, 16>& a, const V<{b}, 8>& b) 
     : "+r"(d.v[0]), "+r"(d.v[1]), "+r"(d.v[2]), "+r"(d.v[3])
     : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
   return d;
-}}""" for a in ("u8", "i8") for b in ("u8", "i8"))
+}}"""
+    for a in ("u8", "i8")
+    for b in ("u8", "i8")
+)
 
 
 # eight codes less z, in 16 bits: 0x6400 | q is 1024 + q (bf16: 0x4300 | q is 128 + q), of which 1024 + z is taken

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from single import CALLS, Arrays, Case, Schedules, case, compiled, graph_of, measured, microseconds
+from single import CALLS, Case, Schedules, case, compiled, graph_of, measured, microseconds
 
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
@@ -105,7 +105,9 @@ def int8_product(m: int, n: int, k: int, end: str) -> Case:
         inputs, body = inputs + f", c: f32[{n}]", body + scaled + "y = cast(h, to=f16)"
     else:
         inputs += f", c: f32[{n}], b: f32[{n}]"
-        body += scaled + "a = add(h, b); r = relu(a); q = round(r); p = clip(q, low=-128.0, high=127.0); y = cast(p, to=i8)"
+        body += (
+            scaled + "a = add(h, b); r = relu(a); q = round(r); p = clip(q, low=-128.0, high=127.0); y = cast(p, to=i8)"
+        )
 
     def peer(x: Any, w: Any, *more: Any) -> Any:
         import torch

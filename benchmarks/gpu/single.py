@@ -43,10 +43,28 @@ CALLS = 20  # of a graph
 WARM = 2  # replays before any is timed
 COLD_BYTES = 150 << 20
 LAST = '@ "0 2 3 1"'  # channels are the last axis in memory
-TOLERANCE = {"f16": 4e-3, "bf16": 2e-2, "f32": 3e-5, "f64": 1e-12, "i64": 0.0, "i32": 0.0, "i8": 1.01 / 127, "u8": 1.01 / 255}
+TOLERANCE = {
+    "f16": 4e-3,
+    "bf16": 2e-2,
+    "f32": 3e-5,
+    "f64": 1e-12,
+    "i64": 0.0,
+    "i32": 0.0,
+    "i8": 1.01 / 127,
+    "u8": 1.01 / 255,
+}
 # of results by their type: bytes may be off by a step
 TOLERANCE_TF32 = 2e-3
-TORCH_TYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i64": "int64", "i32": "int32", "i8": "int8", "u8": "uint8"}
+TORCH_TYPES = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "i64": "int64",
+    "i32": "int32",
+    "i8": "int8",
+    "u8": "uint8",
+}
 Call = Callable[..., Any]
 Choices = Callable[[Problem], list[Choice]]
 

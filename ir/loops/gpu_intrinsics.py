@@ -62,9 +62,9 @@ def ldmatrix_x4(rows: Array) -> Array:
     lanes = rows.shape[-1]
     own = lanes // 4
     m = _warps(rows).reshape(-1, 4, 8, lanes)  # warp, matrix, row, column
-    return np.stack(
-        [m[:, k // own, _LANE // 4, own * (_LANE % 4) + k % own] for k in range(lanes)], -1
-    ).reshape(rows.shape)
+    return np.stack([m[:, k // own, _LANE // 4, own * (_LANE % 4) + k % own] for k in range(lanes)], -1).reshape(
+        rows.shape
+    )
 
 
 def ldmatrix_x4_trans(rows: Array) -> Array:

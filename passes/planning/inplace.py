@@ -1,26 +1,27 @@
-"""Which outputs may lie where an input of their group is: those of element-wise groups that read it only at the element
-they write.
+"""Which outputs may lie where an input of their group is: those that read it only at the element they write, or ahead
+of it in the row that they write.
 
     y = relu(add(x, b))  with x read nowhere later   ->   y takes x's memory, the kernel has one parameter for both
+
+    y = softmax(x)   ->   y takes x's memory: a row's maximum and sum are computed before its first element is stored
 
 An output may take the memory of an input that was donated for it, and no other.
 
     y = scatter_nd(x, at, updates)   ->   updates are put into x's memory, and nothing is copied
 
-Only groups without an anchor, scatters, and what is computed of the numbers of rows: a contraction's tiles overlap at
-the end of a row, and the second store would read what the first wrote. So the update of a large donated array is kept
-apart from the product of its gradient (`fuse`), unless the target's kernels store each element once and may store
-several arrays (`stores_several`). Of several outputs, each may take an input that no store ahead of its
-own overwrites.
+Only groups without an anchor, scatters, and those over rows: a contraction's tiles overlap at the end of a row, and the
+second store would read what the first wrote. So the update of a large donated array is kept apart from the product of
+its gradient (`fuse`), unless the target's kernels store each element once and may store several arrays
+(`stores_several`). Of several outputs, each may take an input that no store ahead of its own overwrites.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-from dnnc.ir.expr import Expr, Load, const, walk
+from dnnc.ir.expr import Expr, Load, Var, const, walk
 from dnnc.ir.graph import Graph, Value
-from dnnc.ir.loops.stmt import Buffer, Store, accesses, walk_stmts
+from dnnc.ir.loops.stmt import Block, Buffer, Eval, For, If, Stmt, Store, accesses, walk_stmts
 from dnnc.passes.analysis.alias import root
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.scatter import Scattered
@@ -36,7 +37,7 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Value, Value]:
     aliases = {v: (source, at) for v, source, at in plan.views}
     donated = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
     for g in plan.groups:
-        if g.kind in ("map", "scatter") or (g.kind in ("reduction", "contraction") and len(g.outputs) > 1):
+        if g.kind in ("map", "scatter", "reduction") or (g.kind == "contraction" and len(g.outputs) > 1):
             wanted = {v: _wanted(graph, g, v, aliases, donated) for v in g.outputs}
             if not any(wanted.values()):
                 continue
@@ -85,21 +86,59 @@ def _buffer(low: Lowered, v: Value) -> Buffer:
 
 
 def _only_where_stored(low: Lowered, x: Buffer, y: Buffer) -> bool:
-    """Is x read at no other elements than those of y that are computed of them?"""
+    """Is x read at no other elements than those of y that are computed of them, or whose rows are?"""
     if isinstance(low.form, Scattered):
         return low.form.starts_as(x)
-    stores = [s for s in walk_stmts(low.kernel.entry.body) if isinstance(s, Store) and s.buf is y]
+    placed = list(_placed(low.kernel.entry.body))
+    stores = [(s, loops) for s, loops in placed if isinstance(s, Store) and s.buf is y]
     if len(stores) != 1:
         return False
-    own = {
-        a
-        for s in walk_stmts(low.kernel.entry.body)
-        if isinstance(s, Store) and s.buf.space == "global"
-        for a in walk(s.value)
-        if isinstance(a, Load) and a.buf is x
-    }
-    every = {a for a in accesses(low.kernel.entry.body) if a.buf is x}
-    return own == every and all(_element(x, a.idx) == _element(y, stores[0].idx) for a in own)
+    store, around = stores[0]
+    sources = _sources(store, [s for s, _ in placed])
+    stored = False
+    for s, loops in placed:
+        stored = stored or s is store
+        read = [a for a in accesses((s,)) if a.buf is x]
+        if not read:
+            continue
+        if not isinstance(s, Store) or not all(isinstance(a, Load) for a in read):
+            return False
+        if s.buf.space == "global":
+            ok = all(_element(x, a.idx) == _element(y, store.idx) for a in read)
+        else:  # the row's numbers are there before any of its elements is stored, which waits for them
+            shared = [v for v, w in zip(loops, around) if v is w]
+            ok = not stored and s.buf in sources and all(_same_row(shared, a.idx, store.idx) for a in read)
+        if not ok:
+            return False
+    return True
+
+
+def _sources(store: Store, body: Sequence[Stmt]) -> set[Buffer]:
+    """The buffers that what is stored is computed of, directly or through others."""
+    found, todo = set[Buffer](), [store]
+    while todo:
+        fresh = {a.buf for a in walk(todo.pop().value) if isinstance(a, Load)} - found
+        found |= fresh
+        todo += [s for s in body if isinstance(s, Store) and s.buf in fresh and s.buf.space != "global"]
+    return found
+
+
+def _placed(body: Block, loops: tuple[Var, ...] = ()) -> Iterator[tuple[Stmt, tuple[Var, ...]]]:
+    """Statements in order, each with the variables of the loops around it."""
+    for s in body:
+        if isinstance(s, For):
+            yield Eval("range", (s.lo, s.hi)), loops
+            yield from _placed(s.body, (*loops, s.var))
+        elif isinstance(s, If):
+            yield Eval("if", (s.cond,)), loops
+            yield from _placed((*s.then, *s.other), loops)
+        else:
+            yield s, loops
+
+
+def _same_row(shared: Sequence[Var], read: Sequence[Expr], stored: Sequence[Expr]) -> bool:
+    """Does each loop around both choose the rows of both, so that no iteration touches the rows of another?"""
+    return all(any(i is v and j is v for i, j in zip(read, stored)) for v in shared)
 
 
 def _element(buf: Buffer, index: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -195,7 +195,7 @@ def _merge(graph: Graph, chains: list[Chain]) -> None:
         _erase(graph, c.apart.end, c.product)
 
 
-def _joined(graph: Graph, n: Node, parts: Sequence[Value | None], axis: int, columns: Shape = ()) -> Value:
+def _joined(graph: Graph, n: Node, parts: Sequence[Value | None], axis: int, columns: Sequence[Dim] = ()) -> Value:
     """Matrices or numbers of columns side by side as one; a single number is that of so many columns."""
     values = [v for v in parts if v is not None]
 

@@ -1,4 +1,4 @@
-"""Products of bytes: exact sums by warp instructions, warp groups and dp4a, interpreted and compiled; quantised models."""
+"""Products of bytes: exact sums by warp instructions, warp groups and dp4a, interpreted and compiled; QDQ models."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def requantized(m: int, k: int, n: int) -> str:
     )
 
 
-CONV = "def g(x: u8[2, 3, 9, 8], w: i8[24, 3, 3, 3]):\n    return conv(x, w, pads=(1, 1, 1, 1), strides=(2, 2), out_dtype=i32)"
+CONV = """def g(x: u8[2, 3, 9, 8], w: i8[24, 3, 3, 3]):
+    return conv(x, w, pads=(1, 1, 1, 1), strides=(2, 2), out_dtype=i32)"""
 LAST = """def g(x: u8[2, 32, 7, 7] @ "0 2 3 1", w: i8[64, 32, 3, 3] @ "0 2 3 1"):
     y: i32[2, 64, 7, 7] @ "0 2 3 1" = conv(x, w, pads=(1, 1, 1, 1), out_dtype=i32)
     return y"""

@@ -11,6 +11,7 @@ from dnnc.ir.graph.text import parse
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.memory_plan import plan_memory
+from support.devices import install
 
 CHAIN = """
 def g(x: f32[7, 33], z: f32[7, 33], w: f32[33, 33], v: f32[33, 33]):
@@ -29,6 +30,13 @@ def g(x: f32[7, 33], z: f32[7, 33], w: f32[33, 33], v: f32[33, 33]):
         ("sub(z, a)", "a"),  # z is the caller's memory
         ("add(transpose(transpose(a, perm=(1, 0)), perm=(1, 0)), z)", "a"),
         ("add(a, slice(a, starts=(0, 0), steps=(1, 1), shape=(1, 33)))", None),  # the first row is read by all
+        ("softmax(a)", "a"),  # a row's numbers are there before it is stored
+        ("div(a, sqrt(reduce_mean(mul(a, a), axes=(1,), keepdims=True)))", "a"),
+        ("sub(a, reduce_mean(a, axes=(0,), keepdims=True))", None),  # a column is summed anew for each element
+        (
+            "slice(softmax(a), starts=(0, 32), steps=(1, -1), shape=(7, 33))",
+            None,
+        ),  # stored where another element of the row still has to be read
     ],
 )
 def test_which_input_is_overwritten(expression: str, expected: str | None) -> None:
@@ -37,6 +45,27 @@ def test_which_input_is_overwritten(expression: str, expected: str | None) -> No
     found = find_inplace(g, plan)
     b = next(grp for grp in plan.groups if grp.outputs[0].name == "b")
     assert (found[b.outputs[0]].name if b.outputs[0] in found else None) == expected
+
+
+ROWS = """
+def g(x: f32[{m}, 8], w: f32[8, {n}], u: f32[{n}, 8], at: i64[{m}, 1]):
+    a = matmul(x, w)
+    p = log_softmax(a)
+    return matmul(sub(exp(p), mul(p, 0.5)), u), gather_elements(p, at, axis=1)"""
+
+
+@pytest.mark.parametrize("shape", [(3, 5), *(pytest.param(s, marks=pytest.mark.slow) for s in ((40, 33), (9, 1000)))])
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell", "cuda"])
+def test_rows_in_place_are_right(shape: tuple[int, int], target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    m, n = shape
+    g = parse(ROWS.format(m=m, n=n))
+    assert "a" in {x.name for x in find_inplace(g, plan_fusion(g)).values()}
+    rng = np.random.default_rng(0)
+    xs = [rng.standard_normal(s).astype(np.float32) for s in ((m, 8), (8, n), (n, 8))]
+    xs.append(rng.integers(0, n, (m, 1)))
+    for got, want in zip(dnnc.compile(g, target=target, cache=False)(*xs), run(g, xs, "float64"), strict=True):
+        assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
 
 
 def test_a_value_that_is_read_later_is_kept() -> None:

@@ -237,7 +237,8 @@ def test_the_pipeline_merges_what_attention_reads() -> None:
 
 def test_products_of_bytes_with_their_scales() -> None:
     """Zero points, scales (one of them a number for all columns) and biases lie side by side as the weights do."""
-    text = """def g(x: u8[2, 5, 8], *, a: i8[8, 48], b: i8[8, 48], p: i32[48], q: i32[48], s: f32[48], t: f32, d: f32[48]):
+    text = """
+def g(x: u8[2, 5, 8], *, a: i8[8, 48], b: i8[8, 48], p: i32[48], q: i32[48], s: f32[48], t: f32, d: f32[48]):
     m = matmul(x, a, out_dtype=i32)
     n = matmul(x, b, out_dtype=i32)
     u = transpose(reshape(add(mul(cast(add(m, p), to=f32), s), d), shape=(2, 5, 3, 16)), perm=(0, 2, 1, 3))

@@ -1,4 +1,4 @@
-"""Contractions of half-precision or 8-bit operands on tensor cores by warp instructions (mma.sync), for sm_80 and later.
+"""Contractions of half-precision or 8-bit operands on tensor cores by warp instructions (mma.sync), from sm_80 on.
 
     for block in block.x(batches * row tiles * column tiles), part in cluster(split):
         for w in warp(..): for l in lane(32):

@@ -109,7 +109,11 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     c = problem.product
-    if c is None or min(c.sizes[1:3]) < mma.LEAST or (target.major >= 8 and mma.matrix_contraction(problem) is not None):
+    if (
+        c is None
+        or min(c.sizes[1:3]) < mma.LEAST
+        or (target.major >= 8 and mma.matrix_contraction(problem) is not None)
+    ):
         return []
     plans = [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)]
     found = [

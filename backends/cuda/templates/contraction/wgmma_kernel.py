@@ -2,11 +2,11 @@
 
 One block per multiprocessor, or a few that hide each other's beginnings and ends, walk over tiles of the result. The
 last warps are the producer: one thread of them lets the copy engine (TMA) fill a ring of stages in shared memory. The
-others are consumers, 64 rows of the tile each: they multiply a stage (wgmma, sums in registers of 32 bits), give it back,
-and at the end finish their sums in registers, put them into shared memory and let the copy engine store them; where
-rows of the tile lie apart (a batch ends, heads lie one after the other) they store vectors of 16 bytes themselves. Two
-mbarriers a stage say that it is full, and empty again. Boxes that reach past the end of a matrix are filled with zeros
-when they are read, and cut off when they are stored, so sizes need not be multiples of the tile.
+others are consumers, 64 rows of the tile each: they multiply a stage (wgmma, sums in registers of 32 bits), give it
+back, and at the end finish their sums in registers, put them into shared memory and let the copy engine store them;
+where rows of the tile lie apart (a batch ends, heads lie one after the other) they store vectors of 16 bytes
+themselves. Two mbarriers a stage say that it is full, and empty again. Boxes that reach past the end of a matrix are
+filled with zeros when they are read, and cut off when they are stored, so sizes need not be multiples of the tile.
 """
 
 from __future__ import annotations
