@@ -84,14 +84,16 @@ def _by_halves(em: FuncEmitter, table: list[float], i: str) -> str:
     ty = vector(i32, HALF)
     upper = em.pure(f"icmp sgt {ty} {i}, {literal(HALF - 1, i32, HALF)}", i, here=True)
     floats = vector(f32, HALF)
-    return em.pure(f"select {vector(boolean, HALF)} {upper}, {floats} {high}, {floats} {low}", upper, high, low, here=True)
+    return em.pure(
+        f"select {vector(boolean, HALF)} {upper}, {floats} {high}, {floats} {low}", upper, high, low, here=True
+    )
 
 
 def _from_memory(em: FuncEmitter, table: list[float], i: str, e: Op) -> str:
     ty, t = vector(e.dtype, e.lanes), scalar(e.dtype)
     numbers = ", ".join(f"{t} {literal(x, e.dtype)}" for x in table)
     name = f"@dnnc.table.{t}." + "_".join(literal(x, e.dtype).replace("-", "m").replace("+", "p") for x in table)
-    em.decls.add(f'{name} = private unnamed_addr constant [{len(table)} x {t}] [{numbers}], align 64')
+    em.decls.add(f"{name} = private unnamed_addr constant [{len(table)} x {t}] [{numbers}], align 64")
     out = "poison"
     for k in range(e.lanes):
         at = i if e.lanes == 1 else em.pure(f"extractelement {vector(i32, e.lanes)} {i}, i64 {k}", i, here=True)

@@ -6,8 +6,6 @@ The result is never memory by itself: kernels that read it read the codes and de
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dnnc.ir import te

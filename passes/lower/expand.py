@@ -38,6 +38,7 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
     memo: dict[Expr, Expr] = {}
     cheaper = (*rules(kernel, spelled), *joined(spelled))
     expansions = {name: f for name, f in EXPANSIONS.items() if name not in spelled}
+    tables = "lookup" not in spelled
     if PIECE in spelled and "tanh" in expansions:
         expansions["tanh"] = tanh_by_pieces
     elif ESTIMATE in spelled and "tanh" in expansions:
@@ -59,6 +60,8 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
                 and not all(isinstance(a, Const) for a in r.args)
             ):
                 r = expansions[r.name](*r.args)
+            elif tables and isinstance(r, Op) and r.name == "lookup":
+                r = expand_lookup(*r.args)
             memo[e] = r
         return r
 
@@ -66,6 +69,15 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
         return tuple(map_stmt(s, go, block) for s in b)
 
     return replace(kernel, funcs=tuple(with_names(Func(f.name, f.params, block(f.body))) for f in kernel.funcs))
+
+
+def expand_lookup(i: Expr, *table: Expr) -> Expr:
+    """A number of a table by choices, each by a bit of the index, the lowest first."""
+    k, left = 0, table
+    while len(left) > 1:
+        bit = op("shr", i, k) & 1
+        left, k = tuple(select(bit.ne(0), b, a) for a, b in zip(left[::2], left[1::2], strict=True)), k + 1
+    return left[0]
 
 
 def joined(spelled: Collection[str]) -> tuple[Rule, ...]:

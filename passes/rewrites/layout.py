@@ -161,6 +161,7 @@ class Layouts(ABC):
 
     def coded(self, n: Node) -> None:
         """Choose for the codes of stored weights, before a reader asks for another order."""
+        self.plain(n)
 
     def backward_filter(self, n: Node) -> None:
         """Choose for the filters' gradient of a convolution."""

@@ -5,8 +5,8 @@
 In comes a graph of any mix of f32, f16 and bf16 (f64, integers and the rest stay as they are); out comes one whose
 inputs and outputs have the same types, with casts at the border. What is stored where:
 
-- contractions read and write the asked-for type; so do element-wise ops, data movement, pooling and decoded weights. Their kernels
-  compute in float32, and a fused group rounds what it stores, nothing else;
+- contractions read and write the asked-for type; so do element-wise ops, data movement, pooling and decoded weights.
+  Their kernels compute in float32, and a fused group rounds what it stores, nothing else;
 - reductions, norms and softmax read and write float32, by casts that become part of their kernels. What a reduction
   makes stays float32 through the element-wise ops that follow, up to the next contraction or norm, and what only
   reductions read is float32 as well: squares and their sums leave the range of f16;

@@ -90,7 +90,7 @@ def _shape(scale: Array, shape: tuple[int, ...], axis: int, n: Node) -> tuple[in
     if scale.size == 1:
         return (1,) * len(shape)
     if n.attrs["block"]:
-        return scale.shape
+        return tuple(scale.shape)
     along = normalize_axis(n.attrs["axis"], len(shape))
     return tuple(d if k == along else 1 for k, d in enumerate(shape))
 
@@ -153,7 +153,9 @@ def turn_operand(m: Match) -> Value:
     m.node(m.operand(n, 1), "decode")
     m.require(n.attrs["trans_b"], "it is not transposed")
     b = m.b
-    made: Value = b.gemm(n.inputs[0], b.transpose(n.inputs[1], perm=(1, 0)), *n.inputs[2:], **{**n.attrs, "trans_b": False})
+    made: Value = b.gemm(
+        n.inputs[0], b.transpose(n.inputs[1], perm=(1, 0)), *n.inputs[2:], **{**n.attrs, "trans_b": False}
+    )
     return made
 
 

@@ -22,20 +22,22 @@ def factor(b: Block, name: str) -> Block:
 
     def go(s: For) -> Block:
         stores = [x for x in walk_stmts((s,)) if isinstance(x, Store)]
-        if len(stores) != 1 or not is_reduction(stores[0]) or not isinstance(stores[0].value, Op):
+        if len(stores) != 1 or not is_reduction(stores[0]):
             raise ScheduleError(f"{name} holds more than one sum")
-        (st,) = stores
-        if st.value.name != "fma":
-            raise ScheduleError(f"{name} adds up {st.value!r}, which is no product")
+        (st,), term = stores, stores[0].value
+        if not isinstance(term, Op) or term.name != "fma":
+            raise ScheduleError(f"{name} adds up {term!r}, which is no product")
         here = frozenset().union(*(free(i) for i in st.idx))
         inside = list(loops((s,)))
         tile = [x for x in inside if x.var in here]
         if s in tile:
             raise ScheduleError(f"{name} is no loop of the sum")
-        x, y, shared = _shared(st.value, frozenset(v.var for v in inside if v not in tile), name)
+        x, y, shared = _shared(term, frozenset(v.var for v in inside if v not in tile), name)
         part = Buffer(f"{st.buf.name}_{name}", st.buf.dtype, st.buf.shape, st.buf.space)
         step = Store(part, st.idx, fma(x, y, load(part, st.idx, st.lanes)), st.lanes)
-        total = Store(st.buf, st.idx, fma(load(part, st.idx, st.lanes), shared, load(st.buf, st.idx, st.lanes)), st.lanes)
+        total = Store(
+            st.buf, st.idx, fma(load(part, st.idx, st.lanes), shared, load(st.buf, st.idx, st.lanes)), st.lanes
+        )
         zero = Store(part, st.idx, const(0.0, part.dtype), st.lanes)
         return (
             Alloc(part),
@@ -49,7 +51,7 @@ def factor(b: Block, name: str) -> Block:
 
 def _shared(e: Op, along: frozenset[Var], name: str) -> tuple[Expr, Expr, Expr]:
     """The factors of the terms, and what they share: reads of memory that are the same all along the loops."""
-    x, y, acc = e.args
+    x, y, _ = e.args
     for first, second, flip in ((x, y, False), (y, x, True)):
         if isinstance(second, Op) and second.name == "*":
             for p, q in (second.args, second.args[::-1]):

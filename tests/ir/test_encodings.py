@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.ir.dtype import f32, i8
+from dnnc.ir.dtype import dtype, f32, i8, u8
 from dnnc.ir.encodings import Winograd, parse_encoding, register
 from dnnc.ir.expr import E, Expr, cast, const, load, select
 from dnnc.ir.graph.text import parse
@@ -128,3 +128,21 @@ def test_a_model_with_an_encoding_of_another_package() -> None:
     x = RNG.standard_normal((4, 6)).astype(np.float32)
     np.testing.assert_allclose(f(x), np.maximum(x @ w, 0), rtol=1e-5, atol=1e-6)
     assert "i8[5, 6]" in f.source("operator")
+
+
+@pytest.mark.parametrize(("bits", "text"), [(4, "packed 1/16 0/8 1%16 0%8"), (2, "packed 0 1/16 1%16")])
+def test_codes_of_few_bits_share_words(bits: int, text: str) -> None:
+    encoding, shape = parse_encoding(text), (11, 21)
+    assert str(encoding) == text
+    t = TensorType(dtype(f"u{bits}"), shape, encoding)
+    codes = RNG.integers(0, 1 << bits, shape).astype(t.dtype.numpy)
+    (words,) = encoding.pack(codes)
+    assert words.shape == t.physical and words.dtype == np.uint32 and t.nbytes == words.nbytes
+    buf = Buffer("w", t.buffer.dtype, tuple(map(const, words.shape)))
+    b = Builder()
+    out = Buffer("y", u8, tuple(map(const, shape)))
+    with b.loop("i", shape[0]) as i, b.loop("j", shape[1]) as j:
+        b.store(out, (i, j), encoding.load((lambda *at: load(buf, at),), (i, j)))
+    y = np.zeros(shape, np.uint8)
+    run_kernel(Kernel((Func("k", (buf, out), b.block()),)), {"w": words, "y": y})
+    np.testing.assert_array_equal(y, codes.astype(np.uint8))

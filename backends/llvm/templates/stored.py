@@ -82,5 +82,6 @@ def prefetch_codes(s: Schedule, problem: Problem, knobs: Mapping[str, int | str]
     row = LINE // (int(str(buf.shape[-1])) * buf.dtype.bytes) or 1
     for j in range(int(knobs["nv"])):
         place = [substitute(i, {v: const(j if v.name.startswith("jn") else 0) for v in inner}) for i in read.idx]
-        place[-2] = place[-2] + AHEAD // LINE * row
+        later, rows = place[-2] + AHEAD // LINE * row, buf.shape[-2]  # behind a panel's end comes the tile's next panel
+        place[-3:-1] = [place[-3] + later // rows * int(knobs["nv"]), later % rows]
         s.apply(prefetch, at, buf.name, tuple(place))

@@ -222,10 +222,14 @@ def matmul_n_bits(c: Call) -> Any:
 
 
 def _stored(c: Call, n: int, k: int, bits: int, block: int) -> Any:
-    """Constant weights [n, k], dequantised from codes of `bits` bits; None for zero points or groups of another form."""
+    """Constant weights [n, k], dequantised from codes of `bits` bits; None for other zero points and for groups."""
     constants, to = c.b.graph.constants, DTYPES[bits]
     operands = [c.x(1), c.x(2), *([c.x(3)] if c.has(3) else [])]
-    if c.has(4) or any(v not in constants or v.type.dtype is not u8 for v in operands[::2]) or operands[1] not in constants:
+    if (
+        c.has(4)
+        or any(v not in constants or v.type.dtype is not u8 for v in operands[::2])
+        or operands[1] not in constants
+    ):
         return None
     groups = -(-k // block)
     codes = codes_of(constants[operands[0]].reshape(n, -1), bits)[:, :k]
