@@ -1,7 +1,7 @@
 """Products of quantised operands on one GPU: correctness of every kernel, then times beside cuBLASLt, and whole models.
 
-    python benchmarks/gpu/quantized.py [--parts int8,few,bert] [--only WORD,WORD] [--candidates N] [--out FOLDER]
-                                       [--emit-only]
+    python benchmarks/gpu/quantized.py [--parts int8,few,bert,llama] [--only WORD,WORD] [--candidates N]
+                                       [--layers N] [--forms float,w8,w4] [--out FOLDER] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/quantized.py      where dnnc is not installed; `make .types` makes that
                                                                folder
 
@@ -10,6 +10,7 @@ Parts:
               cuBLASLt's suggestions for i8 x i8 -> i32, which ends there
     few       weights of 4 bits (w4) and 8 bits (w8), few rows in float16: beside cuBLAS in float16, and as a share of
               the rate of a copy, which is counted as bytes read and written, by the bytes of codes and scales
+    llama     one token of a Llama-shaped decoder of 1.1 B parameters, batch 1: float16 (cuBLAS has no part in it), w8, w4
     bert      12 layers of BERT-base: QDQ in int8 beside the same in float16; results against float64 of the interpreter
               are checked on a layer of few tokens
 
@@ -312,7 +313,13 @@ def model_ms(f: Any, inputs: Sequence[Any], replays: int = 20) -> float:
 
     outputs = [torch.empty(tuple(o.shape), device="cuda", dtype=getattr(torch, np.dtype(o.dtype).name))
                for o in f.outputs]  # fmt: skip
-    step = f.bind(list(inputs), outputs)
+    return step_ms(f.bind(list(inputs), outputs), replays)
+
+
+def step_ms(step: Callable[[], Any], replays: int = 20) -> float:
+    """Milliseconds of a bound call, the median of several in a row."""
+    import torch
+
     stream = torch.cuda.current_stream()
     times = []
     for k in range(replays + 3):
@@ -358,7 +365,48 @@ def bert(a: argparse.Namespace, report: Report) -> int:
     return wrong
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Report], int]] = {"int8": int8, "few": few, "bert": bert}
+def llama(a: argparse.Namespace, report: Report) -> int:
+    """A decoder of 1.1 B parameters, batch 1, one token: float16, 8 and 4 bits. Logits are compared with float16's."""
+    import torch
+    from quantized_models import CACHES, decoder
+
+    import dnnc
+
+    rows: Rows = []
+    logits: dict[str, Any] = {}
+    first, wrong, context, size = float("nan"), 0, 512, 64
+    torch.manual_seed(0)
+    at = torch.stack([torch.arange(4), torch.full((4,), 300)], 1).cuda()
+    mask = torch.where(torch.arange(context) <= 300, 0.0, -10000.0).half().cuda()
+    angle = torch.rand(size, device="cuda") * 6
+    x = torch.randn(1, 2048, device="cuda").half()
+    caches = [torch.randn(4, context, size, device="cuda").half() for _ in range(2 * a.layers)]
+    for form in a.forms.split(","):
+        begin = time.perf_counter()
+        g = decoder(form, a.layers)
+        names = [v.name for v in g.outputs[1:]]
+        donate = {f"{c}{k}": names[2 * k + j] for k in range(a.layers) for j, c in enumerate(CACHES)}
+        f = dnnc.compile(g, target="cuda", donate=donate)
+        held = [c.clone() for c in caches]
+        out = torch.empty(1, 32000, device="cuda", dtype=torch.float16)
+        step = f.bind([x, at, mask, angle.cos().half(), angle.sin().half(), *held], [out, *held])
+        step()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        logits[form] = out.float().clone()
+        gap = float((logits[form] - logits["float"]).abs().max() / logits["float"].abs().max())
+        wrong += not gap < 0.05
+        ms = step_ms(step)
+        first = ms if form == "float" else first
+        kernels = f.report.programs[-1].calls
+        rows.append([form, f"{ms:.3f}", f"{1e3 / ms:.0f}", f"{first / ms:.2f}", str(kernels), f"{gap:.4f}", f"{seconds:.0f}"])
+        print(rows[-1], flush=True)
+    report.table(f"decoder of {a.layers} layers, one token", ("weights", "ms", "tokens/s", "over float16", "kernels",
+                 "logits' gap", "compile s"), rows)  # fmt: skip
+    return wrong
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Report], int]] = {"int8": int8, "few": few, "bert": bert, "llama": llama}
 
 
 def main() -> int:
@@ -367,6 +415,8 @@ def main() -> int:
     ap.add_argument("--only", default="", help="products whose name holds one of these words, separated by commas")
     ap.add_argument("--candidates", type=int, default=3, help="schedules of each product and template")
     ap.add_argument("--replays", type=int, default=9, help="of each graph, for one median")
+    ap.add_argument("--layers", type=int, default=22, help="of the decoder")
+    ap.add_argument("--forms", default="float,w8,w4", help="of the decoder's weights, float first")
     ap.add_argument("--emit-only", action="store_true", help="compile the products' kernels; needs no GPU")
     ap.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder of quantized.md")
     a = ap.parse_args()

@@ -40,13 +40,13 @@ class Net:
     def linear(self, x: Value, n: int, bias: bool = True) -> Any:
         """x [..., k] times weights [k, n]."""
         b, k = self.b, int(x.type.shape[-1])  # type: ignore[call-overload]
-        codes = self.rng.integers(-7, 8, (k, n), dtype=np.int8)
+        codes = (self.rng.integers(0, 256, (k, n), dtype=np.uint8) & 15).view(np.int8) - np.int8(8)
         step = np.float32(1 / (4.3 * k**0.5))
         if self.form == "float":
             w = self.constant(codes * step)
         elif self.form == "int8":
-            codes = codes * 16  # the range of 8 bits
-            w = b.dequantize_linear(b.constant(codes), b.constant(np.full(n, step / 16)), axis=1)
+            codes = codes * np.int8(15)  # the range of 8 bits
+            w = b.dequantize_linear(b.constant(codes), b.constant(np.full(n, step / 15)), axis=1)
             scale = b.constant(np.float32(6 / 127))
             x = b.dequantize_linear(b.quantize_linear(x, scale, b.constant(np.int8(0)), dtype=i8), scale,
                                     b.constant(np.int8(0)))  # fmt: skip

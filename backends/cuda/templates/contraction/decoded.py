@@ -45,7 +45,7 @@ VECTOR = 8  # elements of a sum that a lane has of a column in one step
 TILE = 16  # columns that fill its first one
 HELD = 2  # tiles of rows whose elements are asked for ahead of their use: more would not fit into registers
 FLIGHT = 4  # steps of which a warp asks for the codes ahead
-WARPS = (4, 8, 16)
+WARPS = 16  # of a block at most
 ORDER = ("cols", "slices", "split")
 RATE, LATENCY, START = 15, 1200, 1500  # bytes a cycle that an SM gets of memory; cycles: of that, and of a launch
 X_RATE = 40  # bytes a cycle that an SM gets of the second-level cache
@@ -193,7 +193,7 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
     for strips, slices, split in product((1, 2, 4, 8), (1, 2, 4, 8, 16), SPLITS if target.has_tma else (1,)):
         s = Shape(strips * d.strip, slices, split, _steps(d, FLIGHT))
         rounds = k // DEPTH // s.flight
-        if n % s.cols or strips * slices not in WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
+        if n % s.cols or strips * slices > WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
             continue
         if _shared_bytes(d, s) <= target.shared_bytes and strips * slices * 32 * _registers(d, tiles) <= target.registers:
             out.append(s)
