@@ -56,8 +56,15 @@ LAYERS = ((4096, 2304, 768), (4096, 768, 768), (4096, 3072, 768), (4096, 768, 30
           (512, 11008, 4096), (512, 4096, 11008), (2048, 12288, 4096), (2048, 4096, 11008))  # fmt: skip
 FEW_ROWS = ((1, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096), (64, 4096, 4096))
 # bits, k, n, and rows of x
-FEW = ((4, 4096, 4096, (1, 4, 8, 16, 32, 64)), (4, 4096, 11008, (1, 8, 16)), (4, 11008, 4096, (1, 8, 16)),
-       (4, 8192, 28672, (1, 16)), (4, 28672, 8192, (1, 16)), (8, 4096, 4096, (1, 8, 16)), (8, 8192, 28672, (1, 16)))
+FEW = (
+    (4, 4096, 4096, (1, 4, 8, 16, 32, 64)),
+    (4, 4096, 11008, (1, 8, 16)),
+    (4, 11008, 4096, (1, 8, 16)),
+    (4, 8192, 28672, (1, 16)),
+    (4, 28672, 8192, (1, 16)),
+    (8, 4096, 4096, (1, 8, 16)),
+    (8, 8192, 28672, (1, 16)),
+)
 Array = np.ndarray[Any, Any]
 Rows = list[list[str]]
 
@@ -399,7 +406,9 @@ def llama(a: argparse.Namespace, report: Report) -> int:
         ms = step_ms(step)
         first = ms if form == "float" else first
         kernels = f.report.programs[-1].calls
-        rows.append([form, f"{ms:.3f}", f"{1e3 / ms:.0f}", f"{first / ms:.2f}", str(kernels), f"{gap:.4f}", f"{seconds:.0f}"])
+        rows.append(
+            [form, f"{ms:.3f}", f"{1e3 / ms:.0f}", f"{first / ms:.2f}", str(kernels), f"{gap:.4f}", f"{seconds:.0f}"]
+        )
         print(rows[-1], flush=True)
     report.table(f"decoder of {a.layers} layers, one token", ("weights", "ms", "tokens/s", "over float16", "kernels",
                  "logits' gap", "compile s"), rows)  # fmt: skip

@@ -129,7 +129,11 @@ class _ChannelsLast(Layouts):
             n.set_input(1, d.output)
         q, shape = d.inputs[0], b.type.shape
         assert q is not None
-        if b.type.rank == 2 and not any(isinstance(s, Expr) or s % WIDTH for s in shape) and q.type.dtype.bits in (4, 8):
+        if (
+            b.type.rank == 2
+            and not any(isinstance(s, Expr) or s % WIDTH for s in shape)
+            and q.type.dtype.bits in (4, 8)
+        ):
             self.set_input(d, 0, code_layout(q.type.dtype.bits))
             for k, v in enumerate(d.inputs[1:], 1):
                 if v is not None and v.type.shape[1] == shape[1]:

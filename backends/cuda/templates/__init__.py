@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.templates import maps, threads
 from dnnc.backends.cuda.templates.attention import template as attention
-from dnnc.backends.cuda.templates.contraction import decoded, gemv, gemv_norm, mma, patch, simt, tf32, tf32x3, wgmma, window
+from dnnc.backends.cuda.templates.contraction import (
+    decoded,
+    gemv,
+    gemv_norm,
+    mma,
+    patch,
+    simt,
+    tf32,
+    tf32x3,
+    wgmma,
+    window,
+)
 from dnnc.backends.cuda.templates.reduction import recurrence, reduce, scatter, sequence
 from dnnc.ir.loops.stmt import Eval, For, Kernel, walk_stmts
 from dnnc.passes.schedule.problem import Knobs, Problem, Template

@@ -195,7 +195,10 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
         rounds = k // DEPTH // s.flight
         if n % s.cols or strips * slices > WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
             continue
-        if _shared_bytes(d, s) <= target.shared_bytes and strips * slices * 32 * _registers(d, tiles) <= target.registers:
+        if (
+            _shared_bytes(d, s) <= target.shared_bytes
+            and strips * slices * 32 * _registers(d, tiles) <= target.registers
+        ):
             out.append(s)
     return out
 
@@ -265,7 +268,10 @@ class Writer:
         d, b, c = self.d, self.b, self.c
         for p in c.kernel.entry.params:
             b.fresh(p.name)
-        with b.loop("block", c.cols.size // self.s.cols, "block.x") as self.block, cluster(b, self.s.split) as self.part:
+        with (
+            b.loop("block", c.cols.size // self.s.cols, "block.x") as self.block,
+            cluster(b, self.s.split) as self.part,
+        ):
             sums = self.parts.memory(b, f32)
             with b.loop("w", self.warps, "warp") as w, b.loop("l", 32, "lane") as self.lane:
                 self.slice = b.let("slice", w // self.strips)
