@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import COMPARE, Expr, Op, cast
 from dnnc.ir.loops.intrinsics import cast_target
 from dnnc.passes.lower.conversions import is_small, narrow, to_odd, widen
+from dnnc.passes.lower.expand import expand_lookup
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.emit import FuncEmitter
@@ -121,6 +121,12 @@ def _shuffle(em: FuncEmitter, e: Op) -> Text:
     return f"{name}({x}, {em.text(e.args[1])})", UNARY
 
 
+def _lookup(em: FuncEmitter, e: Op) -> Text:
+    chosen = expand_lookup(*e.args)
+    assert isinstance(chosen, Op)
+    return compute(em, chosen)
+
+
 def _dot4(em: FuncEmitter, e: Op) -> Text:
     if e.lanes != 1:
         raise InternalError(f"dot4 adds to one sum at a time, not {e.lanes}")
@@ -131,18 +137,6 @@ def _dot4(em: FuncEmitter, e: Op) -> Text:
 def _halves(em: FuncEmitter, e: Op) -> Text:
     em.use("V")
     return _matrix(em, e)
-
-
-def _lookup(em: FuncEmitter, e: Op) -> Text:
-    """A table of constants, which the compiler puts into memory."""
-    i, *xs = e.args
-    numbers = ", ".join(em.text(x) for x in xs)
-    name = f"lookup_{zlib.crc32(numbers.encode()):08x}"
-    t = scalar(e.dtype)
-    em.unit.defined[name] = (
-        f"FN {t} {name}(u32 i) {{\n  const {t} table[] = {{{numbers}}};\n  return table[i % {len(xs)}];\n}}"
-    )
-    return call(em, em.use(name), [em.operand(i, e.lanes)], e.lanes)
 
 
 def _matrix(em: FuncEmitter, e: Op) -> Text:
@@ -201,7 +195,9 @@ def _number(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
 SPECIAL: dict[str, Callable[[FuncEmitter, Op], Text]] = {
     "select": _select, "lanes": _lanes, "ldexp": _ldexp, "guard": _guard, "ldmatrix_x4": _matrix,
     "ldmatrix_x4_trans": _matrix,
-    "mma_m16n8k16": _matrix, "mma_m16n8k32": _matrix, "dot4": _dot4, "lookup": _lookup, "halves_f16": _halves, "halves_bf16": _halves, "mma_m16n8k8": _matrix, "mma_m16n8k8_cut": _matrix,
+    "mma_m16n8k16": _matrix, "mma_m16n8k32": _matrix, "dot4": _dot4, "lookup": _lookup,
+    "halves_f16": _halves, "halves_bf16": _halves,
+    "mma_m16n8k8": _matrix, "mma_m16n8k8_cut": _matrix,
     "shfl_xor": _shuffle, "shfl_up": _shuffle, "shfl_down": _shuffle,
     "shfl": _shuffle,
 }  # fmt: skip

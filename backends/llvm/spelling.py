@@ -43,8 +43,8 @@ LIBRARY = frozenset(
 def spelled(numerics: str, features: frozenset[str] = frozenset()) -> frozenset[str]:
     """Intrinsics with cheaper forms, by rounding rules ("strict", "standard", "fast") and CPU features."""
     if numerics == "strict":
-        return frozenset(("lookup",))
-    own = {"recip", "estimate", "lookup"}
+        return frozenset()
+    own = {"recip", "estimate"}
     if "avx512vl" in features:
         # sse4a tells AMD's CPUs; Intel's scale by a power of two in one instruction like any other
         own |= {"piece"} if "sse4a" in features else {"piece", "scale"}

@@ -90,7 +90,7 @@ def decoder(
     form: str, layers: int = 22, width: int = 2048, heads: int = 32, shared: int = 4, inner: int = 5632,
     vocabulary: int = 32000, context: int = 512,
 ) -> Graph:  # fmt: skip
-    """One step of a Llama-shaped decoder of 1.1 B parameters in float16: the hidden state [1, width] of a token -> logits.
+    """One step of a Llama-shaped decoder of 1.1 B parameters in float16: a token's hidden state [1, width] -> logits.
 
     Inputs beside it: `at` [shared, 2], where each head's key goes in a cache; `mask` [context]; `cos` and `sin` of the
     place; caches `keys0`, `values0`, .. [shared, context, size], which the outputs after the logits replace.

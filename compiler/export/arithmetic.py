@@ -263,6 +263,29 @@ def dequantize(c: Call) -> str:
     return c.w.op("DequantizeLinear", *c.inputs, axis=c.attrs["axis"], block_size=c.attrs["block"] or None)  # type: ignore[no-any-return]
 
 
+def decode(c: Call) -> str:
+    """Codes, by a table where there is one, less zero points, times scales, both of blocks."""
+    table, dtype, wide = c.attrs["table"], c.attrs["dtype"], c.attrs["dtype"].computed
+    if table:
+        y = c.w.op("Gather", c.w.constant(table, wide), c.w.op("Cast", c.x(), to=ELEMENTS["i64"]))
+    else:
+        y = c.w.op("Cast", c.x(), to=ELEMENTS[wide.name])
+    for k, op in ((2, "Sub"), (1, "Mul")):
+        p = c.maybe(k)
+        if p is not None:
+            y = c.w.op(op, y, _of_blocks(c, c.w.op("Cast", p, to=ELEMENTS[wide.name]), k))
+    return c.w.op("Cast", y, to=ELEMENTS[dtype.name])  # type: ignore[no-any-return]
+
+
+def _of_blocks(c: Call, p: str, k: int) -> str:
+    """An operand with a number for each block, in a shape that broadcasts to the codes."""
+    axis, shape = c.attrs["axis"] % c.type().rank, c.type(k).shape
+    n = c.type().shape[axis]
+    if shape[axis] == 1 or not isinstance(n, int):
+        return p
+    return c.w.op("Gather", p, c.w.ints([i // c.attrs["block"] for i in range(n)]), axis=axis)  # type: ignore[no-any-return]
+
+
 SAME = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "min": "Min", "max": "Max", "neg": "Neg", "abs": "Abs", "sign": "Sign",
     "reciprocal": "Reciprocal", "sqrt": "Sqrt", "floor": "Floor", "ceil": "Ceil", "round": "Round", "exp": "Exp",
@@ -313,4 +336,5 @@ ARITHMETIC: dict[str, Convert] = {
     "bit_cast": bit_cast,
     "quantize_linear": quantize,
     "dequantize_linear": dequantize,
+    "decode": decode,
 }

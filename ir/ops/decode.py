@@ -29,7 +29,7 @@ def _type(
     block: int = 1,
     table: tuple[float, ...] = (),
 ) -> TensorType:
-    require(dtype.is_float, "the result is a float; got {}", dtype)
+    require(dtype.is_float and q.rank > 0, "the result is floats with axes; got {} of {}", dtype, q)
     require(scale is None or scale.dtype.is_float, "the scale is a float; got {}", scale)
     if table:
         known = q.dtype.kind == "u" and len(table) == 1 << q.dtype.bits
@@ -116,7 +116,7 @@ DECODE_OPS: tuple[OpDef, ...] = (
             sample("u8[6, 5]", "f32[2, 5]", "u8[2, 5]", dtype=f32, axis=0, block=3, table=(), domain=(0, 9)),
             sample("i8[6, 5]", "f32[1, 5]", dtype=f32, axis=0, block=6, table=(), domain=(-9, 9)),
             sample("u4[6, 5]", "f32[6, 2]", dtype=f32, axis=1, block=4, table=NF4, domain=(0, 15)),
-            sample("u2[9]", dtype=f32, axis=0, block=9, table=(0.0, 1.0, -1.0, 0.0), domain=(0, 3)),
+            sample("u4[9]", dtype=f32, axis=0, block=9, table=NF4, domain=(0, 15)),
         ),
     ),
 )

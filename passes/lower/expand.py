@@ -38,7 +38,6 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
     memo: dict[Expr, Expr] = {}
     cheaper = (*rules(kernel, spelled), *joined(spelled))
     expansions = {name: f for name, f in EXPANSIONS.items() if name not in spelled}
-    tables = "lookup" not in spelled
     if PIECE in spelled and "tanh" in expansions:
         expansions["tanh"] = tanh_by_pieces
     elif ESTIMATE in spelled and "tanh" in expansions:
@@ -60,8 +59,6 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
                 and not all(isinstance(a, Const) for a in r.args)
             ):
                 r = expansions[r.name](*r.args)
-            elif tables and isinstance(r, Op) and r.name == "lookup":
-                r = expand_lookup(*r.args)
             memo[e] = r
         return r
 

@@ -2,7 +2,7 @@
 
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
     y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats or bytes
-    y = matmul(a, decode(q, s))       ->   y = matmul(a, decode(q @ "packed 1/32 0/32 ..", s @ ..))        as lanes read them
+    y = matmul(a, decode(q, s))      ->   y = matmul(a, decode(q @ "packed 1/32 0/32 ..", s @ ..))    as lanes read them
     w = conv_backward_filter(x, g)   ->   pack(w @ "0 2 3 1" = conv_backward_filter(x @ "0 2 3 1", g @ "0 2 3 1"))
 
 Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), for vector loads and TMA; those of sums of bytes
@@ -44,8 +44,8 @@ def _rows(axis: int, block: int) -> tuple[Part, ...]:
 
 
 def code_layout(bits: int) -> Encoding:
-    """Codes [k, n] of weights: 16 bytes of a lane are 8 of a sum of 4 columns (8 bits: 2), 8 apart; 4 neighbouring lanes
-    go on along the sum, the 8 times 4 lanes of a warp over the columns.
+    """Codes [k, n] of weights: 16 bytes of a lane are 8 of a sum of 4 columns (8 bits: 2), 8 apart; 4 neighbouring
+    lanes go on along the sum, the 8 times 4 lanes of a warp over the columns.
     """
     columns = ACCESS // (EIGHT * bits // 8)
     outer = (Part(1, EIGHT * columns), Part(0, DEPTH), Part(1, 1, EIGHT), Part(0, EIGHT, DEPTH // EIGHT))
@@ -119,7 +119,7 @@ class _ChannelsLast(Layouts):
         self.set_input(n, 1, dense(Part(1), Part(0)) if turned else ROW_MAJOR)
 
     def decoded(self, n: Node) -> None:
-        """Codes, scales and zero points as the lanes of a warp read them; a node of its own decodes for each product."""
+        """Codes, scales and zero points as a warp's lanes read them; a node of its own decodes for each product."""
         self.set_input(n, 0, ROW_MAJOR)
         b = n.inputs[1]
         assert b is not None and b.node is not None

@@ -124,7 +124,8 @@ def _has_kernel(m: Match, v: Value, codes: Array, t: DType, axis: int, block: in
         x = u.inputs[0]
         if u.op.name not in ("matmul", "gemm") or x is None or codes.ndim != 2 or not x.type.static:
             return False
-        k, n, along = *codes.shape, axis
+        k, n = (int(s) for s in codes.shape)
+        along = axis
         if u.op.name == "gemm" and u.attrs["trans_b"]:
             k, n, along = n, k, 1 - axis
         rows = math.prod(map(int, x.type.shape[:-1]))  # type: ignore[arg-type]

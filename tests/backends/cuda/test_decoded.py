@@ -1,4 +1,4 @@
-"""Products of few rows with weights of 4 and 8 bits: interpreted, and compiled without spills; what has no such kernel."""
+"""Products of few rows with weights of 4 and 8 bits: interpreted, compiled without spills; what has no such kernel."""
 
 from __future__ import annotations
 
