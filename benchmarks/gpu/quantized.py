@@ -422,7 +422,7 @@ def main() -> int:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     ap.add_argument("--only", default="", help="products whose name holds one of these words, separated by commas")
-    ap.add_argument("--candidates", type=int, default=3, help="schedules of each product and template")
+    ap.add_argument("--candidates", type=int, default=2, help="schedules of each product and template")
     ap.add_argument("--replays", type=int, default=9, help="of each graph, for one median")
     ap.add_argument("--layers", type=int, default=22, help="of the decoder")
     ap.add_argument("--forms", default="float,w8,w4", help="of the decoder's weights, float first")
