@@ -304,14 +304,18 @@ def quantize_by_product(m: Match) -> Value:
     return m.b.cast(m.b.add(q, z) if z else q, to=to)  # type: ignore[no-any-return]
 
 
-def quantize_by_inverse(m: Match) -> Value:
-    """quantize(x, s, z)   ->   cast(clip(round(mul(x, 1/s)) + z, low, high)), where the scale is known at the call"""
+def quantize_by_division(m: Match) -> Value:
+    """quantize(x, s, z)   ->   cast(clip(round(div(x, s)) + z, low, high)), where the scale is known at the call
+
+    A product with 1/s would put a quotient halfway between two integers on the wrong side: ties are frequent there,
+    since the scale is made of the largest elements.
+    """
     n = m.root
     scale, zero = _one_scale(m, n)
     m.require(scale.type.dtype is f32 is m.operand(n, 0).type.dtype and scale not in m.graph.constants, "a constant")
     m.require(n.attrs["dtype"] in BYTES, "the result is {}", n.attrs["dtype"])
     low, high = n.attrs["dtype"].range
-    q = m.b.round(m.b.mul(n.inputs[0], m.b.reciprocal(m.b.reshape(scale, shape=()))))
+    q = m.b.round(m.b.div(n.inputs[0], m.b.reshape(scale, shape=())))
     q = q if zero is None else m.b.add(q, m.b.cast(m.b.reshape(zero, shape=()), to=f32))
     return m.b.cast(m.b.clip(q, low=float(low), high=float(high)), to=n.attrs["dtype"])  # type: ignore[no-any-return]
 
@@ -359,5 +363,5 @@ RULES = (
 )
 LAST_RULES = (
     Rule(quantize_by_product, ("quantize_linear",), exact=False),
-    Rule(quantize_by_inverse, ("quantize_linear",), exact=False),
+    Rule(quantize_by_division, ("quantize_linear",), exact=False),
 )

@@ -100,3 +100,13 @@ def test_bytes_are_moved() -> None:
 def test_other_scales_are_computed_ahead_of_a_concatenation() -> None:
     ops = near(graph(MOVED.format(scale="t", zero="v")))
     assert ops[-1] == "concat" and ops.count("clip") == 2
+
+
+def test_halves_of_steps_are_rounded_as_by_division() -> None:
+    """A scale that the call gives: x / s decides on which side of a half an element lies, not x * (1 / s)."""
+    g = parse("def g(x: f32[2000], s: f32, z: u8):\n    return quantize_linear(x, s, z, dtype=u8)")
+    s = np.float32(5) / np.float32(255)
+    x = (RNG.integers(-150, 100, 2000).astype(np.float32) + np.float32(0.5)) * s
+    assert "quantize_linear" not in rewritten(g)
+    (got,) = run(g, [x, s, np.array(153, np.uint8)])
+    np.testing.assert_array_equal(got, np.clip(np.rint(x / s) + 153, 0, 255).astype(np.uint8))
