@@ -23,7 +23,10 @@ Array = np.ndarray[Any, Any]
 KERNELS = 4096  # loaded kernels kept in a process, some kilobytes each
 PARALLEL_SIZE = 1 << 14  # elements from which a flat program wakes other threads
 FREE_FRAMES = 4  # of a program: so many calls at once find their memory
-KEPT_ARENA = 64 << 20  # bytes of intermediate values that a program keeps for its next call; more is given back
+KEPT_ARENA = 64 << 20  # bytes of intermediate values that a program keeps for its next call
+# Bytes that one frame keeps for all programs with larger arenas, since fresh memory costs a page fault for each 4 KiB:
+# steps of a training run. More is given back.
+SHARED_ARENA = 1 << 30
 
 
 class CpuExpressions:
@@ -33,6 +36,7 @@ class CpuExpressions:
         self.cache, self.threads = cache, threads
         self.runner = runner(cache)
         self.loaded: LRU[str, tuple[Loaded, bytes]] = LRU(KERNELS)
+        self.frames: list[CallFrame] = []  # of programs with large arenas
 
     def job(self, check: bool) -> BuildJob:
         return ExpressionJob(self.cache, check=check, entry=False, loader=self)
@@ -51,7 +55,7 @@ class CpuExpressions:
         records = records_of(program.calls, words, apart)
         table = table_of(records, {s: loaded.address(s) for s, loaded in kernels.items()})
         code = Code(self.runner.entry, kernels, self.runner.loaded, table)
-        return CpuExpression(replace(program, code={}, loaded=code), self.threads, counters(records))
+        return CpuExpression(replace(program, code={}, loaded=code), self.threads, counters(records), self.frames)
 
     def kernel(self, symbol: str, code: bytes | None) -> Loaded | None:
         """A loaded kernel; None if its code is nowhere."""
@@ -79,12 +83,14 @@ class CpuExpression(CpuInstance):
 
     __slots__ = ("dtypes", "empty_result", "most")
 
-    def __init__(self, program: Program, threads: int, counters: int) -> None:
+    def __init__(self, program: Program, threads: int, counters: int, frames: list[CallFrame]) -> None:
         super().__init__(program, dict.fromkeys(program.dims, 1), threads, [])
         self.words += len(program.dims) + counters
         self.dtypes = [np.dtype(d) for _, d in self.outputs]
         self.empty_result = result_memory().empty
-        self.most = FREE_FRAMES if self.arena_bytes <= KEPT_ARENA else 0
+        self.most = FREE_FRAMES
+        if self.arena_bytes > KEPT_ARENA:
+            self.free, self.most = frames, int(self.arena_bytes <= SHARED_ARENA)
 
     @property
     def notes(self) -> Sequence[Any]:
@@ -106,6 +112,11 @@ class CpuExpression(CpuInstance):
             self.fail(held.frame)
         self.put(held)
         return results
+
+    def _adopted(self, held: CallFrame | None) -> CallFrame:
+        found = super()._adopted(held)
+        found.pointers[HEAD + len(self.program.inputs) + len(self.outputs) :] = 0  # counters begin so
+        return found
 
     def put(self, held: CallFrame) -> None:
         if len(self.free) < self.most:

@@ -20,11 +20,13 @@ import numpy as np
 
 from dnnc.array.devices import HOST, DeviceData, Foreign, Place, device_name, moved_to, on_host
 from dnnc.array.errors import TypeInputError, ValueInputError
-from dnnc.array.lazy import ROOT, Lazy, apply, buffer, leaf, materialise
+from dnnc.array.lazy import Lazy, apply, buffer, leaf, materialise
 from dnnc.array.methods import Methods
 from dnnc.array.methods import function as _function
+from dnnc.array.operators import Operators
 from dnnc.array.promotion import BFLOAT16, DType, dtype_of, kind_of, real_of
 from dnnc.array.sizes import Size
+from dnnc.array.structure import ROOT
 from dnnc.backends.runtime.arrays import Kind, stream_address
 from dnnc.backends.runtime.device import DeviceArray
 from dnnc.ir.dtype import from_numpy
@@ -33,42 +35,9 @@ from dnnc.ir.types import TensorType
 
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 CPU, CUDA = 1, 2  # kDLCPU and kDLCUDA, kinds of devices to DLPack
-NUMBERS = (bool, int, float, complex)
-OPERANDS = (*NUMBERS, np.ndarray, np.generic, Size)  # what stands beside an array
 
 
-def _binary(name: str, reverse: bool) -> Any:
-    def method(self: Array, other: Any, /) -> Any:
-        if type(other) is not Array and not isinstance(other, (Array, *OPERANDS)):
-            return NotImplemented
-        return _function(name)(other, self) if reverse else _function(name)(self, other)
-
-    return method
-
-
-def _inplace(name: str) -> Any:
-    def method(self: Array, other: Any, /) -> Any:
-        if not isinstance(other, Array) and not isinstance(other, OPERANDS):
-            return NotImplemented
-        made = _function(name)(self, as_operand(other))
-        if made.shape != self.shape:
-            raise InputError(f"{name} in place: the result of shape {made.shape} does not fit into {self.shape}")
-        self._written(made.astype(self._dtype, copy=False)._parts)
-        return self
-
-    return method
-
-
-def _operator(name: str) -> tuple[Any, Any, Any]:
-    """x + y, y + x, x += y"""
-    return _binary(name, False), _binary(name, True), _inplace(name)
-
-
-def _unary(name: str) -> Any:
-    return lambda self: _function(name)(self)
-
-
-class Array(Methods):
+class Array(Operators, Methods):
     """An n-dimensional array of one dtype, computed when it is needed. Make one by `dnnc.array.asarray`."""
 
     __slots__ = ("__weakref__", "_dtype", "_grad", "_pairs", "_parts", "_shown")
@@ -89,10 +58,10 @@ class Array(Methods):
     def _written(self, parts: Sequence[Lazy]) -> None:
         """Take other values in place. An array that requires a gradient still does, from these on."""
         before = self._parts[0]
-        begins = self.requires_grad
-        self._set(parts)
-        if begins:
-            gradients().again(self, before)
+        if before.tracked == ROOT and before.root() is self:
+            gradients().again(self, before, parts)
+        else:
+            self._set(parts)
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
@@ -380,25 +349,6 @@ class Array(Methods):
     def __reduce__(self) -> Any:
         return from_buffer, (np.array(self._contents()), self.device)
 
-    # --- operators ----------------------------------------------------------------------------------------------------
-
-    __add__, __radd__, __iadd__ = _operator("add")
-    __sub__, __rsub__, __isub__ = _operator("subtract")
-    __mul__, __rmul__, __imul__ = _operator("multiply")
-    __truediv__, __rtruediv__, __itruediv__ = _operator("divide")
-    __floordiv__, __rfloordiv__, __ifloordiv__ = _operator("floor_divide")
-    __mod__, __rmod__, __imod__ = _operator("remainder")
-    __pow__, __rpow__, __ipow__ = _operator("pow")
-    __and__, __rand__, __iand__ = _operator("bitwise_and")
-    __or__, __ror__, __ior__ = _operator("bitwise_or")
-    __xor__, __rxor__, __ixor__ = _operator("bitwise_xor")
-    __lshift__, __rlshift__, __ilshift__ = _operator("bitwise_left_shift")
-    __rshift__, __rrshift__, __irshift__ = _operator("bitwise_right_shift")
-    __matmul__, __rmatmul__, __imatmul__ = _operator("matmul")
-    __eq__, __ne__ = _binary("equal", False), _binary("not_equal", False)
-    __lt__, __le__, __gt__, __ge__ = (_binary(n, False) for n in ("less", "less_equal", "greater", "greater_equal"))
-    __neg__, __pos__, __abs__, __invert__ = map(_unary, ("negative", "positive", "abs", "bitwise_invert"))
-
     # --- indexing -----------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any, /) -> Array:
@@ -518,7 +468,8 @@ def scalar(value: Any, dtype: DType) -> Array:
 
 def number(value: int | float, dtype: DType) -> Lazy:
     """The same of a number of a real type."""
-    return Lazy(*_number(value, dtype, 1.0 if value else math.copysign(1.0, value)))
+    type_, a = _number(value, dtype, 1.0 if value else math.copysign(1.0, value))
+    return Lazy(type_, None, 0, a)
 
 
 def _as_dtype(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
@@ -526,11 +477,11 @@ def _as_dtype(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
 
 
 @lru_cache(1024, typed=True)
-def _number(value: int | float, dtype: DType, sign: float) -> tuple[TensorType, None, int, np.ndarray[Any, Any]]:
-    """What a Lazy of a number is made of. `sign`: of a zero, since zeros are equal and have signs."""
+def _number(value: int | float, dtype: DType, sign: float) -> tuple[TensorType, np.ndarray[Any, Any]]:
+    """Type and contents of a number. `sign`: of a zero, since zeros are equal and have signs."""
     a = _as_dtype(value, dtype)
     a.flags.writeable = False
-    return TensorType(from_numpy(dtype), ()), None, 0, a
+    return TensorType(from_numpy(dtype), ()), a
 
 
 def wrapped(value: int, dtype: DType) -> Any:
@@ -540,6 +491,17 @@ def wrapped(value: int, dtype: DType) -> Any:
         if not info.min <= value <= info.max:
             raise InputError(f"{value} is no {dtype}: expected {info.min} to {info.max}")
     return value
+
+
+def fresh(x: Lazy) -> Array:
+    """An array of a value that was just recorded, of real numbers."""
+    a = _new_array(Array)
+    a._dtype, a._grad, a._parts, a._pairs = x.type.dtype.numpy, None, (x,), None
+    x.owner = weakref.ref(a)
+    return a
+
+
+_new_array = Array.__new__
 
 
 def array_of(*parts: Lazy) -> Array:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import (
-    NUMBERS,
     Array,
     array_of,
     as_operand,
@@ -25,6 +24,7 @@ from dnnc.array.devices import HOST, device_name, home, imported
 from dnnc.array.elementwise import add, multiply
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
+from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import DEFAULTS, DType, dtype_of, promoted, real_of
 from dnnc.array.sizes import size, symbolic
 from dnnc.backends.runtime.arrays import is_device_array

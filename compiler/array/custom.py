@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import NUMBERS, array_of, scalar
+from dnnc.array.core import array_of, scalar
 from dnnc.array.creation import asarray
 from dnnc.array.custom_products import Product, multiplied, products, replaced
 from dnnc.array.lazy import apply_all
+from dnnc.array.operators import NUMBERS
 from dnnc.array.sizes import Size
 from dnnc.ir import te
 from dnnc.ir.errors import DnncError, InputError, ShapeError

@@ -10,9 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from dnnc.array import complex_math as cm
-from dnnc.array.core import NUMBERS, Array, apply_full, array_of, as_operand, cast, moved, number, placed, scalar
+from dnnc.array.core import Array, apply_full, array_of, as_operand, cast, fresh, moved, number, placed, scalar
 from dnnc.array.devices import device_name
-from dnnc.array.lazy import Lazy, apply, apply_plain
+from dnnc.array.lazy import Lazy, apply, apply_binary, apply_unary
+from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import DEFAULTS, DType, complex_of, dtype_of, float_of, kind_of, promoted, real_of
 from dnnc.array.sizes import Size
 from dnnc.ir.dtype import DType as IrType
@@ -45,7 +46,7 @@ def operands(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
 def _as_they_are(given: tuple[Operand, ...], kinds: str) -> list[Array] | None:
     """Return operands that need no promotion: arrays of one type, or one and a number of its type; else None."""
     first, *rest = given
-    if type(first) is not Array:
+    if not isinstance(first, Array):
         return None
     dtype = first._dtype
     kind = kind_of(dtype)
@@ -53,7 +54,7 @@ def _as_they_are(given: tuple[Operand, ...], kinds: str) -> list[Array] | None:
         return None
     out = [first]
     for x in rest:
-        if type(x) is Array:
+        if isinstance(x, Array):
             if x._dtype is not dtype:
                 return None
             out.append(x)
@@ -84,18 +85,24 @@ def floats(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
 
 def quick(op: str, x1: Operand, x2: Operand, kinds: str = "iuf") -> Array | None:
     """Apply an op to two real arrays of one type, or to one and a number that takes its type; else None."""
-    array = x1 if type(x1) is Array else x2
-    if type(array) is not Array or kind_of(array._dtype) not in kinds:
+    array = x1 if isinstance(x1, Array) else x2
+    if not isinstance(array, Array):
         return None
-    p, q = _part(x1, array._dtype), _part(x2, array._dtype)
-    return None if p is None or q is None else array_of(apply_plain(op, p, q))
+    dtype = array._dtype
+    kind = dtype.kind
+    if kind == "V":
+        kind = "f"
+    if kind not in kinds:
+        return None
+    p = x1._parts[0] if x1 is array else _part(x1, dtype, kind)
+    q = x2._parts[0] if x2 is array else _part(x2, dtype, kind)
+    return None if p is None or q is None else fresh(apply_binary(op, p, q))
 
 
-def _part(x: Operand, dtype: DType) -> Lazy | None:
-    if type(x) is Array:
+def _part(x: Operand, dtype: DType, kind: str) -> Lazy | None:
+    if isinstance(x, Array):
         return x._parts[0] if x._dtype is dtype else None
-    of_its_kind = type(x) is int or (type(x) is float and kind_of(dtype) == "f")
-    return number(x, dtype) if of_its_kind else None
+    return number(x, dtype) if type(x) is int or (type(x) is float and kind == "f") else None
 
 
 def one(x: Array) -> Lazy:
@@ -104,7 +111,7 @@ def one(x: Array) -> Lazy:
 
 def real_op(name: str, *xs: Array, **attrs: Any) -> Array:
     """An op on arrays of real numbers."""
-    return array_of(apply(name, *[x._parts[0] for x in xs], **attrs))
+    return fresh(apply(name, *[x._parts[0] for x in xs], **attrs))
 
 
 def const(like: Lazy, value: Any) -> Lazy:
@@ -188,7 +195,7 @@ def remainder(x1: Operand, x2: Operand, /) -> Array:
 
 
 def pow(x1: Operand, x2: Operand, /) -> Array:
-    if type(x1) is Array and kind_of(x1._dtype) == "f" and type(x2) in (int, float) and x2 in _POWERS:
+    if isinstance(x1, Array) and kind_of(x1._dtype) == "f" and type(x2) in (int, float) and x2 in _POWERS:
         return array_of(_POWERS[x2](x1._parts[0]))
     a, b = operands("pow", x1, x2, kinds="iufc")
     if a.dtype.kind == "c":
@@ -199,8 +206,8 @@ def pow(x1: Operand, x2: Operand, /) -> Array:
 
 
 _POWERS: dict[float, Callable[[Lazy], Lazy]] = {
-    2: lambda p: apply_plain("mul", p, p),
-    3: lambda p: apply_plain("mul", apply_plain("mul", p, p), p),
+    2: lambda p: apply_binary("mul", p, p),
+    3: lambda p: apply_binary("mul", apply_binary("mul", p, p), p),
     1: lambda p: p,
     -1: lambda p: apply("reciprocal", p),
     -2: lambda p: apply("reciprocal", apply("mul", p, p)),
@@ -208,8 +215,8 @@ _POWERS: dict[float, Callable[[Lazy], Lazy]] = {
 
 
 def negative(x: Operand, /) -> Array:
-    if type(x) is Array and kind_of(x._dtype) in "if":
-        return array_of(apply_plain("neg", x._parts[0]))
+    if isinstance(x, Array) and kind_of(x._dtype) in "if":
+        return array_of(apply_unary("neg", x._parts[0]))
     (a,) = operands("negative", x, kinds="iufc")
     if a.dtype.kind == "u":
         return array_of(apply("sub", const(one(a), 0), one(a)))
@@ -255,8 +262,8 @@ def sqrt(x: Operand, /) -> Array:
 
 
 def _function(name: str, x: Operand) -> Array:
-    if type(x) is Array and kind_of(x._dtype) == "f":
-        return array_of(apply_plain(name, x._parts[0]))
+    if isinstance(x, Array) and kind_of(x._dtype) == "f":
+        return array_of(apply_unary(name, x._parts[0]))
     (a,) = floats(name, x)
     return array_of(*cm.FUNCTIONS[name](a._parts)) if a.dtype.kind == "c" else real_op(name, a)
 

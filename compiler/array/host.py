@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import Array, from_buffer, taken_apart
-from dnnc.array.lazy import TRACKED, Call
+from dnnc.array.lazy import Call
 from dnnc.array.promotion import kind_of
+from dnnc.array.structure import TRACKED
 from dnnc.ir.errors import GradientError
 from dnnc.ir.op import OpDef
 

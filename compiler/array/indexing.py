@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.array import places
-from dnnc.array.core import NUMBERS, Array, array_of, as_operand, cast, from_buffer, placed, scalar
+from dnnc.array.core import Array, array_of, as_operand, cast, from_buffer, placed, scalar
 from dnnc.array.devices import HOST, common
 from dnnc.array.elementwise import where
 from dnnc.array.errors import IndexInputError
@@ -29,6 +29,7 @@ from dnnc.array.manipulation import (
     reshape,
     wide,
 )
+from dnnc.array.operators import NUMBERS
 from dnnc.array.sizes import plain, same, same_shape, seen, symbolic
 from dnnc.array.sizes import size as whole
 from dnnc.ir.dtype import i64

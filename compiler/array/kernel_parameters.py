@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import NUMBERS, Array, as_operand, scalar
+from dnnc.array.core import Array, as_operand, scalar
 from dnnc.array.notation import ARITY, C_TYPES, DTYPES, Source
+from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import DType, kind_of, promoted
 from dnnc.ir.errors import InputError, a_type
 

@@ -27,27 +27,25 @@ import numpy as np
 from dnnc.array.devices import HOST, DeviceData, common, place
 from dnnc.array.lines import no_data, user_line
 from dnnc.array.sizes import seen
+from dnnc.array.structure import FLAT_SIZE, TRACKED, Reached, flat_shape, graph_of
 from dnnc.ir.dtype import DType, from_numpy
 from dnnc.ir.errors import InputError, Loc
-from dnnc.ir.expr import Expr, var
-from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.expr import Expr
 from dnnc.ir.graph.attributes import complete
 from dnnc.ir.graph.builder import infer
 from dnnc.ir.lru import LRU
-from dnnc.ir.op import Cost, OpDef, Trait
+from dnnc.ir.op import Cost, OpDef
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 
 Array = np.ndarray[Any, Any]
-FLAT_SIZE = 1 << 18  # elements up to which one program serves all sizes; beyond, knowing the size is worth a program
 FLAT_THERE = 1 << 22  # the same on a CUDA device, where a new program costs more
 PROGRAMS = 512  # programs kept in a process
 # calls on top of each other: unread chains are computed piece by piece, and pieces of a loop are one program
 DEEPEST = 64
 # the same of what depends on an array that requires a gradient: forward and backward are one program
 DEEPEST_TRACKED = 4096
-END = -2  # in a structure, ahead of its results; an operand that is absent is -1
-TRACKED, ROOT = 1, 2  # of values: they have a history; it begins with them
+HEAVY = Cost.HEAVY
 RULES = 4096  # applications of ops of which the types are kept
 _RECORDING: ContextVar[bool] = ContextVar("dnnc_recording", default=True)
 
@@ -67,20 +65,16 @@ def no_grad() -> Iterator[None]:
         _RECORDING.reset(token)
 
 
-@cache
-def is_flat(op: OpDef) -> bool:
-    """True if it computes each element of the others, whatever their rank. Custom ops may know their rank."""
-    return Trait.ELEMENTWISE in op.traits and Trait.CUSTOM not in op.traits
-
-
 class Call:
     """One application of an op. `key`: its structure; `device`: of operands. Traced: rising `number`, `locs`.
 
-    Tracked: an operand depends on an array that requires a gradient, see `dnnc.frontends.trace.backward`.
+    Tracked: an operand depends on an array that requires a gradient, see `dnnc.frontends.trace.backward`. `along`:
+    values that are computed together with the results.
     """
 
     __slots__ = (
-        "attrs", "depth", "device", "heavy", "inputs", "key", "locs", "number", "op", "traced", "tracked", "types",
+        "along", "attrs", "depth", "device", "heavy", "inputs", "key", "locs", "number", "op", "traced",
+        "tracked", "types",
     )  # fmt: skip
     counted = itertools.count(1)
     heavy: bool
@@ -99,7 +93,8 @@ class Call:
         self.key = key or (op.name, *attrs.values())
         self.number = 0
         self.locs: tuple[Loc, ...] = ()
-        depth, traced, heavy, apart, tracked = 0, False, op.cost is Cost.HEAVY, False, 0
+        self.along: tuple[weakref.ref[Lazy], ...] = ()
+        depth, traced, heavy, tracked = 0, False, op.cost is HEAVY, False
         device: str | None = None
         for x in inputs:
             if x is None:
@@ -108,16 +103,16 @@ class Call:
                 depth = x.depth
             if x.traced:
                 traced = True
-            if x.tracked and not tracked and _RECORDING.get():
-                tracked = TRACKED
-            if not heavy and x.call is not None and x.call.heavy:
-                heavy = True
+            if x.tracked:
+                tracked = True
             if x.device is not None and x.device != device:
-                apart = apart or device is not None
+                if device is not None and not any(i is not None and i.traced for i in inputs):
+                    common(op.name, [i.device for i in inputs if i is not None])
                 device = x.device
-        if apart and not traced:
-            common(op.name, [x.device for x in inputs if x is not None])
-        self.depth, self.traced, self.heavy, self.tracked = depth + 1, traced, heavy, tracked
+            if not heavy and x.call is not None:
+                heavy = x.call.heavy
+        self.depth, self.traced, self.heavy = depth + 1, traced, heavy
+        self.tracked = TRACKED if tracked and _RECORDING.get() else 0
         self.device = None if traced else device
 
     def trace(self) -> None:
@@ -134,20 +129,9 @@ class Lazy:
     """
 
     __slots__ = (
-        "call",
-        "data",
-        "depth",
-        "device",
-        "index",
-        "origin",
-        "owner",
-        "root",
-        "seen",
-        "step",
-        "traced",
-        "tracked",
-        "type",
-    )
+        "__weakref__", "call", "data", "depth", "device", "index", "origin", "owner", "root", "seen", "step", "traced",
+        "tracked", "type",
+    )  # fmt: skip
 
     depth: int
     device: str | None
@@ -192,12 +176,13 @@ class Step:
     and arrays whose history was cut meanwhile.
 
     All are known by weak references. An array that was written to meanwhile, as an optimizer does, counts as it is now.
+    `history`: how the result is computed, until it is.
     """
 
-    __slots__ = ("result", "roots")
+    __slots__ = ("history", "result", "roots")
 
-    def __init__(self, result: weakref.ref[Any], roots: Sequence[weakref.ref[Any]]) -> None:
-        self.result, self.roots = result, list(roots)
+    def __init__(self, result: weakref.ref[Any], roots: Sequence[weakref.ref[Any]], history: Any = None) -> None:
+        self.result, self.roots, self.history = result, list(roots), history
 
     def values(self) -> list[Lazy]:
         """What is not computed yet."""
@@ -206,12 +191,26 @@ class Step:
         return [p for a in arrays for p in a._parts if p.call is not None and not p.traced]
 
 
+def results(call: Call) -> list[Lazy]:
+    """What a call gives; results without elements are there already."""
+    return [nothing(t, call.device) if 0 in t.shape else Lazy(t, call, k) for k, t in enumerate(call.types)]
+
+
 def leaf(data: Any, device: str | None = HOST) -> Lazy:
     """A buffer as a value, copied only if it is not contiguous. `device`: of a NumPy array; None if neutral."""
     if isinstance(data, DeviceData):
         return Lazy(TensorType(from_numpy(data.dtype), data.shape), data=data, device=data.place.name)
     a = np.ascontiguousarray(data) if np.ndim(data) else np.asarray(data)
     return Lazy(TensorType(from_numpy(a.dtype), a.shape), data=a, device=device)
+
+
+def compute_along(x: Lazy, *values: Lazy) -> None:
+    """Let values that depend on the call of x be computed with its results, if anybody still holds them then.
+
+    These are running statistics: nobody asks for them, and each call adds to how the last ones were computed.
+    """
+    if x.call is not None and not x.traced:
+        x.call.along += tuple(map(weakref.ref, values))
 
 
 def placeholder(type: TensorType) -> Lazy:
@@ -224,17 +223,25 @@ def apply(name: str, *inputs: Lazy | None, **attrs: Any) -> Lazy:
     return apply_all(name, *inputs, **attrs)[0]
 
 
-def apply_plain(name: str, *inputs: Lazy) -> Lazy:
-    """The same of an op without attributes: most of what expressions are made of, in a third of the time."""
-    flat: list[Any] = []
-    for x in inputs:
-        if x.traced:
-            return apply_all(name, *inputs)[0]
-        flat += (x.type.dtype, x.type.shape)
-    op, full, types, key = _plain(name, *flat)
-    call = Call(op, inputs, full, types, key)
+def apply_binary(name: str, x: Lazy, y: Lazy) -> Lazy:
+    """The same of an op of two operands without attributes: most of what expressions are made of."""
+    if x.traced or y.traced:
+        return apply_all(name, x, y)[0]
+    s, t = x.type, y.type
+    op, full, types, key = _plain(name, s.dtype, s.shape, t.dtype, t.shape)
+    call = Call(op, (x, y), full, types, key)
     most = DEEPEST_TRACKED if call.tracked else DEEPEST
-    return Lazy(types[0], call) if call.depth < most and 0 not in types[0].shape else apply_all(name, *inputs)[0]
+    return Lazy(types[0], call) if call.depth < most and 0 not in types[0].shape else apply_all(name, x, y)[0]
+
+
+def apply_unary(name: str, x: Lazy) -> Lazy:
+    """The same of one operand."""
+    if x.traced:
+        return apply_all(name, x)[0]
+    op, full, types, key = _plain(name, x.type.dtype, x.type.shape)
+    call = Call(op, (x,), full, types, key)
+    most = DEEPEST_TRACKED if call.tracked else DEEPEST
+    return Lazy(types[0], call) if call.depth < most and 0 not in types[0].shape else apply_all(name, x)[0]
 
 
 def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[Lazy, ...]:
@@ -280,7 +287,7 @@ def _words(inputs: tuple[Lazy | None, ...], attrs: dict[str, Any]) -> list[Any] 
             for d in a:
                 if type(d) is not int:
                     return None
-        elif kind not in _EXACT:
+        elif kind not in _EXACT and not (kind is float and (a > 0 or a < 0)):
             return None
         flat.append(a)
     for x in inputs:
@@ -290,7 +297,7 @@ def _words(inputs: tuple[Lazy | None, ...], attrs: dict[str, Any]) -> list[Any] 
     return flat
 
 
-_EXACT = {bool, int, str, DType}  # equal ones are the same, as zeros are not
+_EXACT = {bool, int, str, DType}  # equal ones are the same, as zeros of floats are not
 
 
 @lru_cache(RULES)
@@ -326,138 +333,6 @@ def nothing(t: TensorType, device: str | None) -> Lazy:
     return Lazy(t, data=DeviceData(place(str(device)), 0, shape, t.dtype.numpy, None, 0), device=device)
 
 
-# --- structure --------------------------------------------------------------------------------------------------------
-
-
-class Reached:
-    """Collect calls behind values, operands first, with result numbers; leaves; met ones; `key`: calls in words."""
-
-    __slots__ = ("calls", "count", "key", "leaves", "met", "steps")
-
-    def __init__(self, roots: Sequence[Lazy]) -> None:
-        self.calls: dict[Call, int] = {}
-        self.leaves: dict[Lazy, int] = {}
-        self.met: dict[Lazy, None] = {}
-        self.key: list[Any] = []
-        self.count = 0  # of results
-        self.steps: dict[Step, bool] = {}  # that values met belong to; True: an earlier step has written one
-        self.reach(roots)
-
-    def reach(self, roots: Sequence[Lazy]) -> None:
-        """Go on from further values."""
-        calls, leaves, met, key, count, steps = self.calls, self.leaves, self.met, self.key, self.count, self.steps
-        stack: list[Call] = []
-        for x in reversed(roots):
-            if x.call is None:
-                leaves.setdefault(x, len(leaves))
-            else:
-                stack.append(x.call)
-                met[x] = None
-                if x.step is not None:
-                    steps[x.step] = x.tracked == ROOT
-        while stack:
-            call = stack[-1]
-            if call in calls:
-                stack.pop()
-                continue
-            before = len(stack)
-            for i in call.inputs:
-                if i is None:
-                    continue
-                c = i.call
-                if c is None:
-                    leaves.setdefault(i, len(leaves))
-                    continue
-                met[i] = None
-                if i.step is not None:
-                    steps[i.step] = i.tracked == ROOT
-                if c not in calls:
-                    stack.append(c)
-            if len(stack) == before:
-                stack.pop()
-                calls[call] = count
-                count += len(call.types)
-                key.append(call.key)
-                key += [
-                    -1 if i is None else -2 - leaves[i] if i.call is None else calls[i.call] + i.index
-                    for i in call.inputs
-                ]
-        self.count = count
-
-    def structure(self, outputs: Sequence[Lazy], flat: bool = False) -> Any:
-        """Equal for what one program computes. `flat`: whatever the shape of its arrays."""
-        leaves, calls = self.leaves, self.calls
-        given = [(x.type.dtype.name, bool(x.type.shape) if flat else x.type.shape) for x in leaves]
-        # the mark is for ops of any number of operands
-        return (
-            *self.key,
-            END,
-            *(-2 - leaves[x] if x.call is None else calls[x.call] + x.index for x in outputs),
-            *given,
-        )
-
-
-def _flat_shape(
-    calls: Iterable[Call], leaves: Iterable[Lazy], outputs: Sequence[Lazy], most: int = FLAT_SIZE
-) -> tuple[int, ...] | None:
-    """Return one shape for all arrays of an element-wise expression where a program for vectors of any size serves."""
-    shape = outputs[0].type.shape
-    if not shape or not 0 < math.prod(shape) <= most:
-        return None
-    for x in outputs:
-        if x.type.shape != shape:
-            return None
-    found = False
-    for x in leaves:
-        if x.type.shape == shape:
-            found = True
-        elif x.type.shape:
-            return None
-    for c in calls:
-        if not is_flat(c.op) and not (c.op.name == "full" and not c.types[0].shape):
-            return None
-        for t in c.types:
-            if t.shape and t.shape != shape:
-                return None
-    return shape if found else None  # type: ignore[return-value]
-
-
-def graph_of(
-    outputs: Sequence[Lazy], inputs: Sequence[Lazy] = (), name: str = "expression", flat: bool = False
-) -> tuple[Graph, list[Lazy]]:
-    """A graph that computes values.
-
-    Args:
-        outputs: what it gives.
-        inputs: placeholders or buffers that are its first inputs, in this order; what else it reads becomes further
-            inputs.
-        name: of the graph.
-        flat: are arrays with axes to be vectors of one symbolic size?
-
-    Returns:
-        The graph, and the values that its inputs stand for.
-    """
-    reached = Reached(outputs)
-    order = [*inputs, *(x for x in reached.leaves if all(x is not i for i in inputs))]
-    g = Graph(name)
-    size = var("N", lo=1)
-
-    def type_(t: TensorType) -> TensorType:
-        return TensorType(t.dtype, (size,)) if flat and t.shape else t
-
-    known: dict[Any, Value] = {id(x): g.add_input(f"x{k}", type_(x.type)) for k, x in enumerate(order)}
-
-    def value(x: Lazy | None) -> Value | None:
-        return None if x is None else known[id(x)] if x.call is None else known[id(x.call), x.index]
-
-    for c in reached.calls:
-        node = g.append(Node(c.op, [value(x) for x in c.inputs], dict(c.attrs), [type_(t) for t in c.types], c.locs))
-        for k, made in enumerate(node.outputs):
-            known[id(c), k] = made
-    g.outputs = [v for x in outputs if (v := value(x)) is not None]
-    return g, order
-
-
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 Program = Callable[[Sequence[Array]], list[Array]]
@@ -491,7 +366,7 @@ class Programs:
     def run(self, reached: Reached, outputs: Sequence[Lazy], device: str = HOST) -> list[Any]:
         """The contents of `outputs`, computed on a device."""
         data = [x.data for x in reached.leaves if x.data is not None]
-        shape = _flat_shape(reached.calls, reached.leaves, outputs, FLAT_SIZE if device == HOST else FLAT_THERE)
+        shape = flat_shape(reached.calls, reached.leaves, outputs, FLAT_SIZE if device == HOST else FLAT_THERE)
         if shape is not None:
             key = "flat", device, reached.structure(outputs, flat=True)
             with self.lock:
@@ -558,6 +433,7 @@ def _compute(wanted: Sequence[Lazy], device: str | None, begun: frozenset[Step])
         along = [x for step in steps for x in step.values() if x not in known and x.device == device]
         wanted = [*wanted, *along]
         reached.reach(along)
+    wanted = [*wanted, *_along(reached, wanted, device)]
     ahead = not steps and not begun and any(x.tracked == TRACKED for x in wanted)
     outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,), ahead)]
     results = PROGRAMS_MADE.run(reached, outputs, device or HOST)
@@ -565,6 +441,21 @@ def _compute(wanted: Sequence[Lazy], device: str | None, begun: frozenset[Step])
         if x.tracked == TRACKED and x.call is not None:
             x.origin = x.call
         x.data, x.call, x.depth = r, None, 0
+    for step in reached.steps:
+        step.history = None
+
+
+def _along(reached: Reached, wanted: Sequence[Lazy], device: str | None) -> list[Lazy]:
+    """Values that are to be computed along with what was reached, which then is reached from them too."""
+    out: list[Lazy] = []
+    others = set(wanted)
+    while reached.along:
+        held, reached.along = [ref() for ref in reached.along], []
+        new = [x for x in held if x is not None and x.call is not None and x.device == device and x not in others]
+        reached.reach(new)
+        others.update(new)
+        out += new
+    return out
 
 
 def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...], ahead: bool) -> list[Lazy]:
@@ -577,7 +468,7 @@ def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None
     for x in met:
         if x.device not in devices or x in others:
             continue
-        if ahead and x.tracked == TRACKED and x.call is not None and x.call.op.cost is Cost.HEAVY:
+        if ahead and x.tracked == TRACKED and x.call is not None and x.call.op.cost is HEAVY:
             out.append(x)
             continue
         if x.owner is None or x.owner() is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import Array, array_of, cast
+from dnnc.array.core import Array, array_of, cast, fresh
 from dnnc.array.creation import eye, ones
 from dnnc.array.decompositions import (
     cholesky,
@@ -28,7 +28,7 @@ from dnnc.array.decompositions import (
 from dnnc.array.elementwise import abs as abs_
 from dnnc.array.elementwise import add, conj, multiply, negative, one, operands, pow, sqrt, subtract
 from dnnc.array.errors import ValueInputError
-from dnnc.array.lazy import apply, apply_plain
+from dnnc.array.lazy import apply, apply_binary
 from dnnc.array.manipulation import (
     Axes,
     axes_of,
@@ -74,11 +74,11 @@ def _square(name: str, x: Array) -> int:
 
 def matmul(x1: Any, x2: Any, /) -> Array:
     """Products of matrices, stacks of them, and vectors."""
-    if type(x1) is Array and type(x2) is Array and x1._dtype is x2._dtype and kind_of(x1._dtype) == "f":
+    if isinstance(x1, Array) and isinstance(x2, Array) and x1._dtype is x2._dtype and kind_of(x1._dtype) == "f":
         p, q = x1._parts[0], x2._parts[0]
         left, right = p.type.shape, q.type.shape
         if len(left) > 1 and len(right) > 1 and left[-1] == right[-2]:
-            return array_of(apply_plain("matmul", p, q))
+            return fresh(apply_binary("matmul", p, q))
     a, b = _numbers("matmul", x1, x2)
     if not a.ndim or not b.ndim:
         raise ValueInputError(f"matmul: expected at least one axis each, got shapes {a.shape} and {b.shape}")

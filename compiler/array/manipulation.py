@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import NUMBERS, Array, array_of, as_operand, cast, from_buffer, scalar
+from dnnc.array.core import Array, array_of, as_operand, cast, from_buffer, scalar
 from dnnc.array.creation import shape_of
 from dnnc.array.devices import DeviceData, in_trace
 from dnnc.array.errors import IndexInputError, ValueInputError
 from dnnc.array.lazy import Lazy, apply, leaf
+from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import DEFAULTS, kind_of, promoted
 from dnnc.array.sizes import common, same, same_shape, size, symbolic
 

@@ -45,8 +45,9 @@ def dtype_of(d: Any) -> DType:
 
 def kind_of(d: DType | Scalar) -> str:
     """b, i, u, f or c."""
-    if isinstance(d, np.dtype):
-        return "f" if d == BFLOAT16 else d.kind  # which NumPy does not know to be a float
+    kind = getattr(d, "kind", None)
+    if kind is not None:
+        return "f" if kind == "V" else kind  # NumPy does not know that bfloat16 is a float
     return _KINDS.get(type(d)) or next(k for t, k in _KINDS.items() if isinstance(d, t))
 
 

@@ -51,6 +51,8 @@ def difference(a: Any, b: Any) -> Any:
 
 def same(a: Any, b: Any) -> bool:
     """Are two sizes known to be equal?"""
+    if type(a) is int and type(b) is int:
+        return a == b
     return a is b or (difference(a, b) == 0 if symbolic(a, b) else bool(a == b))
 
 
@@ -61,6 +63,8 @@ def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 def differ(a: Any, b: Any) -> bool:
     """Are two sizes known to differ?"""
+    if type(a) is int and type(b) is int:
+        return a != b
     lo, hi = bounds(difference(a, b))
     return (lo is not None and lo > 0) or (hi is not None and hi < 0)
 

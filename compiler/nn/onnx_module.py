@@ -27,7 +27,6 @@ from dnnc.frontends.onnx.reader import Model, initial_arrays, load
 from dnnc.frontends.onnx.signature import declared
 from dnnc.frontends.onnx.weights import cut, is_float, running_statistics, weights_of_layers, with_initializers
 from dnnc.frontends.trace.functions import Replay
-from dnnc.frontends.trace.tracer import is_traced
 from dnnc.gradients.models import as_constant
 from dnnc.ir.autodiff.paths import cut_at
 from dnnc.ir.dtype import from_numpy, i32, i64
@@ -35,7 +34,7 @@ from dnnc.ir.errors import DnncError, GradientError, InputError, UnsupportedErro
 from dnnc.ir.expr import Expr, free
 from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.nn.functional.norms import batch_norm_with
+from dnnc.nn.functional.norms import batch_norm
 from dnnc.nn.module import Module, chosen, free_name
 from dnnc.nn.parameter import Parameter, snapshot
 
@@ -108,7 +107,6 @@ class OnnxModule(Module):
     def __init__(self, model: Model, trainable: Sequence[str] | None = None) -> None:
         super().__init__()
         self._graphs: OrderedDict[Any, Reading] = OrderedDict()
-        self._batch: list[Array] = []  # statistics of the last batch
         self.not_trainable: dict[str, str] = {}
         arrays = {n: a for n, a in initial_arrays(model.graph, model.folder).items() if is_float(a)}
         statistics = running_statistics(model, arrays)
@@ -150,7 +148,7 @@ class OnnxModule(Module):
             taken = [n for n in taken if n not in lost]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_graphs": OrderedDict(), "_batch": []}
+        return {**self.__dict__, "_graphs": OrderedDict()}
 
     def extra_repr(self) -> str:
         return f"{', '.join(self.input_names)} -> {', '.join(self.output_names)}"
@@ -162,10 +160,7 @@ class OnnxModule(Module):
         reading = self._reading(given)
         known = {v: given[n]._parts[0] for n, v in reading.inputs.items()}
         known.update((v, w.array._parts[0]) for v, w in reading.weights.items())
-        run = _Run(reading, known)
-        made = run.values(reading.graph.outputs)
-        # kept, so that they are computed with the result and not again; of a trace nothing outlives it
-        self._batch = [] if any(is_traced(a) for a in run.statistics) else run.statistics
+        made = _Run(reading, known).values(reading.graph.outputs)
         results = tuple(map(array_of, made))
         return results[0] if len(results) == 1 else results
 
@@ -294,7 +289,6 @@ class _Run(Replay):
     def __init__(self, reading: Reading, known: Mapping[Value, Lazy]) -> None:
         super().__init__(reading.graph, {**reading.constants, **known})
         self.reading = reading
-        self.statistics: list[Array] = []
 
     def apply(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy]:
         instead = TRAINED.get(n.op.name) if self.reading.training else None
@@ -316,9 +310,7 @@ class _Run(Replay):
         x, scale, bias = (array_of(v) for v in inputs[:3] if v is not None)
         momentum = next((self.reading.running[v] for v in n.inputs[3:] if v in self.reading.running), 0.9)
         average, variance = (None if w is None else w.array for w in held)
-        y, statistics = batch_norm_with(x, average, variance, scale, bias, True, 1.0 - momentum, n.attrs["epsilon"])
-        self.statistics += statistics
-        return y._parts
+        return batch_norm(x, average, variance, scale, bias, True, 1.0 - momentum, n.attrs["epsilon"])._parts
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

@@ -22,28 +22,65 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import Array, evaluate, from_buffer, scalar
+from dnnc.array.core import Array, array_of, from_buffer, scalar
 from dnnc.array.creation import asarray, zeros_like
-from dnnc.array.lazy import Lazy, buffer
+from dnnc.array.lazy import Lazy, buffer, leaf, materialise
 from dnnc.array.sizes import same_shape
-from dnnc.frontends.trace.functions import Recorded, Replay, record, stand_in
+from dnnc.frontends.trace.backward import take
 from dnnc.frontends.trace.functions import number as call_number
+from dnnc.frontends.trace.functions import record, stand_in
 from dnnc.ir.errors import InputError, a_type, count
+from dnnc.ir.lru import LRU
 from dnnc.optim.hyper import Hyper, flat_numbers
 from dnnc.optim.rounding import NARROW, WIDE, stochastically_rounded
+from dnnc.optim.updates import Batch, Form, Plan, form_of
 
 State = dict[str, Array]
 HALVES = ("master", "nearest", "stochastic")
 MASTER = "master"  # the float32 copy of a half-precision parameter, in its state
-KNOWN_UPDATES = 512  # graphs of updates that an optimizer keeps
+KNOWN = 512  # forms of updates that an optimizer keeps, and sets of parameters that were updated together
 
 
 @dataclass
 class Slot:
-    """The state of one parameter in define-by-run."""
+    """The state of one parameter in define-by-run: how often it was updated, and values by name.
+
+    `form`: how it is updated as long as the group has the options that `structure` tells.
+    """
 
     step: int
-    arrays: State
+    names: tuple[str, ...]
+    values: list[Lazy]
+    form: Form | None = None
+    structure: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, step: int, state: State) -> Slot:
+        return cls(step, tuple(state), [a._parts[0] for a in state.values()])
+
+    def named(self) -> Iterable[tuple[str, Lazy]]:
+        return zip(self.names, self.values)
+
+    @property
+    def arrays(self) -> State:
+        return {n: array_of(x) for n, x in self.named()}
+
+
+class _Rule:
+    """A group in one step: its number among the groups, what decides how it is computed, its numbers."""
+
+    def __init__(
+        self, index: int, group: Mapping[str, Any], structure: tuple[Any, ...], numbers: dict[str, float]
+    ) -> None:
+        self.index, self.group, self.structure, self.numbers = index, group, structure, numbers
+        self._hypers: dict[int, Hyper] = {}
+
+    def numbers_at(self, optimizer: Optimizer, step: int) -> Hyper:
+        """All numbers for a parameter that was updated `step` times."""
+        found = self._hypers.get(step)
+        if found is None:
+            found = self._hypers[step] = optimizer.hyper(self.group, self.numbers, float(step + 1))
+        return found
 
 
 class Optimizer(ABC):
@@ -67,7 +104,8 @@ class Optimizer(ABC):
         self.param_groups: list[dict[str, Any]] = []
         self.schedules: list[weakref.ref[Any]] = []  # of the learning rate, whose factors multiply
         self._slots: dict[int, Slot] = {}
-        self._updates: dict[Any, Recorded] = {}
+        self._forms: LRU[Any, Form] = LRU(KNOWN)
+        self._plans: LRU[tuple[tuple[int, Form], ...], Plan] = LRU(KNOWN)
         for group in _groups(params):
             self.add_param_group(group)
 
@@ -188,11 +226,13 @@ class Optimizer(ABC):
             InputError: the optimizer has no arrays, or a gradient does not fit its parameter.
         """
         loss = closure() if closure is not None else None
+        if not self.param_groups:
+            raise InputError(f"{type(self).__name__}.step: the optimizer has no parameters")
         self._begin_all()
-        made: list[tuple[Array, Slot, Lazy, list[Lazy]]] = []
+        batch, updated = Batch(), []
         number = 0
-        for group in self.param_groups:
-            hypers: dict[int, Hyper] = {}
+        for k, group in enumerate(self.param_groups):
+            rule = _Rule(k, group, self.structure(group), flat_numbers(group, self.defaults))
             for p in group["params"]:
                 number += 1
                 if not isinstance(p, Array):
@@ -200,73 +240,80 @@ class Optimizer(ABC):
                         f"{type(self).__name__}.step: the optimizer was made without arrays; give it some, or use "
                         "dnnc.train_step"
                     )
-                if p.grad is not None:
-                    made.append(self._updated(p, group, hypers, number))
-        if not self.param_groups:
-            raise InputError(f"{type(self).__name__}.step: the optimizer has no parameters")
-        owners = [Array((x,), p.dtype) for p, _, new, states in made for x in (new, *states)]
-        evaluate(*owners)
-        for p, slot, new, states in made:
-            p._written((new,))
+                if p._grad is not None:
+                    updated.append((p, self._add(batch, p, rule, number)))
+        if not updated:
+            return loss
+        new = batch.values(self._plans)
+        materialise(new)
+        at = 0
+        for p, slot in updated:
+            take(p, new[at])
             slot.step += 1
-            slot.arrays = {n: Array((x,), x.type.dtype.numpy) for n, x in zip(slot.arrays, states)}
+            slot.values = new[at + 1 : at + 1 + len(slot.values)]
+            at += 1 + len(slot.values)
         return loss
 
     def _begin_all(self) -> None:
         """Compute the state of parameters that are met for the first time, so that all steps have one form."""
-        new: list[Array] = []
+        new: list[Lazy] = []
         for group in self.param_groups:
             for p in group["params"]:
                 if isinstance(p, Array) and p.grad is not None and id(p) not in self._slots:
-                    slot = self._slots[id(p)] = Slot(0, self.begin(detached(p), group))
-                    new += slot.arrays.values()
-        evaluate(*new)
+                    slot = self._slots[id(p)] = Slot.of(0, self.begin(detached(p), group))
+                    new += slot.values
+        materialise(x for x in new if x.call is not None)
 
-    def _updated(
-        self, p: Array, group: Mapping[str, Any], hypers: dict[int, Hyper], number: int
-    ) -> tuple[Array, Slot, Lazy, list[Lazy]]:
-        g, old = p.grad, detached(p)
-        assert g is not None
-        if g.dtype != p.dtype or not same_shape(g.shape, p.shape):
+    def _add(self, batch: Batch, p: Array, rule: _Rule, number: int) -> Slot:
+        """Add the update of a parameter, the `number`-th, to those of a step. InputError: its gradient does not fit."""
+        assert p._grad is not None
+        value, g, slot = p._parts[0], p._grad._parts[0], self._slots[id(p)]
+        if g.type != value.type:
             raise InputError(
-                f"{type(self).__name__}.step: a parameter is {p.dtype} of shape {p.shape}, its gradient {g.dtype} of "
-                f"{g.shape}"
+                f"{type(self).__name__}.step: a parameter is {p.dtype} of shape {p.shape}, its gradient "
+                f"{p._grad.dtype} of {p._grad.shape}"
             )
-        slot = self._slots[id(p)]
-        h = hypers.get(slot.step)
-        if h is None:
-            numbers = flat_numbers(group, self.defaults)
-            h = hypers[slot.step] = self.hyper(group, numbers, float(slot.step + 1))
-        compute = WIDE if p.dtype.name in NARROW else p.dtype
-        recorded = self._recorded(old, slot.arrays, h, group, compute)
-        key = from_buffer(np.array([number, slot.step], np.uint32), None)
-        given = [
-            old, detached(g), *slot.arrays.values(), *(scalar(v, compute) for v in h.numbers.values()), key
-        ]  # fmt: skip
-        known = dict(zip(recorded.graph.inputs, [*(a._parts[0] for a in given), *recorded.captured]))
-        new, *states = Replay(recorded.graph, known).values(recorded.graph.outputs)
-        return p, slot, new, states
+        if value.call is not None:
+            value = detached(p)._parts[0]
+        form = slot.form
+        if form is None or slot.structure != rule.structure:
+            form = slot.form = self._form(p, slot, rule)
+            slot.structure = rule.structure
+        batch.operands += (value, g, *slot.values)
+        if form.own or form.draws:
+            compute = _compute_dtype(p)
+            own = rule.numbers_at(self, slot.step).numbers if form.own else {}
+            batch.operands += [_number(own[n], compute) for n in form.own]
+            if form.draws:
+                batch.operands.append(leaf(np.array([number, slot.step], np.uint32), None))
+        at = rule.index, form
+        batch.forms.append(at)
+        if at not in batch.common:
+            compute = _compute_dtype(p)
+            batch.common[at] = [*(_number(rule.numbers[n], compute) for n in form.shared), *form.captured]
+        return slot
 
-    def _recorded(self, p: Array, state: State, h: Hyper, group: Mapping[str, Any], compute: Any) -> Recorded:
-        """The graph of an update: `step` repeats it, however deep what its gradient computes is."""
-        types = tuple((n, a._parts[0].type) for n, a in state.items())
-        key = p._parts[0].type, types, self.structure(group)
-        found = self._updates.get(key)
+    def _form(self, p: Array, slot: Slot, rule: _Rule) -> Form:
+        """How a parameter is updated; the rule is recorded once for all of its kind."""
+        key = p._parts[0].type, tuple((n, x.type) for n, x in slot.named()), rule.structure
+        found = self._forms.get(key)
         if found is not None:
             return found
         before = call_number()
-        like = scalar(1.0, compute)
-        inner = [stand_in(a) for a in (p, p, *state.values(), *[like] * len(h.numbers), _KEY)]
+        h = rule.numbers_at(self, slot.step)
+        numbers, own = h.numbers, {"step", *self.numbers(h, rule.group)}
+        like = scalar(1.0, _compute_dtype(p))
+        state = slot.arrays
+        inner = [stand_in(a) for a in (p, p, *state.values(), *[like] * len(numbers), _KEY)]
         inner_state = dict(zip(state, inner[2:]))
-        numbers = SimpleNamespace(**dict(zip(h.numbers, inner[2 + len(state) :])))
+        stand_ins = SimpleNamespace(**dict(zip(numbers, inner[2 + len(state) :])))
 
         def update() -> tuple[Array, ...]:
-            new, states = self.apply(inner[0], inner[1], inner_state, lambda dtype: numbers, group, inner[-1])
+            new, states = self.apply(inner[0], inner[1], inner_state, lambda dtype: stand_ins, rule.group, inner[-1])
             return (new, *(states[n].astype(a.dtype, copy=False) for n, a in state.items()))
 
-        if len(self._updates) >= KNOWN_UPDATES:
-            self._updates.clear()
-        made = self._updates[key] = record(update, (), {}, inner, before)
+        recorded = record(update, (), {}, inner, before)
+        made = self._forms[key] = form_of(recorded, len(state), tuple(numbers), own)
         return made
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -322,7 +369,7 @@ class Optimizer(ABC):
                     f"load_state_dict: {name} of parameter {k} has shape {value.shape}, expected {a.shape}"
                 )
             arrays[name] = value
-        return Slot(int(state["step"]) if "step" in state else 1, arrays)
+        return Slot.of(int(state["step"]) if "step" in state else 1, arrays)
 
     def __repr__(self) -> str:
         lines = [
@@ -333,6 +380,15 @@ class Optimizer(ABC):
 
 
 _KEY = from_buffer(np.zeros(2, np.uint32), None)
+
+
+def _number(value: float, dtype: Any) -> Lazy:
+    return scalar(value, dtype)._parts[0]
+
+
+def _compute_dtype(p: Array) -> Any:
+    """The dtype in which a parameter is updated."""
+    return WIDE if p.dtype.name in NARROW else p.dtype
 
 
 def detached(x: Array) -> Array:

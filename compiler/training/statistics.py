@@ -1,13 +1,16 @@
 """Statistics of gradients and activations beside a training step, and a watchdog that names the first bad value.
 
 Of each value three numbers: the largest magnitude (NaN or infinite where an element is), the mean, and of 16-bit floats
-the share of elements at the largest number or beyond. They are computed where the value is, by the kernels of the step.
+the share of elements at the largest number or beyond. The program of the step reduces each value by rows, where it can
+together with what else passes over the same rows: a norm of the batch, an update. The numbers of the rows are one
+vector, which is reduced when somebody asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -16,33 +19,58 @@ import numpy as np
 from dnnc.array.core import Array, array_of
 from dnnc.array.elementwise import abs as absolute
 from dnnc.array.lazy import Call, Lazy
-from dnnc.array.manipulation import stack
+from dnnc.array.manipulation import concat
 from dnnc.array.statistical import max as largest
 from dnnc.array.statistical import mean
 from dnnc.ir.errors import NonFiniteError
-from dnnc.ir.op import Cost
+from dnnc.ir.op import Cost, Trait
 from dnnc.optim.rounding import WIDE
 
+LANES = 16  # of a vector: so many channels fill one
+SHORT = 4096  # elements of a vector that is kept as it is
 FULL = 0.99  # of the largest finite number: from there on an element counts as saturated
+
+
+class Parts:
+    """Of each value how many rows it has, and whether its numbers have 32 bits or more: a fixed part of a tree."""
+
+    def __init__(self, counts: Sequence[tuple[int, bool]]) -> None:
+        self.counts = tuple(counts)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of one step. `absmax`, `mean`, `saturation`: one number for each of `names`."""
+    """The statistics of one step, by the names of values.
+
+    Attributes:
+        rows: float32[...], of each value in turn the numbers of its rows: largest magnitudes, means, saturations.
+        parts: how many there are of each.
+    """
 
     names: tuple[str, ...]
-    values: Any  # float32[n, 3]
+    rows: Any
+    parts: Parts
+
+    @cached_property
+    def numbers(self) -> np.ndarray[Any, Any]:
+        """float32[n, 3]: absmax, mean and saturation of each value."""
+        rows, at, made = self.rows.numpy(), 0, []
+        for count, wide in self.parts.counts:
+            found = rows[at : at + (2 if wide else 3) * count].reshape(-1, count)
+            # np.max keeps NaN; numbers of 32 bits end as infinite ones: the largest magnitude tells
+            made.append((np.max(found[0]), np.mean(found[1]), 0.0 if wide else np.mean(found[2])))
+            at += found.size
+        return np.array(made, np.float32)
 
     def __getitem__(self, name: str) -> dict[str, float]:
         """The numbers of a value, by its name."""
-        row = np.asarray(self.values.numpy())[self.names.index(name)]
+        row = self.numbers[self.names.index(name)]
         return {"absmax": float(row[0]), "mean": float(row[1]), "saturation": float(row[2])}
 
     def first_overflow(self, gradients: bool = True) -> str | None:
         """The first value with an infinite element or NaN: activations in their order, then gradients."""
-        rows = self.values.numpy()
         known = len(self.names) if gradients else self.names.index("loss") + 1
-        bad = np.flatnonzero(~np.isfinite(rows[:known, 0]))
+        bad = np.flatnonzero(~np.isfinite(self.numbers[:known, 0]))
         return self.names[bad[0]] if bad.size else None
 
     def check(self, step: int, gradients: bool = True) -> None:
@@ -66,38 +94,49 @@ class Watch:
 
     def __init__(self, on: bool) -> None:
         self.on = on
-        self._rows: dict[str, Array] = {}
+        self._names: list[str] = []
+        self._parts: list[tuple[int, bool]] = []
 
     def activations(self, loss: Array, leaves: Sequence[Array]) -> list[Array]:
         """The rows of products and convolutions behind a loss, of sums and the like none; the loss is the last one."""
         if not self.on:
             return []
         rows = []
-        for name, x in _heavy(loss._parts[0], {id(a._parts[0]) for a in leaves}):
-            self._rows[name] = x
-            rows.append(_row(x))
-        self._rows["loss"] = loss
-        return [*rows, _row(loss)]
+        for name, call, x in _heavy(loss._parts[0], {id(a._parts[0]) for a in leaves}):
+            self._names.append(name)
+            window = x.ndim > 2 and Trait.CONTRACTION in call.op.traits and "strides" in call.attrs
+            # the rows of a batch norm are channels; of few channels most lanes would be idle
+            channels = window and int(x.shape[1]) >= LANES
+            rows += self._reduced(
+                x, (0, *range(2, x.ndim)) if channels else tuple(range(x.ndim))[2 if window else -1 :]
+            )
+        self._names.append("loss")
+        return [*rows, *self._reduced(loss, ())]
 
     def all(self, activations: Sequence[Array], names: Sequence[str], gradients: Sequence[Array]) -> Any:
         """The names and the rows of a step; None where nothing is watched."""
         if not self.on:
             return None
-        titles = [*self._rows, *(f"gradient of {n}" for n in names)]
-        return Statistics(tuple(titles), stack([*activations, *map(_row, gradients)]))
+        rows = [*activations, *(r for g in gradients for r in self._reduced(g, tuple(range(1, g.ndim))))]
+        return Statistics((*self._names, *(f"gradient of {n}" for n in names)), concat(rows), Parts(self._parts))
+
+    def _reduced(self, x: Array, axes: tuple[int, ...]) -> list[Array]:
+        """Vectors of the numbers of rows, which are what lies along `axes`; short vectors are their own numbers."""
+        axes = (0,) if x.ndim == 1 and x.size > SHORT else axes
+        wide = x.dtype.itemsize > 2
+        size = absolute(x)
+        found = [size, x]
+        if not wide:
+            most = float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]
+            found.append((size >= most * FULL).astype(WIDE))
+        if axes:
+            found = [largest(found[0], axis=axes), *(mean(v, axis=axes) for v in found[1:])]
+        rows = [v.astype(WIDE).reshape(-1) for v in found]
+        self._parts.append((rows[0].shape[0], wide))
+        return rows
 
 
-def _row(x: Array) -> Array:
-    # reductions of the same rows are one kernel, which reads the value once; images have their channels in blocks
-    axes = tuple(range(1 if x.ndim == 2 else 2, x.ndim)) or None
-    row = [largest(largest(absolute(x), axis=axes)).astype(WIDE), mean(mean(x, axis=axes)).astype(WIDE)]
-    if x.dtype.itemsize > 2:
-        return stack([*row, row[0] * 0])  # where numbers of 32 bits end, they are infinite: the largest one tells
-    most = float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]
-    return stack([*row, mean((absolute(x) >= most * FULL).astype(WIDE))])
-
-
-def _heavy(last: Lazy, leaves: set[int]) -> list[tuple[str, Array]]:
+def _heavy(last: Lazy, leaves: set[int]) -> list[tuple[str, Call, Array]]:
     """The results of expensive calls behind a value, in the order in which they were traced, by op and line."""
     calls: dict[Call, Lazy] = {}
     seen: set[int] = set()
@@ -110,12 +149,12 @@ def _heavy(last: Lazy, leaves: set[int]) -> list[tuple[str, Array]]:
         if x.call.op.cost is Cost.HEAVY and x.type.dtype.is_float:
             calls.setdefault(x.call, x)
         todo += [i for i in x.call.inputs if i is not None]
-    found: dict[str, Array] = {}
+    found: dict[str, tuple[str, Call, Array]] = {}
     for call in sorted(calls, key=lambda c: c.number):
         title = f"{call.op.name} at {call.locs[0]}" if call.locs else call.op.name
         name, k = title, 1
         while name in found:
             k += 1
             name = f"{title} ({k})"
-        found[name] = array_of(calls[call])
-    return list(found.items())
+        found[name] = name, call, array_of(calls[call])
+    return list(found.values())

@@ -70,7 +70,7 @@ class Joiner:
             made = (self.needed[v.node] for v in n.inputs if v is not None and v.node is not None)
             self.needed[n] = k if kind_of(n) == "contraction" else max(made, default=0)
         self.results = set(graph.outputs)
-        self.donated = {self.source(graph.outputs[k]) for k in graph.donated}
+        self.donors = {self.source(graph.outputs[k]): graph.inputs[j] for k, j in graph.donated.items()}
         self.of = {n: g for g, p in parts.items() for n in p.nodes}
         self.of_before = dict(self.of)
         self.tried: dict[tuple[tuple[Node, ...], ...], Part | None] = {}  # nodes as one pass, by those of both groups
@@ -293,7 +293,7 @@ class Joiner:
         rows = next(iter(kinds), None)
         if rows is not None and not rows.worth():
             return False
-        if rows is not None and any(v in self.donated and rows.of_elements(v) for v in outputs):
+        if rows is not None and self.reduces_donated(nodes, outputs, rows):
             return False  # several passes would read what the last one overwrites
         along = self.along(nodes, outputs, rows)
         if not all(n in along for n in anchors) or not all(v.node in along for v in outputs):
@@ -306,6 +306,15 @@ class Joiner:
             return all(n in along for n in crossing) and not (again and any(_takes_long(n, rows) for n in first))
         mine, theirs = (self.along_operands([n for n in along if n in part], rows) for part in (first, second))
         return bool(mine & theirs)
+
+    def reduces_donated(self, nodes: Sequence[Node], outputs: Sequence[Value], rows: Rows) -> bool:
+        """Are rows reduced of a donated input, of which the elements that the pass stores take the memory?"""
+        donors = {self.donors[v] for v in outputs if v in self.donors and rows.of_elements(v)}
+        behind: set[Node] = set()
+        for n in reversed(nodes):
+            if rows_of(n) is not None or any(u in behind for u, _ in n.outputs[0].uses):
+                behind.add(n)
+        return not donors.isdisjoint(self.source(v) for n in behind for v in n.inputs if v is not None)
 
     def goes_on(
         self, nodes: Sequence[Node], outputs: Sequence[Value], first: Collection[Node], second: Collection[Node]

@@ -3,8 +3,9 @@
     sum((x - zx) * (w - zw))   ->   matmul(x, w8, out_dtype=i32) - zx * sum(w - zw) + r * sum(x)
 
 x is u8, w8 = w - zw - r is i8 and constant, r is 0 where w - zw fits into i8. Targets have `dot4` for it. Images are
-padded with zx, so that each result sees all taps. Convolutions in groups whose sums stay below 2^24 are computed in
-float32, where they are exact as well: a group is too narrow for four bytes of one sum.
+padded with zx, so that each result sees all taps. Wide groups of a convolution are convolutions of their own. Narrow
+ones and images of one channel are computed in float32, where they are exact as well while sums stay below 2^24: they
+are too narrow for four bytes of one sum.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dnnc.ir.graph.builder import Builder
 Array = np.ndarray[Any, Any]
 EXACT = 1 << 24  # float32 holds all integers up to it
 QUAD = 4  # bytes that one instruction takes
+WIDE = 16  # channels in and out from which on a group is a convolution of its own
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,49 @@ def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias
 
     `attrs`: of the convolution, or of the product.
     """
-    group = int(attrs.get("group", 1))
-    if group > 1 and not is_exact(w):
-        return None
-    parts = w.split()
-    if group == 1 and parts is None:
+    if not has_form(w, attrs):
         return None
     x = unsigned(b, x)
     if w.convolves:
         x, attrs = padded(b, x, attrs)
-    if group > 1:
+    if _is_narrow(w, attrs):
         return _in_floats(b, x, w, attrs, bias)
+    parts = w.split()
     assert parts is not None
-    w8, shift = parts
-    return _in_bytes(b, x, w, w8, shift, attrs, bias)
+    group = int(attrs.get("group", 1))
+    if group == 1:
+        return _in_bytes(b, x, w, *parts, attrs, bias)
+    results = []
+    for k in range(group):
+        inputs, outputs = (slice(k * n // group, (k + 1) * n // group) for n in (x.q.type.shape[1], w.data.shape[0]))
+        of_group = Quantized(_channels(b, x.q, 1, inputs), x.zero), Weights(w.data[outputs], True)
+        w8, shift = (a[outputs] for a in parts)
+        part = None if bias is None else _channels(b, bias, 0, outputs)
+        results.append(_in_bytes(b, *of_group, w8, shift, {**attrs, "group": 1}, part))
+    return b.concat(*results, axis=1)
+
+
+def _channels(b: Builder, x: Value, axis: int, part: slice) -> Any:
+    """A part of the indices of an axis."""
+    given = b.graph.constants.get(x)
+    if given is not None:
+        return b.constant(given[(slice(None),) * axis + (part,)])
+    shape = tuple(part.stop - part.start if k == axis else n for k, n in enumerate(x.type.shape))
+    starts = tuple(part.start if k == axis else 0 for k in range(x.type.rank))
+    return b.slice(x, starts=starts, steps=(1,) * x.type.rank, shape=shape)
+
+
+def has_form(w: Weights, attrs: Mapping[str, Any]) -> bool:
+    """Does `product` have a form for these weights?"""
+    return is_exact(w) if _is_narrow(w, attrs) else w.split() is not None
+
+
+def _is_narrow(w: Weights, attrs: Mapping[str, Any]) -> bool:
+    """Is a group no convolution of bytes?"""
+    group = int(attrs.get("group", 1))
+    return w.convolves and (
+        w.data.shape[1] == 1 or (group > 1 and min(w.data.shape[1], w.data.shape[0] // group) < WIDE)
+    )
 
 
 def is_exact(w: Weights) -> bool:

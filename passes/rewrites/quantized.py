@@ -17,18 +17,20 @@ scales become products. Strict numerics keep both as they are.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dnnc.ir.dtype import f32, i8, i32, u8
+from dnnc.ir.errors import locations
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.shapes import normalize_axis
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import Match, Rule, producer, rewrite
-from dnnc.passes.rewrites.integer_products import Quantized, Weights, is_exact, known, product
+from dnnc.passes.rewrites.integer_products import Quantized, Weights, has_form, known, product
 
 Array = np.ndarray[Any, Any]
 BYTES = (u8, i8)
@@ -40,8 +42,27 @@ SUMS = ("mul", "add", "relu", "dequantize_linear")
 
 
 def quantized(graph: Graph, ctx: PassContext) -> bool:
-    """Apply the rules above where the target has products of bytes."""
-    return ctx.facts.multiplies_bytes and rewrite(graph, RULES, ctx)
+    """Apply the rules above where the target has products of bytes, and note which products stay in floats."""
+    if not ctx.facts.multiplies_bytes:
+        return False
+    changed = rewrite(graph, RULES, ctx)
+    if ctx.note is not None and not ctx.strict and any(map(_in_floats, graph.nodes())):
+        why: dict[Node, str] = {}
+
+        def explain(rule: str, n: Node, reason: str) -> None:
+            why.setdefault(n, reason)
+
+        rewrite(graph, RULES, replace(ctx, explain=explain))
+        for n in filter(_in_floats, graph.nodes()):
+            ctx.note(f"{n.op.name}{locations(n.locs)} stays in floats: {why.get(n, 'no rule is for it')}")
+    return changed
+
+
+def _in_floats(n: Node) -> bool:
+    """Is a node the product of dequantised operands?"""
+    of = [producer(v, "dequantize_linear") for v in n.inputs[:2]]
+    x = of[0].inputs[0] if of and of[0] is not None else None
+    return n.op.contraction is not None and None not in of and x is not None and x.type.dtype in BYTES
 
 
 def requantized(graph: Graph, ctx: PassContext) -> bool:
@@ -206,7 +227,7 @@ def _scaled_product(m: Match, w: Weights, scales: Array, attrs: Any, bias: Array
     x = m.operand(found, 0)
     m.require(m.root.output.type.dtype is f32 and not attrs.get("panel"), "it is {}", m.root.output.type)
     m.require(x.type.rank >= 2 and w.data.ndim >= 2, "a vector")
-    _require_form(m, w, attrs)
+    m.require(has_form(w, attrs), "no integer product has the range of these weights")
     one = m.graph.constants.get(scale)
     y = product(m.b, Quantized(x, zero), w, attrs, None if bias is None else m.b.constant(bias))
     assert y is not None
@@ -227,12 +248,6 @@ def _weights(m: Match, n: Node, axis: int, convolves: bool) -> tuple[Weights, Ar
         zero = m.constant(n.inputs[2]).astype(np.int32)
         data = data - (zero.reshape(()) if zero.size == 1 else zero.reshape(-1, *(1,) * (q.ndim - axis - 1)))
     return Weights(data, convolves), scales
-
-
-def _require_form(m: Match, w: Weights, attrs: Any) -> None:
-    """Ask all that `product` asks before it builds nodes."""
-    group = attrs.get("group", 1)
-    m.require(is_exact(w) if group > 1 else w.split() is not None, "no integer product has the range of these weights")
 
 
 def _exact_bias(m: Match, bias: Value | None, x: Node, scales: Array) -> Array | None:
@@ -263,7 +278,7 @@ def _integer_product(m: Match, convolves: bool) -> Value:
     x = _integers(m, m.operand(n, 0))
     w = Weights(m.constant(m.operand(n, 1)), convolves)
     m.require(w.data.dtype == np.int32 and w.data.ndim >= 2 and x.q.type.rank >= 2, "the weights are no i32")
-    _require_form(m, w, n.attrs)
+    m.require(has_form(w, n.attrs), "no integer product has the range of these weights")
     y = product(m.b, x, w, n.attrs, n.inputs[2] if len(n.inputs) > 2 else None)
     assert y is not None
     return y if y.type.dtype is i32 else m.b.cast(y, to=i32)  # type: ignore[no-any-return]
@@ -296,7 +311,8 @@ def quantize_by_product(m: Match) -> Value:
     m.require(s.dtype == np.float32 and to in BYTES and z is not None, "the scale is no constant of float32")
     x = m.operand(n, 0)
     m.require(x.type.dtype is f32, "the operand is {}", x.type)
-    factor = np.float32(1) / s.reshape(())
+    with np.errstate(all="ignore"):
+        factor = np.float32(1) / s.reshape(())
     m.require(bool(np.isfinite(factor) and factor > 0), "the scale is {}", s)
     low, high = to.range
     q = m.b.round(m.b.clip(_scaled(m, x, factor), low=float(low - z), high=float(high - z)))
@@ -325,7 +341,7 @@ def _scaled(m: Match, v: Value, factor: Any) -> Any:
     n = producer(v, *(SUMS if _in_constants(m, v) else ()))
     if n is None:
         return m.b.mul(v, m.b.constant(factor))
-    x, *others = (m.operand(n, k) for k in range(len(n.inputs)))
+    x, *others = (m.operand(n, k) for k in range(min(len(n.inputs), 2)))
     if producer(v, "dequantize_linear") is not None:
         scale = m.b.constant((m.graph.constants[others[0]] * factor).astype(np.float32))
         return m.b.dequantize_linear(x, scale, *n.inputs[2:], **n.attrs)

@@ -42,20 +42,17 @@ def rfactor(b: Block, outer: str, lane: str) -> Block:
         loop = find((s,), lane)
         conds, body = guards_of(loop.body)
         st, lanes = body[0], value(loop.extent)
-        if (
-            len(body) != 1
-            or not isinstance(st, Store)
-            or not is_reduction(st)
-            or not isinstance(st.value, Op)
-            or st.value.name != "fma"
-            or lanes is None
-        ):
+        if len(body) != 1 or not isinstance(st, Store) or not is_reduction(st) or lanes is None:
+            raise ScheduleError(f"{lane} is no loop over the lanes of a sum")
+        assert isinstance(st.value, Op)
+        acc = next(a for a in reversed(st.value.args) if isinstance(a, Load) and a.buf is st.buf)
+        terms = [a for a in st.value.args if a is not acc]  # integers have no fma, but a product that is added
+        if st.value.name != "fma" and not (st.value.name == "+" and isinstance(p := terms[0], Op) and p.name == "*"):
             raise ScheduleError(f"{lane} is no loop over the lanes of a sum of products")
-        x, y, acc = st.value.args
-        assert isinstance(acc, Load)
         part = Buffer(f"{st.buf.name}_{lane}", st.buf.dtype, (const(lanes),), "register")
         at = (loop.var - loop.lo,)
-        step = guarded(conds, (Store(part, at, fma(x, y, load(part, at))),))
+        more = fma(*terms, load(part, at)) if st.value.name == "fma" else load(part, at) + terms[0]
+        step = guarded(conds, (Store(part, at, more),))
         vector = Vectorizer(loop.var, loop.lo, lanes).block(step)
         zero = const(0.0 if st.buf.dtype.is_float else 0, st.buf.dtype)
         total = Store(st.buf, st.idx, acc + call("hsum", part.at(0, lanes=lanes)))

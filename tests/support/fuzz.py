@@ -1,5 +1,5 @@
 """Random graphs against the interpreter: `PYTHONPATH=tests python -m support.fuzz --seeds 0:200[:3] [--nodes 12]
-[--target llvm] [--gradients]`.
+[--target llvm] [--gradients | --quantized]`.
 
 Every seed is a graph with inputs (random_graphs.py). It is compiled at the highest optimization level for one and for
 two threads, at each other level for one or two, and once in another way that goes with the seed (numerics, an older
@@ -9,6 +9,9 @@ reported like a wrong number.
 
 `--gradients`: graphs with loops and branches, whose gradients are compared with differences, see random_gradients.py;
 `--compile-every 10` compiles the gradients of every tenth seed only.
+
+`--quantized`: quantised models, see random_quantized.py; `--nodes` counts layers. Each is compiled at the highest
+level and in the other way of its seed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
 from dnnc.ir.dtype import f32, from_numpy
 from dnnc.ir.errors import DnncError
@@ -34,7 +38,7 @@ from dnnc.ir.op import Trait
 from dnnc.ir.shapes import Bindings, resolve
 from dnnc.tools.accuracy import first_difference
 from dnnc.tools.shrink import Failure, shrink
-from support import random_gradients
+from support import random_gradients, random_graphs, random_quantized
 from support.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
@@ -240,6 +244,40 @@ def check_gradient_seed(seed: int, nodes: int, target: str, every: int, cache: A
     return random_gradients.check_seed(seed, nodes, compiled)
 
 
+def check_quantized_seed(seed: int, layers: int, target: str, cache: Any) -> Failure | None:
+    """The first failure of a seed's quantised model, made small."""
+    from dnnc.frontends.onnx import read
+
+    model, inputs, exact = random_quantized.random_quantized(seed, layers)
+    graph = read(model)
+    other = {"target": target, **OTHER_WAYS[seed % len(OTHER_WAYS)]}
+    for options in ({"target": target, "threads": 1 + seed // len(OTHER_WAYS) % 2}, other):
+
+        def wrong(g: Graph, arrays: Sequence[Array], options: dict[str, Any] = options) -> str | None:
+            return check_quantized(g, arrays, options, cache, exact)
+
+        message = wrong(graph, inputs)
+        if message is not None:
+            return shrink(Failure(graph, inputs, options, message), wrong)
+    return None
+
+
+def check_quantized(
+    graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache: Any, exact: bool
+) -> str | None:
+    """What goes wrong when a quantised graph is compiled and run, or None."""
+    from dnnc.driver import compile as compile_model
+
+    try:
+        dims = {v.name: (v.lo, random_graphs.MAX_ANY) for v in input_dims(graph)}
+        got = compile_model(graph, cache=cache, strict_compile=True, dims=dims, **options)(*inputs)
+        return random_quantized.first_wrong(graph, inputs, [got] if len(graph.outputs) == 1 else list(got), exact)
+    except DnncError as e:
+        return f"{type(e).__name__}: {e}"
+    except Exception as e:  # whatever escapes is the compiler's mistake
+        return f"escaped {type(e).__name__}: {e}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m support.fuzz", description="Compile random graphs and compare with the interpreter."
@@ -248,6 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--gradients", action="store_true", help="check gradients of graphs with loops and branches")
+    parser.add_argument("--quantized", action="store_true", help="check quantised models")
     parser.add_argument("--compile-every", type=int, default=1, help="of so many gradients one is compiled, too")
     parser.add_argument("--here", action="store_true", help="in this process: a crash ends the run")
     args = parser.parse_args(argv)
@@ -272,6 +311,8 @@ def _here(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]
         print(f"seed {seed}", flush=True)
         if args.gradients:
             failure = check_gradient_seed(seed, args.nodes, args.target, args.compile_every, cache)
+        elif args.quantized:
+            failure = check_quantized_seed(seed, args.nodes, args.target, cache)
         else:
             failure = check_seed(seed, args.nodes, settings(args.target, seed=seed), cache)
         if failure is not None:
@@ -295,6 +336,7 @@ def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, 
         "--compile-every",
         str(args.compile_every),
         *(["--gradients"] if args.gradients else []),
+        *(["--quantized"] if args.quantized else []),
     ]
     child = subprocess.Popen([sys.executable, "-m", "support.fuzz", *words], stdout=subprocess.PIPE, text=True)
     started, failed, lines = 0, 0, []
@@ -317,10 +359,16 @@ def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, 
     at = seeds[max(started - 1, 0)]
     print(
         f"FAILED seed {at}: the process ended with status {child.returncode} (ended here after {PATIENCE:g} s where it "
-        f"is -9)\n{(random_gradients.random_differentiable if args.gradients else random_graph)(at, args.nodes)[0]}",
+        f"is -9)\n{_described(at, args)}",
         flush=True,
     )
     return max(started, 1), failed + 1
+
+
+def _described(seed: int, args: argparse.Namespace) -> Any:
+    if args.quantized:
+        return helper.printable_graph(random_quantized.random_quantized(seed, args.nodes)[0].graph)
+    return (random_gradients.random_differentiable if args.gradients else random_graph)(seed, args.nodes)[0]
 
 
 def _ends_soon(child: subprocess.Popen[str]) -> threading.Timer:

@@ -8,14 +8,18 @@ again by it. Its operands are the history's values that it reads, be they comput
 
 from __future__ import annotations
 
+import hashlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
-from dnnc.array.core import NUMBERS, Array, scalar
+from dnnc.array.core import Array, scalar
 from dnnc.array.creation import asarray
-from dnnc.array.lazy import DEEPEST, END, PROGRAMS, ROOT, TRACKED, Call, Lazy, Step, buffer, materialise, nothing
+from dnnc.array.lazy import DEEPEST, PROGRAMS, Call, Lazy, Step, buffer, materialise, results
+from dnnc.array.operators import NUMBERS
 from dnnc.array.sizes import same_shape
+from dnnc.array.structure import END, ROOT, TRACKED
 from dnnc.ir.autodiff.reverse import pullback
 from dnnc.ir.errors import GradientError, InputError
 from dnnc.ir.graph import Graph, Node, Value
@@ -34,20 +38,31 @@ def begin(x: Array) -> None:
     _root(x, Lazy(value.type, data=buffer(value), device=value.device))
 
 
-def again(x: Array, before: Lazy) -> None:
-    """Let an array that was written to require a gradient as before. It is computed with the step that wrote it."""
-    value = x._parts[0]
+def again(x: Array, before: Lazy, parts: Sequence[Lazy]) -> None:
+    """Let an array take another value, and require a gradient as before. It is computed with the step that wrote it."""
+    value = parts[0]
     if value.traced or value.call is None or value.depth >= DEEPEST:
+        x._set(parts)
         begin(x)
         return
     made = Lazy(value.type, value.call, value.index)
     made.step = before.step
-    _root(x, made)
+    take(x, made)
 
 
 def _root(x: Array, value: Lazy) -> None:
     value.tracked, value.root = ROOT, weakref.ref(x)
     x._set((value,))
+
+
+def take(x: Array, value: Lazy) -> None:
+    """Let an array take a value that nobody else holds. It requires a gradient if it did."""
+    before = x._parts[0]
+    if before.tracked == ROOT and before.root() is x:
+        value.tracked, value.root, value.owner = ROOT, before.root, before.root
+        x._parts, x._pairs = (value,), None
+    else:
+        x._set((value,))
 
 
 def end(x: Array) -> None:
@@ -86,9 +101,10 @@ def backward(y: Array, gradient: Any) -> None:
     found = PULLBACKS.find(h.key)
     if found is None:
         found = PULLBACKS[h.key] = Pullback(h, value)
+    h.digest = found.digest
     made = found.gradients(h, seed)
     refs = [h.roots[k].root for k in found.wanted]
-    step = Step(weakref.ref(y), [r for r in refs if r is not None])
+    step = Step(weakref.ref(y), [r for r in refs if r is not None], h)
     value.step = step
     for root in h.roots:
         root.step = step
@@ -113,10 +129,10 @@ class History:
     """What a tracked value was computed from, in one walk.
 
     `calls` and `leaves` in the order in which they are met; `roots`: the leaves that require a gradient; `key`: equal
-    for values that are computed by the same ops in the same way of operands of the same types.
+    for values that are computed by the same ops in the same way of operands of the same types; `digest`: of the key.
     """
 
-    __slots__ = ("calls", "key", "leaves", "made", "roots")
+    __slots__ = ("along", "calls", "digest", "key", "leaves", "made", "roots")
 
     def __init__(self, last: Lazy) -> None:
         calls: dict[Call, int] = {}  # by number of the first result
@@ -130,6 +146,8 @@ class History:
         else:
             made[(first, last.index) if last.index else first] = last
         count = 0
+        self.along: list[weakref.ref[Lazy]] = []
+        self.digest = ""
         while stack:
             call = stack[-1]
             if call in calls:
@@ -159,12 +177,18 @@ class History:
                 calls[call] = count
                 count += len(call.types)
                 key += words
+                if call.along:
+                    self.along += call.along
         self.roots = [x for x in leaves if x.tracked]
         key.append(END)
         for x in leaves:
             key += (x.type.dtype.name, x.type.shape, x.tracked)
         key.append(last.index)
         self.calls, self.leaves, self.made, self.key = list(calls), list(leaves), made, tuple(key)
+
+    def pending(self) -> bool:
+        """Is nothing of it computed?"""
+        return all(map(CALL, self.made.values()))
 
     def value(self, place: Place) -> Lazy:
         """The value at a place of the history."""
@@ -176,6 +200,7 @@ class History:
         return Lazy(call.types[index], call, index) if found is None else found
 
 
+CALL = attrgetter("call")
 Place = tuple[int, int]  # the number of a call and of its result; or -1, -2, ... for the leaves
 
 
@@ -210,6 +235,7 @@ class Pullback:
         self.types = tuple(v.type for v in cotangents)
         self.attrs = {"body": self.body}
         self.key = ("call", self.body.structural_hash())
+        self.digest = hashlib.sha256(repr(h.key).encode()).hexdigest()
 
     def gradients(self, h: History, seed: Lazy) -> list[Lazy]:
         """The gradients of the wanted roots of a history of this structure."""
@@ -217,7 +243,7 @@ class Pullback:
         call.tracked, call.depth = 0, 1  # as deep as one op: it is bounded by its history
         if call.traced:
             call.trace()
-        return [nothing(t, call.device) if 0 in t.shape else Lazy(t, call, k) for k, t in enumerate(self.types)]
+        return results(call)
 
 
 def _source(x: Lazy) -> Any:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dnnc.array.core import NUMBERS, Array, cast, namespace, scalar
+from dnnc.array.core import Array, cast, namespace, scalar
 from dnnc.array.creation import asarray
 from dnnc.array.lazy import Call, Lazy, materialise, placeholder
+from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import kind_of, promoted
 from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.regions import Region

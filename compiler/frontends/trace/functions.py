@@ -13,13 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import NUMBERS, Array, from_buffer
-from dnnc.array.lazy import Call, Lazy, apply_all, depends, leaf, placeholder
+from dnnc.array.core import Array, from_buffer
+from dnnc.array.lazy import Call, Lazy, apply_all, depends, leaf, placeholder, results
+from dnnc.array.operators import NUMBERS
 from dnnc.frontends.trace.control import values as control_values
 from dnnc.frontends.trace.regions import Region
 from dnnc.frontends.trace.tracer import located
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.lru import LRU
+from dnnc.ir.ops import OPS
+from dnnc.ir.types import TensorType
 from dnnc.pytree import Rules, Tree, flatten
+
+COMPOSITES = 256  # bodies that a composite keeps
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,35 @@ def record(
 def number() -> int:
     """A number above those of all calls so far."""
     return next(Call.counted)
+
+
+class Composite:
+    """A function of arrays that is recorded as one call: for what each step computes and nobody differentiates.
+
+    Its body is made once for all operands of the same types, and for the same `options`, which are numbers of Python.
+    """
+
+    def __init__(self, fn: Callable[..., Sequence[Array]]) -> None:
+        self.fn = fn
+        self.known: LRU[Any, tuple[Recorded, dict[str, Any], tuple[TensorType, ...], Any]] = LRU(COMPOSITES)
+
+    def __call__(self, arrays: Sequence[Array], *options: float) -> Sequence[Array]:
+        """`fn(*arrays, *options)` without a history. Within a trace it is traced."""
+        parts = [p for a in arrays for p in a._parts]
+        if any(p.traced for p in parts):
+            return self.fn(*arrays, *options)
+        key = options, *[(p.type.dtype, p.type.shape) for p in parts]
+        found = self.known.find(key)
+        if found is None:
+            before, inner = number(), [stand_in(a) for a in arrays]
+            recorded = record(self.fn, (*inner, *options), {}, inner, before)
+            body = recorded.graph
+            types = tuple(v.type for v in body.outputs)
+            found = self.known[key] = recorded, {"body": body}, types, ("call", body.structural_hash())
+        recorded, attrs, types, words = found
+        call = Call(OPS["call"], (*parts, *recorded.captured), attrs, types, words)
+        call.tracked, call.depth = 0, 1
+        return recorded.arrays(results(call))
 
 
 # --- graphs as calls --------------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dnnc.array.core import NUMBERS, Array, scalar
+from dnnc.array.core import Array, scalar
 from dnnc.array.creation import asarray
 from dnnc.array.lazy import Lazy
+from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import kind_of, promoted
 from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.functions import Recorded, Replay, number, record, stand_in

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import NUMBERS, Array, from_buffer
+from dnnc.array.core import Array, from_buffer
 from dnnc.array.creation import asarray
 from dnnc.array.lazy import Call, Lazy, apply, placeholder
+from dnnc.array.operators import NUMBERS
 from dnnc.array.sizes import plain, same
 from dnnc.frontends.trace.batch import Batch, Operand
 from dnnc.frontends.trace.batching import Batcher

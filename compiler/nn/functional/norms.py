@@ -13,10 +13,11 @@ import numpy as np
 from dnnc.array.core import Array, apply_full, array_of, cast
 from dnnc.array.elementwise import add, divide, multiply, subtract
 from dnnc.array.errors import ValueInputError
-from dnnc.array.lazy import apply_all
+from dnnc.array.lazy import apply_all, compute_along
 from dnnc.array.manipulation import flip, reshape
 from dnnc.array.sizes import differ, plain, same, symbolic
 from dnnc.array.statistical import mean as mean_of
+from dnnc.frontends.trace.functions import Composite
 from dnnc.ir.errors import InputError
 from dnnc.nn.functional.operands import array, detached, op, typed
 
@@ -48,7 +49,7 @@ def batch_norm(
     weight: Any = None,
     bias: Any = None,
     training: bool = False,
-    momentum: float = 0.1,
+    momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Array:
     """Normalise each channel (axis 1) of [N, C, ...] (Ioffe and Szegedy, 2015).
@@ -63,20 +64,6 @@ def batch_norm(
         InputError: shapes differ; one value for each channel in training; or running statistics from outside of a
             trace would take values of the trace (run modules by `dnnc.nn.functional_call` there).
     """
-    return batch_norm_with(input, running_mean, running_var, weight, bias, training, momentum, eps)[0]
-
-
-def batch_norm_with(
-    input: Any,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any,
-    bias: Any,
-    training: bool,
-    momentum: Any,
-    eps: float,
-) -> tuple[Array, tuple[Array, ...]]:
-    """The same, and the statistics of the batch. Who keeps these saves computing them again for the running ones."""
     what = "batch_norm"
     x = array(what, "input", input)
     if x.ndim < 2:
@@ -91,24 +78,50 @@ def batch_norm_with(
             _given(what, n, v, channels, x) for n, v in (("running_mean", running_mean), ("running_var", running_var))
         )
         assert mean is not None and var is not None
-        return op("batch_norm", x, w, b, mean, var, epsilon=float(eps)), ()
+        return op("batch_norm", x, w, b, mean, var, epsilon=float(eps))
     count = math.prod(n for k, n in enumerate(x.shape) if k != 1)
     if not symbolic(count) and count < 2:
         raise ValueInputError(f"{what}: training needs more than one value for each channel, got shape {x.shape}")
     y, mean, var = map(
         array_of, apply_all("batch_norm_training", *(v._parts[0] for v in (x, w, b)), epsilon=float(eps))
     )
-    blend(running_mean, detached(mean), momentum)
-    if running_var is not None:
-        bias_free = divide(multiply(detached(var), count), count - 1)
-        blend(running_var, bias_free, momentum)
-    return y, (mean, var)
+    if isinstance(momentum, float) and not symbolic(count) and running_mean is not None and running_var is not None:
+        given = running_mean, running_var, mean, var
+        for running, new in zip(given, _BLENDED(given, momentum, count)):
+            _keep(running, new)
+    else:
+        blend(running_mean, detached(mean), momentum)
+        blend(running_var, _without_bias(detached(var), count), momentum)
+    keep_along(y, running_mean, running_var)
+    return y
+
+
+def _without_bias(var: Array, count: Any) -> Array:
+    return divide(multiply(var, count), count - 1)
 
 
 def blend(running: Array | None, new: Array, momentum: Any) -> None:
     """Let a running statistic take its next value. InputError: it would keep a value of a trace beyond its end."""
-    if running is None:
-        return
+    if running is not None:
+        _keep(running, _blended(running, new, momentum))
+
+
+def _blended(running: Array, new: Array, momentum: Any) -> Array:
+    made = add(multiply(running, 1.0 - momentum), multiply(cast(new, running.dtype), momentum))
+    return cast(made, running.dtype)
+
+
+def _both_blended(
+    average: Array, variance: Array, mean: Array, var: Array, momentum: float, count: int
+) -> tuple[Array, Array]:
+    unbiased = _without_bias(detached(var), count)
+    return _blended(average, detached(mean), momentum), _blended(variance, unbiased, momentum)
+
+
+_BLENDED = Composite(_both_blended)
+
+
+def _keep(running: Array, new: Array) -> None:
     kept = _FRESH.get() or any(p.traced for p in running._parts)
     if not kept and any(p.traced for p in new._parts):
         raise InputError(
@@ -116,9 +129,12 @@ def blend(running: Array | None, new: Array, momentum: Any) -> None:
             "dnnc.nn.functional_call(module, state, ..., return_buffers=True), which gives the new statistics back, or "
             "call module.eval() first"
         )
-    old = multiply(running, 1.0 - momentum)
-    made = add(old, multiply(cast(new, running.dtype), momentum))
-    running._written(cast(made, running.dtype)._parts)
+    running._written(new._parts)
+
+
+def keep_along(y: Array, *running: Array | None) -> None:
+    """Compute the running statistics together with the result whose batch they have taken."""
+    compute_along(y._parts[0], *(p for a in running if a is not None for p in a._parts))
 
 
 _FRESH: ContextVar[bool] = ContextVar("dnnc_fresh_statistics", default=False)
@@ -159,7 +175,7 @@ def instance_norm(
     if not symbolic(count) and count < 2:
         raise ValueInputError(f"{what}: expected more than one spatial element, got shape {x.shape}")
     w, b = _given(what, "weight", weight, channels, x), _given(what, "bias", bias, channels, x)
-    y = _scaled(op("mean_variance_norm", x, axes=axes, epsilon=float(eps)), w, b)
+    normal = op("mean_variance_norm", x, axes=axes, epsilon=float(eps))
     if running_mean is not None or running_var is not None:
         v = detached(x)
         mean = mean_of(v, axis=axes, keepdims=True)
@@ -167,7 +183,8 @@ def instance_norm(
         var = divide(multiply(mean_of(multiply(off, off), axis=axes), count), count - 1)
         blend(running_mean, mean_of(reshape(mean, x.shape[:2]), axis=0), momentum)
         blend(running_var, mean_of(var, axis=0), momentum)
-    return y
+        keep_along(normal, running_mean, running_var)
+    return _scaled(normal, w, b)
 
 
 def _scaled(y: Array, w: Array | None, b: Array | None) -> Array:

@@ -88,7 +88,7 @@ def detached(x: Array) -> Array:
     made: list[Lazy] = []
     for p in x._parts:
         call = Call(OPS["stop_gradient"], (p,), {}, (p.type,))
-        call.tracked = False
+        call.tracked, call.depth = 0, 1  # however deep a history is: it is computed as one program
         if call.traced:
             call.trace()
         made.append(Lazy(p.type, call))

@@ -10,11 +10,10 @@ from dnnc.array.core import Array, from_buffer
 from dnnc.array.devices import home
 from dnnc.array.elementwise import add
 from dnnc.array.promotion import dtype_of
-from dnnc.frontends.trace.tracer import is_traced
 from dnnc.ir.errors import InputError
 from dnnc.nn import functional as F
 from dnnc.nn import init
-from dnnc.nn.functional.norms import batch_norm_with
+from dnnc.nn.functional.norms import keep_along
 from dnnc.nn.layers.linear import DTYPE, empty
 from dnnc.nn.module import Module
 
@@ -68,13 +67,10 @@ class _BatchNorm(_Statistics):
             momentum = self._counted()
         training = self.training or self.running_mean is None
         mean, var = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        y, statistics = batch_norm_with(input, mean, var, self.weight, self.bias, training, momentum, self.eps)
-        # kept, so that they are computed with the result and not again; of a trace nothing outlives it
-        self.__dict__["_batch"] = () if any(is_traced(v) for v in statistics) else statistics
+        y = F.batch_norm(input, mean, var, self.weight, self.bias, training, momentum, self.eps)
+        if self.training:
+            keep_along(y, self.num_batches_tracked)
         return y
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {n: v for n, v in self.__dict__.items() if n != "_batch"}
 
     def _counted(self) -> Any:
         """One batch more; the part of the new statistics: of all batches evenly where there is no momentum."""

@@ -11,7 +11,8 @@ from array_samples import check, sample
 import dnnc
 import dnnc.array as xp
 from dnnc.array.core import Array
-from dnnc.array.lazy import PROGRAMS_MADE, graph_of, placeholder
+from dnnc.array.lazy import PROGRAMS_MADE, placeholder
+from dnnc.array.structure import graph_of
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import DnncError, InputError, ParseError, UnsupportedError
 from dnnc.ir.types import TensorType

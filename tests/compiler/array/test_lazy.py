@@ -16,7 +16,8 @@ from array_samples import check, sample
 
 import dnnc.array as xp
 from dnnc.array import lazy
-from dnnc.array.lazy import PROGRAMS_MADE, apply, graph_of, leaf, placeholder
+from dnnc.array.lazy import PROGRAMS_MADE, apply, leaf, placeholder
+from dnnc.array.structure import graph_of
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.types import TensorType

@@ -12,7 +12,7 @@ import torch
 import dnnc
 import dnnc.array as xp
 from dnnc import optim
-from dnnc.array.lazy import PROGRAMS_MADE
+from dnnc.array.lazy import PROGRAMS_MADE, Call
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {"w": RNG.standard_normal((5, 4)), "b": RNG.standard_normal(4), "v": RNG.standard_normal((4, 2))}
@@ -151,6 +151,28 @@ def test_one_program_a_step_found_again() -> None:
         opt.step()
         assert PROGRAMS_MADE.compiled - before <= (2 if k == 0 else 0)  # the first state is a program of its own
         assert all(p.requires_grad for p in params.values())
+
+
+@pytest.mark.slow
+def test_the_updates_of_a_step_are_one_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where parameters were updated a different number of times, of which their numbers tell."""
+    params = [xp.asarray(np.full(3, float(k))) for k in range(20)]
+    for p in params:
+        p.requires_grad = True
+    opt, made, other = optim.Adam(params, lr=0.1), [], [np.full(3, float(k)) for k in range(20)]
+    init = Call.__init__
+    for k in range(4):
+        opt.zero_grad()
+        used = [n for n in range(20) if k != 1 or n % 2]
+        sum((xp.sum(params[n]) for n in used), xp.asarray(0.0)).backward()
+        monkeypatch.setattr(Call, "__init__", lambda *args: (made.append(k), init(*args))[1])
+        opt.step()
+        monkeypatch.setattr(Call, "__init__", init)
+        for n in used:
+            other[n] -= 0.1  # of a gradient that stays the same, each step of Adam is as long as its rate
+    assert made[-3:] == [1, 2, 3]
+    for p, want in zip(params, other):
+        np.testing.assert_allclose(p.numpy(), want, atol=1e-6)
 
 
 @pytest.mark.slow

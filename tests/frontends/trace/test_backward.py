@@ -9,6 +9,7 @@ import pytest
 
 import dnnc
 import dnnc.array as xp
+from dnnc import nn, optim
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.frontends.trace import backward
@@ -342,6 +343,43 @@ def test_stochastic_depth_shares_its_kernels() -> None:
         depths.add(len(used))
         kernels |= {k.symbol for k in PROGRAMS_MADE.last.notes}
     assert len(depths) > 1 and len(kernels) <= 60
+
+
+@pytest.mark.slow
+def test_running_statistics_are_computed_with_the_step(monkeypatch: Any) -> None:
+    """However deep the network is, and though nobody reads them: steps are one program, which does not grow."""
+    net = nn.Sequential(*(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()) for _ in range(40)))  # deeper than DEEPEST
+    optimizer = optim.SGD(net.parameters(), lr=0.01)
+    x, first = xp.asarray(rng.standard_normal((6, 3)).astype(np.float32)), net[0][0]
+    runs: list[int] = []
+    run = PROGRAMS_MADE.run
+    monkeypatch.setattr(PROGRAMS_MADE, "run", lambda *args: (runs.append(1), run(*args))[1])
+    for k in range(4):
+        optimizer.zero_grad()
+        xp.sum(net(x)).backward()
+        optimizer.step()
+        if k == 1:
+            before = PROGRAMS_MADE.compiled, len(runs)
+    assert (PROGRAMS_MADE.compiled, len(runs)) == (before[0], before[1] + 2)
+    assert all(b._parts[0].call is None for b in net.buffers())
+    mean = np.mean(x.numpy(), axis=0)
+    np.testing.assert_allclose(first.running_mean.numpy(), mean * (1 - 0.9**4), rtol=1e-4)
+    assert int(first.num_batches_tracked) == 4
+    net(x)  # the same without a step: the result of a forward pass brings them along
+    y = net(x)
+    y.numpy()
+    np.testing.assert_allclose(first.running_mean.numpy(), mean * (1 - 0.9**6), rtol=1e-4)
+
+
+def test_a_walk_that_begins_within_a_history() -> None:
+    """What is asked for first lies ahead of the loss, and is computed from what belongs to the same step."""
+    w = parameter(3)
+    h = w * 2.0
+    inner = h * h
+    xp.sum(inner).backward()
+    h.unchain_backward()  # computed with the step
+    close(inner, 4 * w.numpy() ** 2)
+    close(w.grad, 8 * w.numpy())
 
 
 def test_no_grad() -> None:

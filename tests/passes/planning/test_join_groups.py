@@ -338,6 +338,25 @@ def g(p: f32[64, 30], d: f32[64, 30]):
     assert [x.name for x in find_inplace(g, plan_fusion(g)).values()] == ["p"]
 
 
+@pytest.mark.slow
+def test_an_update_reads_its_gradient_once_with_the_statistics_of_it() -> None:
+    """Rows are reduced of the gradient, which nothing overwrites: parameter and moment are overwritten as before."""
+    g = parse(
+        """
+def g(p: f32[64, 30], m: f32[64, 30], d: f32[64, 30]):
+    m2 = add(mul(m, 0.9), d)
+    return sub(p, mul(m2, 0.1)), m2, reduce_max(abs(d), axes=(1,))"""
+    )
+    xs = drawn(g)
+    plain = dnnc.compile(g.copy(), cache=False)(*(x.copy() for x in xs))
+    first, second, _ = (v.name for v in g.outputs)
+    f = dnnc.compile(g.copy(), cache=False, donate={"p": first, "m": second})
+    got = f(*xs)
+    program = f.programs[0].scheduled
+    assert len(program.steps) == 1 and len(program.memory.inplace) == 2
+    assert got[0] is xs[0] and got[1] is xs[1] and all(np.array_equal(a, b) for a, b in zip(got, plain))
+
+
 # --- random graphs ----------------------------------------------------------------------------------------------------
 
 

@@ -52,3 +52,19 @@ def g(x: u8[2, 12, 7, 6], zx: u8, *, w: {w}[24, {12 // group}, 3, 2], zw: {w}, c
     same(g)
     of_bytes = [n for n in g.nodes() if n.op.name == "conv" and n.inputs[0].type.dtype.name == "u8"]
     assert len(of_bytes) == 1
+
+
+@pytest.mark.parametrize("zx", ["zx", "c"])
+@pytest.mark.parametrize("w", ["u8", "i8"])
+def test_wide_groups_are_convolutions_of_their_own(w: str, zx: str) -> None:
+    text = f"""\
+def g(x: i8[2, 40, 5, 4], zx: i8, *, w: {w}[34, 20, 3, 2], zw: {w}, c: i8, b: i32[34]):
+    a = sub(cast(x, to=i32), cast({zx}, to=i32))
+    y = conv(a, sub(cast(w, to=i32), cast(zw, to=i32)), b, pads=(1, 0, 1, 1), group=2)
+    return y"""
+    bias = RNG.integers(-999, 999, 34).astype(np.int32)
+    zero = np.array(121 if w == "u8" else 3).astype(np.uint8 if w == "u8" else np.int8)
+    g = parse(text, {"w": weights(w, 34, 20, 3, 2), "zw": zero, "c": np.int8(9).reshape(()), "b": bias})
+    assert same(g).count("concat") == 1
+    of_bytes = [n for n in g.nodes() if n.op.name == "conv" and n.inputs[1].type.dtype.name == "i8"]
+    assert [n.inputs[1].type.shape[:2] for n in of_bytes] == [(17, 20)] * 2

@@ -102,6 +102,32 @@ def test_other_scales_are_computed_ahead_of_a_concatenation() -> None:
     assert ops[-1] == "concat" and ops.count("clip") == 2
 
 
+def test_without_zero_points() -> None:
+    g = parse(
+        "def g(x: u8[4, 6], *, s: f32, t: f32):\n    d = transpose(dequantize_linear(x, s), perm=(1, 0))\n"
+        "    y = quantize_linear(d, t, dtype=u8)\n    return y",
+        {"s": np.asarray(NUMBERS["s"]), "t": np.asarray(NUMBERS["t"])},
+    )
+    assert "quantize_linear" not in near(g)
+
+
+IN_FLOATS = """\
+def g(x: u8[1, 16, 8, 8], *, w: i8[32, 16, 3, 3], s: f32, of_outputs: f32[32], of_inputs: f32[16]):
+    d = dequantize_linear(x, s)
+    y = conv(d, dequantize_linear(w, of_outputs, axis=0))
+    z = conv(d, dequantize_linear(w, of_inputs, axis=1))
+    return y, z"""
+
+
+def test_products_that_stay_in_floats_are_named() -> None:
+    data = {"w": weights("i8", 32, 16, 3, 3), "s": np.asarray(np.float32(0.04))}
+    data |= {"of_outputs": np.ones(32, "f4"), "of_inputs": np.ones(16, "f4")}
+    notes: list[str] = []
+    for numerics in ("standard", "strict"):
+        quantized(parse(IN_FLOATS, data), PassContext(CTX.facts, numerics, note=notes.append))
+    assert notes == ["conv stays in floats: the scales are not those of the results"]
+
+
 def test_halves_of_steps_are_rounded_as_by_division() -> None:
     """A scale that the call gives: x / s decides on which side of a half an element lies, not x * (1 / s)."""
     g = parse("def g(x: f32[2000], s: f32, z: u8):\n    return quantize_linear(x, s, z, dtype=u8)")

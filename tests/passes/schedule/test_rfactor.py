@@ -36,6 +36,25 @@ def k(x: f32[3, 20], w: f32[3, 20], y: f32[1]):
     )
 
 
+def test_a_sum_of_integers() -> None:
+    text = DOT.replace("f32", "i32").replace(
+        "fma(x[t, 16*b + l], w[t, 16*b + l], y[0])", "y[0] + x[t, 16*b + l] * w[t, 16*b + l]"
+    )
+    check_schedule(
+        text,
+        lambda s: s.apply(rfactor, "b", "l"),
+        """\
+def k(x: i32[3, 20], w: i32[3, 20], y: i32[1]):
+    y_l: i32[16] @ register
+    y_l[0:+16] = i32(0)
+    for b in range(2):
+        for t in range(3):
+            y_l[0:+16] = y_l[0:+16] + x[t, 16*b:+16:-16*b + 20] * w[t, 16*b:+16:-16*b + 20]
+    y[0] = y[0] + hsum(y_l[0:+16])
+""",
+    )
+
+
 def test_what_is_no_sum_of_products_is_refused() -> None:
     s = Schedule(parse_kernel(DOT.replace("fma(x[t, 16*b + l], w[t, 16*b + l], y[0])", "max(y[0], x[t, 16*b + l])")))
     with pytest.raises(ScheduleError, match="sum of products"):

@@ -9,7 +9,14 @@ import numpy as np
 
 from dnnc.frontends.onnx.call import Call, number
 from dnnc.frontends.onnx.ops.nn import average_pool
-from dnnc.frontends.onnx.ops.quantize import dequantize_linear, qlinear_conv, qlinear_matmul, quantize_linear, quantized
+from dnnc.frontends.onnx.ops.quantize import (
+    dequantize_linear,
+    qlinear_conv,
+    qlinear_matmul,
+    quantize_linear,
+    quantized,
+    scale_at,
+)
 from dnnc.frontends.onnx.ops.rnn import RNN
 from dnnc.frontends.onnx.standard import last_to_second, second_to_last, standard
 from dnnc.ir.dtype import DType, dtype, f32, i32, u8
@@ -33,12 +40,12 @@ def real(c: Call, x: Value, scale: int, zero: int) -> Any:
     """What x stands for, with the scale and the zero point (0 where it is absent) at these inputs."""
     y = c.cast(x, f32)
     y = c.b.sub(y, c.cast(_plain(c, c.x(zero)), f32)) if c.has(zero) else y
-    return c.b.mul(y, _plain(c, c.x(scale)))
+    return c.b.mul(y, _plain(c, scale_at(c, scale)))
 
 
 def back(c: Call, y: Value, scale: int, zero: int, to: DType) -> Any:
     """Numbers as integers with the scale and the zero point at these inputs."""
-    y = c.b.div(y, _plain(c, c.x(scale)))
+    y = c.b.div(y, _plain(c, scale_at(c, scale, divides=True)))
     return quantized(c, y, _plain(c, c.x(zero)) if c.has(zero) else c.const(0, to), to)
 
 

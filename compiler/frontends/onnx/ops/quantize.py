@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from dnnc.frontends.onnx.call import Call
 from dnnc.frontends.onnx.ops.nn import conv_attributes
 from dnnc.ir.dtype import DType, f32, i32, u8
+from dnnc.ir.errors import ModelError
 from dnnc.ir.graph import Value
 from dnnc.ir.shapes import normalize_axis
 
@@ -28,9 +31,20 @@ def quantized(c: Call, y: Value, zero: Value, to: DType) -> Any:
     return c.b.cast(c.b.clip(y, low=float(low), high=float(high)), to=to)
 
 
+def scale_at(c: Call, i: int, divides: bool = False) -> Value:
+    """Input i, a scale. ModelError where it is constant and not finite, or 0 where it divides."""
+    a = c.items[i].array if i < len(c.items) and c.items[i] is not None else None  # type: ignore[union-attr]
+    if a is not None:
+        numbers = a.astype(np.float64)
+        bad = numbers[~np.isfinite(numbers) | (divides & (numbers == 0))]
+        if bad.size:
+            raise ModelError(f"the scale is {bad[0]}" if a.size == 1 else f"{bad.size} of {a.size} scales are {bad[0]}")
+    return c.x(i)
+
+
 def quantize_linear(c: Call) -> Any:
     """The result has the zero point's dtype, else `output_dtype`, else u8; `precision` says what to divide in."""
-    x, scale = c.x(0), c.x(1)
+    x, scale = c.x(0), scale_at(c, 1, divides=True)
     to = c.type_of(2).dtype if c.has(2) else c.dtype("output_dtype", u8) if c.integer("output_dtype", 0) else u8
     wide = c.dtype("precision") if c.integer("precision", 0) else scale.type.dtype
     attrs = {"axis": c.integer("axis", 1), "block": c.integer("block_size", 0), "saturate": c.flag("saturate", True)}
@@ -48,7 +62,7 @@ def _zero(c: Call, scale: Value) -> Any:
 
 
 def dequantize_linear(c: Call) -> Any:
-    x, scale = c.x(0), c.x(1)
+    x, scale = c.x(0), scale_at(c, 1)
     y = c.b.dequantize_linear(x, scale, _zero(c, scale), axis=c.integer("axis", 1), block=c.integer("block_size", 0))
     return c.cast(y, c.dtype("output_dtype") if c.integer("output_dtype", 0) else scale.type.dtype)
 
@@ -79,7 +93,7 @@ def matmul_integer(c: Call) -> Any:
 def qlinear_matmul(c: Call) -> Any:
     """Inputs: a, scale, zero, b, scale, zero, scale and zero of the result."""
     a, b = _integers(c, 0, 2, per_row=True), _integers(c, 3, 5)
-    left, right, out = (c.cast(c.x(i), f32) for i in (1, 4, 6))
+    left, right, out = (c.cast(scale_at(c, i, divides=i == 6), f32) for i in (1, 4, 6))
     if left.type.rank == 1 and left.type.size != 1:
         left = c.b.unsqueeze(left, axes=(1,))
     y = c.b.mul(c.cast(c.b.matmul(a, b), f32), c.b.div(c.b.mul(left, right), out))
@@ -101,9 +115,10 @@ def qlinear_conv(c: Call) -> Any:
     """Inputs: x, scale, zero, w, scale, zero, scale and zero of the result, bias in i32."""
     x, w = _integers(c, 0, 2), _filter(c, 3, 5)
     y = c.b.conv(x, w, c.opt(8), **conv_attributes(c, x, w))
-    scales = aligned(c, c.cast(c.x(4), f32), y, 1)
+    scales = aligned(c, c.cast(scale_at(c, 4), f32), y, 1)
     factor = c.b.div(
-        c.b.mul(c.b.reshape(c.cast(c.x(1), f32), shape=()), scales), c.b.reshape(c.cast(c.x(6), f32), shape=())
+        c.b.mul(c.b.reshape(c.cast(scale_at(c, 1), f32), shape=()), scales),
+        c.b.reshape(c.cast(scale_at(c, 6, divides=True), f32), shape=()),
     )
     return quantized(c, c.b.mul(c.cast(y, f32), factor), c.b.reshape(c.x(7), shape=()), c.type_of(7).dtype)
 
