@@ -55,6 +55,18 @@ def halves(codes: Array, zero: Array, dtype: Any) -> Array:
     return (q.astype(np.float32) - np.asarray(zero).astype(np.float32)).astype(dtype)
 
 
+def words(x: Array) -> Array:
+    """Neighbouring lanes of 8 or 16 bits as words of 32: [threads, lanes], of one word [threads]."""
+    w = np.ascontiguousarray(x).view(np.uint32)
+    return w[..., 0] if w.shape[-1] == 1 else w
+
+
+def of_words(w: Array, dtype: Any) -> Array:
+    """The lanes whose `words` these are."""
+    w = np.asarray(w)
+    return np.ascontiguousarray(w if w.ndim > 1 else w[..., None]).view(dtype)
+
+
 def ldmatrix_x4(rows: Array) -> Array:
     """Load four matrices of 8 rows of 16 bytes: lane 8*m + r addresses row r of matrix m; each lane gets 4 bytes of
     each: one element of 32 bits, two of 16, four of 8.

@@ -28,7 +28,7 @@ from dnnc.backends.cuda.templates.contraction.mma import raw_operand
 from dnnc.backends.cuda.templates.contraction.staging import readable, vector_of
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.reduction.partial import LANES, SHARE, SPLITS, Parts, cluster
-from dnnc.ir.dtype import f32, i32
+from dnnc.ir.dtype import DType, f32, i32, u32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, cast, const, minimum, substitute, value
 from dnnc.ir.graph import Node, Value
@@ -48,6 +48,7 @@ FLIGHT = 4  # steps of which a warp asks for the codes ahead
 WARPS = 16  # of a block at most
 ORDER = ("cols", "slices", "split")
 RATE, LATENCY, START = 15, 1200, 1500  # bytes a cycle that an SM gets of memory; cycles: of that, and of a launch
+ROUND = 2200  # cycles from asking for the codes of a round until they are used up, of a busy memory: fitted to one H100
 X_RATE = 40  # bytes a cycle that an SM gets of the second-level cache
 BUSY = 24  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
 
@@ -209,7 +210,8 @@ def _shared_bytes(d: Decoded, s: Shape) -> int:
 
 def _registers(d: Decoded, tiles: int) -> int:
     """Of a thread, about: codes, elements of x and sums of so many tiles of rows."""
-    return 56 + 24 * tiles + (32 if d.zeros is not None else 0) + (32 if d.bits == 8 else 0)
+    sums, x = 8 * d.strip // TILE, 16 if tiles <= HELD else 8
+    return 48 + tiles * (sums + x) + (16 if d.zeros is not None else 0)
 
 
 def _steps(d: Decoded, most: int) -> int:
@@ -231,7 +233,7 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     at_once = min(most, together)
     codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
     flight = at_once * warps * s.flight * 512
-    memory = most * codes / min(RATE, flight / LATENCY)
+    memory = most * codes / min(RATE, flight / ROUND)
     others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
     end = s.slices * s.split * tiles * ROWS * s.cols * 4 / 64
     return START + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
@@ -242,6 +244,13 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     if d is None:
         raise ScheduleError("the nest is no product of few rows by weights of 4 or 8 bits in 16-bit floats")
     return Writer(d, Shape(**{k: int(v) for k, v in knobs.items()})).build()
+
+
+def whole(x: Expr) -> Expr:
+    """As words of 32 bits: parts of words that a turn of a loop leaves to the next one are taken apart as soon as they
+    are read, and so a warp waits for them.
+    """
+    return x if x.dtype.bits == 32 else call("words", x)
 
 
 class Writer:
@@ -294,10 +303,10 @@ class Writer:
         shape = (self.pairs, self.tiles, 4)
         self.total = b.alloc("total", f32, *shape)
         self.acc = self.total if self.once else b.alloc("acc", f32, *shape)
-        self.q = b.alloc("q", self.d.codes.dtype, s.flight, 4 if self.d.bits == 4 else 16)
-        self.x = b.alloc("x", self.type, s.flight if held else 1, self.tiles, VECTOR)
+        self.q = b.alloc("q", u32, s.flight, 4)
+        self.x = b.alloc("x", u32, s.flight if held else 1, self.tiles, VECTOR // 2)
         units = 1 if self.once else s.flight // self.unit
-        self.numbers = {x: b.alloc("n" + x.name, x.dtype, units, 2 * self.pairs) for x in self.beside}
+        self.numbers = {x: b.alloc("n" + x.name, *self.held(x, units)) for x in self.beside}
         self.clear(self.total)
         if self.d.early:
             b.do("pdl_launch")
@@ -350,10 +359,9 @@ class Writer:
         return self.block * self.strips + self.strip
 
     def read_codes(self, turn: Expr, u: Expr) -> None:
-        lanes = self.q.shape[1]
-        n = value(lanes) or 0
         step = minimum(turn, self.rounds - 1) * self.s.flight + u
-        self.b.store(self.q, (u, 0), self.d.codes.at(self.column(), step, self.lane, 0, lanes=n), n)
+        codes = self.d.codes.at(self.column(), step, self.lane, 0, lanes=16 * 8 // self.d.codes.dtype.bits)
+        self.b.store(self.q, (u, 0), whole(codes), 4)
 
     def read_x(self, turn: Expr, u: Expr, to: Expr) -> None:
         """A vector of each row: lane 4*g + t has elements 8*t and so on of row g of each tile of rows."""
@@ -364,7 +372,7 @@ class Writer:
             row = minimum(j * ROWS + self.lane // 4, c.rows.size - 1)
             here = c.rows.at(c.rows.inside(row, 1, c.a.value))
             made = vector_of(c.a.value, lambda i: {**here, **c.red.at(k, VECTOR, i)}, VECTOR)
-            b.store(self.x, (to, j, 0), made, VECTOR)
+            b.store(self.x, (to, j, 0), whole(made), VECTOR // 2)
 
     @property
     def beside(self) -> tuple[Buffer, ...]:
@@ -379,7 +387,24 @@ class Writer:
         block = const(0) if self.once else step // (self.d.block // DEPTH)
         at = self.lane // 4 * 4 + (column % per * n if per > 1 else 0)
         for x in self.beside:
-            self.b.store(self.numbers[x], (v, 0), x.at(block, column // per, at, lanes=n), n)
+            read = x.at(block, column // per, at, lanes=n)
+            if self.numbers[x].dtype is not x.dtype:
+                read = whole(read)
+            self.b.store(self.numbers[x], (v, 0), read, read.lanes)
+
+    def held(self, x: Buffer, units: int) -> tuple[DType, int, int]:
+        """Type and shape of registers for a lane's numbers of some blocks: words where they fill them."""
+        n = self.pairs * 2
+        words = x.dtype.bits < 32 and n * x.dtype.bits % 32 == 0
+        return (u32, units, n * x.dtype.bits // 32) if words else (x.dtype, units, n)
+
+    def number(self, x: Buffer, v: Expr) -> Buffer:
+        """Those of unit v, one by one."""
+        held, n = self.numbers[x], self.pairs * 2
+        own = self.b.alloc("own", x.dtype, n)
+        read = held.at(v, 0, lanes=value(held.shape[1]) or 1)
+        self.b.store(own, (0,), read if held.dtype is x.dtype else call(f"{x.dtype}_words", read), n)
+        return own
 
     def multiply(self, u: Expr, v: Expr, held: Expr) -> None:
         """32 elements of the sum, in two steps of the tensor core."""
@@ -391,12 +416,14 @@ class Writer:
         with b.loop("h", self.pairs, "unroll") as h:
             with b.loop("e", 2, "unroll") as e:
                 which = h * 2 + e
-                code = self.q.at(u, which) if d.bits == 4 else self.q.at(u, which * 8, lanes=8)
+                code = self.q.at(u, which)
+                if d.bits == 8:
+                    code = call(f"{d.codes.dtype}_words", self.q.at(u, which * 2, lanes=2))
                 b.store(w, (e, 0), call(halves, code, zeros(which)), 8)
                 with b.loop("p", 2, "unroll") as p, b.loop("r", 2, "unroll") as r:
                     b.store(a, (p, r * 4 + e * 2), w.at(e, p * 4 + r * 2, lanes=2), 2)
             with b.loop("j", self.tiles, "unroll") as j:
-                low, high = (self.x.at(held, j, at, lanes=4) for at in (0, 4))
+                low, high = (call(f"{self.type}_words", self.x.at(held, j, at, lanes=2)) for at in (0, 2))
                 pairs = (call("zip_low", low, high), call("zip_high", low, high)) if d.bits == 4 else (low, high)
                 for p, right in enumerate(pairs):
                     left = a.at(p, 0, lanes=8)
@@ -407,14 +434,15 @@ class Writer:
         z = self.d.zeros
         if z is None:
             return lambda which: const(self.d.zero, i32)
-        return lambda which: cast(self.numbers[z][v, which], i32) + self.d.zero
+        own = self.number(z, v)
+        return lambda which: cast(own[which], i32) + self.d.zero
 
     def scale(self, v: Expr) -> None:
         """Sums of a block times its scales to the totals: registers 0 and 1 are of column g, 2 and 3 of g + 8."""
-        b, s = self.b, self.numbers[self.d.scale]
+        b, s = self.b, self.number(self.d.scale, v)
         with b.loop("h", self.pairs, "unroll") as h, b.loop("j", self.tiles, "unroll") as j:
             with b.loop("r", 4, "unroll") as r:
-                made = self.acc[h, j, r] * cast(s[v, h * 2 + r // 2], f32)
+                made = self.acc[h, j, r] * cast(s[h * 2 + r // 2], f32)
                 b.store(self.total, (h, j, r), made if self.once else self.total[h, j, r] + made)
 
     def leave(self, sums: Buffer) -> None:
