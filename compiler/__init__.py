@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dnnc import optim as optim
     from dnnc import random as random
     from dnnc.array.custom import custom_op as custom_op
+    from dnnc.array.formats import storage_format as storage_format
     from dnnc.array.kernels import elementwise_kernel as elementwise_kernel
     from dnnc.array.kernels import reduction_kernel as reduction_kernel
     from dnnc.array.lazy import no_grad as no_grad
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "dnnc.array.custom": ("custom_op",),
+    "dnnc.array.formats": ("storage_format",),
     "dnnc.array.lazy": ("no_grad",),
     "dnnc.array.kernels": ("elementwise_kernel", "reduction_kernel"),
     "dnnc.driver": ("Executable", "TensorSpec", "compile"),

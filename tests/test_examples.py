@@ -232,3 +232,21 @@ if importlib.util.find_spec("torch"):
         script("torch_model").main(["--size=8", "--steps=1"])
         out = capsys.readouterr().out
         assert len(re.findall("as eager PyTorch, to", out)) == 6 and "one program for all batch sizes" in out, out
+
+
+# Examples of stored weights: arguments, and what the output says when the result is right.
+STORED = {
+    "storage_formats": (["--size=64"], r"^ternary: .* right\nlogarithmic: .* right\nrooted: .* right$"),
+    "binary_digits": (
+        ["--steps=60", "--nets", "bnn", "lut"],
+        r"^bnn: accuracy 9.* give the same\nlut: accuracy [4-9]\d",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORED)
+def test_stored_weights(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given, found = STORED[name]
+    script(name).main(given)
+    assert re.search(found, capsys.readouterr().out)

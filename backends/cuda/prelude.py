@@ -289,6 +289,7 @@ template<class T> FN T floormod(T a, T b) {
     "absolute": "template<class T> FN T absolute(T a) { return a < T(0) ? negate(a) : a; }\nFN f32 absolute(f32 a) { "
                 "return fabsf(a); }\nFN f64 absolute(f64 a) { return fabs(a); }",
     "bitnot": "template<class T> FN T bitnot(T a) { return T(~a); }\nFN bool bitnot(bool a) { return !a; }",
+    "popcount": "FN u32 popcount(u32 a) { return __popc(a); }",
     "logical_not": "FN bool logical_not(bool a) { return !a; }",
     **{name: f"template<class T> FN T {name}(T a, T b) {{ return T(a {sign} b); }}" for name, sign in
        (("bit_and", "&"), ("bit_or", "|"), ("bit_xor", "^"))},

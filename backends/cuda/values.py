@@ -25,7 +25,8 @@ ORDER = {"<": "less", "<=": "less_equal", "==": "equal", "!=": "not_equal"}
 RENAMED = {
     "min": "minimum", "max": "maximum", "fmin": "second_min", "fmax": "second_max", "abs": "absolute", "neg": "negate",
     "isnan": "is_nan", "exp2": "power_of_two", "recip": "reciprocal",
-    "not": "logical_not", "bitnot": "bitnot", "truncdiv": "truncdiv", "truncmod": "truncmod", "floormod": "floormod",
+    "not": "logical_not", "bitnot": "bitnot", "popcount": "popcount",
+    "truncdiv": "truncdiv", "truncmod": "truncmod", "floormod": "floormod",
     "shl": "shl", "shr": "shr",
     "fma": "fused", "shfl_xor": "shfl_xor", "shfl_up": "shfl_up", "shfl_down": "shfl_down", "shfl": "shfl",
 }  # fmt: skip

@@ -147,6 +147,8 @@ def integral(em: FuncEmitter, e: Op, vs: list[str]) -> str:
     if name in ("shl", "shr"):
         return _shift(em, e, vs)
     ones = literal(-1, t, lanes) if t.kind != "b" else literal(True, t, lanes)
+    if name == "popcount":
+        return em.call(f"llvm.ctpop.{mangle(t, lanes)}", ty, (ty, vs[0]), here=here)
     if name in ("not", "bitnot"):
         return em.pure(f"xor {ty} {vs[0]}, {ones}", *vs, here=here)
     if name == "neg":

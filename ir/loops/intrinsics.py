@@ -56,6 +56,12 @@ def _dot4(acc: Array, a: Array, b: Array) -> Array:
     return (np.asarray(acc, np.int64) + (x * y).sum(-1)).astype(np.int32)
 
 
+def _popcount(x: Array) -> Array:
+    x = np.ascontiguousarray(x)
+    bits = np.unpackbits(x.view(np.uint8).reshape(*x.shape, x.dtype.itemsize), axis=-1)
+    return bits.sum(-1, dtype=np.int64).astype(x.dtype)
+
+
 def _lookup(i: Array, xs: tuple[Array, ...]) -> Array:
     table = np.array([np.ravel(x)[0] for x in xs])
     return table[np.asarray(i) % len(xs)]
@@ -185,6 +191,8 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("isnan", np.isnan, lambda x: (boolean, x.lanes)),
     Intrinsic("not", np.logical_not, lambda x: (boolean, x.lanes)),
     Intrinsic("bitnot", np.invert),
+    # how many bits of an unsigned number are 1
+    Intrinsic("popcount", lambda x: _popcount(x)),
     # horizontal reductions over lanes; the order of the sum is a binary tree of halves
     Intrinsic("hsum", lambda v: _tree(v, np.add), lambda v: (v.dtype, 1)),
     Intrinsic("hmax", lambda v: np.max(v, axis=-1), lambda v: (v.dtype, 1)),

@@ -3,6 +3,7 @@
 from dnnc.ir.op import OpDef
 from dnnc.ir.ops.attention import ATTENTION_OPS
 from dnnc.ir.ops.batch_norm import BATCH_NORM_OPS
+from dnnc.ir.ops.binary import BINARY_OPS
 from dnnc.ir.ops.bits import BITS_OPS
 from dnnc.ir.ops.cast import CAST_OPS
 from dnnc.ir.ops.control import CONTROL_OPS
@@ -52,6 +53,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "resize": RESIZE_OPS,
     "quantize": QUANTIZE_OPS,
     "decode": DECODE_OPS,
+    "binary": BINARY_OPS,
     "control": CONTROL_OPS,
     "recurrence": RECURRENCE_OPS,
     "random": RANDOM_OPS,

@@ -1,4 +1,7 @@
-"""Stored numbers as floats: codes of few bits or small types, a table of what they mean, scales and zero points.
+"""Stored numbers as floats: codes of few bits or small types, what they mean, scales and zero points.
+
+What codes mean is a table, or an expression of the code as text: `value="cast_f32(q[0]) * 0.5"`, q in i32. Without
+either codes are numbers.
 
 The result is never memory by itself: kernels that read it read the codes and decode them in registers. So a weight in
 4 bits is a constant of codes, a constant of scales, and this node.
@@ -6,16 +9,20 @@ The result is never memory by itself: kernels that read it read the codes and de
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from dnnc.ir import te
-from dnnc.ir.dtype import DType, f32, u32
-from dnnc.ir.expr import Expr, cast, const
-from dnnc.ir.loops.stmt import call
+from dnnc.ir.dtype import DType, f32, i32, u32
+from dnnc.ir.expr import Expr, Load, cast, const, rebuild
+from dnnc.ir.loops.stmt import Store, call
+from dnnc.ir.loops.text import parse_kernel
 from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import Array, rows_flops, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
+from dnnc.ir.te.interp import whole
 from dnnc.ir.types import TensorType
 
 
@@ -28,6 +35,7 @@ def _type(
     axis: int = 0,
     block: int = 1,
     table: tuple[float, ...] = (),
+    value: str = "",
 ) -> TensorType:
     require(dtype.is_float and q.rank > 0, "the result is floats with axes; got {} of {}", dtype, q)
     require(scale is None or scale.dtype.is_float, "the scale is a float; got {}", scale)
@@ -55,6 +63,7 @@ def _compute(
     axis: int,
     block: int,
     table: tuple[float, ...],
+    value: str,
 ) -> Tensor:
     wide = f32 if dtype.computed.bits <= 32 else dtype
     a = normalize_axis(axis, len(q.dims))
@@ -65,11 +74,40 @@ def _compute(
 
     def element(*index: Expr) -> Expr:
         x = q[index]
-        x = call("lookup", cast(x, u32), *(const(float(v), wide) for v in table)) if table else cast(x, wide)
+        if value:
+            x = cast(meaning(value, cast(x, i32)), wide)
+        elif table:
+            x = call("lookup", cast(x, u32), *(const(float(v), wide) for v in table))
+        else:
+            x = cast(x, wide)
         x = x if zero is None else x - at(zero, index)
         return x if scale is None else x * at(scale, index)
 
     return te.compute(q.dims, dtype, element)
+
+
+@cache
+def _parsed(text: str) -> Expr:
+    """The expression of a code, which is an element of q."""
+    (store,) = parse_kernel(f"def k(q: i32[1], y: f32[1]):\n    y[0] = {text}\n").entry.body
+    assert isinstance(store, Store)
+    return store.value
+
+
+def meaning(text: str, code: Expr) -> Expr:
+    """What a code means, by the text of an expression."""
+
+    def go(e: Expr) -> Expr:
+        return code if isinstance(e, Load) else rebuild(e, go)
+
+    return go(_parsed(text))
+
+
+@cache
+def meanings(text: str, low: int, high: int) -> tuple[float, ...]:
+    """What the codes from `low` to `high` mean, in float32."""
+    every = te.compute((high - low + 1,), f32, lambda i: cast(meaning(text, cast(i + low, i32)), f32))
+    return tuple(whole(every, {}).astype(np.float32).tolist())
 
 
 def spread(p: Array, shape: tuple[int, ...], axis: int, block: int) -> Array:
@@ -88,9 +126,13 @@ def _reference(
     axis: int = 0,
     block: int = 1,
     table: tuple[float, ...] = (),
+    value: str = "",
 ) -> Array:
     wide = np.float64 if scale is not None and scale.dtype == np.float64 else dtype.computed.numpy
     codes = np.asarray(q)
+    if value:
+        low, high = (int(f(codes)) for f in (np.min, np.max)) if codes.size else (0, 0)
+        table, codes = meanings(value, low, high), codes.astype(np.int64) - low
     x = np.asarray(table, np.float32).astype(wide)[codes.astype(np.int64)] if table else codes.astype(wide)
     for p, f in ((zero, np.subtract), (scale, np.multiply)):
         if p is not None:

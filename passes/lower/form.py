@@ -32,12 +32,13 @@ from dnnc.ir.expr import (
     fma,
     free,
     minimum,
+    op,
     substitute,
     unwrap,
     value,
     walk,
 )
-from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store, loop_var
+from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store, call, loop_var
 from dnnc.ir.types import product
 from dnnc.passes.schedule.buffers import joined_axes, rereading
 
@@ -200,6 +201,7 @@ class Contraction(Form):
     swapped: bool = False  # b is the first factor of the product
     more: tuple[Store, ...] = ()  # of other outputs, at the same elements, ahead of `store`
     around: frozenset[Var] = frozenset()
+    counts: bool = False  # is a term not the product of the factors but the number of bits in which they differ?
 
     @cached_property
     def joined(self) -> Contraction | None:
@@ -271,6 +273,8 @@ class Contraction(Form):
     def update(self, acc: Expr, a: Expr, b: Expr) -> Expr:
         """One step of the sum, as the naive nest has it."""
         x, y = (b, a) if self.swapped else (a, b)
+        if self.counts:
+            return acc + op(f"cast_{self.dtype}", call("popcount", x ^ y), dtype=self.dtype)
         if self.dtype.is_float:
             return fma(x, y, acc)
         return acc + x * y
@@ -289,6 +293,8 @@ def contraction(
     term = r.term
     factors = term.args if isinstance(term, Op) and term.name == "*" else ()
     factors = term.factors if isinstance(term, Product) else factors  # of indices
+    counted = _counted(term)
+    factors = factors if counted is None else counted
     if r.combine != "sum" or len(factors) != 2:
         return None
     cls = Contraction if len(form.reductions) == 1 else Normed
@@ -297,9 +303,18 @@ def contraction(
         cls(
             outer=form.outer, panels=form.panels, reductions=form.reductions, kernel=kernel,
             red=Axis(r.loops), a=a, b=b, acc=r.acc,
-            store=store, more=more, around=r.around,
+            store=store, more=more, around=r.around, counts=counted is not None,
         )
     )  # fmt: skip
+
+
+def _counted(term: Expr) -> tuple[Expr, ...] | None:
+    """cast(popcount(x ^ y)) -> x, y"""
+    for name in ("cast_i32", "popcount", "^"):
+        if not isinstance(term, Op) or term.name != name:
+            return None
+        found, term = term.args, term.args[0]
+    return found
 
 
 def _sided(c: Contraction) -> Contraction:

@@ -290,6 +290,7 @@ RULES: dict[str, Callable[[Layouts, Node], None]] = {
     "turn_filters": lambda layouts, n: layouts.turn_filters(n),
     "matmul": lambda layouts, n: layouts.matmul(n),
     "decode": lambda layouts, n: layouts.coded(n),
+    "differing_bits": lambda layouts, n: layouts.matmul(n),
     "pack": lambda layouts, n: None,
     "lrn": lambda layouts, n: layouts.across(n),
 }

@@ -98,14 +98,14 @@ def _shape(scale: Array, shape: tuple[int, ...], axis: int, n: Node) -> tuple[in
 def _decoders_read(v: Value) -> bool:
     """Do all readers, some of them through transposes and casts, decode what they read?"""
     for u, k in v.uses:
-        if u.op.name in ("transpose", "cast"):
+        if Trait.CONVERSION in u.op.traits or "perm" in u.attrs:
             if not u.outputs[0].type.dtype.is_float or not _decoders_read(u.outputs[0]):
                 return False
-        elif u.op.name in ("matmul", "gemm"):
-            turned = u.op.name == "gemm" and (u.attrs["trans_a"] or u.inputs[0] is v)
+        elif u.op.contraction is ContractionForm.PRODUCT or "trans_b" in u.attrs:
+            turned = u.attrs.get("trans_a") or u.inputs[0] is v
             if k != 1 or turned or producer(u.inputs[0], "dequantize_linear") is not None:
                 return False
-        elif u.op.name != "gather" or k != 0:
+        elif k != 0 or u.op.index is None or not u.op.index.loads or Trait.MOVEMENT not in u.op.traits:
             return False
     return bool(v.uses)
 

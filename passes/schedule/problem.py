@@ -49,7 +49,7 @@ class Problem:
     def product(self) -> Contraction | None:
         """Return a kernel's contraction, alone, constant and in few loops; None if no loops of a side are left."""
         form = self.form
-        if not isinstance(form, Contraction) or isinstance(form, Normed) or self.lowered.dims:
+        if not isinstance(form, Contraction) or isinstance(form, Normed) or form.counts or self.lowered.dims:
             return None
         c = form.joined
         return c if c is not None and c.outer and c.red.loops else None

@@ -51,7 +51,7 @@ def rfactor(b: Block, outer: str, lane: str) -> Block:
             raise ScheduleError(f"{lane} is no loop over the lanes of a sum of products")
         part = Buffer(f"{st.buf.name}_{lane}", st.buf.dtype, (const(lanes),), "register")
         at = (loop.var - loop.lo,)
-        more = fma(*terms, load(part, at)) if st.value.name == "fma" else load(part, at) + terms[0]
+        more = fma(terms[0], terms[1], load(part, at)) if st.value.name == "fma" else load(part, at) + terms[0]
         step = guarded(conds, (Store(part, at, more),))
         vector = Vectorizer(loop.var, loop.lo, lanes).block(step)
         zero = const(0.0 if st.buf.dtype.is_float else 0, st.buf.dtype)

@@ -32,7 +32,7 @@ def test_random_quantised_models(seed: int, tmp_path: Any) -> None:
 def test_models_have_all_forms_and_equal_seeds_make_equal_ones() -> None:
     ops: Counter[str] = Counter()
     types: Counter[Any] = Counter()
-    for seed in range(80):
+    for seed in range(120):
         model, arrays, exact = random_quantized(seed)
         again, same, _ = random_quantized(seed)
         assert model == again and all(map(np.array_equal, arrays, same))

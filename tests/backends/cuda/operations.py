@@ -95,7 +95,12 @@ def _arithmetic(r: _Results, t: DType, lanes: int, u: Expr, v: Expr, w: Expr) ->
             r.put(name, call(name, *args), lanes)
         r.put("ldexp", call("ldexp", u, op("max", op("min", call("rint", v), const(40.0, t)), const(-40.0, t))), lanes)
     else:
-        for name, args in {"shl": (u, v), "shr": (u, v), "bitnot": (u,)}.items():
+        for name, args in {
+            "shl": (u, v),
+            "shr": (u, v),
+            "bitnot": (u,),
+            **({"popcount": (u,)} if t.name == "u32" else {}),
+        }.items():
             r.put(name, call(name, *args), lanes)
 
 
