@@ -64,7 +64,7 @@ def words(x: Array) -> Array:
 def of_words(w: Array, dtype: Any) -> Array:
     """The lanes whose `words` these are."""
     w = np.asarray(w)
-    return np.ascontiguousarray(w if w.ndim > 1 else w[..., None]).view(dtype)
+    return np.ascontiguousarray(w if w.ndim > 1 else w.reshape(-1, 1)).view(dtype)
 
 
 def ldmatrix_x4(rows: Array) -> Array:

@@ -318,13 +318,14 @@ def matrix_{t}(a: {t}[64, 64], c: f32[64, 64]):
                 pdl_launch()
 """
 CODES = """
-def codes(a: u32[32], q: i8[32, 8], z: u8[32], y: f16[32, 2, 8], b: bf16[32, 2, 8], t: f32[32]):
+def codes(a: u32[32], q: i8[32, 8], z: u8[32], y: f16[32, 2, 8], b: bf16[32, 2, 8], t: f32[32], w: u8[32, 4]):
     for block in block.x(1):
         for l in thread.x(32):
             y[l, 0, 0:+8] = halves_f16(a[l], cast_i32(z[l]))
-            y[l, 1, 0:+8] = halves_f16(q[l, 0:+8], i32(3))
-            b[l, 0, 0:+8] = halves_bf16(a[l], i32(8))
+            y[l, 1, 0:+8] = f16_words(words(halves_f16(i8_words(words(q[l, 0:+8])), i32(3))))
+            b[l, 0, 0:+8] = bf16_words(words(halves_bf16(a[l], i32(8))))
             b[l, 1, 0:+8] = halves_bf16(q[l, 0:+8], cast_i32(z[l]))
+            w[l, 0:+4] = u8_words(words(z[0:+4]))
             t[l] = lookup(a[l], 0.5, -1.0, 2.0, 4.0)
 """
 BYTES = """
@@ -395,10 +396,12 @@ def test_codes_come_apart_without_local_memory() -> None:
     a, z = rng.integers(0, 1 << 32, 32, dtype=np.uint32), rng.integers(0, 16, 32).astype(np.uint8)
     q = rng.integers(-128, 128, (32, 8)).astype(np.int8)
     y, b, t = np.zeros((32, 2, 8), np.float16), np.zeros((32, 2, 8), BY_NAME["bf16"].numpy), np.zeros(32, np.float32)
-    run_kernel(kernel, {"a": a, "q": q, "z": z, "y": y, "b": b, "t": t})
+    w = np.zeros((32, 4), np.uint8)
+    run_kernel(kernel, {"a": a, "q": q, "z": z, "y": y, "b": b, "t": t, "w": w})
     apart = np.stack([a >> np.uint32(4 * k) & 15 for k in (0, 4, 1, 5, 2, 6, 3, 7)], 1).astype(np.float32)
     assert (y[:, 0] == apart - z[:, None]).all() and (y[:, 1] == q - 3.0).all()
     assert (b[:, 0].astype(np.float32) == apart - 8).all() and (t == np.array([0.5, -1, 2, 4])[a % 4]).all()
+    assert (w == z[:4]).all()
 
 
 @pytest.mark.parametrize("t", ["u8", "i8"])
