@@ -40,6 +40,7 @@ from dnnc.passes.rewrites.scatters import scatters, wide_sums
 from dnnc.passes.rewrites.split_filters import split_filters
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
+from dnnc.passes.rewrites.split_transposes import split_transposes
 from dnnc.passes.rewrites.state_layouts import assign_state_layouts, relabel_given
 from dnnc.passes.rewrites.stored_weights import stored_weights
 from dnnc.passes.schedule.problem import Template
@@ -208,6 +209,11 @@ SPLIT_SCANS = Pass(
     nested(split_scans),
     "few long running sums leave cores without work: parts of them do not; before layouts",
 )
+SPLIT_TRANSPOSES = Pass(
+    "split-transposes",
+    nested(split_transposes),
+    "large transposed copies are made in parts, in memory that a cache holds; after all that moves transposes",
+)
 SCALARS = Pass(
     "scalars",
     nested(scalars),
@@ -258,7 +264,7 @@ PASSES = (
     CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,
-    SCALARS, RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS, PLACE_CONCATS,
+    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

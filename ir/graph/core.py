@@ -258,7 +258,8 @@ class Graph:
             return Variance.NEVER
         if value in self.parameters:
             return Variance.REFIT
-        state = any(self.inputs[k] is value for k in self.donated.values())
+        is_input = value is not None and value.node is None
+        state = is_input and any(self.inputs[k] is value for k in self.donated.values())
         return Variance.STEP if state else Variance.CALL
 
     def bind_inputs(self, names: Collection[str]) -> None:

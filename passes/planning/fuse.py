@@ -347,7 +347,7 @@ class _Fuser:
             # both where tiles are copied to near memory first
             product = u.op.contraction is ContractionForm.PRODUCT and not self.serial_rows
             turned = (v is u.inputs[0] or product) and producer(v, "transpose") is not None
-            if turned and self.serial_rows and _reads_across_cache(v, u):
+            if turned and self.serial_rows and copied_first(v, u):
                 return False
             return v.type.row_major and (turned or _looks_up_matrices(n, u))
         return False
@@ -495,7 +495,7 @@ def _crosses(n: Node, u: Node) -> bool:
     return x.node is None or Trait.RELAYOUT not in x.node.op.traits
 
 
-def _reads_across_cache(v: Value, u: Node) -> bool:
+def copied_first(v: Value, u: Node) -> bool:
     """True if a product reads its transposed left operand so often, by lines of so many rows, that it is copied first.
 
     A tile of a product reads a line of each of the k rows below. They do not stay in a first-level cache of 64 sets
