@@ -68,7 +68,7 @@ def bind(
     """
     outputs = [v.name for v in graph.outputs]
     arrays = {n: array_of(t) for n, t in weights.items()}
-    crossing = {"held": held, "internal": internal}
+    crossing: dict[str, Any] = {"held": held, "internal": internal}
     if not arrays:
         return compile_graph(graph, (list(names), outputs), opts, progress, **crossing)
     backend = backend_class(parse_target(opts.target).kind)
