@@ -136,7 +136,8 @@ def renamed(state: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array
     return {n: state[n.replace(".block.", ".")] for n in names}
 
 
-def dnnc_step(a: argparse.Namespace) -> Prepare:
+def dnnc_training(task: Task, state: Mapping[str, Array], checkpoint: bool, threads: int, memory: Any = None) -> Any:
+    """A `dnnc.train_step` of a network that begins with a state. `memory`: the option of `dnnc.compile`."""
     import dnnc
     from dnnc import nn, optim
     from dnnc.nn import functional as F
@@ -155,12 +156,18 @@ def dnnc_step(a: argparse.Namespace) -> Prepare:
                 b[...] = new[name]
             return y
 
+    net = task.make(nn, F, Checkpointed if checkpoint else lambda block: block)
+    net.load_state_dict(renamed(state, list(net.state_dict())))
+    optimizer = optim.Adam(lr=task.rate) if task.optimizer == "Adam" else optim.SGD(lr=task.rate, momentum=0.9)
+    options = {} if memory is None else {"memory": memory}
+    return dnnc.train_step(lambda net, x, y: loss(F, net, x, y), optimizer, net, threads=threads, **options)
+
+
+def dnnc_step(a: argparse.Namespace) -> Prepare:
+    import dnnc  # noqa: F401  before memory is measured
+
     def prepare(task: Task, state: dict[str, Array], x: Array, labels: Array) -> Any:
-        net = task.make(nn, F, Checkpointed if a.checkpoint else lambda block: block)
-        net.load_state_dict(renamed(state, list(net.state_dict())))
-        adam = task.optimizer == "Adam"
-        optimizer = optim.Adam(lr=task.rate) if adam else optim.SGD(lr=task.rate, momentum=0.9)
-        step = dnnc.train_step(lambda net, x, y: loss(F, net, x, y), optimizer, net, threads=a.threads)
+        step = dnnc_training(task, state, a.checkpoint, a.threads)
 
         def facts() -> dict[str, Any]:
             report = step.programs[-1].report
@@ -183,15 +190,12 @@ def dnnc_step(a: argparse.Namespace) -> Prepare:
     return prepare
 
 
-def torch_step(a: argparse.Namespace) -> Prepare:
+def torch_training(task: Task, state: Mapping[str, Array], checkpointed: bool, dtype: Any = None) -> tuple[Any, Any]:
+    """The module and the optimizer of a network that begins with a state."""
     import torch
     from torch import nn
     from torch.nn import functional as F
     from torch.utils.checkpoint import checkpoint
-
-    torch.set_num_threads(a.threads)
-    torch._dynamo.config.allow_rnn = True
-    dtype = torch.float64 if a.engine == EXACT else torch.float32
 
     class Checkpointed(nn.Module):
         def __init__(self, block: nn.Module) -> None:
@@ -201,14 +205,25 @@ def torch_step(a: argparse.Namespace) -> Prepare:
         def forward(self, x: Any) -> Any:
             return checkpoint(self.block, x, use_reentrant=False)
 
+    net = task.make(nn, F, Checkpointed if checkpointed else lambda block: block)
+    wanted = renamed(state, list(net.state_dict()))
+    net.load_state_dict({n: torch.from_numpy(v) for n, v in wanted.items()})
+    net.to(dtype or torch.float32).train()
+    if task.optimizer == "Adam":
+        return net, torch.optim.Adam(net.parameters(), lr=task.rate)
+    return net, torch.optim.SGD(net.parameters(), lr=task.rate, momentum=0.9)
+
+
+def torch_step(a: argparse.Namespace) -> Prepare:
+    import torch
+    from torch.nn import functional as F
+
+    torch.set_num_threads(a.threads)
+    torch._dynamo.config.allow_rnn = True
+    dtype = torch.float64 if a.engine == EXACT else torch.float32
+
     def prepare(task: Task, state: dict[str, Array], x: Array, labels: Array) -> Any:
-        net = task.make(nn, F, Checkpointed if a.checkpoint else lambda block: block)
-        wanted = renamed(state, list(net.state_dict()))
-        net.load_state_dict({n: torch.from_numpy(v) for n, v in wanted.items()})
-        net.to(dtype).train()
-        adam = task.optimizer == "Adam"
-        made = torch.optim.Adam if adam else torch.optim.SGD
-        optimizer = made(net.parameters(), lr=task.rate, **({} if adam else {"momentum": 0.9}))  # type: ignore[arg-type]
+        net, optimizer = torch_training(task, state, a.checkpoint, dtype)
         compiled = torch.compile(lambda x, y: loss(F, net, x, y)) if a.engine == "inductor" else None
         given, target = torch.from_numpy(x), torch.from_numpy(labels)
         given = given.to(dtype) if given.is_floating_point() else given

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from dnnc.ir.target import Target as Target
     from dnnc.jitted import jit as jit
     from dnnc.options import CompileOptions as CompileOptions
+    from dnnc.quantization.entry import quantize as quantize
     from dnnc.report.progress import progress as progress
     from dnnc.training.checkpoint import load_arrays as load_arrays
     from dnnc.training.checkpoint import save_arrays as save_arrays
@@ -92,6 +93,7 @@ _WHERE = {
     "dnnc.jitted": ("jit",),
     "dnnc.artifact.load": ("load",),
     "dnnc.options": ("CompileOptions",),
+    "dnnc.quantization.entry": ("quantize",),
     "dnnc.report.progress": ("progress",),
     "dnnc.training.checkpoint": ("load_arrays", "save_arrays"),
     "dnnc.training.step": ("train_step",),

@@ -38,6 +38,7 @@ def compile_graph(
     onnx: Callable[[], OnnxParts] | None = None,
     parameters: Mapping[str, Any] | None = None,
     held: Mapping[int, Encoding | None] | None = None,
+    internal: Mapping[int, Encoding | None] | None = None,
 ) -> Executable:
     """Compile a graph, which stays as it is.
 
@@ -51,6 +52,8 @@ def compile_graph(
         parameters: inputs that are bound to these arrays and are no arguments of a call; see `Executable.refit`.
         held: inputs by number that lie in these encodings when the program is run through its instance, None: the
             compiler chooses one, see `Program.inputs`. Calls of the Executable take all arrays in rows.
+        internal: outputs by number that only other programs read, through the instance: they lie in these encodings,
+            None: as they are computed, see `Program.outputs`.
     """
     opts = resolved(opts)
     graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
@@ -58,7 +61,7 @@ def compile_graph(
     names = expose(graph, names, opts.outputs)
     backend = open_backend(opts.target, opts.threads)
     graph, names, bound = with_roles(graph, names, opts, parameters or {}, backend)
-    graph.held = dict(held or {})
+    graph.held, graph.internal = dict(held or {}), dict(internal or {})
     cache = KernelCache(cache_folder(opts.cache))
     return compile_for(graph, names, opts, backend, cache, progress, import_seconds, onnx, bound)
 

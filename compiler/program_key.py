@@ -160,6 +160,7 @@ def _told_by_text(n: Any) -> bool:
 def _graph(g: Graph) -> Iterator[Any]:
     yield g.text()
     yield sorted(g.donated.items())
+    yield [sorted((k, str(e)) for k, e in which.items()) for which in (g.held, g.internal)]
     yield [(v.name, held.name) for v, held in g.parameters.items()]
     yield "" if g.prologue is None else g.prologue.text()
 

@@ -252,7 +252,7 @@ def _specialise(g: Graph, env: dict[Expr, Expr], known: Copies | None = None) ->
             p.locs = o.locs
             values[o] = p
     new.outputs = [values[v] for v in g.outputs]
-    new.donated, new.held = dict(g.donated), dict(g.held)
+    new.donated, new.held, new.internal = dict(g.donated), dict(g.held), dict(g.internal)
     return new
 
 

@@ -63,6 +63,9 @@ class TargetFacts:
     multiplies_bytes: bool = False
     # do products decode weights of few bits as they read them? Else those are floats from the start
     decodes_weights: bool = False
+    # of which products, all in 16-bit floats, if this is set: rows, sizes of the weights [k, n], bits of a code,
+    # elements of a sum that share a scale
+    decodes: Callable[[int, int, int, int, int], bool] | None = None
     # do threads walk rows one element after the other fast (CPUs)? Sorts then go by digits, else by merging
     serial_rows: bool = True
     align: int = 1  # bytes; where a value may begin within the memory of another is a multiple of it

@@ -34,12 +34,14 @@ from dnnc.passes.rewrites.quantized import quantized, requantized
 from dnnc.passes.rewrites.recompute import recompute
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
+from dnnc.passes.rewrites.repeat import repeat_shared
 from dnnc.passes.rewrites.scalars import scalars
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
 from dnnc.passes.rewrites.split_filters import split_filters
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
-from dnnc.passes.rewrites.state_layouts import assign_state_layouts
+from dnnc.passes.rewrites.split_transposes import split_transposes
+from dnnc.passes.rewrites.state_layouts import assign_state_layouts, relabel_given
 from dnnc.passes.rewrites.stored_weights import stored_weights
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
@@ -65,7 +67,8 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
     others = [g for g in graphs(graph) if g not in bodies]
     loops = [n for g in others for n in g.nodes() if Trait.ITERATES in n.op.traits]
     fixed = {v: length if isinstance(length := n.attrs["length"], int) else inf for n in loops for v in captured(n)}
-    return any(
+    given = not ctx.facts.channels_last and relabel_given(graph)
+    return given | any(
         [
             assign_channels_last(g)
             if ctx.facts.channels_last
@@ -206,6 +209,11 @@ SPLIT_SCANS = Pass(
     nested(split_scans),
     "few long running sums leave cores without work: parts of them do not; before layouts",
 )
+SPLIT_TRANSPOSES = Pass(
+    "split-transposes",
+    nested(split_transposes),
+    "large transposed copies are made in parts, in memory that a cache holds; after all that moves transposes",
+)
 SCALARS = Pass(
     "scalars",
     nested(scalars),
@@ -235,6 +243,11 @@ HOIST = Pass(
     hoist_invariants,
     "weights that a loop captures are packed once, in front of it; after layout, which says that they are packed",
 )
+REPEAT = Pass(
+    "repeat",
+    nested(repeat_shared),
+    "a value that several kernels can compute of what they read is none of its own; behind all that changes kernels",
+)
 COPY_OUTPUTS = Pass(
     "copy-outputs",
     nested(copy_outputs),
@@ -251,7 +264,7 @@ PASSES = (
     CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,
-    SCALARS, RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, COPY_OUTPUTS, PLACE_CONCATS,
+    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

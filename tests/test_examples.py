@@ -107,6 +107,20 @@ def test_array_programs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_quantisation(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    path = tmp_path / "digits.int8.onnx"
+    script("quantize").main(["--steps=150", "--aware-steps=60", f"--output={path}"])
+    out = capsys.readouterr().out
+    whole, after, _, four, _, aware, same = (float(x) for x in re.findall(r"([\d.]+)%", out))
+    assert whole > 88 and abs(after - whole) < 1 and abs(four - whole) < 4 and aware > whole - 1 and same > 90, out
+    images, labels = samples(EXAMPLES)
+    model = onnx.load(path)
+    (logits,) = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: images})
+    assert (logits.argmax(1) == labels).mean() >= 0.9
+
+
+@pytest.mark.slow
 def test_fine_tuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "holes.onnx"
     script("fine_tune").main(["--size=800", "--epochs=4", f"--output={path}", f"--log={tmp_path / 'run.jsonl'}"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction import simt
+from dnnc.backends.cuda.templates.contraction import decoded, simt
 from dnnc.backends.cuda.templates.contraction.gemv_norm import takes
 from dnnc.backends.cuda.templates.reduction import recurrence
 from dnnc.backends.runtime.device import PARAMETER_ALIGN
@@ -18,6 +18,8 @@ def facts(gpu: GpuTarget, numerics: str) -> TargetFacts:
         native_intrinsics=spelled(numerics),
         channels_last=True,
         multiplies_bytes=True,
+        decodes_weights=True,
+        decodes=decoded.takes,
         serial_rows=False,
         align=PARAMETER_ALIGN,
         reductions=GPU_SPLIT,

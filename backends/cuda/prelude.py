@@ -66,6 +66,70 @@ FN V<i32, 4> mma_m16n8k32(V<i32, 4> d, const V<{a}, 16>& a, const V<{b}, 8>& b) 
 )
 
 
+# eight codes less z, in 16 bits: 0x6400 | q is 1024 + q (bf16: 0x4300 | q is 128 + q), of which 1024 + z is taken
+HALVES = {
+    "masked": """\
+FN u32 masked(u32 q, u32 mask, u32 high) {
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(q), "r"(mask), "r"(high));
+  return r;
+}""",
+    "both": "FN u32 both(u32 x) { return x | x << 16; }",
+    "halves_f16": """\
+FN V<f16, 8> halves_f16(u32 q, i32 z) {
+  const u32 low = both(0x6400 + z), high = both(0xd400 + (z << 4)), by = 0x2c002c00;
+  u32 r[4];
+  UNROLL for (int i = 0; i < 4; i += 2) {
+    r[i] = masked(q >> 4 * i, 0x000f000f, 0x64006400);
+    r[i + 1] = masked(q >> 4 * i, 0x00f000f0, 0x64006400);
+    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(r[i]) : "r"(low));
+    asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(r[i + 1]) : "r"(by), "r"(high));
+  }
+  V<f16, 8> v;
+  memcpy(v.v, r, 16);
+  return v;
+}
+template<class T> FN V<f16, 8> halves_f16(const V<T, 8>& x, i32 z) {
+  const u32 flip = T(-1) < T(0) ? 0x80808080 : 0, low = both(0x6400 + z + (flip ? 128 : 0));
+  u32 q[2], r[4];
+  memcpy(q, x.v, 8);
+  UNROLL for (int i = 0; i < 4; ++i) {
+    r[i] = __byte_perm(q[i / 2] ^ flip, 0x64646464, i % 2 ? 0x4342 : 0x4140);
+    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(r[i]) : "r"(low));
+  }
+  V<f16, 8> v;
+  memcpy(v.v, r, 16);
+  return v;
+}""",
+    "halves_bf16": """\
+FN V<bf16, 8> halves_bf16(u32 q, i32 z) {
+  const u32 low = both(0xc300 + z), one = 0x3f803f80;
+  u32 r[4];
+  UNROLL for (int i = 0; i < 4; ++i) {
+    r[i] = masked(q >> 4 * i, 0x000f000f, 0x43004300);
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(r[i]) : "r"(one), "r"(low));
+  }
+  V<bf16, 8> v;
+  memcpy(v.v, r, 16);
+  return v;
+}
+template<class T> FN V<bf16, 8> halves_bf16(const V<T, 8>& x, i32 z) {
+  const u32 flip = T(-1) < T(0) ? 0x80808080 : 0;
+  const f32 low = __int_as_float(0x4b000000 + z + (flip ? 128 : 0));
+  u32 q[2], r[4];
+  f32 f[8];
+  memcpy(q, x.v, 8);
+  UNROLL for (int i = 0; i < 8; ++i)
+    f[i] = __uint_as_float(__byte_perm(q[i / 4] ^ flip, 0x4b000000, 0x7440 + i % 4)) - low;
+  UNROLL for (int i = 0; i < 4; ++i)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r[i]) : "f"(f[2 * i + 1]), "f"(f[2 * i]));
+  V<bf16, 8> v;
+  memcpy(v.v, r, 16);
+  return v;
+}""",
+}
+
+
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
 
 # What a helper needs is found by its names in the text, so no list of needs can be out of date.
@@ -370,6 +434,7 @@ FN V<f32, 4> mma_m16n8k16(V<f32, 4> d, const V<{t}, 8>& a, const V<{t}, 4>& b) {
   return d;
 }}""" for t in ("f16", "bf16")),
     "mma_m16n8k32": MMA_BYTES,
+    **HALVES,
     "dot4": "\n".join(f"""\
 FN i32 dot4(i32 d, const V<{t}, 4>& a, const V<i8, 4>& b) {{
   asm("dp4a.{t.replace("i", "s")}.s32 %0, %1, %2, %0;" : "+r"(d) : "r"(bit_cast<u32>(a)), "r"(bit_cast<u32>(b)));

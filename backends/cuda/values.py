@@ -10,8 +10,8 @@ from dnnc.backends.cuda.index import CHOICE, INFIX, PLUS, TIMES, UNARY, Text
 from dnnc.backends.cuda.spelling import MATH, ctype, literal, scalar
 from dnnc.ir.dtype import DType, f16, f32, f64, i32, i64
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import COMPARE, Expr, Op, cast
-from dnnc.ir.loops.intrinsics import cast_target
+from dnnc.ir.expr import COMPARE, Expr, Load, Op, cast
+from dnnc.ir.loops.intrinsics import WORD_PARTS, cast_target
 from dnnc.passes.lower.conversions import is_small, narrow, to_odd, widen
 from dnnc.passes.lower.expand import expand_lookup
 
@@ -135,6 +135,23 @@ def _dot4(em: FuncEmitter, e: Op) -> Text:
     return _matrix(em, e)
 
 
+def _halves(em: FuncEmitter, e: Op) -> Text:
+    em.use("V")
+    return _matrix(em, e)
+
+
+def _words(em: FuncEmitter, e: Op) -> Text:
+    """Words that memory has are read as such: compilers would keep parts of 16 bits apart."""
+    a = e.args[0]
+    if e.name == "words" and isinstance(a, Load) and a.buf.space == "global" and a.limit is None:
+        per = 32 // a.dtype.bits
+        together = 1 if any(i.lanes > 1 for i in a.idx) else em.aligned(a.buf, a.idx, a.lanes)
+        if together % per == 0:
+            p = f"(const u32*)({em.pointer(a.buf, a.idx)})"
+            return (f"ld<{together // per}, {e.lanes}>({p})" if e.lanes > 1 else f"*{p}"), UNARY
+    return f"bit_cast<{ctype(e.dtype, e.lanes)}>({em.text(e.args[0])})", UNARY
+
+
 def _matrix(em: FuncEmitter, e: Op) -> Text:
     return f"{e.name}({', '.join(em.text(a) for a in e.args)})", UNARY
 
@@ -192,6 +209,8 @@ SPECIAL: dict[str, Callable[[FuncEmitter, Op], Text]] = {
     "select": _select, "lanes": _lanes, "ldexp": _ldexp, "guard": _guard, "ldmatrix_x4": _matrix,
     "ldmatrix_x4_trans": _matrix,
     "mma_m16n8k16": _matrix, "mma_m16n8k32": _matrix, "dot4": _dot4, "lookup": _lookup,
+    "halves_f16": _halves, "halves_bf16": _halves,
+    "words": _words, **{f"{t}_words": _words for t in WORD_PARTS},
     "mma_m16n8k8": _matrix, "mma_m16n8k8_cut": _matrix,
     "shfl_xor": _shuffle, "shfl_up": _shuffle, "shfl_down": _shuffle,
     "shfl": _shuffle,

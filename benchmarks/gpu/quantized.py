@@ -1,13 +1,16 @@
 """Products of quantised operands on one GPU: correctness of every kernel, then times beside cuBLASLt, and whole models.
 
-    python benchmarks/gpu/quantized.py [--parts int8,bert] [--only WORD,WORD] [--candidates N] [--out FOLDER]
-                                       [--emit-only]
+    python benchmarks/gpu/quantized.py [--parts int8,few,bert,llama] [--only WORD,WORD] [--candidates N]
+                                       [--layers N] [--forms float,w8,w4] [--out FOLDER] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/quantized.py      where dnnc is not installed; `make .types` makes that
                                                                folder
 
 Parts:
     int8      i8 x i8 -> i32, and with scales, bias and requantisation in the epilogue; the rival is the fastest of
               cuBLASLt's suggestions for i8 x i8 -> i32, which ends there
+    few       weights of 4 bits (w4) and 8 bits (w8), few rows in float16: beside cuBLAS in float16, and as a share of
+              the rate of a copy, which is counted as bytes read and written, by the bytes of codes and scales
+    llama     one token of a Llama-shaped decoder of 1.1 B parameters, batch 1, all by our kernels: float16, w8, w4
     bert      12 layers of BERT-base: QDQ in int8 beside the same in float16; results against float64 of the interpreter
               are checked on a layer of few tokens
 
@@ -23,21 +26,46 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from single import CALLS, Case, Schedules, case, compiled, graph_of, measured, microseconds
 
+from dnnc.backends.cuda.device import open_device
+from dnnc.backends.cuda.emit import emit_kernel, launch_of
+from dnnc.backends.cuda.facts import facts
 from dnnc.backends.cuda.library import PLANS, LibraryCall, Matrix, Product
 from dnnc.backends.cuda.library_load import function_of
+from dnnc.backends.cuda.nvrtc import compile_many
+from dnnc.ir.dtype import BY_NAME, f16
 from dnnc.ir.errors import DnncError
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.types import tensor
+from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.pipelines import LEVELS
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.schedule.problem import Problem, classify
 
 SQUARES = (1024, 2048, 4096, 8192)
 # rows, columns, length of the sum: BERT-base with 32 x 128 tokens, Llama-7B with 512 and 2048 tokens
 LAYERS = ((4096, 2304, 768), (4096, 768, 768), (4096, 3072, 768), (4096, 768, 3072), (512, 4096, 4096),
           (512, 11008, 4096), (512, 4096, 11008), (2048, 12288, 4096), (2048, 4096, 11008))  # fmt: skip
 FEW_ROWS = ((1, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096), (64, 4096, 4096))
+# bits, k, n, and rows of x
+FEW = (
+    (4, 4096, 4096, (1, 4, 8, 16, 32, 64)),
+    (4, 4096, 11008, (1, 8, 16)),
+    (4, 11008, 4096, (1, 8, 16)),
+    (4, 8192, 28672, (1, 16)),
+    (4, 28672, 8192, (1, 16)),
+    (8, 4096, 4096, (1, 8, 16)),
+    (8, 8192, 28672, (1, 16)),
+)
+Array = np.ndarray[Any, Any]
 Rows = list[list[str]]
 
 
@@ -157,6 +185,132 @@ def int8(a: argparse.Namespace, report: Report) -> int:
     return wrong
 
 
+# --- few rows ---------------------------------------------------------------------------------------------------------
+
+
+def copy_rate() -> float:
+    """Bytes read and written per microsecond by a copy of 1 GiB."""
+    import torch
+
+    x = torch.empty(1 << 28, device="cuda", dtype=torch.float32).normal_()
+    y = torch.empty_like(x)
+    (us,) = microseconds([graph_of(lambda k: y.copy_(x), 1)], 5)
+    return 2 * x.numel() * 4 / us
+
+
+@dataclass
+class Weights:
+    """Codes [k, n] of so many bits, unsigned, with scales [k / block, n] in float16."""
+
+    k: int
+    n: int
+    bits: int
+    block: int
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.codes = rng.integers(0, 1 << self.bits, (self.k, self.n), dtype=np.uint8)
+        self.scales = (rng.random((self.k // self.block, self.n), np.float32) * 0.01 + 0.005).astype(np.float16)
+
+    @property
+    def nbytes(self) -> int:
+        return self.k * self.n * self.bits // 8 + self.scales.nbytes
+
+    def problem(self, m: int, facts: Any) -> tuple[Problem, list[Array]]:
+        """The group of x [m, k] times the weights as the passes leave it, and its parameters ahead of the result:
+        constants as they lie in memory, an empty array for x.
+        """
+        g = Graph("few")
+        b = Builder(g)
+        kind = BY_NAME[f"u{self.bits}"].numpy
+        zero = np.full(self.scales.shape, 1 << (self.bits - 1)).astype(kind)
+        w = b.dequantize_linear(b.constant(self.codes.astype(kind)), b.constant(self.scales), b.constant(zero),
+                                axis=0, block=self.block)  # fmt: skip
+        g.outputs = [b.matmul(g.add_input("x", tensor(f16, m, self.k)), w)]
+        PassManager().run(g, LEVELS[3], PassContext(facts))
+        (group,) = plan_fusion(g, stores_several=facts.stores_several).groups
+        low = lower(g, group.nodes, group.outputs)
+        given = [v.type.encoding.pack(g.constants[v])[0] if v in g.constants else np.empty(0) for v in low.params[:-1]]
+        return classify(group.nodes, low, g.constants), given
+
+
+def few(a: argparse.Namespace, report: Report) -> int:
+    schedules = Schedules()
+    told = facts(schedules.target, "standard")
+    wrong, rows = 0, []
+    rate = float("nan") if a.emit_only else copy_rate()
+    report.say(f"\ncopy: {rate / 1e3:.0f} GB/s read and written")
+    for bits, k, n, ms in FEW:
+        name = f"w{bits}_{k}x{n}"
+        if not any(word in name for word in a.only.split(",")):
+            continue
+        weights = Weights(k, n, bits, 128)
+        for m in ms:
+            p, constants = weights.problem(m, told)
+            choices = schedules.offered(p, ("decoded",), a.candidates * 2)
+            kernels = [(c, schedules.kernel(p, c)) for c in choices]
+            texts = {f"k_{i}": (emit_kernel(kernel, f"k_{i}", schedules.target), schedules.target.arch)
+                     for i, (_, kernel) in enumerate(kernels)}  # fmt: skip
+            codes = compile_many(texts, os.cpu_count() or 1)
+            if a.emit_only:
+                for (c, _), code in zip(kernels, codes.values()):
+                    print(f"{name} m={m} {code.registers} registers, {code.spills} spilled: {c}")
+                    wrong += code.spills > 0
+                continue
+            results, half = few_measured(weights, m, kernels, codes, constants, a.replays)
+            wrong += sum(e > 4e-3 for _, e, _ in results)
+            first, best = results[0], min(results, key=lambda r: r[0])
+            rows.append([name, str(m), f"{first[0]:.2f}", f"{weights.nbytes / first[0] / rate:.3f}", f"{best[0]:.2f}",
+                         f"{weights.nbytes / best[0] / rate:.3f}", f"{half:.2f}", f"{half / first[0]:.2f}",
+                         f"{max(e for _, e, _ in results):.1e}", first[2], best[2]])  # fmt: skip
+            print(rows[-1], flush=True)
+    report.table("few rows, microseconds", ("weights", "rows", "first", "of copy", "best", "of copy", "cuBLAS f16",
+                 "over f16", "error", "schedule", "best schedule"), rows)  # fmt: skip
+    return wrong
+
+
+def few_measured(
+    weights: Weights, m: int, kernels: Sequence[Any], codes: Any, constants: Sequence[Array], replays: int
+) -> tuple[list[tuple[float, float, str]], float]:
+    """(microseconds, error, schedule) of each kernel, and the microseconds of cuBLAS in float16."""
+    import torch
+
+    device = open_device()
+    sets = max(1, min(CALLS, -(-(150 << 20) // weights.nbytes)))
+    given = [torch.from_numpy(np.ascontiguousarray(c).view(np.uint8)).cuda() for c in constants]
+    held = [[c.clone() for c in given] for _ in range(sets)]
+    x = [torch.randn(m, weights.k, device="cuda").half() for _ in range(sets)]
+    y = [torch.empty(m, weights.n, device="cuda", dtype=torch.float16) for _ in range(sets)]
+    q = torch.from_numpy(weights.codes).cuda().half() - (1 << (weights.bits - 1))
+    w = (q.view(-1, weights.block, weights.n) * torch.from_numpy(weights.scales).cuda()[:, None]).view(q.shape)
+    exact = q.view(-1, weights.block, weights.n).float() * torch.from_numpy(weights.scales).cuda()[:, None].float()
+    want = [(v.double() @ exact.view(q.shape).double()) for v in x[:1]]
+    status = torch.zeros(4, dtype=torch.int32, device="cuda")
+    found, graphs = [], []
+    functions = []
+    for (choice, kernel), (symbol, code) in zip(kernels, codes.items()):
+        launch = launch_of(kernel)
+        f = device.load(code.cubin, symbol, launch, [p.name for p in kernel.entry.params], True)
+        functions.append(f)
+
+        def start(i: int, f: Any = f, launch: Any = launch) -> None:
+            operands = [*((c if c.numel() else x[i]) for c in held[i]), y[i], status]
+            device.launch(f, launch, [v.data_ptr() for v in operands], torch.cuda.current_stream().cuda_stream)
+
+        graph = graph_of(start, sets)
+        y[0].fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        error = float((y[0].double() - want[0]).abs().max() / want[0].abs().max())
+        found.append((float("inf") if np.isnan(error) else error, str(choice)))
+        graphs.append(graph)
+    copies = [w.clone() for _ in range(min(sets, max(1, -(-(150 << 20) // (w.numel() * 2)))))]
+    graphs.append(graph_of(lambda i: x[i % len(x)] @ copies[i % len(copies)], sets))
+    *ours, half = microseconds(graphs, replays)
+    graphs.clear()
+    return [(us, e, c) for us, (e, c) in zip(ours, found)], half
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +320,13 @@ def model_ms(f: Any, inputs: Sequence[Any], replays: int = 20) -> float:
 
     outputs = [torch.empty(tuple(o.shape), device="cuda", dtype=getattr(torch, np.dtype(o.dtype).name))
                for o in f.outputs]  # fmt: skip
-    step = f.bind(list(inputs), outputs)
+    return step_ms(f.bind(list(inputs), outputs), replays)
+
+
+def step_ms(step: Callable[[], Any], replays: int = 20) -> float:
+    """Milliseconds of a bound call, the median of several in a row."""
+    import torch
+
     stream = torch.cuda.current_stream()
     times = []
     for k in range(replays + 3):
@@ -212,15 +372,60 @@ def bert(a: argparse.Namespace, report: Report) -> int:
     return wrong
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Report], int]] = {"int8": int8, "bert": bert}
+def llama(a: argparse.Namespace, report: Report) -> int:
+    """A decoder of 1.1 B parameters, batch 1, one token: float16, 8 and 4 bits. Logits are compared with float16's."""
+    import torch
+    from quantized_models import CACHES, decoder
+
+    import dnnc
+
+    rows: Rows = []
+    logits: dict[str, Any] = {}
+    first, wrong, context, size = float("nan"), 0, 512, 64
+    torch.manual_seed(0)
+    at = torch.stack([torch.arange(4), torch.full((4,), 300)], 1).cuda()
+    mask = torch.where(torch.arange(context) <= 300, 0.0, -10000.0).half().cuda()
+    angle = torch.rand(size, device="cuda") * 6
+    x = torch.randn(1, 2048, device="cuda").half()
+    caches = [torch.randn(4, context, size, device="cuda").half() for _ in range(2 * a.layers)]
+    for form in a.forms.split(","):
+        begin = time.perf_counter()
+        g = decoder(form, a.layers)
+        names = [v.name for v in g.outputs[1:]]
+        donate = {f"{c}{k}": names[2 * k + j] for k in range(a.layers) for j, c in enumerate(CACHES)}
+        f = dnnc.compile(g, target="cuda", donate=donate)
+        held = [c.clone() for c in caches]
+        out = torch.empty(1, 32000, device="cuda", dtype=torch.float16)
+        step = f.bind([x, at, mask, angle.cos().half(), angle.sin().half(), *held], [out, *held])
+        step()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        logits[form] = out.float().clone()
+        gap = float((logits[form] - logits["float"]).abs().max() / logits["float"].abs().max())
+        wrong += not gap < 0.05
+        ms = step_ms(step)
+        first = ms if form == "float" else first
+        kernels = f.report.programs[-1].calls
+        rows.append(
+            [form, f"{ms:.3f}", f"{1e3 / ms:.0f}", f"{first / ms:.2f}", str(kernels), f"{gap:.4f}", f"{seconds:.0f}"]
+        )
+        print(rows[-1], flush=True)
+    report.table(f"decoder of {a.layers} layers, one token", ("weights", "ms", "tokens/s", "over float16", "kernels",
+                 "logits' gap", "compile s"), rows)  # fmt: skip
+    return wrong
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Report], int]] = {"int8": int8, "few": few, "bert": bert, "llama": llama}
 
 
 def main() -> int:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     ap.add_argument("--only", default="", help="products whose name holds one of these words, separated by commas")
-    ap.add_argument("--candidates", type=int, default=3, help="schedules of each product and template")
+    ap.add_argument("--candidates", type=int, default=2, help="schedules of each product and template")
     ap.add_argument("--replays", type=int, default=9, help="of each graph, for one median")
+    ap.add_argument("--layers", type=int, default=22, help="of the decoder")
+    ap.add_argument("--forms", default="float,w8,w4", help="of the decoder's weights, float first")
     ap.add_argument("--emit-only", action="store_true", help="compile the products' kernels; needs no GPU")
     ap.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder of quantized.md")
     a = ap.parse_args()

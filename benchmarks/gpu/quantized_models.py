@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import BY_NAME, f32, i8
+from dnnc.ir.dtype import BY_NAME, DType, f16, f32, i8, i64
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.types import tensor
 
 Array = np.ndarray[Any, Any]
+CACHES = ("keys", "values")
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Net:
     """A graph that grows; `form` of its products: "float", "int8" (QDQ), "w4" or "w8" (weights alone)."""
 
     form: str
+    dtype: DType = f32  # of floats
     block: int = 128
     seed: int = 0
 
@@ -32,25 +34,28 @@ class Net:
         self.b = Builder(self.graph)
         self.rng = np.random.default_rng(self.seed)
 
+    def constant(self, a: Any) -> Value:
+        return self.b.constant(np.asarray(a).astype(self.dtype.numpy))
+
     def linear(self, x: Value, n: int, bias: bool = True) -> Any:
         """x [..., k] times weights [k, n]."""
         b, k = self.b, int(x.type.shape[-1])  # type: ignore[call-overload]
-        codes = self.rng.integers(-7, 8, (k, n), dtype=np.int8)
+        codes = (self.rng.integers(0, 256, (k, n), dtype=np.uint8) & 15).view(np.int8) - np.int8(8)
         step = np.float32(1 / (4.3 * k**0.5))
         if self.form == "float":
-            w = b.constant(codes.astype(np.float32) * step)
+            w = self.constant(codes * step)
         elif self.form == "int8":
-            codes = codes * 16  # the range of 8 bits
-            w = b.dequantize_linear(b.constant(codes), b.constant(np.full(n, step / 16)), axis=1)
+            codes = codes * np.int8(15)  # the range of 8 bits
+            w = b.dequantize_linear(b.constant(codes), b.constant(np.full(n, step / 15)), axis=1)
             scale = b.constant(np.float32(6 / 127))
             x = b.dequantize_linear(b.quantize_linear(x, scale, b.constant(np.int8(0)), dtype=i8), scale,
                                     b.constant(np.int8(0)))  # fmt: skip
         else:
             kind = BY_NAME["i" + self.form[1:]].numpy
-            scales = b.constant(np.full((-(-k // self.block), n), step))
+            scales = self.constant(np.full((-(-k // self.block), n), step))
             w = b.dequantize_linear(b.constant(codes.astype(kind)), scales, axis=0, block=self.block)
         y = b.matmul(x, w)
-        return b.add(y, b.constant(self.rng.standard_normal(n).astype(np.float32) * 0.1)) if bias else y
+        return b.add(y, self.constant(self.rng.standard_normal(n) * 0.1)) if bias else y
 
     def norm(self, x: Value) -> Any:
         n = x.type.shape[-1]
@@ -79,3 +84,51 @@ def encoder(form: str, batch: int, tokens: int, layers: int = 12, width: int = 7
         x = net.norm(b.add(y, x))
     net.graph.outputs = [x]
     return net.graph
+
+
+def decoder(
+    form: str, layers: int = 22, width: int = 2048, heads: int = 32, shared: int = 4, inner: int = 5632,
+    vocabulary: int = 32000, context: int = 512,
+) -> Graph:  # fmt: skip
+    """One step of a Llama-shaped decoder of 1.1 B parameters in float16: a token's hidden state [1, width] -> logits.
+
+    Inputs beside it: `at` [shared, 2], where each head's key goes in a cache; `mask` [context]; `cos` and `sin` of the
+    place; caches `keys0`, `values0`, .. [shared, context, size], which the outputs after the logits replace.
+    """
+    net = Net(form, f16)
+    b, g, size = net.b, net.graph, width // heads
+    x = g.add_input("x", tensor(f16, 1, width))
+    at = g.add_input("at", tensor(i64, shared, 2))
+    mask = g.add_input("mask", tensor(f16, context))
+    cos, sin = (g.add_input(name, tensor(f16, size)) for name in ("cos", "sin"))
+    made: list[Any] = []
+
+    def columns(v: Any, start: int, count: int) -> Any:
+        return b.slice(v, starts=(0, start), steps=(1, 1), shape=(v.type.shape[0], count))
+
+    def turned(v: Any) -> Any:
+        half = size // 2
+        other = b.concat(b.neg(columns(v, half, half)), columns(v, 0, half), axis=1)
+        return b.add(b.mul(v, cos), b.mul(other, sin))
+
+    def norm(v: Any) -> Any:
+        return b.rms_norm(v, net.constant(np.ones(width)), axis=-1)
+
+    for k in range(layers):
+        caches = [g.add_input(f"{name}{k}", tensor(f16, shared, context, size)) for name in CACHES]
+        y = net.linear(norm(x), width + 2 * shared * size, bias=False)
+        q = turned(b.reshape(columns(y, 0, width), shape=(heads, size)))
+        key = turned(b.reshape(columns(y, width, shared * size), shape=(shared, size)))
+        new = b.reshape(columns(y, width + shared * size, shared * size), shape=(shared, size))
+        keys, values = (b.scatter_nd(c, at, v) for c, v in zip(caches, (key, new)))
+        made += [keys, values]
+        q = b.reshape(q, shape=(shared, heads // shared, size))
+        scores = b.add(b.mul(b.matmul(q, b.transpose(keys, perm=(0, 2, 1))), size**-0.5), mask)
+        y = b.reshape(b.matmul(b.softmax(scores, axis=-1), values), shape=(1, width))
+        x = b.add(x, net.linear(y, width, bias=False))
+        y = net.linear(norm(x), 2 * inner, bias=False)
+        gate = columns(y, 0, inner)
+        y = b.mul(b.mul(gate, b.sigmoid(gate)), columns(y, inner, inner))
+        x = b.add(x, net.linear(y, width, bias=False))
+    g.outputs = [net.linear(norm(x), vocabulary, bias=False), *made]
+    return g

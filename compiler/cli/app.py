@@ -28,6 +28,7 @@ from dnnc.cli.options import (
     Verbose,
     compiles,
 )
+from dnnc.cli.quantize_options import quantize_
 from dnnc.cli.values import number, whole
 
 if TYPE_CHECKING:
@@ -268,6 +269,12 @@ def tune_(
     t = commands("tune")
     effort = t.Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report, libraries)
     t.tune_command(job, effort, as_json)
+
+
+app.command(
+    "quantize",
+    epilog="Example:  dnnc quantize model.onnx --data images.npz --scheme auto --max-error 0.02 --html report.html",
+)(compiles("inputs", "precision", "memory", "tune", "strict_compile")(quantize_))
 
 
 @app.command("profile", epilog="Example:  dnnc profile model.onnx --dims batch=1 --detail")

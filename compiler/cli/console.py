@@ -11,7 +11,15 @@ from typing import Any
 
 import typer
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from dnnc.report.layout import INDENT, Table, fitted, wrapped
@@ -63,10 +71,14 @@ def show_json(data: Any) -> None:
 
 
 class Bar:
-    """A progress callback for `dnnc.compile`. Its bar shows after a second on a terminal; a context manager."""
+    """A progress callback for `dnnc.compile`. Its bar shows after a second on a terminal; a context manager.
 
-    def __init__(self, console: Console | None = None, after: float = BAR_AFTER) -> None:
+    `left`: does it show the time left of each stage? Each stage then has a bar of its own.
+    """
+
+    def __init__(self, console: Console | None = None, after: float = BAR_AFTER, left: bool = False) -> None:
         self._console = console or Console(file=sys.stderr)
+        self._left = left
         self._after = after
         self._lock = threading.Lock()
         self._state: tuple[str, int, int | None] = ("import and passes", 0, None)
@@ -106,6 +118,7 @@ class Bar:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
+                *([TimeRemainingColumn()] if self._left else []),
             )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._bar.add_task("")
@@ -115,4 +128,7 @@ class Bar:
     def _update(self) -> None:
         if self._bar is not None:
             stage, done, of = self._state
-            self._bar.update(self._bar.task_ids[0], description=stage, completed=done, total=of)
+            task = self._bar.tasks[0]
+            if self._left and task.description != stage:
+                self._bar.reset(task.id)
+            self._bar.update(task.id, description=stage, completed=done, total=of)

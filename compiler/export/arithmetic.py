@@ -247,9 +247,25 @@ def bit_cast(c: Call) -> str:
 def quantize(c: Call) -> str:
     _check_types(c, "QuantizeLinear")
     axis, block = c.attrs["axis"], c.attrs["block"]
+    known = _quantized_constant(c)
+    if known is not None:
+        return c.w.constant(known, c.attrs["dtype"], f"{c.x(0)}_q")
     zero = c.maybe(2) or c.w.constant(np.zeros(c.type(1).shape, c.attrs["dtype"].numpy), c.attrs["dtype"])
     saturate = None if c.attrs["saturate"] else 0
     return c.w.op("QuantizeLinear", c.x(0), c.x(1), zero, axis=axis, block_size=block or None, saturate=saturate)  # type: ignore[no-any-return]
+
+
+def _quantized_constant(c: Call) -> np.ndarray | None:
+    """Weights as the integers that they are quantised to; None for what is no constant, or no plain case."""
+    x, scale, to = c.array(0), c.array(1), c.attrs["dtype"]
+    zero = c.array(2) if c.maybe(2) is not None else 0
+    if x is None or scale is None or zero is None or c.attrs["block"] or not to.is_int or scale.ndim > 1:
+        return None
+    along = (-1, *(1,) * (x.ndim - 1 - c.attrs["axis"] % x.ndim)) if scale.size > 1 else ()
+    low, high = to.range
+    q = np.rint(x / scale.reshape(along)) + np.asarray(zero, np.float32).reshape(along if np.ndim(zero) else ())
+    clipped: np.ndarray = np.clip(q, low, high).astype(to.numpy)
+    return clipped
 
 
 def _check_types(c: Call, op: str) -> None:

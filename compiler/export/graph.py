@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -128,11 +128,25 @@ def _model(
             w.nodes.append(helper.make_node("Identity", [env[v]], [name], name=name))
         outputs.append(value_info(name, v.type.dtype, v.type.shape))
     given = [value_info(n, v.type.dtype, v.type.shape) for n, v in zip(names[0], graph.inputs)]
+    read = _read(w.nodes)
+    unread = {env[v] for v in weights} - read  # buffers of training, and weights that are written quantised
+    shared.initializers[:] = [t for t in shared.initializers if t.name not in unread]
     proto = helper.make_graph(w.nodes, graph.name, given, outputs, shared.initializers)
     opsets = [helper.make_opsetid("", shared.opset)]
     made = helper.make_model(proto, opset_imports=opsets, producer_name="dnnc", producer_version=_version())
     made.ir_version = helper.find_min_ir_version_for(opsets)
     return made
+
+
+def _read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """The names that nodes and their subgraphs read."""
+    names: set[str] = set()
+    for n in nodes:
+        names.update(n.input)
+        for a in n.attribute:
+            for g in (*([a.g] if a.HasField("g") else ()), *a.graphs):
+                names |= _read(g.node) | {o.name for o in g.output}
+    return names
 
 
 def _version() -> str:
@@ -202,6 +216,11 @@ def expanded(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[str
     """The results of what an op is defined by: other ops, or a tensor expression."""
     g = Graph(n.op.name)
     inputs = [None if v is None else g.add_input(v.name, v.type) for v in n.inputs]
+    env = {v: name for v, name in zip(inputs, operands) if v is not None and name is not None}
+    for v, outer in zip(inputs, n.inputs):
+        if v is not None and n.graph is not None and outer in n.graph.constants:  # weights stay known as constants
+            g.inputs.remove(v)
+            g.constants[v] = n.graph.constants[outer]
     b = Builder(g, None, n.locs)
     if n.op.decompose is not None:
         made = n.op.decompose(b, *inputs, **n.attrs)
@@ -211,7 +230,8 @@ def expanded(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[str
             g.outputs = spelled_out(b, n.op, inputs, n.attrs)
         except UnsupportedError as e:
             raise Refused(f"{n.op.name}{locations(n.locs)} cannot be exported: {e}") from None
-    return body(g, w, dict(enumerate(x for x in operands if x is not None)))
+    walk(g, w, env, {})
+    return [env[v] for v in g.outputs]
 
 
 def body(graph: Graph, w: Writer, given: dict[int, str]) -> list[str]:

@@ -25,6 +25,9 @@ from dnnc.nn.layers.norm import (
     InstanceNorm1d as InstanceNorm1d, InstanceNorm2d as InstanceNorm2d, InstanceNorm3d as InstanceNorm3d,
     LayerNorm as LayerNorm, LocalResponseNorm as LocalResponseNorm, RMSNorm as RMSNorm,
 )  # fmt: skip
+from dnnc.nn.layers.quantize import (
+    FakeQuantize as FakeQuantize, QuantAware as QuantAware, quantize_aware as quantize_aware,
+)  # fmt: skip
 from dnnc.nn.layers.recurrent import (
     GRU as GRU, GRUCell as GRUCell, LSTM as LSTM, LSTMCell as LSTMCell, RNN as RNN, RNNCell as RNNCell,
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,9 +19,9 @@ LAYOUT = {
 }
 
 
-def needed(error: type[DnncError]) -> None:
+def needed(error: type[DnncError], packages: Sequence[str] = NEEDED) -> None:
     """`error` where a package is missing that a page takes."""
-    missing = [n for n in NEEDED if find_spec(n) is None]
+    missing = [n for n in packages if find_spec(n) is None]
     if missing:
         raise error(f"a report takes {' and '.join(missing)}: {install('tune')}")
 
@@ -36,12 +37,18 @@ def write(text: str, path: str | os.PathLike[str], error: type[DnncError]) -> No
 
 def page(template: str, **values: Any) -> str:
     """A page by its template in this folder, with Plotly's script as `plotly_js`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
+
+    return plain_page(template, plotly_js=get_plotlyjs(), **values)
+
+
+def plain_page(template: str, **values: Any) -> str:
+    """A page by its template in this folder, without Plotly."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("dnnc.report", "")
     folder = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    text: str = folder.get_template(template).render(plotly_js=get_plotlyjs(), **values)
+    text: str = folder.get_template(template).render(**values)
     return text
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
@@ -20,8 +19,10 @@ from torch._guards import TracingContext
 from dnnc.frontends.torch.decompose import for_compile
 from dnnc.ir.errors import InputError
 from dnnc.options import make_options, thread_count
+from dnnc.torch.boundary import Boundary
 from dnnc.torch.custom_ops import keep_whole, replaced
 from dnnc.torch.fallback import callable_of
+from dnnc.torch.piece import Piece
 
 
 def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
@@ -30,23 +31,26 @@ def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settin
     Graphs of which gradients are wanted become two programs, forward and backward. Operators without a form in graphs
     run in eager PyTorch, with a warning that names them.
     """
+    boundary = Boundary()
     options = make_options({"threads": min(thread_count(None), torch.get_num_threads()), **_named(settings)})
 
     def inference(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         return boxed(callable_of(graph, options, static_inputs(len(examples))))
 
     def forward(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        return boxed(callable_of(graph, options, static_inputs(len(examples), frozen=True)))
+        made = callable_of(graph, options, static_inputs(len(examples), frozen=True), boundary)
+        boundary.open = isinstance(made, Piece) and not compiles_autograd()
+        return boxed(made)
 
     def backward(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        return boxed(callable_of(graph, options))
+        return boxed(callable_of(graph, options, (), boundary))
 
     keep_whole(module)
     compiler = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=boundary.partition,
         decompositions={**for_compile(), **replaced()},
     )
     return compiler(module, example_inputs)
@@ -59,6 +63,11 @@ def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
             f"mode={settings['mode']!r}: the backend has options={{...}}, those of dnnc.compile, and no modes"
         )
     return dict(settings.get("options") or {})
+
+
+def compiles_autograd() -> bool:
+    """Does torch put graphs of backward halves into others, which read what the forward saved?"""
+    return bool(torch._dynamo.config.compiled_autograd or torch._dynamo.compiled_autograd.in_compiled_autograd_region)
 
 
 def boxed(f: Callable[[list[Any]], Any]) -> Callable[..., Any]:

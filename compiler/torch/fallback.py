@@ -15,13 +15,14 @@ from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.importer import refused
 from dnnc.ir.errors import DnncWarning
 from dnnc.options import CompileOptions
+from dnnc.torch.boundary import Boundary
 from dnnc.torch.piece import Piece
 
 SHOWN = 5  # reasons in a warning
 
 
 def callable_of(
-    module: fx.GraphModule, options: CompileOptions, static: Sequence[int] = ()
+    module: fx.GraphModule, options: CompileOptions, static: Sequence[int] = (), boundary: Boundary | None = None
 ) -> Callable[[list[Any]], Any]:
     """A torch graph as a function of its list of arguments: one program, or several with eager operators between.
 
@@ -29,16 +30,17 @@ def callable_of(
         module: in ATen operators.
         options: those of compilation.
         static: numbers of the inputs that stay from call to call.
+        boundary: to the other half of a graph with gradients, used where this one is one program.
 
     Warns:
         DnncWarning: names the operators that run in eager PyTorch, and where they stand in the user's code.
     """
     eager = _without_form(module)
     if not eager:
-        return Piece(module, options, static)
+        return Piece(module, options, static, boundary)
     _tell(list(eager.values()))
-    places = [n.name for n in module.graph.nodes if n.op == "placeholder"]
-    weights = {places[k] for k in static}
+    places = [n for n in module.graph.nodes if n.op == "placeholder"]
+    weights = {places[k].name for k in static}
     outer = CapabilityBasedPartitioner(
         module, _HasForm(frozenset(eager)), allows_single_node_partition=True
     ).partition_and_fuse()
@@ -47,7 +49,9 @@ def callable_of(
             inner = outer.get_submodule(node.target)
             own = [k for k, a in enumerate(node.args) if isinstance(a, fx.Node) and a.name in weights]
             setattr(outer, node.target, _Part(inner, options, own))
-    return lambda args: outer.forward(*args)
+    if boundary is None:
+        return lambda args: outer.forward(*args)
+    return lambda args: outer.forward(*boundary.all_rows(places, args))
 
 
 def _without_form(module: fx.GraphModule) -> dict[fx.Node, str]:

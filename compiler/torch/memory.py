@@ -6,7 +6,7 @@ a view of). So results must not only have the right elements: those that share m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +24,14 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Given:
-    """A result that is output `output` of the program, and how its axes are put back in order."""
+    """A result that is output `output` of the program, and how its axes are put back in order.
+
+    `internal`: it lies as the program computes it.
+    """
 
     output: int
     perm: tuple[int, ...] | None
+    internal: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,9 @@ def number(d: Any, sizes: Callable[[], Sizes]) -> Any:
     return value(substitute(d, {v: const(known[v.name]) for v in free(d)}))
 
 
-def results_of(b: Builder, read: Read, args: Sequence[Any], fakes: Sequence[Any], dims: Dims) -> list[Any]:
+def results_of(
+    b: Builder, read: Read, args: Sequence[Any], fakes: Sequence[Any], dims: Dims, internal: Container[int] = ()
+) -> list[Any]:
     """What becomes of each result; outputs of the graph are those alone that no view gives.
 
     Args:
@@ -64,23 +70,29 @@ def results_of(b: Builder, read: Read, args: Sequence[Any], fakes: Sequence[Any]
         read: says what results are.
         args, fakes: torch's stand-ins for arguments and results.
         dims: sizes as dims.
+        internal: numbers of results that may lie in any way, if no other result is a view of them.
     """
     whole = [v for v in b.graph.outputs]
     b.graph.outputs = []
+    views = [_view(k, args, fakes, dims) if isinstance(r, Output) else None for k, r in enumerate(read.results)]
+    bases = {v.of for v in views if v is not None and not v.argument}
     made: list[Any] = []
-    for k, (r, fake) in enumerate(zip(read.results, fakes)):
-        if not isinstance(r, Output):
-            made.append(r)
+    for k, (r, view) in enumerate(zip(read.results, views)):
+        if not isinstance(r, Output) or view is not None:
+            made.append(view or r)
             continue
-        view = view_of(fake, args, True, dims) or view_of(
-            fake, [f if j != k and is_base(f) else None for j, f in enumerate(fakes)], False, dims
-        )
-        if view is not None and not (not view.argument and is_base(fake) and view.of > k):
-            made.append(view)
-            continue
+        number, free = len(b.graph.outputs), k in internal and k not in bases
         b.graph.outputs.append(whole[r.index])
-        made.append(Given(len(b.graph.outputs) - 1, arranged(b, len(b.graph.outputs) - 1, fake)))
+        made.append(Given(number, None if free else arranged(b, number, fakes[k]), free))
     return made
+
+
+def _view(k: int, args: Sequence[Any], fakes: Sequence[Any], dims: Dims) -> View | None:
+    """Result k as a view of an argument, or of another result that is no view of it."""
+    view = view_of(fakes[k], args, True, dims) or view_of(
+        fakes[k], [f if j != k and is_base(f) else None for j, f in enumerate(fakes)], False, dims
+    )
+    return None if view is not None and not view.argument and is_base(fakes[k]) and view.of > k else view
 
 
 def view_of(fake: Any, others: Sequence[Any], argument: bool, dims: Dims) -> View | None:

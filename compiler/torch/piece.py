@@ -19,7 +19,10 @@ from dnnc.ir.errors import DnncError, DnncWarning
 from dnnc.ir.expr import Var
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.lru import LRU
+from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions, steps_down
+from dnnc.passes.analysis.segments import needs_host
+from dnnc.torch.boundary import Boundary
 from dnnc.torch.memory import Given, View, number, results_of, stored
 from dnnc.torch.program import Weights, bind, for_all_sizes
 
@@ -28,17 +31,22 @@ PROGRAMS = 16  # kept of one graph: for other weights, and for sizes that no pro
 
 @dataclass(frozen=True)
 class Taken:
-    """An argument of a program: its position, the order of its axes in memory if not row-major, its dtype."""
+    """An argument of a program: its position, the order of its axes in memory if not row-major, its dtype.
+
+    `name`: of a tensor that the forward program saved; `want`: how the program reads it.
+    """
 
     position: int
     perm: tuple[int, ...] | None
     dtype: torch.dtype
+    name: str = ""
+    want: TensorType | None = None
 
 
 class Ready:
     """A program for certain weights, and for all sizes or certain ones."""
 
-    __slots__ = ("bound", "executable", "plain", "results", "shares", "sizes", "taken", "weights")
+    __slots__ = ("bound", "call", "executable", "plain", "results", "shares", "sizes", "taken", "weights")
 
     def __init__(
         self,
@@ -48,7 +56,9 @@ class Ready:
         weights: Weights,
         sizes: Any,
         bound: Mapping[str, torch.Tensor],
+        instance: Any = None,
     ) -> None:
+        """`instance`: of the executable, where arguments or results may not lie in rows."""
         self.executable, self.taken, self.results, self.weights, self.sizes, self.bound = (
             executable,
             taken,
@@ -57,6 +67,7 @@ class Ready:
             sizes,
             bound,
         )
+        self.call = executable if instance is None else lambda *args: instance.call(args)
         self.plain = all(isinstance(r, Given) for r in results)
         self.shares = bool(getattr(executable, "parameters", ()))
 
@@ -68,9 +79,17 @@ class Piece:
         module: the graph.
         options: those of compilation.
         static: numbers of the inputs that stay from call to call: weights.
+        boundary: between this graph and the other half, of a graph with gradients.
     """
 
-    def __init__(self, module: fx.GraphModule, options: CompileOptions, static: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        options: CompileOptions,
+        static: Sequence[int] = (),
+        boundary: Boundary | None = None,
+    ) -> None:
+        self.boundary = boundary or Boundary()
         self.module = module
         self.places = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.fakes = [n.meta.get("val") for n in self.places]
@@ -128,12 +147,12 @@ class Piece:
         elif ready.weights.written():
             ready = self.last = self._again(ready, args, weights)
         if ready.executable is None:
-            made = self.module.forward(*args)
+            made = self.module.forward(*self.boundary.all_rows(self.places, args))
             return list(made) if isinstance(made, (tuple, list)) else [made]
         if self.random:
             args = [*args, drawn_key()]
-        made = ready.executable(*[self._argument(args[t.position], t) for t in ready.taken])
-        many = made if isinstance(made, tuple) else (made,)
+        made = ready.call(*[self._argument(args[t.position], t) for t in ready.taken])
+        many = made if isinstance(made, (tuple, list)) else (made,)
         return self._results(ready, many, args)
 
     def _sizes(self, args: Sequence[Any]) -> Any:
@@ -165,6 +184,8 @@ class Piece:
         return ready
 
     def _argument(self, t: torch.Tensor, how: Taken) -> Any:
+        if how.want is not None:
+            return self.boundary.array(how.name, t, how.want)
         t = t.detach() if t.requires_grad else t
         t = t if how.perm is None else t.permute(how.perm)
         t = t if t.dtype is how.dtype else t.to(how.dtype)  # eager kernels do not always do what torch says of them
@@ -190,6 +211,7 @@ class Piece:
         known = {} if self.open else {s: args[k] for k, s in self.symbols.items()}
         read = self.read(known)
         graph, order = read.graph, {n.name: k for k, n in enumerate(self.places)} | {KEY: len(self.places)}
+        shared = self.boundary.open and self.device.type == "cpu" and not graph.dims and not needs_host(graph)
         b, taken, names, bound = Builder(graph), [], [v.name for v in graph.inputs], {}
         for v, place in zip(list(graph.inputs), read.inputs):
             k = order[place]
@@ -197,13 +219,36 @@ class Piece:
                 taken.append(Taken(k, None, torch.uint32))
             elif k in self.static:
                 bound[v.name] = args[k]
+            elif place in self.boundary.types:
+                taken.append(Taken(k, None, self.fakes[k].dtype, place, v.type))
             else:
                 taken.append(Taken(k, stored(b, v, self.fakes[k]), self.fakes[k].dtype))
-        given = results_of(b, read, self.fakes, self._fake_results(), Dims(known))
+        saves = self._saves() if shared else {}
+        given = results_of(b, read, self.fakes, self._fake_results(), Dims(known), saves)
         if not graph.outputs:
             return Ready(lambda *_: (), (), given, Weights(weights), self._sizes(args), {})
         options = for_all_sizes(graph, self.options) if self.open else self.options
-        return Ready(bind(graph, names, bound, options), taken, given, Weights(weights), self._sizes(args), bound)
+        types = self.boundary.types
+        held = {i: types[t.name].encoding for i, t in enumerate(taken) if t.want is not None} if shared else {}
+        internal = {r.output: saves[k] for k, r in enumerate(given) if isinstance(r, Given) and r.internal}
+        known_as = {i: types[n].encoding if n in types else None for i, n in internal.items()}
+        made = bind(graph, names, bound, options, held=held, internal=known_as)
+        if not held and not internal:
+            return Ready(made, taken, given, Weights(weights), self._sizes(args), bound)
+        shapes = [[int(str(d)) for d in v.shape] for v in made.inputs]
+        instance = made.cache.instance(tuple(map(tuple, shapes)))
+        program = instance.program
+        taken = [t if t.want is None else replace(t, want=program.inputs[i]) for i, t in enumerate(taken)]
+        self.boundary.types = {**types, **{n: program.outputs[i] for i, n in internal.items() if n not in types}}
+        return Ready(made, taken, given, Weights(weights), self._sizes(args), bound, instance)
+
+    def _saves(self) -> dict[int, str]:
+        """The tensors that this graph saves for the other half, by the numbers of results."""
+        return {
+            k: n.name
+            for k, n in enumerate(_results(self.module))
+            if isinstance(n, fx.Node) and n.name in self.boundary.saved and n.op != "placeholder"
+        }
 
     def _fake_results(self) -> list[Any]:
         return [r.meta.get("val") if isinstance(r, fx.Node) else r for r in _results(self.module)]

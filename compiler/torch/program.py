@@ -22,6 +22,7 @@ from dnnc.ir.expr import Expr, const, substitute, value
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
 from dnnc.ir.target import parse_target
+from dnnc.ir.types import Encoding
 from dnnc.options import CompileOptions
 from dnnc.parameters import frozen, with_parameters
 from dnnc.passes.analysis.segments import needs_host
@@ -58,17 +59,23 @@ def bind(
     weights: Mapping[str, torch.Tensor],
     opts: CompileOptions,
     progress: Progress | None = None,
+    held: Mapping[int, Encoding | None] | None = None,
+    internal: Mapping[int, Encoding | None] | None = None,
 ) -> Any:
-    """Compile a graph with these inputs as weights, repacked by `refit` where the target can; else constants."""
+    """Compile a graph with these inputs as weights, repacked by `refit` where the target can; else constants.
+
+    `held`, `internal`: see `compile_graph`; `held` counts the inputs that are no weights.
+    """
     outputs = [v.name for v in graph.outputs]
     arrays = {n: array_of(t) for n, t in weights.items()}
+    crossing: dict[str, Any] = {"held": held, "internal": internal}
     if not arrays:
-        return compile_graph(graph, (list(names), outputs), opts, progress)
+        return compile_graph(graph, (list(names), outputs), opts, progress, **crossing)
     backend = backend_class(parse_target(opts.target).kind)
     if backend.compiles and not backend.numbered and not needs_host(graph):
-        return compile_graph(graph, (list(names), outputs), opts, progress, parameters=arrays)
+        return compile_graph(graph, (list(names), outputs), opts, progress, parameters=arrays, **crossing)
     graph, left = constant(graph, names, arrays)
-    return compile_graph(graph, (left, outputs), opts, progress)
+    return compile_graph(graph, (left, outputs), opts, progress, **crossing)
 
 
 def constant(graph: Graph, names: Sequence[str], arrays: Mapping[str, Any]) -> tuple[Graph, list[str]]:

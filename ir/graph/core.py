@@ -131,6 +131,7 @@ class Graph:
         ] = {}  # outputs that take the memory of an input, which is not needed after the call; both by number
         # inputs that only the program reads and writes, by number: their encoding, None where the passes choose one
         self.held: dict[int, Encoding | None] = {}
+        self.internal: dict[int, Encoding | None] = {}  # outputs that other programs alone read: the same
         self.dims: dict[str, Var] = {}
         self._first: Node | None = None
         self._last: Node | None = None
@@ -257,7 +258,8 @@ class Graph:
             return Variance.NEVER
         if value in self.parameters:
             return Variance.REFIT
-        state = any(self.inputs[k] is value for k in self.donated.values())
+        is_input = value is not None and value.node is None
+        state = is_input and any(self.inputs[k] is value for k in self.donated.values())
         return Variance.STEP if state else Variance.CALL
 
     def bind_inputs(self, names: Collection[str]) -> None:
@@ -423,7 +425,7 @@ class Graph:
                 p.locs = o.locs
                 env[o] = p
         new.outputs = [env[v] for v in self.outputs]
-        new.donated, new.held = dict(self.donated), dict(self.held)
+        new.donated, new.held, new.internal = dict(self.donated), dict(self.held), dict(self.internal)
         return new, env
 
     # --- hashing and text ---

@@ -43,6 +43,30 @@ def mma_m16n8k32(d: Array, a: Array, b: Array) -> Array:
     return (_warps(d) + (left @ right)[:, _D_ROW, _D_COL]).reshape(d.shape).astype(kind)
 
 
+NIBBLES = 4 * np.array([0, 4, 1, 5, 2, 6, 3, 7])  # shifts of the codes of a word, in the order in which they come apart
+
+
+def halves(codes: Array, zero: Array, dtype: Any) -> Array:
+    """Codes less a zero point, in 16 bits: eight of 4 bits of a word, its first half and its second in turn, or eight
+    bytes as they are.
+    """
+    q = np.asarray(codes)
+    q = q >> NIBBLES.astype(np.uint32) & 15 if q.dtype == np.uint32 else q
+    return (q.astype(np.float32) - np.asarray(zero).astype(np.float32)).astype(dtype)
+
+
+def words(x: Array) -> Array:
+    """Neighbouring lanes of 8 or 16 bits as words of 32: [threads, lanes], of one word [threads]."""
+    w = np.ascontiguousarray(x).view(np.uint32)
+    return w[..., 0] if w.shape[-1] == 1 else w
+
+
+def of_words(w: Array, dtype: Any) -> Array:
+    """The lanes whose `words` these are."""
+    w = np.asarray(w)
+    return np.ascontiguousarray(w if w.ndim > 1 else w.reshape(-1, 1)).view(dtype)
+
+
 def ldmatrix_x4(rows: Array) -> Array:
     """Load four matrices of 8 rows of 16 bytes: lane 8*m + r addresses row r of matrix m; each lane gets 4 bytes of
     each: one element of 32 bits, two of 16, four of 8.

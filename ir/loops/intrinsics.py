@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import BY_NAME, DType, boolean, from_numpy, i32, i64
+from dnnc.ir.dtype import BY_NAME, DType, bf16, boolean, f16, from_numpy, i8, i32, i64, u8, u32
 from dnnc.ir.expr import Expr
 from dnnc.ir.loops import gpu_intrinsics as gpu
 from dnnc.ir.loops import hopper
 from dnnc.ir.loops.pieces import pieces
 
 Array = Any
+WORD_PARTS = (f16, bf16, i8, u8)
 TypeOf = Callable[..., tuple[DType, int]]
 
 
@@ -165,6 +166,14 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     # dot4(acc, a, b): i32 lanes, to each of which four products of neighbouring bytes are added, exactly and modulo
     # 2^32; a is u8 or i8, four bytes a lane or four for all lanes, b is i8
     Intrinsic("dot4", _dot4, lambda acc, a, b: (i32, acc.lanes), regroups=True),
+    # halves_f16(q, z): q - z of eight codes, see gpu_intrinsics; exact where the numbers are
+    Intrinsic("halves_f16", lambda q, z: gpu.halves(q, z, f16.numpy), lambda q, z: (f16, 8), regroups=True),
+    Intrinsic("halves_bf16", lambda q, z: gpu.halves(q, z, bf16.numpy), lambda q, z: (bf16, 8), regroups=True),
+    # words(x): lanes of 8 or 16 bits as u32, whole registers from one turn of a loop to the next; f16_words(w)
+    # and so on: those lanes again
+    Intrinsic("words", gpu.words, lambda x: (u32, x.lanes * x.dtype.bits // 32), regroups=True),
+    *(Intrinsic(f"{t}_words", lambda w, t=t: gpu.of_words(w, t.numpy), lambda w, t=t: (t, w.lanes * 32 // t.bits),
+                regroups=True) for t in WORD_PARTS),
     # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity for n = inf, 0 for -inf
     Intrinsic("scale", _scale, _first),
     # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Cost, Trait
+from dnnc.ir.types import product
 from dnnc.passes.analysis.alias import find_aliases, root
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.outputs import main_output
@@ -33,6 +35,8 @@ from dnnc.passes.rewrite import producer
 from dnnc.passes.rewrites.stored_weights import decodes
 
 IN_PLACE_BYTES = 1 << 16  # of smaller arrays a second copy costs less than the start of another kernel
+L1_SETS, L1_WAYS, LINE = 64, 8, 64  # of a first-level cache of 32 KB, which all have; bytes
+LEAST_COPIED = 128  # terms of a sum for which an operand is copied first
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
 
@@ -343,7 +347,7 @@ class _Fuser:
             # both where tiles are copied to near memory first
             product = u.op.contraction is ContractionForm.PRODUCT and not self.serial_rows
             turned = (v is u.inputs[0] or product) and producer(v, "transpose") is not None
-            if turned and self.serial_rows and _reads_across_cache(v, u):
+            if turned and self.serial_rows and copied_first(v, u):
                 return False
             return v.type.row_major and (turned or _looks_up_matrices(n, u))
         return False
@@ -491,15 +495,22 @@ def _crosses(n: Node, u: Node) -> bool:
     return x.node is None or Trait.RELAYOUT not in x.node.op.traits
 
 
-def _reads_across_cache(v: Value, u: Node) -> bool:
-    """True if a product's transposed left operand is read so often, by lines of so many rows, that it is copied first.
+def copied_first(v: Value, u: Node) -> bool:
+    """True if a product reads its transposed left operand so often, by lines of so many rows, that it is copied first.
 
-    A tile of a product reads a line of each of the k rows below. They do not stay in a first-level cache of 32 KB where
-    k is large, and in less of it where rows are a multiple of 4 KB apart. Each 48 columns of the result read them anew.
+    A tile of a product reads a line of each of the k rows below. They do not stay in a first-level cache of 64 sets
+    of 8 lines where k is large, and in a part of its sets where rows are a multiple of some lines apart: in one of
+    them at 4 KB. Each 48 columns of the result read them anew.
     """
     rows, columns = (value(const(d)) for d in (v.type.shape[-1], u.outputs[0].type.shape[-1]))
-    product = u.op.contraction is ContractionForm.PRODUCT
-    return product and rows is not None and columns is not None and rows >= 512 and columns >= 128
+    if u.op.contraction is not ContractionForm.PRODUCT or rows is None or columns is None or columns < 128:
+        return False
+    turn = producer(v, "transpose")
+    x = turn.inputs[0] if turn is not None else None
+    below = value(const(product(x.type.shape[turn.attrs["perm"][-1] + 1 :]))) if turn is not None and x else None
+    apart = 1 if below is None else below * v.type.dtype.bits // 8  # bytes
+    sets = L1_SETS // gcd(L1_SETS, apart // LINE) if apart % LINE == 0 else L1_SETS
+    return bool(rows >= max(L1_WAYS * sets, LEAST_COPIED))
 
 
 def _same_count(v: Value, n: Node) -> bool:

@@ -75,10 +75,26 @@ def _pairs(graph: Graph, g: Group, wanted: Mapping[Value, list[Value]]) -> dict[
             if x in low.params and x not in out.values() and _only_where_stored(low, _buffer(low, x), _buffer(low, y)):
                 out[y] = x
                 break
-    if len(out) > 1 or len(g.outputs) > 1:
+    if len(g.outputs) > 1 and out and not _in_any_order(low, out):
         low = lower(graph, g.nodes, g.outputs, out)  # stores are in another order
         out = {y: x for y, x in out.items() if _read_before(low, _buffer(low, x))}
     return out
+
+
+def _in_any_order(low: Lowered, pairs: Mapping[Value, Value]) -> bool:
+    """Do all stores stand together, and can they be put in order so that none overwrites what a later one reads?"""
+    placed = [(s, loops) for s, loops in _placed(low.kernel.entry.body) if isinstance(s, Store)]
+    left = [s for s, _ in placed if s.buf.space == "global"]
+    if len({loops for s, loops in placed if s.buf.space == "global"}) > 1:
+        return False
+    read = {s: {a.buf for a in walk(s.value) if isinstance(a, Load)} for s in left}
+    taken = {_buffer(low, y): _buffer(low, x) for y, x in pairs.items()}
+    while left:
+        first = next((s for s in left if not any(taken.get(s.buf) in read[w] for w in left if w is not s)), None)
+        if first is None:
+            return False
+        left.remove(first)
+    return True
 
 
 def _buffer(low: Lowered, v: Value) -> Buffer:

@@ -26,6 +26,7 @@ from dnnc.ir.op import Cost, Trait
 from dnnc.passes.analysis.kinds import is_pointwise, kind_of
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, rows_of
+from dnnc.passes.planning.group_order import GroupOrder
 
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 FAR = 4  # contractions from a reader of one group to another group: it would run far ahead of its place there
@@ -74,7 +75,7 @@ class Joiner:
         self.of = {n: g for g, p in parts.items() for n in p.nodes}
         self.of_before = dict(self.of)
         self.tried: dict[tuple[tuple[Node, ...], ...], Part | None] = {}  # nodes as one pass, by those of both groups
-        self.fed = self.find_fed()
+        self.ranks = GroupOrder(sorted(self.parts, key=self.place), self.fed)
 
     def source(self, v: Value) -> Value:
         """The value that a view shows, or the value itself."""
@@ -86,7 +87,7 @@ class Joiner:
         changed = True
         while changed:
             changed = False
-            for b in sorted(self.parts, key=lambda g: -self.order[self.parts[g].nodes[-1]]):
+            for b in sorted(self.parts, key=self.place, reverse=True):
                 while b in self.parts and self.joins(b):
                     changed = True
         for g in list(self.parts) if self.serial_rows else ():
@@ -127,11 +128,11 @@ class Joiner:
             part = self.joined(a, b)
             if part is not None:
                 groups = {self.of[n] for n in part.nodes} | {b}
-                self.merge_fed(groups, b)
                 for g in groups - {b}:
                     del self.parts[g]
                 self.parts[b] = part
                 self.of.update((n, b) for n in part.nodes)
+                self.ranks.merge(groups, b)
                 return True
         return False
 
@@ -186,7 +187,7 @@ class Joiner:
             kind = next((k for k in ("contraction", "reduction") if k in kinds), "map")
             self.tried[tried] = self.together(*tried, kind)
         part = self.tried[tried]
-        return None if part is None or self.runs_between(part.nodes) else part
+        return None if part is None or self.ranks.runs_between({self.of[n] for n in part.nodes}) else part
 
     def together(
         self, first: tuple[Node, ...], views: tuple[Node, ...], second: tuple[Node, ...], kind: str
@@ -240,43 +241,13 @@ class Joiner:
             u not in inside or (self.is_view(u) and self.is_read(u.outputs[0], inside)) for u, _ in v.uses
         )
 
-    def runs_between(self, nodes: Sequence[Node]) -> bool:
-        """Does some other group need a result of these nodes, and one of these nodes a result of it?"""
-        groups = {self.of[n] for n in nodes}
-        mask = sum(1 << g for g in groups)
-        others = {self.of[u] for n in nodes for v in n.outputs for u, _ in v.uses} - groups
-        return any(self.fed[g] & mask for g in others)
+    def place(self, g: int) -> int:
+        """The place of a group's last node."""
+        return self.order[self.parts[g].nodes[-1]]
 
-    def find_fed(self) -> dict[int, int]:
-        """For each group the set of those that need its results, at whatever distance: bit g stands for group g."""
-        fed = dict.fromkeys(self.parts, 0)
-        nodes = list(self.order)[::-1]
-        changed = True
-        while changed:  # twice, but where groups reach over others
-            changed = False
-            for n in nodes:
-                g = self.of[n]
-                found = fed[g]
-                for v in n.outputs:
-                    for u, _ in v.uses:
-                        h = self.of[u]
-                        if h != g:
-                            found |= fed[h] | 1 << h
-                if found != fed[g]:
-                    fed[g], changed = found, True
-        return fed
-
-    def merge_fed(self, groups: set[int], b: int) -> None:
-        """Whatever feeds one of these groups, which are one from now on, feeds all that any of them feeds."""
-        mask, found = sum(1 << g for g in groups), 1 << b
-        for g in groups:
-            found |= self.fed[g]
-        self.fed[b] = found & ~mask
-        for g in groups - {b}:
-            del self.fed[g]
-        for g, feeds in self.fed.items():
-            if feeds & mask:
-                self.fed[g] = feeds | found
+    def fed(self, g: int) -> set[int]:
+        """The groups that read what a group makes."""
+        return {self.of[u] for n in self.parts[g].nodes for v in n.outputs for u, _ in v.uses} - {g}
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 

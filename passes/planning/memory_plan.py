@@ -99,16 +99,19 @@ def plan_memory(
     fusion: FusionPlan,
     inplace: Mapping[Value, Value] | None = None,
     nested: Mapping[Group, tuple[Region, ...]] | None = None,
+    draft: bool = False,
 ) -> MemoryPlan:
-    """Place all values of a planned graph. `inplace`: inputs overwritten by outputs; `nested`: its regions."""
-    return _Planner(Region(graph, fusion, inplace or {}, nested or {})).run()
+    """Place all values of a planned graph. `inplace`: inputs overwritten by outputs; `nested`: its regions; `draft`:
+    outputs that are inputs, constants or each other have no copies yet (`copy_outputs`), and count for nothing.
+    """
+    return _Planner(Region(graph, fusion, inplace or {}, nested or {}), draft).run()
 
 
 class _Planner:
     """Steps are counted through: those of a loop's body lie between the loop's first step and its last."""
 
-    def __init__(self, region: Region) -> None:
-        self.region = region
+    def __init__(self, region: Region, draft: bool) -> None:
+        self.region, self.draft = region, draft
         self.aliases: dict[Value, tuple[Value, int]] = {}
         self.place: dict[Value, tuple[str, int]] = {}
         self.order: list[tuple[Region, Group]] = []
@@ -162,8 +165,8 @@ class _Planner:
         self.aliases.update((v, (source, at)) for v, source, at in region.fusion.views)
         for k, v in enumerate(region.graph.outputs):
             r = self.root(v)
-            assert r not in self.place, f"output {v.name} needs a copy"
-            self.place[r] = ("output", k)
+            assert self.draft or r not in self.place, f"output {v.name} needs a copy"
+            self.place.setdefault(r, ("output", k))
         for g in region.fusion.groups:
             start = self.clock
             self.order.append((region, g))
@@ -192,9 +195,9 @@ class _Planner:
         inplace: dict[Value, Value] = {}
         for k, j in graph.donated.items():
             x, y = graph.inputs[j], self.root(graph.outputs[k])
-            start, last = self.first[y], self.last.get(x, -1)
-            if value(const(x.type.nbytes) - const(y.type.nbytes)) != 0:
+            if y not in self.first or value(const(x.type.nbytes) - const(y.type.nbytes)) != 0:
                 continue
+            start, last = self.first[y], self.last.get(x, -1)
             if last < start:
                 self.place[y] = "input", j
                 continue
@@ -262,7 +265,7 @@ class _Planner:
         results = [
             Result(k, r.type.nbytes, self.first[r])
             for k, r in enumerate(map(self.root, graph.outputs))
-            if k not in graph.donated and isinstance(r.type.nbytes, int)
+            if k not in graph.donated and r in self.first and isinstance(r.type.nbytes, int)
         ]
         own = {self.root(v) for region, g in self.order if region is self.region for v in g.outputs}
         movable = [k for k, s in enumerate(slots) if s.values and own.issuperset(s.values)]

@@ -5,8 +5,14 @@
 Traces compute updates last, and a sum or product that fuses with an update stands there with it, while its operands
 wait. So after each group those run that are ready and give back more bytes than they take, alone or with what reads
 their result next (a transposed copy, the product, the update). Single numbers, such as rates of updates, are computed
-as soon as they can be. The order is taken if fewer bytes are alive at the worst step, or as many there and fewer over
-all steps together.
+as soon as they can be.
+
+    dw = x' @ dy; pack(w); dx = dy @ pack; w2 = w - r * dw    ->    dw runs behind dx, next to the update, which
+                                                                    overwrites w and so waits for the packing
+
+The same rule backward in time: ahead of each group those run, all of whose readers are behind, that take more bytes
+than they give back. Each order is taken if fewer bytes are alive at the worst step, or as many there and fewer over all
+steps together.
 """
 
 from __future__ import annotations
@@ -39,14 +45,17 @@ def in_order(
     o = _Order(graph, groups, nodes, aliases)
     plain = o.by_place()
     assert len(plain) == len(groups), "groups read each other's results"
-    early = o.early(plain)
-    return [groups[k] for k in (early if o.saves(early, plain) else plain)]
+    early = o.freeing(plain)
+    order = early if o.saves(early, plain) else plain
+    late = o.freeing(order[::-1], backward=True)[::-1]
+    return [groups[k] for k in (late if o.saves(late, order) else order)]
 
 
 class _Order:
     """Groups by number, with what they read of each other, and the memory that they use.
 
-    A value is known by the one in whose memory it lies. `held` are those that live in the arena.
+    A value is known by the one in whose memory it lies, or where groups write that part by part (a concatenation), by
+    the part. `made` and `read`: of each group those that live in the arena.
     """
 
     def __init__(
@@ -63,14 +72,22 @@ class _Order:
             for j in found:
                 self.behind[j].append(k)
         results = {owner(v) for v in graph.outputs}
+        parts: dict[Value, list[Value]] = {}  # of what groups write part by part, the parts
+        for v in maker:
+            if owner(v) is v or owner(v) not in maker:
+                parts.setdefault(owner(v), []).append(v)
+        held = {v for r, vs in parts.items() for v in vs if r not in results}
         made = [list(dict.fromkeys(map(owner, g.outputs))) for g in groups]
-        held = {v for vs in made for v in vs} - results
-        self.made = [[v for v in vs if v in held] for vs in made]
-        self.read = [[v for v in dict.fromkeys(map(owner, vs)) if v in held] for vs in inputs]
+        self.made = [_held((owner(v) if owner(v) in maker else v for v in g.outputs), held) for g in groups]
+        self.read = [_held((x for v in vs for x in parts.get(owner(v), ())), held) for vs in inputs]
         self.readers: dict[Value, set[int]] = {v: set() for v in held}
         for k, vs in enumerate(self.read):
             for v in vs:
                 self.readers[v].add(k)
+        self.makers: dict[Value, set[int]] = {v: set() for v in held}
+        for k, vs in enumerate(self.made):
+            for v in vs:
+                self.makers[v].add(k)
         given: dict[Value, list[int]] = {v: [] for v in graph.inputs}
         for k, vs in enumerate(inputs):
             for x in {owner(v) for v in vs} & given.keys():
@@ -96,19 +113,28 @@ class _Order:
             place[k] = needed if moves and self.behind[k] else min(place[k], needed)
         return _in_places(self.behind, self.ahead, place)
 
-    def early(self, plain: Sequence[int]) -> list[int]:
-        """The groups in this order, but those first that free memory. Donated memory is written after it is read."""
+    def freeing(self, plain: Sequence[int], backward: bool = False) -> list[int]:
+        """The groups in this order, but those first that free memory. Donated memory is written after it is read.
+
+        `backward`: `plain` and the result run back in time, in which values begin with their last reader.
+        """
         place = {k: i for i, k in enumerate(plain)}
         ahead, behind = [set(a) for a in self.ahead], [set(b) for b in self.behind]
+        when = {k: -i if backward else i for k, i in place.items()}
         for read, written in self.donors:
-            if read and written and max(place[k] for k in read) <= min(place[k] for k in written):
+            if read and written and max(when[k] for k in read) <= min(when[k] for k in written):
                 for k in written:
                     ahead[k].update(set(read) - {k})
                 for k in read:
                     behind[k].update(written - {k})
+        if backward:
+            ahead, behind, begins, ends, enders = behind, ahead, self.read, self.made, self.makers
+        else:
+            begins, ends, enders = self.made, self.read, self.readers
         waits = [len(a) for a in ahead]
         done: set[int] = set()
-        left = {v: set(ks) for v, ks in self.readers.items()}
+        left = {v: set(ks) for v, ks in enders.items()}
+        begun: set[Value] = set()
         out: list[int] = []
         ready = [(place[k], k) for k, n in enumerate(waits) if n == 0]
         heapify(ready)
@@ -117,13 +143,14 @@ class _Order:
             """Those that may pay off now."""
             done.add(k)
             out.append(k)
-            for v in self.read[k]:
+            begun.update(begins[k])
+            for v in ends[k]:
                 left[v].discard(k)
             for j in behind[k]:
                 waits[j] -= 1
                 if waits[j] == 0:
                     heappush(ready, (place[j], j))
-            touched = behind[k].union(*(left[v] for v in (*self.read[k], *self.made[k])))
+            touched = behind[k].union(*(left[v] for v in (*ends[k], *begins[k])))
             return sorted((j for j in touched if j not in done and waits[j] == 0), key=lambda j: place[j])
 
         def pays(k: int) -> bool:
@@ -132,12 +159,12 @@ class _Order:
             change = 0
             while len(these) < AHEAD and self.groups[k].kind not in FIXED:
                 these.add(k)
-                change += sum(self.bytes(v) for v in self.made[k])
-                change -= sum(self.bytes(v) for v in self.read[k] if these.issuperset(left[v]))
+                change += sum(self.bytes(v) for v in begins[k] if v not in begun)
+                change -= sum(self.bytes(v) for v in ends[k] if these.issuperset(left[v]))
                 if change < 0:
                     return True
-                following = [j for j in behind[k] if j not in done]
-                if len(following) != 1 or not all(j in done or j in these for j in ahead[following[0]]):
+                following = [j for j in behind[k] if j not in done and all(i in done or i in these for i in ahead[j])]
+                if len(following) != 1:
                     return False
                 (k,) = following
             return False
@@ -146,7 +173,7 @@ class _Order:
         while ready:
             while todo:
                 j = todo.pop(0)
-                if j not in done and (self.small(j) or pays(j)):
+                if j not in done and ((self.small(j) and not backward) or pays(j)):
                     todo += run(j)
             _, k = heappop(ready)
             todo = [] if k in done else run(k)
@@ -193,6 +220,10 @@ def _in_places(
             if waits[j] == 0:
                 heappush(ready, (place[j], j))
     return out
+
+
+def _held(values: Iterable[Value], held: Collection[Value]) -> list[Value]:
+    return [v for v in dict.fromkeys(values) if v in held]
 
 
 def _makers(values: Iterable[Value], maker: Mapping[Value, int]) -> set[int]:

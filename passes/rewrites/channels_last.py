@@ -2,6 +2,7 @@
 
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
     y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats or bytes
+    y = matmul(a, decode(q, s))      ->   y = matmul(a, decode(q @ "packed 1/32 0/32 ..", s @ ..))    as lanes read them
     w = conv_backward_filter(x, g)   ->   pack(w @ "0 2 3 1" = conv_backward_filter(x @ "0 2 3 1", g @ "0 2 3 1"))
 
 Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), for vector loads and TMA; those of sums of bytes
@@ -13,12 +14,18 @@ constant matrices are transposed when the program is linked. Padding holds 0, as
 from __future__ import annotations
 
 from dnnc.ir.dtype import bf16, f16, i8, i32, u8
+from dnnc.ir.encodings import Packed
+from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Node
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
-from dnnc.ir.types import ROW_MAJOR, Dense, Part, TensorType, dense
+from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense
 from dnnc.passes.rewrites.layout import Layouts
+from dnnc.passes.rewrites.stored_weights import is_decoded
 
 ACCESS = 16  # bytes of the widest load of a thread
+DEPTH, WIDTH = 32, 32  # elements of a sum, and columns, of codes of 4 bits that a warp loads at a time
+EIGHT = 8  # elements of a sum that a lane has of a column
 
 
 def last(rank: int, first: int, block: int = 1) -> Dense:
@@ -34,6 +41,21 @@ def taps_first(rank: int, block: int = 1) -> Dense:
 
 def _rows(axis: int, block: int) -> tuple[Part, ...]:
     return (Part(axis),) if block == 1 else (Part(axis, block), Part(axis, 1, block))
+
+
+def code_layout(bits: int) -> Encoding:
+    """Codes [k, n] of weights: 16 bytes of a lane are 8 of a sum of 4 columns (8 bits: 2), 8 apart; 4 neighbouring
+    lanes go on along the sum, the 8 times 4 lanes of a warp over the columns.
+    """
+    columns = ACCESS // (EIGHT * bits // 8)
+    outer = (Part(1, EIGHT * columns), Part(0, DEPTH), Part(1, 1, EIGHT), Part(0, EIGHT, DEPTH // EIGHT))
+    layout = Layout((*outer, Part(1, EIGHT, columns), Part(0, 1, EIGHT)))
+    return Packed(layout) if bits < 8 else Dense(layout)
+
+
+def number_layout() -> Dense:
+    """`0 1/32 1%8 1/8%4`: scales [blocks, n] of the columns of a lane one behind the other."""
+    return dense(Part(0), Part(1, WIDTH), Part(1, 1, EIGHT), Part(1, EIGHT, WIDTH // EIGHT))
 
 
 def assign_channels_last(graph: Graph) -> bool:
@@ -89,10 +111,33 @@ class _ChannelsLast(Layouts):
     def matmul(self, n: Node) -> None:
         b = n.inputs[1]
         assert b is not None
+        if is_decoded(b):
+            return self.decoded(n)
         narrow = b.type.dtype in (f16, bf16, u8, i8)
         turned = narrow and b.type.rank == 2 and self.graph.variance(b).call_invariant
         self.set_input(n, 0, ROW_MAJOR)
         self.set_input(n, 1, dense(Part(1), Part(0)) if turned else ROW_MAJOR)
+
+    def decoded(self, n: Node) -> None:
+        """Codes, scales and zero points as a warp's lanes read them; a node of its own decodes for each product."""
+        self.set_input(n, 0, ROW_MAJOR)
+        b = n.inputs[1]
+        assert b is not None and b.node is not None
+        d = b.node
+        if len(b.uses) > 1:
+            d = Builder(self.graph, n, d.locs).node(d.op, list(d.inputs), d.attrs)
+            n.set_input(1, d.output)
+        q, shape = d.inputs[0], b.type.shape
+        assert q is not None
+        if (
+            b.type.rank == 2
+            and not any(isinstance(s, Expr) or s % WIDTH for s in shape)
+            and q.type.dtype.bits in (4, 8)
+        ):
+            self.set_input(d, 0, code_layout(q.type.dtype.bits))
+            for k, v in enumerate(d.inputs[1:], 1):
+                if v is not None and v.type.shape[1] == shape[1]:
+                    self.set_input(d, k, number_layout())
 
     def joins(self, n: Node) -> bool:
         if n.output.type.rank < 3:

@@ -191,6 +191,8 @@ class Layouts(ABC):
             return self.joins(n)
         if Trait.CHANNELWISE in n.op.traits or self.within_channels(n):
             return self.is_blocked(n)
+        if self.normalizes(n):
+            return True
         if Trait.ELEMENTWISE not in n.op.traits or len(n.outputs) != 1:
             return False
         return any(v is not None and not v.type.row_major and v.type.shape == n.output.type.shape for v in n.inputs)
@@ -232,12 +234,23 @@ class Layouts(ABC):
             u.set_input(k, packed)
 
     def reads_blocks(self, n: Node) -> bool:
-        """A reduction over spatial axes reads a block as it lies: its vectors go over the channels."""
+        """A reduction of spatial axes, or of all but the channels, reads a block as it lies: vectors of channels."""
+        return Trait.ACCUMULATES in n.op.traits and self.within_blocks(n)
+
+    def within_blocks(self, n: Node) -> bool:
+        """Does a reduction of a blocked value leave the channels apart?"""
         x = n.inputs[0] if n.inputs else None
-        if n.op.reduced is None or Trait.ACCUMULATES not in n.op.traits or x is None or x.type.row_major:
+        if n.op.reduced is None or x is None or x.type.row_major:
             return False
-        axes = n.op.reduced(x.type.rank, **n.attrs)
-        return bool(axes) and all(a > 1 for a in axes)
+        axes, rank = set(n.op.reduced(x.type.rank, **n.attrs)), x.type.rank
+        return bool(axes) and (min(axes) > 1 or axes == {0, *range(2, rank)})
+
+    def normalizes(self, n: Node) -> bool:
+        """Numbers of the channels normalize a block as it lies."""
+        if Trait.REDUCTION not in n.op.traits or Trait.ROWWISE in n.op.traits or not self.within_blocks(n):
+            return False
+        x = n.inputs[0]
+        return x is not None and len(n.inputs) == len(n.outputs) == 1 and x.type.shape == n.output.type.shape
 
     def plain(self, n: Node) -> None:
         for k, v in enumerate(n.inputs):

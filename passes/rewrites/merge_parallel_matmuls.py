@@ -28,6 +28,7 @@ from typing import Any
 from dnnc.ir.graph import Graph, Node, Value, union
 from dnnc.ir.graph.attributes import attrs_key
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.ir.types import Dim
 from dnnc.passes.base import PassContext
 from dnnc.passes.planning.prologue import derive
@@ -170,7 +171,7 @@ def _step(graph: Graph, v: Value, columns: Sequence[Dim]) -> tuple[Node, Value |
     if n is None or n.output.type.shape != v.type.shape:
         return None
     others = [x for x in n.inputs if x is not None and x is not v]
-    if n.op.name == "cast":
+    if Trait.CONVERSION in n.op.traits:
         return n, None
     fits = len(others) == 1 and graph.variance(others[0]).call_invariant and others[0].type.shape in (columns, ())
     return (n, others[0]) if fits else None

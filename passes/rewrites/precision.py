@@ -214,7 +214,7 @@ class _Storage:
 
 def _scales_product(n: Node) -> bool:
     """Does a node multiply the float of an integer that a contraction makes?"""
-    for v in n.inputs if n.op.name == "mul" else ():
+    for v in n.inputs if producer(n.outputs[0], "mul") is n else ():
         made = producer(v, "cast")
         while made is not None and made.inputs[0] is not None and not made.inputs[0].type.dtype.is_float:
             before = made.inputs[0].node

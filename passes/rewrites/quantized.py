@@ -148,9 +148,9 @@ def transpose_weights(m: Match) -> Value:
     n = m.root
     found = m.node(m.operand(n, 0), "dequantize_linear")
     m.require(not found.attrs["block"] and m.operand(found, 1).type.size != 1, "there is one scale")
-    m.constant(m.operand(found, 0))
+    data = m.constant(m.operand(found, 0))
     axis = n.attrs["perm"].index(normalize_axis(found.attrs["axis"], n.output.type.rank))
-    q = m.b.transpose(found.inputs[0], perm=n.attrs["perm"])
+    q = m.b.constant(np.ascontiguousarray(data.transpose(n.attrs["perm"])))  # products take constants
     return m.b.dequantize_linear(q, *found.inputs[1:], axis=axis)  # type: ignore[no-any-return]
 
 

@@ -70,7 +70,7 @@ class _State:
     def __init__(self, graph: Graph, ctx: PassContext) -> None:
         self.graph = graph
         self.region = plan_region(graph, True, ctx.facts)
-        plan = plan_memory(graph, self.region.fusion, self.region.inplace, self.region.nested)
+        plan = plan_memory(graph, self.region.fusion, self.region.inplace, self.region.nested, draft=True)
         self.aliases = plan.aliases
         self.peak = plan.lower_bound({})
         self.order = {n: k for k, n in enumerate(graph.nodes())}

@@ -7,10 +7,13 @@
                                                                  have 3 elements
     y = scatter_nd(x, [[2], [3]], u)                       ->    y = concat(slice(x, 0:2), u, slice(x, 4:n))
     y = scatter_nd([[0, 0, 0], [0, 0, 0]], at, u)          ->    y = scatter_nd(expand(0, shape=(2, 3)), at, u)
+    y = add(p, scatter_nd(expand(0, ..), at, u,            ->    y = scatter_nd(p, at, u, reduction="add"), where
+                          reduction="add"))                      p is a product or a scatter
 
 Sums and products of less than 32 bits are added up in f32 and rounded once. Indices that are constants and name whole
 rows, one after another, name these rows; those that name a box, once each, need no index: exporters' slice assignment.
-What starts as one number everywhere is written by the scatter's kernel, which would read it else.
+What starts as one number everywhere is written by the scatter's kernel, which would read it else. A sum with a
+product, such as the gradient of words that are embedded and multiplied by, starts as the product, in its memory.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy as np
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import producer, replace_each
 
@@ -35,8 +39,30 @@ def scatters(graph: Graph, ctx: PassContext) -> bool:
         {
             "scatter_elements": lambda n: _by_rows(graph, n) or _of_one_number(graph, n),
             "scatter_nd": lambda n: _of_ranges(graph, n) or _of_one_number(graph, n),
+            "add": lambda n: None if ctx.strict else _into_sum(graph, n),
         },
     )
+
+
+def _into_sum(graph: Graph, n: Node) -> Value | None:
+    """A sum of a product, or of another scatter, and updates that are added to zeros."""
+    for u, x in (n.inputs, n.inputs[::-1]):
+        s = producer(u, "scatter_nd", "scatter_elements")
+        if s is None or x is None or s.attrs["reduction"] != "add" or len(s.output.uses) != 1:
+            continue
+        same = x.type == s.output.type == n.output.type and not graph.is_output(s.output)
+        stored = x.node is not None and not x.node.op.traits.isdisjoint((Trait.CONTRACTION, Trait.SCATTER))
+        if same and stored and _is_zeros(graph, s.inputs[0]):
+            made: Value = Builder(graph, n, n.locs).op(s.op, x, *s.inputs[1:], **s.attrs)
+            return made
+    return None
+
+
+def _is_zeros(graph: Graph, v: Value | None) -> bool:
+    """Is a value zero everywhere?"""
+    filled = producer(v, "expand")
+    constant = graph.constants.get(v if filled is None else filled.inputs[0])  # type: ignore[arg-type]
+    return constant is not None and constant.dtype.kind in "fiu" and not constant.any()
 
 
 def _of_one_number(graph: Graph, n: Node) -> Value | None:

@@ -9,6 +9,9 @@
 
 `Graph.held` names the inputs. One keeps its encoding where another program has chosen it; else it takes the one that
 its readers pack it for, if the output that replaces it is made in it. Filters are then packed once, not in each step.
+
+`Graph.internal` names outputs that another program alone reads. They lie as they are computed: what the forward saves
+for the backward is neither unpacked nor packed again.
 """
 
 from __future__ import annotations
@@ -22,20 +25,44 @@ from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, TensorType
 
 
 def assign_state_layouts(graph: Graph) -> bool:
-    """Set the encodings of held inputs and of the outputs that replace them. Returns whether any changed."""
-    if not graph.held:
-        return False
-    _pack_first(graph)
+    """Set the encodings of held inputs, of the outputs that replace them, and of internal outputs.
+
+    Returns whether any changed.
+    """
     changed = False
+    for k, wanted in graph.internal.items():
+        encoding = wanted or _computed(graph.outputs[k])
+        if isinstance(encoding, Dense) and graph.outputs[k].type.encoding != encoding:
+            _store(graph, k, encoding)
+            changed = True
+    if not graph.held:
+        return changed
+    _pack_first(graph)
     replaced = {j: k for k, j in graph.donated.items()}
     for j, wanted in graph.held.items():
         encoding = wanted or _chosen(graph, graph.inputs[j], replaced.get(j))
         if isinstance(encoding, Dense) and encoding != ROW_MAJOR:
-            _relabel(graph, graph.inputs[j], encoding)
+            if graph.inputs[j].type.encoding != encoding:
+                _relabel(graph, graph.inputs[j], encoding)
             if j in replaced:
                 _store(graph, replaced[j], encoding)
             changed = True
     return changed
+
+
+def relabel_given(graph: Graph) -> bool:
+    """Give held inputs the encodings that other programs have chosen. Ahead of the layouts, which then follow them."""
+    given = {graph.inputs[j]: e for j, e in graph.held.items() if isinstance(e, Dense) and e != ROW_MAJOR}
+    for v, encoding in given.items():
+        v.type = TensorType(v.type.dtype, v.type.shape, encoding)
+    return bool(given)
+
+
+def _computed(v: Value) -> Encoding:
+    """The encoding in which an output is computed."""
+    source = v.node.inputs[0] if v.node is not None and Trait.RELAYOUT in v.node.op.traits else v
+    assert source is not None
+    return source.type.encoding
 
 
 def _pack_first(graph: Graph) -> None:

@@ -10,11 +10,12 @@ products of bytes, which take what they can.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import DType, dtype, i8, u8
+from dnnc.ir.dtype import DType, bf16, dtype, f16, f32, i8, u8
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.shapes import normalize_axis
@@ -42,6 +43,7 @@ def store_weights(m: Match) -> Value:
     m.require(t.bits <= 8 and codes.size >= LEAST and codes.ndim >= 2, "{} weights of {}", codes.size, t)
     m.require(bool(n.output.uses) and _decoders_read(n.output), "others than products read {}", n.output.name)
     axis, block = _blocks(n, codes)
+    m.require(_has_kernel(m, n.output, codes, t, axis, block), "no kernel decodes {} for {}", t, n.output.name)
     shape = _shape(scale, codes.shape, axis, n)
     scale, zero = scale.reshape(shape), None if zero is None else zero.reshape(shape)
     codes, table, zero = coded(codes, t, zero)
@@ -62,10 +64,10 @@ def coded(codes: Array, t: DType, zero: Array | None) -> tuple[Array, tuple[floa
     left = None if zero is None or (shared and t.is_int) else zero
     if t.is_int and t.bits <= FEW_BITS:
         n = 1 << t.bits
-        table = [k - at if k <= t.range[1] else k - n - at for k in range(n)]
+        table = [k + t.range[0] - at for k in range(n)]
         unsigned = dtype(f"u{t.bits}").numpy
         left = None if left is None else left.astype(np.int8 if t.kind == "i" else np.uint8)
-        return (codes.astype(np.int8) & (n - 1)).astype(np.uint8).astype(unsigned), tuple(map(float, table)), left
+        return (codes.astype(np.int8) - t.range[0]).astype(np.uint8).astype(unsigned), tuple(map(float, table)), left
     if t in (u8, i8) and at:
         moved = codes.astype(np.int16) - at
         if moved.min(initial=0) < -128 or moved.max(initial=0) > 127:
@@ -106,6 +108,31 @@ def _decoders_read(v: Value) -> bool:
         elif k != 0 or u.op.index is None or not u.op.index.loads or Trait.MOVEMENT not in u.op.traits:
             return False
     return bool(v.uses)
+
+
+def _has_kernel(m: Match, v: Value, codes: Array, t: DType, axis: int, block: int) -> bool:
+    """Do the target's kernels decode these codes in all products that read v, perhaps through transposes?"""
+    takes = m.ctx.facts.decodes
+    if takes is None:
+        return True
+    for u, _ in v.uses:
+        if u.op.name in ("transpose", "cast"):
+            turned = codes.T if u.op.name == "transpose" else codes
+            if codes.ndim != 2 or not _has_kernel(m, u.outputs[0], turned, t, axis ^ (turned is not codes), block):
+                return False
+            continue
+        x = u.inputs[0]
+        if u.op.name not in ("matmul", "gemm") or x is None or codes.ndim != 2 or not x.type.static:
+            return False
+        k, n = (int(s) for s in codes.shape)
+        along = axis
+        if u.op.name == "gemm" and u.attrs["trans_b"]:
+            k, n, along = n, k, 1 - axis
+        rows = math.prod(map(int, x.type.shape[:-1]))  # type: ignore[arg-type]
+        half = x.type.dtype in (f16, bf16) or (x.type.dtype is f32 and m.ctx.precision in ("float16", "bfloat16"))
+        if not half or along != 0 or not takes(rows, k, n, t.bits, block):
+            return False
+    return True
 
 
 def turn_stored(m: Match) -> Value:

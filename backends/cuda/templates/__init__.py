@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.templates import maps, threads
 from dnnc.backends.cuda.templates.attention import template as attention
-from dnnc.backends.cuda.templates.contraction import gemv, gemv_norm, mma, patch, simt, tf32, tf32x3, wgmma, window
+from dnnc.backends.cuda.templates.contraction import (
+    decoded,
+    gemv,
+    gemv_norm,
+    mma,
+    patch,
+    simt,
+    tf32,
+    tf32x3,
+    wgmma,
+    window,
+)
 from dnnc.backends.cuda.templates.reduction import recurrence, reduce, scatter, sequence
 from dnnc.ir.loops.stmt import Eval, For, Kernel, walk_stmts
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
@@ -27,6 +38,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
     made = (
         _template("attention", attention, target),
         _template("recurrence", recurrence, target),  # loops that are one kernel
+        _template("decoded", decoded, target),  # weights of few bits
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),
         _template(

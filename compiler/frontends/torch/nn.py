@@ -254,7 +254,10 @@ def group_norm(c: Call) -> Any:
 
 
 def batch_norm(c: Call) -> Any:
-    """Normalise by running or batch statistics. Results: y, batch mean, 1 / deviation, running statistics."""
+    """Normalise by running or batch statistics. Results: y, batch mean, 1 / deviation, running statistics.
+
+    Statistics that are results normalise, too: they are computed once.
+    """
     x = c.x("input")
     channels = (x.type.shape[1],)
     mean, var = c.opt("running_mean"), c.opt("running_var")
@@ -281,14 +284,20 @@ def of_the_batch(c: Call, x: Value, mean: Value | None, var: Value | None) -> An
     b, axes, eps = c.b, tuple(k for k in range(x.type.rank) if k != 1), float(c.number("eps"))
     channels, v = (x.type.shape[1],), c.cast(x, wide(x.type.dtype))
     spread = (1, *channels, *(1,) * (x.type.rank - 2))
-    y = b.mean_variance_norm(x, axes=axes, epsilon=eps)
-    for name, op in (("weight", "mul"), ("bias", "add")):
-        w = c.opt(name)
-        y = y if w is None else b.op(op, y, b.reshape(c.cast(w, x.type.dtype), shape=spread))
+    scale, bias = (
+        None if (w := c.opt(name)) is None else b.reshape(c.cast(w, v.type.dtype), shape=spread)
+        for name in ("weight", "bias")
+    )
     if not c.wanted - {0}:
+        y = b.mean_variance_norm(x, axes=axes, epsilon=eps)
+        y = y if scale is None else b.mul(y, c.cast(scale, x.type.dtype))
+        y = y if bias is None else b.add(y, c.cast(bias, x.type.dtype))
         return (y, *(None for _ in c.outs[1:]))
-    now, squares = (b.reshape(m, shape=channels) for m in moments(c, v, axes))
-    inverse = b.reciprocal(b.sqrt(b.add(squares, c.scalar(eps, v.type.dtype))))
+    mean_now, variance = moments(c, v, axes)
+    deviation = b.reciprocal(b.sqrt(b.add(variance, c.scalar(eps, v.type.dtype))))
+    y = b.mul(b.sub(v, mean_now), deviation if scale is None else b.mul(deviation, scale))
+    y = c.cast(y if bias is None else b.add(y, bias), x.type.dtype)
+    now, squares, inverse = (b.reshape(m, shape=channels) for m in (mean_now, variance, deviation))
     made = [y, now, inverse]
     if len(c.outs) > 3:
         n = c.scalar(product([x.type.shape[k] for k in axes]), v.type.dtype)

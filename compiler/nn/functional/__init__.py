@@ -50,6 +50,7 @@ from dnnc.nn.functional.products import (
     embedding_bag as embedding_bag, linear as linear, normalize as normalize, one_hot as one_hot,
     pairwise_distance as pairwise_distance,
 )  # fmt: skip
+from dnnc.nn.functional.quantize import fake_quantize as fake_quantize
 from dnnc.nn.functional.sampling import affine_grid as affine_grid, grid_sample as grid_sample
 from dnnc.nn.functional.vision import (
     channel_shuffle as channel_shuffle, fold as fold, interpolate as interpolate, pad as pad,

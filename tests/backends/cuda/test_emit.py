@@ -317,6 +317,17 @@ def matrix_{t}(a: {t}[64, 64], c: f32[64, 64]):
                     c[l, 4*j:+4] = acc[j, 0:+4]
                 pdl_launch()
 """
+CODES = """
+def codes(a: u32[32], q: i8[32, 8], z: u8[32], y: f16[32, 2, 8], b: bf16[32, 2, 8], t: f32[32], w: u8[32, 4]):
+    for block in block.x(1):
+        for l in thread.x(32):
+            y[l, 0, 0:+8] = halves_f16(a[l], cast_i32(z[l]))
+            y[l, 1, 0:+8] = f16_words(words(halves_f16(i8_words(words(q[l, 0:+8])), i32(3))))
+            b[l, 0, 0:+8] = bf16_words(words(halves_bf16(a[l], i32(8))))
+            b[l, 1, 0:+8] = halves_bf16(q[l, 0:+8], cast_i32(z[l]))
+            w[l, 0:+4] = u8_words(words(z[0:+4]))
+            t[l] = lookup(a[l], 0.5, -1.0, 2.0, 4.0)
+"""
 BYTES = """
 def bytes_{t}(a: {t}[16, 32], b: i8[16, 32], c: i32[32, 5]):
     for block in block.x(1):
@@ -378,6 +389,21 @@ def test_warp_matrices_compile_without_local_memory(t: str) -> None:
     compiled_without_local_memory([parse_kernel(MATRIX.format(t=t))], "sm_90a")
 
 
+def test_codes_come_apart_without_local_memory() -> None:
+    kernel = verify_kernel(parse_kernel(CODES))
+    compiled_without_local_memory([kernel], "sm_80")
+    rng = np.random.default_rng(0)
+    a, z = rng.integers(0, 1 << 32, 32, dtype=np.uint32), rng.integers(0, 16, 32).astype(np.uint8)
+    q = rng.integers(-128, 128, (32, 8)).astype(np.int8)
+    y, b, t = np.zeros((32, 2, 8), np.float16), np.zeros((32, 2, 8), BY_NAME["bf16"].numpy), np.zeros(32, np.float32)
+    w = np.zeros((32, 4), np.uint8)
+    run_kernel(kernel, {"a": a, "q": q, "z": z, "y": y, "b": b, "t": t, "w": w})
+    apart = np.stack([a >> np.uint32(4 * k) & 15 for k in (0, 4, 1, 5, 2, 6, 3, 7)], 1).astype(np.float32)
+    assert (y[:, 0] == apart - z[:, None]).all() and (y[:, 1] == q - 3.0).all()
+    assert (b[:, 0].astype(np.float32) == apart - 8).all() and (t == np.array([0.5, -1, 2, 4])[a % 4]).all()
+    assert (w == z[:4]).all()
+
+
 @pytest.mark.parametrize("t", ["u8", "i8"])
 def test_matrices_of_bytes_compile_without_local_memory(t: str) -> None:
     kernel = verify_kernel(parse_kernel(BYTES.format(t=t)))
@@ -398,7 +424,7 @@ CPU_ALONE = {"estimate", "lookup", "piece", "scale"}
 
 def test_every_intrinsic_is_in_one_of_these_kernels_or_of_hopper() -> None:
     seen: set[str] = set()
-    for k in [*each(), parse_kernel(MATRIX.format(t="f16")), parse_kernel(BYTES.format(t="u8"))]:
+    for k in [*each(), parse_kernel(MATRIX.format(t="f16")), parse_kernel(BYTES.format(t="u8")), parse_kernel(CODES)]:
         for s in walk_stmts(k.entry.body):
             seen |= {s.name} if isinstance(s, Eval) else set()
             seen |= {x.name for e in exprs(s) for x in walk(e) if isinstance(x, Op)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -238,6 +239,64 @@ def test_gradients_of_our_operators_in_eager_pytorch() -> None:
             assert torch.allclose(a, b, atol=1e-5)
 
 
+def blocked(pieces: list[Any]) -> list[str]:
+    """The saved tensors that do not lie in rows."""
+    return [n for n, t in pieces[0].boundary.types.items() if not t.row_major]
+
+
+def test_saved_tensors_lie_as_they_are_computed(pieces: list[Any]) -> None:
+    train(cnn(), drawn(4, 3, 16, 16, dtype=torch.float32), 1e-4)
+    assert len(pieces) == 2 and len(blocked(pieces)) >= 2
+    given = {t.name: t.want for t in pieces[1].last.taken if t.want is not None}
+    assert all(given[n] == pieces[0].boundary.types[n] for n in blocked(pieces))
+
+
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_saved_tensors_where_one_half_runs_in_eager_pytorch(
+    pieces: list[Any], half: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rows both read and write them in any case."""
+    module, bind = cnn(), piece.bind
+
+    def failing(*args: Any, **more: Any) -> Any:
+        if half == "backward" and len(pieces) > 1:
+            raise RuntimeError("no kernel")
+        return bind(*args, **more)
+
+    monkeypatch.setattr(piece, "bind", failing)
+    monkeypatch.setattr(piece, "steps_down", lambda options: True)
+    f, other, x = compiled(module), copy.deepcopy(module), torch.randn(4, 3, 16, 16)
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DnncWarning)
+            assert_same(gradients(f, (x,), module), gradients(other, (x,), other), 1e-4)
+        assert blocked(pieces)
+        if half == "forward":
+            pieces[0].last.executable = None
+
+
+def test_a_backward_half_with_operators_without_a_form(pieces: list[Any]) -> None:
+    class Inverse(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return torch.cummax(g * ctx.saved_tensors[0].cos(), 1)[0]
+
+    module = nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 16, 3))
+    f = lambda x: Inverse.apply(module(x))  # noqa: E731
+    x, other = torch.randn(2, 16, 9, 9), copy.deepcopy(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DnncWarning)
+        made = gradients(compiled(f), (x,), module)
+    want = gradients(lambda x: Inverse.apply(other(x)), (x,), other)
+    assert_same(made, want, 1e-4)
+    assert blocked(pieces)
+
+
 # --- random numbers ---------------------------------------------------------------------------------------------------
 
 
@@ -329,7 +388,7 @@ def test_complex_numbers_run_in_eager_pytorch() -> None:
 
 
 def test_a_graph_that_does_not_compile_runs_in_eager_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> Any:
+    def broken(*args: Any, **more: Any) -> Any:
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(piece, "bind", broken)

@@ -358,3 +358,14 @@ def test_a_scatter_reads_a_broadcast_index_itself() -> None:
     (group,) = plan_fusion(parse(text)).groups
     assert [n.op.name for n in group.nodes] == ["expand", "scatter_elements"]
     assert len(plan_fusion(parse(text.replace("return y", "return y, e"))).groups) == 2
+
+
+@pytest.mark.parametrize(
+    "terms, rows, copied",
+    [(256, 3072, True), (256, 1000, False), (64, 3072, False), (512, 1000, True)],  # 12 KB apart: lines of one set
+)
+def test_a_transposed_left_operand_is_copied_where_its_lines_leave_the_cache(
+    terms: int, rows: int, copied: bool
+) -> None:
+    g = parse(f"def g(x: f32[{terms}, {rows}], y: f32[{terms}, 768]):\n    return matmul(transpose(x, perm=(1, 0)), y)")
+    assert len(plan_fusion(g, serial_rows=True).groups) == 1 + copied

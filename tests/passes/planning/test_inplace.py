@@ -8,6 +8,8 @@ import pytest
 import dnnc
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.planning import inplace
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.memory_plan import plan_memory
@@ -132,3 +134,15 @@ def test_an_update_leaves_the_product_of_its_gradient(
     pairs = {"p": "p2", "m": "m2"} if donated else {}
     for got, exact in zip(dnnc.compile(g, cache=False, donate=pairs)(*(x.copy() for x in xs)), want, strict=True):
         assert np.abs(got - exact).max() < 1e-4
+
+
+def test_outputs_that_are_stored_together_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = parse(
+        "def g(p: f32[64, 64], m: f32[64, 64], d: f32[64, 64]):\n    m2 = add(mul(m, 0.9), d)\n"
+        "    return sub(p, mul(m2, 0.1)), m2"
+    )
+    g.donated = {0: 0, 1: 1}
+    lowered: list[object] = []
+    monkeypatch.setattr(inplace, "lower", lambda *a: lowered.append(a) or lower(*a))
+    assert {y.name: x.name for y, x in find_inplace(g, plan_fusion(g)).items()} == {g.outputs[0].name: "p", "m2": "m"}
+    assert len(lowered) == 1

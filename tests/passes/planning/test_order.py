@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import dnnc
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
@@ -70,3 +72,20 @@ def test_an_order_that_saves_nothing_is_that_of_the_nodes() -> None:
     g = parse("def g(x: f32[64, 64]):\n    a = softmax(x)\n    b = softmax(a)\n    return softmax(b), softmax(a)")
     names = [grp.outputs[0] for grp in plan_fusion(g, fuse=False).groups]
     assert names == [n.output for n in g.nodes()]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_product_waits_for_the_update_that_waits_for_its_weights(parts: int) -> None:
+    """The update overwrites w, and so comes behind the other product, and so does the gradient, whole or in parts."""
+    given = ", ".join(f"x{k}: f32[64, {256 // parts}]" for k in range(parts))
+    made = ", ".join(f"matmul(transpose(x{k}, perm=(1, 0)), dy)" for k in range(parts))
+    g = parse(
+        f"def g(w: f32[256, 256], dy: f32[64, 256], {given}):\n    dw = concat({made}, axis=0)\n"
+        "    dx = softmax(matmul(dy, transpose(w, perm=(1, 0))))\n    w2 = sub(w, mul(relu(dw), 0.1))\n"
+        "    return w2, dx"
+    )
+    g.donated = {0: 0}
+    PassManager().run(g, PASSES, PassContext())
+    _, plan = planned(g)
+    assert plan.lower_bound({}) <= 1.5 * 4 * 256 * 256  # not the gradient and the packed weights at one time
+    assert plan.place[g.outputs[0]] == ("input", 0)

@@ -359,3 +359,15 @@ def test_phases_of_whole_blocks_take_turns_as_they_lie(made: int, ops: list[str]
     lines = laid_out(text)
     assert [x.split(" = ")[1] for x in lines] == ops
     assert all(" blocked" in x for x in lines[: len(ops) - 1]) == (made == 32)
+
+
+def test_statistics_of_a_batch_read_and_normalize_blocks() -> None:
+    g = parse(
+        """def g(x: f32[2, 16, 6, 6], w: f32[24, 16, 1, 1]):
+    y = conv(x, w)
+    return mean_variance_norm(y, axes=(0, 2, 3)), reduce_sum(y, axes=(0, 2, 3)), reduce_sum(y, axes=(0,))"""
+    )
+    assign_layouts(g, 16)
+    verify(g)
+    lies = {n.op.name + str(n.attrs["axes"]): n.inputs[0].type.row_major for n in g.nodes() if "axes" in n.attrs}
+    assert lies == {"mean_variance_norm(0, 2, 3)": False, "reduce_sum(0, 2, 3)": False, "reduce_sum(0,)": True}

@@ -70,3 +70,19 @@ def test_budgets_are_sizes() -> None:
     for bad in ("much", 0, -1, True, 1.5, "1XB"):
         with pytest.raises(InputError, match="memory="):
             dnnc.CompileOptions(memory=bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_outputs_that_are_inputs_or_each_other_and_loops() -> None:
+    """They have no copies yet where the budget is planned."""
+
+    def scanned(x: Any, ws: Any) -> Any:
+        state, ys = dnnc.scan(lambda s, w: (s, xp.tanh(s @ w)), x, ws)
+        y = xp.sin(ys.sum(0))
+        return x, y, state, y
+
+    specs = [dnnc.Spec((WIDTH, WIDTH)), dnnc.Spec((5, WIDTH, WIDTH))]
+    args = [rng.standard_normal(s.shape).astype(np.float32) for s in specs]
+    small, free = (dnnc.compile(scanned, inputs=specs, memory=m, threads=1) for m in ("4KB", None))
+    for got, want in zip(small(*args), free(*args)):
+        np.testing.assert_array_equal(got, want)

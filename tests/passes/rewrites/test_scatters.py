@@ -10,20 +10,22 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.passes.base import PassContext
+from dnnc.passes.rewrites.dce import dce
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
 
 GRID = np.stack(np.meshgrid(np.arange(2), np.arange(3), np.arange(4), indexing="ij"), -1)
 
 
-def checked(g: Graph) -> str:
+def checked(g: Graph, numerics: str = "standard") -> str:
     """Run the passes; the ops that are left. The numbers stay."""
     rng = np.random.default_rng(0)
     small = min(int(str(d)) for d in g.inputs[0].type.shape)
     xs = [rng.integers(0, small if v.name == "at" else 9, v.type.shape).astype(v.type.dtype.numpy) for v in g.inputs]
     want = run(g.copy(), xs, "float64")[0]
-    ctx = PassContext()
+    ctx = PassContext(numerics=numerics)
     scatters(g, ctx)
     wide_sums(g, ctx)
+    dce(g, ctx)
     np.testing.assert_array_equal(run(g, xs, "float64")[0], want)
     return " ".join(n.op.name for n in g.nodes())
 
@@ -98,3 +100,24 @@ def test_what_starts_as_one_number(start: np.ndarray, left: str) -> None:
     """Two zeros are two numbers."""
     text = "def g(u: f32[2, 4], at: i64[2, 1], *, x: f32[3, 4]):\n    y = scatter_nd(x, at, u, reduction='add')\n"
     assert checked(parse(text + "    return y", {"x": start})) == left
+
+
+@pytest.mark.parametrize(
+    ("numerics", "start", "made", "changes"),
+    [
+        ("standard", 0.0, "matmul(x, x)", True),
+        ("strict", 0.0, "matmul(x, x)", False),
+        ("standard", 1.0, "matmul(x, x)", False),
+        ("standard", 0.0, "relu(x)", False),  # computed where it is added
+    ],
+)
+def test_a_sum_starts_as_a_product(numerics: str, start: float, made: str, changes: bool) -> None:
+    """Updates that are added to zeros are added to the product, on either side of it."""
+    for parts in ("s, h", "h, s"):
+        text = (
+            f"def g(x: f32[4, 4], at: i64[9, 1], u: f32[9, 4], *, z: f32[4, 4]):\n    h = {made}\n"
+            f"    s = scatter_nd(z, at, u, reduction='add')\n    return add({parts})"
+        )
+        left = checked(parse(text, {"z": np.full((4, 4), start, np.float32)}), numerics)
+        first = made.split("(")[0]
+        assert left == (f"{first} scatter_nd" if changes else f"{first} expand scatter_nd add")

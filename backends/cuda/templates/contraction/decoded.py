@@ -1,0 +1,454 @@
+"""Products of few rows with weights of 4 or 8 bits, decoded in registers: bandwidth is that of the codes.
+
+    for block in block.x(column tiles), part in cluster(split):
+        for w in warp(..): for l in lane(32):
+            codes of the first steps are on their way, also while the kernel ahead of this one ends
+            for step: q = codes of 32 x 32 weights; x = a vector of each row
+                sums of the block += mma(halves(q), x)
+                totals += scale * sums of the block           behind the last step of a block
+            the warps' totals meet in shared memory, those of a cluster's blocks as well; y = epilogue(totals)
+
+Weights are the first factor of the tensor core, 16 columns at a time, so that 8 rows of x fill the second one. They lie
+as lanes read them: 16 bytes of a lane are 8 elements of a sum of 4 columns (8 bits: 2), each warp reads 512 bytes in a
+piece, step after step, without shared memory. A sum may be in any order: a lane of the tensor core multiplies
+neighbouring elements of x, in the order in which codes come apart. Codes less their zero point are exact in 16 bits, so
+scales multiply sums in float32, once for each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates.contraction.mma import raw_operand
+from dnnc.backends.cuda.templates.contraction.staging import readable, vector_of
+from dnnc.backends.cuda.templates.epilogue import store_row
+from dnnc.backends.cuda.templates.reduction.partial import LANES, SHARE, SPLITS, Parts, cluster
+from dnnc.ir.dtype import DType, f32, i32, u32
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, cast, const, minimum, substitute, value
+from dnnc.ir.graph import Node, Value
+from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, call
+from dnnc.ir.types import Encoding
+from dnnc.passes.lower.form import Contraction
+from dnnc.passes.rewrites.channels_last import DEPTH, WIDTH, code_layout, number_layout
+from dnnc.passes.rewrites.stored_weights import is_decoded
+from dnnc.passes.schedule.problem import Knobs, Problem
+
+MOST_ROWS = 64  # of x: of more, tensor cores take longer than the codes
+ROWS = 8  # of x that fill the tensor core's second factor
+VECTOR = 8  # elements of a sum that a lane has of a column in one step
+TILE = 16  # columns that fill its first one
+HELD = 2  # tiles of rows whose elements are asked for ahead of their use: more would not fit into registers
+FLIGHT = 4  # steps of which a warp asks for the codes ahead
+WARPS = 16  # of a block at most
+ORDER = ("cols", "slices", "split")
+RATE, LATENCY, START = 15, 1200, 1500  # bytes a cycle that an SM gets of memory; cycles: of that, and of a launch
+ROUND = 2200  # cycles from asking for the codes of a round until they are used up, of a busy memory: fitted to one H100
+X_RATE = 40  # bytes a cycle that an SM gets of the second-level cache
+BUSY = 24  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`cols` columns of a block, whose sum is divided among `slices` groups of warps and `split` blocks."""
+
+    cols: int
+    slices: int
+    split: int
+    flight: int = FLIGHT
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A contraction c with the weights' buffers: codes, scales (f32 or 16 bits), zero points (u8) if blocks have some.
+
+    bits: of a code; zero: what each code is moved by; block: elements of a sum that share a scale.
+    """
+
+    c: Contraction
+    codes: Buffer
+    scale: Buffer
+    zeros: Buffer | None
+    bits: int
+    zero: int
+    block: int
+    early: bool
+
+    @property
+    def strip(self) -> int:
+        """Columns of a warp's vector."""
+        return WIDTH * 4 // self.bits
+
+
+def takes(rows: int, k: int, n: int, bits: int, block: int) -> bool:
+    """Is there a kernel for a product of so many rows by weights [k, n] in 16-bit floats?"""
+    whole = k % DEPTH == 0 and n % WIDTH == 0 and (block % DEPTH == 0 or block >= k)
+    return 0 < rows <= MOST_ROWS and whole and bits in (4, 8)
+
+
+def offset_of(d: Node) -> int | None:
+    """What codes are moved by: the table of 4 bits says so, bytes are themselves. None where a table is no line."""
+    table = d.attrs["table"]
+    q = d.inputs[0]
+    assert q is not None
+    if q.type.dtype.bits == 8:
+        return 0 if not table else None
+    line = len(table) == 16 and all(v == k + table[0] for k, v in enumerate(table))
+    return int(-table[0]) if line and 0 <= -table[0] <= 15 else None
+
+
+def decoded(problem: Problem) -> Decoded | None:
+    """The product of decoded weights that a problem is; None where it is none that this template takes."""
+    c, node = problem.contraction, problem.anchor
+    w = node.inputs[1] if node is not None and len(node.inputs) > 1 else None
+    if c is None or c.dtype is not f32 or c.batch.loops or not is_decoded(w) or w is None or w.node is None:
+        return None
+    d, x = w.node, raw_operand(c.a, f32)
+    q, scale = d.inputs[0], d.inputs[1] if len(d.inputs) > 1 else None
+    zeros = d.inputs[2] if len(d.inputs) > 2 else None
+    if x is None or q is None or scale is None or w.type.rank != 2 or not w.type.static or x.conds or c.b.conds:
+        return None
+    k, n = (int(s) for s in w.type.shape)  # type: ignore[arg-type]
+    block, bits, offset = int(d.attrs["block"]), q.type.dtype.bits, offset_of(d)
+    if d.attrs["axis"] % 2 or offset is None or c.sizes[2:] != (n, k) or not takes(c.rows.size, k, n, bits, block):
+        return None
+    layouts = [code_layout(bits), number_layout(), number_layout()]
+    if any(v is not None and v.type.encoding != lay for v, lay in zip((q, scale, zeros), layouts)):
+        return None
+    if not readable(x.value, c.red, c.rows, VECTOR):
+        return None
+    if any(v is not None and v.type.shape != (1 if block >= k else k // block, n) for v in (scale, zeros)):
+        return None
+    names = {v: b.name for v, b in zip(problem.lowered.params, problem.kernel.entry.buffers)}
+    if q not in names or scale not in names or not _reads(c, names[q], q, (k, n)):
+        return None
+    blocks = 1 if block >= k else k // block
+
+    def view(v: Value, inner: int) -> Buffer:
+        return Buffer(names[v], v.type.buffer.dtype, tuple(map(const, (blocks, n // WIDTH, inner))))
+
+    strip = WIDTH * 4 // bits
+    shape = (n // strip, k // DEPTH, 32, 4 if bits == 4 else 16)
+    codes = Buffer(names[q], q.type.buffer.dtype, tuple(map(const, shape)))
+    early = names[q] in problem.constants
+    made = replace(c, a=x)
+    z = None if zeros is None else view(zeros, WIDTH)
+    return Decoded(made, codes, view(scale, WIDTH), z, bits, offset, block, early)
+
+
+def _reads(c: Contraction, name: str, q: Value, sizes: tuple[int, int]) -> bool:
+    """Does the nest read code (k, n) at index k of the sum and column n? Asked of some elements."""
+    found = [x for x in c.b.loads if x.buf.name == name]
+    if not found:
+        return False
+    k, n = sizes
+    encoding: Encoding = q.type.encoding
+    buf = Buffer("x", q.type.buffer.dtype, tuple(map(const, q.type.buffer.shape)))
+    for i, j in product((0, 1, 7, 8, 33, k - 1), (0, 1, 8, 17, n - 1)):
+        if i >= k or j >= n:
+            continue
+        seen: list[Any] = []
+
+        def element(*at: Any, seen: list[Any] = seen) -> Expr:
+            seen.append(value(buf.offset(tuple(map(const, at)))))
+            return const(0, buf.dtype)
+
+        encoding.load((element,), (const(i), const(j)))
+        at = {**c.red.at(const(i)), **c.cols.at(const(j))}
+        if any([value(substitute(x.buf.offset(x.idx), at))] != seen for x in found):
+            return False
+    return True
+
+
+def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    d = decoded(problem) if target.major >= 8 else None
+    if d is None:
+        return []
+    found = [s for s in shapes(d, target)]
+    found.sort(key=lambda s: cycles(d, s, target))
+    return [_knobs(s) for s in found[:8]]
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    d = decoded(problem) if target.major >= 8 else None
+    if d is None:
+        return []
+    every = sorted(shapes(d, target), key=lambda s: cycles(d, s, target))
+    return [_knobs(replace(s, flight=n)) for s in every for n in (FLIGHT, 2, 8) if _steps(d, n) == n]
+
+
+def _knobs(s: Shape) -> Knobs:
+    return (("cols", s.cols), ("slices", s.slices), ("split", s.split), ("flight", s.flight))
+
+
+def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
+    """All divisions of columns and sum that fill warps."""
+    _, m, n, k = d.c.sizes
+    tiles = -(-m // ROWS)
+    out = []
+    for strips, slices, split in product((1, 2, 4, 8), (1, 2, 4, 8, 16), SPLITS if target.has_tma else (1,)):
+        s = Shape(strips * d.strip, slices, split, _steps(d, FLIGHT))
+        rounds = k // DEPTH // s.flight
+        if n % s.cols or strips * slices > WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
+            continue
+        if (
+            _shared_bytes(d, s) <= target.shared_bytes
+            and strips * slices * 32 * _registers(d, tiles) <= target.registers
+        ):
+            out.append(s)
+    return out
+
+
+def _shared_bytes(d: Decoded, s: Shape) -> int:
+    return s.slices * -(-d.c.rows.size // ROWS) * ROWS * (s.cols + 8) * 4
+
+
+def _registers(d: Decoded, tiles: int) -> int:
+    """Of a thread, about: codes, elements of x and sums of so many tiles of rows."""
+    sums, x = 8 * d.strip // TILE, 16 if tiles <= HELD else 8
+    return 48 + tiles * (sums + x) + (16 if d.zeros is not None else 0)
+
+
+def _steps(d: Decoded, most: int) -> int:
+    """Steps of a round: a power of two that divides the sum, and blocks unless these have more."""
+    n, steps, block = most, d.c.red.size // DEPTH, d.block // DEPTH
+    while n > 1 and (steps % n or (d.block < d.c.red.size and block % n and n % block)):
+        n //= 2
+    return n
+
+
+def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
+    """Estimated cycles of the busiest multiprocessor."""
+    _, m, n, k = d.c.sizes
+    tiles = -(-m // ROWS)
+    warps = s.cols // d.strip * s.slices
+    blocks = n // s.cols * s.split
+    together = max(1, min(65536 // (warps * 32 * _registers(d, tiles)), 2048 // (warps * 32)))
+    most = -(-blocks // int(target.sms * SPLITS[s.split]))
+    at_once = min(most, together)
+    codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
+    flight = at_once * warps * s.flight * 512
+    memory = most * codes / min(RATE, flight / ROUND)
+    others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
+    end = s.slices * s.split * tiles * ROWS * s.cols * 4 / 64
+    return START + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
+
+
+def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
+    d = decoded(problem)
+    if d is None:
+        raise ScheduleError("the nest is no product of few rows by weights of 4 or 8 bits in 16-bit floats")
+    return Writer(d, Shape(**{k: int(v) for k, v in knobs.items()})).build()
+
+
+def whole(x: Expr) -> Expr:
+    """As words of 32 bits: parts of words that a turn of a loop leaves to the next one are taken apart as soon as they
+    are read, and so a warp waits for them.
+    """
+    return x if x.dtype.bits == 32 else call("words", x)
+
+
+class Writer:
+    """The kernel of one product and one shape."""
+
+    def __init__(self, d: Decoded, s: Shape) -> None:
+        self.d, self.c, self.s, self.b = d, d.c, s, Builder()
+        self.tiles = -(-d.c.rows.size // ROWS)
+        self.strips = s.cols // d.strip
+        self.warps = self.strips * s.slices
+        self.pairs = d.strip // TILE  # of the tensor core's first factor
+        self.rounds = d.c.red.size // DEPTH // s.flight
+        self.each = -(-self.rounds // (s.slices * s.split))  # rounds of a warp
+        self.once = d.block >= d.c.red.size  # is there one scale for each column?
+        self.unit = s.flight if self.once else min(s.flight, d.block // DEPTH)  # steps until scales are needed
+        if s.cols % d.strip or s.flight % self.unit or d.c.red.size % (DEPTH * s.flight) or d.c.cols.size % s.cols:
+            raise ScheduleError(f"steps of {s.flight} and {s.cols} columns do not divide blocks and weights")
+        x = d.c.a.value
+        assert isinstance(x, Load)
+        self.type = x.dtype
+        self.parts = Parts(self.tiles * ROWS, s.cols, s.slices, s.split, self.warps * 32)
+
+    def build(self) -> Kernel:
+        d, b, c = self.d, self.b, self.c
+        for p in c.kernel.entry.params:
+            b.fresh(p.name)
+        with (
+            b.loop("block", c.cols.size // self.s.cols, "block.x") as self.block,
+            cluster(b, self.s.split) as self.part,
+        ):
+            sums = self.parts.memory(b, f32)
+            with b.loop("w", self.warps, "warp") as w, b.loop("l", 32, "lane") as self.lane:
+                self.slice = b.let("slice", w // self.strips)
+                self.strip = b.let("strip", w % self.strips)
+                self.body(sums)
+                self.parts.finish(b, sums, self.part, w * 32 + self.lane, self.finish)
+        own = {x.name: x for x in (d.codes, d.scale, d.zeros) if x is not None}
+        entry = c.kernel.entry
+        params = tuple(own.get(p.name, p) for p in entry.params)
+        return Kernel((*c.kernel.funcs[:-1], Func(entry.name, params, b.block())), c.kernel.locs)
+
+    def finish(self, row: Expr, col: Expr, tile: Buffer) -> None:
+        with self.b.when(row < self.c.rows.size):
+            start = self.block * self.s.cols + col
+            store_row(self.b, self.c, {}, row, start, tile, (const(0),), LANES)
+
+    def body(self, sums: Buffer) -> None:
+        b, s, held = self.b, self.s, self.tiles <= HELD
+        first = b.let("first", (self.part * s.slices + self.slice) * self.each)  # round of this warp
+        shape = (self.pairs, self.tiles, 4)
+        self.total = b.alloc("total", f32, *shape)
+        self.acc = self.total if self.once else b.alloc("acc", f32, *shape)
+        self.q = b.alloc("q", u32, s.flight, 4)
+        self.x = b.alloc("x", u32, s.flight if held else 1, self.tiles, VECTOR // 2)
+        units = 1 if self.once else s.flight // self.unit
+        self.numbers = {x: b.alloc("n" + x.name, *self.held(x, units)) for x in self.beside}
+        self.clear(self.total)
+        if self.d.early:
+            b.do("pdl_launch")
+        else:
+            b.do("pdl_wait")
+        with b.loop("u", s.flight, "unroll") as u:
+            self.read_codes(first, u)
+        with b.loop("v", units, "unroll") as v:
+            self.read_numbers(first, v)
+        if self.d.early:
+            b.do("pdl_wait")
+        if held:
+            with b.loop("u", s.flight, "unroll") as u:
+                self.read_x(first, u, u)
+        with b.loop("round", self.each) as turn:
+            step = b.let("at", first + turn)
+            with b.when(step < self.rounds) if self.uneven else nullcontext():
+                with b.loop("v", s.flight // self.unit, "unroll") as v:
+                    if not self.once:
+                        self.clear(self.acc)
+                    with b.loop("u", self.unit, "unroll") as u:
+                        at = v * self.unit + u
+                        if not held:
+                            self.read_x(step, at, const(0))
+                        self.multiply(at, v, at if held else const(0))
+                        with b.when(turn < self.each - 1):
+                            self.read_codes(step + 1, at)
+                            if held:
+                                self.read_x(step + 1, at, at)
+                    if not self.once:
+                        self.scale(v)
+                        with b.when(turn < self.each - 1):
+                            self.read_numbers(step + 1, v)
+        if self.once:
+            self.scale(const(0))
+        self.leave(sums)
+
+    @property
+    def uneven(self) -> bool:
+        """Do some warps have a round less?"""
+        return self.rounds % (self.s.slices * self.s.split) != 0
+
+    def clear(self, buf: Buffer) -> None:
+        b = self.b
+        with b.loop("h", self.pairs, "unroll") as h, b.loop("j", self.tiles, "unroll") as j:
+            b.store(buf, (h, j, 0), const(0.0, f32), 4)
+
+    def column(self) -> Expr:
+        """The number of the warp's strip."""
+        return self.block * self.strips + self.strip
+
+    def read_codes(self, turn: Expr, u: Expr) -> None:
+        step = minimum(turn, self.rounds - 1) * self.s.flight + u
+        codes = self.d.codes.at(self.column(), step, self.lane, 0, lanes=16 * 8 // self.d.codes.dtype.bits)
+        self.b.store(self.q, (u, 0), whole(codes), 4)
+
+    def read_x(self, turn: Expr, u: Expr, to: Expr) -> None:
+        """A vector of each row: lane 4*g + t has elements 8*t and so on of row g of each tile of rows."""
+        b, c = self.b, self.c
+        k = (minimum(turn, self.rounds - 1) * self.s.flight + u) * (DEPTH // VECTOR) + self.lane % 4
+        k = c.red.inside(k, VECTOR, c.a.value)
+        with b.loop("j", self.tiles, "unroll") as j:
+            row = minimum(j * ROWS + self.lane // 4, c.rows.size - 1)
+            here = c.rows.at(c.rows.inside(row, 1, c.a.value))
+            made = vector_of(c.a.value, lambda i: {**here, **c.red.at(k, VECTOR, i)}, VECTOR)
+            b.store(self.x, (to, j, 0), whole(made), VECTOR // 2)
+
+    @property
+    def beside(self) -> tuple[Buffer, ...]:
+        """Scales, and zero points."""
+        return tuple(x for x in (self.d.scale, self.d.zeros) if x is not None)
+
+    def read_numbers(self, turn: Expr, v: Expr) -> None:
+        """Scales and zero points of a block: those of a lane's columns, g, g + 8, g + 16 and g + 24 of 32."""
+        n, column = self.pairs * 2, self.column()
+        per = WIDTH // self.d.strip  # strips of a row of numbers
+        step = minimum(turn, self.rounds - 1) * self.s.flight + v * self.unit
+        block = const(0) if self.once else step // (self.d.block // DEPTH)
+        at = self.lane // 4 * 4 + (column % per * n if per > 1 else 0)
+        for x in self.beside:
+            read = x.at(block, column // per, at, lanes=n)
+            if self.numbers[x].dtype is not x.dtype:
+                read = whole(read)
+            self.b.store(self.numbers[x], (v, 0), read, read.lanes)
+
+    def held(self, x: Buffer, units: int) -> tuple[DType, int, int]:
+        """Type and shape of registers for a lane's numbers of some blocks: words where they fill them."""
+        n = self.pairs * 2
+        words = x.dtype.bits < 32 and n * x.dtype.bits % 32 == 0
+        return (u32, units, n * x.dtype.bits // 32) if words else (x.dtype, units, n)
+
+    def number(self, x: Buffer, v: Expr) -> Buffer:
+        """Those of unit v, one by one."""
+        held, n = self.numbers[x], self.pairs * 2
+        own = self.b.alloc("own", x.dtype, n)
+        read = held.at(v, 0, lanes=value(held.shape[1]) or 1)
+        self.b.store(own, (0,), read if held.dtype is x.dtype else call(f"{x.dtype}_words", read), n)
+        return own
+
+    def multiply(self, u: Expr, v: Expr, held: Expr) -> None:
+        """32 elements of the sum, in two steps of the tensor core."""
+        b, d = self.b, self.d
+        w = b.alloc("w", self.type, 2, 8)  # two columns of a lane
+        a = b.alloc("a", self.type, 2, 8)  # the tensor core's first factor in both steps
+        zeros = self.zero_points(const(0) if self.once else v)
+        halves = f"halves_{self.type}"
+        with b.loop("h", self.pairs, "unroll") as h:
+            with b.loop("e", 2, "unroll") as e:
+                which = h * 2 + e
+                code = self.q.at(u, which)
+                if d.bits == 8:
+                    code = call(f"{d.codes.dtype}_words", self.q.at(u, which * 2, lanes=2))
+                b.store(w, (e, 0), call(halves, code, zeros(which)), 8)
+                with b.loop("p", 2, "unroll") as p, b.loop("r", 2, "unroll") as r:
+                    b.store(a, (p, r * 4 + e * 2), w.at(e, p * 4 + r * 2, lanes=2), 2)
+            with b.loop("j", self.tiles, "unroll") as j:
+                low, high = (call(f"{self.type}_words", self.x.at(held, j, at, lanes=2)) for at in (0, 2))
+                pairs = (call("zip_low", low, high), call("zip_high", low, high)) if d.bits == 4 else (low, high)
+                for p, right in enumerate(pairs):
+                    left = a.at(p, 0, lanes=8)
+                    b.store(self.acc, (h, j, 0), call("mma_m16n8k16", self.acc.at(h, j, 0, lanes=4), left, right), 4)
+
+    def zero_points(self, v: Expr) -> Callable[[Expr], Expr]:
+        """Of a lane's columns in the block of unit v."""
+        z = self.d.zeros
+        if z is None:
+            return lambda which: const(self.d.zero, i32)
+        own = self.number(z, v)
+        return lambda which: cast(own[which], i32) + self.d.zero
+
+    def scale(self, v: Expr) -> None:
+        """Sums of a block times its scales to the totals: registers 0 and 1 are of column g, 2 and 3 of g + 8."""
+        b, s = self.b, self.number(self.d.scale, v)
+        with b.loop("h", self.pairs, "unroll") as h, b.loop("j", self.tiles, "unroll") as j:
+            with b.loop("r", 4, "unroll") as r:
+                made = self.acc[h, j, r] * cast(s[h * 2 + r // 2], f32)
+                b.store(self.total, (h, j, r), made if self.once else self.total[h, j, r] + made)
+
+    def leave(self, sums: Buffer) -> None:
+        """A warp's totals in shared memory, rows of x by columns."""
+        b, g, t = self.b, self.lane // 4, self.lane % 4
+        with b.loop("h", self.pairs, "unroll") as h, b.loop("j", self.tiles, "unroll") as j:
+            with b.loop("r", 4, "unroll") as r:
+                col = self.strip * self.d.strip + h * TILE + r // 2 * 8 + g
+                b.store(sums, (self.slice, j * ROWS + t * 2 + r % 2, col), self.total[h, j, r])

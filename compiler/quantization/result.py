@@ -1,0 +1,128 @@
+"""What `dnnc.quantize` gives: the model, and what each of its layers won and cost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from dnnc.driver import compile
+from dnnc.executable import Executable
+from dnnc.export.files import write
+from dnnc.ir import checks
+from dnnc.ir.errors import InputError
+from dnnc.report.quantized import tables, write_html
+from dnnc.report.tables import plain_text
+
+FLOAT = "float"
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """A layer of the model.
+
+    Attributes:
+        name, kind: of its node.
+        scheme: int8, w8a16, w4a16, fp8, or float.
+        before, after: seconds of its kernels in float and in the scheme that was measured; None: not measured.
+        error: of the model's outputs where this layer alone is quantised; None: not measured.
+        reason: why it stays float; "" where it does not.
+    """
+
+    name: str
+    kind: str
+    scheme: str
+    before: float | None = None
+    after: float | None = None
+    error: float | None = None
+    reason: str = ""
+
+    @property
+    def won(self) -> float | None:
+        """Seconds."""
+        return None if self.before is None or self.after is None else self.before - self.after
+
+
+@dataclass(frozen=True, repr=False)
+class Quantized:
+    """A quantised model and its report; print it.
+
+    Attributes:
+        model: the ONNX model.
+        scheme: that was asked for.
+        layers: in the order of the nodes.
+        samples: rows of the calibration data.
+        error: relative error of the outputs against float, on samples; None: not measured.
+        agreement: share of rows of the outputs whose arg-max is that of float; None: not measured, or no rows.
+        score: what `metric` gave for the float and the quantised model; None without one.
+        before, after: seconds of all kernels of a call, float and quantised; None: not measured.
+        sizes: bytes of the constants, float and quantised.
+        notes: what else was done or left.
+        random: was it calibrated on random numbers?
+    """
+
+    model: onnx.ModelProto
+    scheme: str
+    layers: tuple[LayerResult, ...]
+    samples: int
+    error: float | None = None
+    agreement: float | None = None
+    score: tuple[float, float] | None = None
+    before: float | None = None
+    after: float | None = None
+    sizes: tuple[int, int] = (0, 0)
+    notes: tuple[str, ...] = ()
+    random: bool = False
+    name: str = "model"
+    _options: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model: as ONNX where the name ends in .onnx, compiled where it ends in .dnnc."""
+        path = checks.path(path, "path")
+        suffix = Path(path).suffix.lower()
+        if suffix == ".onnx":
+            write(self.model, path)
+        elif suffix == ".dnnc":
+            self.compile().save(path)
+        else:
+            raise InputError(f"{path}: a quantised model is written as .onnx, or compiled as .dnnc")
+
+    def compile(self, **options: Any) -> Executable:
+        """Compile the model; `options` as of `dnnc.compile`, those of the quantisation by default."""
+        compiled: Executable = compile(self.model, **{**self._options, **options})
+        return compiled
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as dicts, lists, strings and numbers."""
+        names = ("scheme", "samples", "error", "agreement", "score", "before", "after", "sizes", "notes", "random")
+        layers = [{**asdict(x), "won": x.won} for x in self.layers]
+        return {**{n: getattr(self, n) for n in names}, "layers": layers}
+
+    def to_json(self) -> str:
+        """The report as a JSON object."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as a page."""
+        write_html(self, path)
+
+    def text(self) -> str:
+        """The report as tables."""
+        return plain_text(tables(self))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        quantised = sum(x.scheme != FLOAT for x in self.layers)
+        return f"<Quantized {self.name[:60]}: {quantised} of {len(self.layers)} layers as {self.scheme}; print it>"
+
+
+def constant_bytes(models: Sequence[onnx.ModelProto]) -> tuple[int, ...]:
+    """Bytes of the constants of models."""
+    return tuple(sum(t.ByteSize() for t in m.graph.initializer) for m in models)

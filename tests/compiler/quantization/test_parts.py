@@ -1,0 +1,310 @@
+"""The parts of a quantisation by themselves: ranges, rounding, samples, placement, options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+from small_models import images, model, residual, transformer
+
+import dnnc
+from dnnc.ir.errors import InputError, ModelError, UnsupportedError
+from dnnc.quantization import ranges
+from dnnc.quantization.calibration import columns
+from dnnc.quantization.data import Input, Samples, samples
+from dnnc.quantization.layers import Layer, found_layers
+from dnnc.quantization.measure import Difference
+from dnnc.quantization.onnx_graph import opened
+from dnnc.quantization.placement import placed
+from dnnc.quantization.ranges import Histogram, chosen_range, grid
+from dnnc.quantization.rounding import corrected_bias, gptq, nearest, scales_of
+from dnnc.quantization.smoothing import smooth, smoothable
+
+RNG = np.random.default_rng(0)
+IMAGE = Input("x", np.dtype(np.float32), ("N", 3, 8, 8))
+
+
+# --- ranges -----------------------------------------------------------------------------------------------------------
+
+
+def histogram(*parts: Any) -> Histogram:
+    h = Histogram()
+    for p in parts:
+        h.add(np.asarray(p, np.float32))
+    return h
+
+
+def test_a_histogram_grows_and_keeps_its_counts() -> None:
+    small, large = RNG.standard_normal(1000), 50 * RNG.standard_normal(1000)
+    h = histogram(small, np.zeros(7), large)
+    assert h.count == 2007 and h.zeros == 7 and h.counts.sum() == 2000
+    assert h.limit >= np.abs(large).max() and (h.low, h.high) == pytest.approx((large.min(), large.max()))
+    inside = np.abs(np.concatenate([small, large])) < h.limit / 2
+    half = ranges.HALF // 2
+    assert h.counts[half:-half].sum() == pytest.approx(inside.sum(), abs=4)
+
+
+def test_large_arrays_are_thinned_but_their_ends_are_exact() -> None:
+    a = RNG.standard_normal(ranges.MOST * 3).astype(np.float32)
+    a[12345] = -99
+    h = histogram(a)
+    assert h.low == -99 and ranges.MOST // 2 < h.counts.sum() < a.size / 2
+
+
+def test_histograms_of_different_ranges_join() -> None:
+    a, b = histogram(RNG.uniform(-1, 1, 500)), histogram(RNG.uniform(0, 30, 500), [0])
+    both = a.joined(b)
+    assert both.counts.sum() == 1000 and both.high == b.high and both.low == a.low and both.zeros == 1
+
+
+def test_numbers_that_are_not_finite_are_counted_apart() -> None:
+    h = histogram([1.0, np.nan, -2.0, np.inf])
+    assert h.bad == 2 and (h.low, h.high) == (-2, 1) and h.count == 2
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "mse", "entropy"])
+def test_ranges_of_a_distribution_with_an_outlier(method: str) -> None:
+    x = RNG.standard_normal(100_000)
+    low, high = chosen_range(histogram(x, [40.0]), method, 99.9)
+    want = {"minmax": (40, 40), "percentile": (3.0, 3.6), "mse": (7, 40), "entropy": (7, 40)}[method]
+    assert want[0] <= high <= want[1] and low < -2.5
+    assert low >= x.min() - 1e-6
+
+
+def test_the_least_square_error_beats_the_whole_range() -> None:
+    x = RNG.laplace(size=50_000).astype(np.float32)
+    errors = {
+        m: ((grid(*chosen_range(histogram(x), m, 99.99), "uint8").rounded(x) - x) ** 2).mean()
+        for m in ("mse", "minmax")
+    }
+    assert errors["mse"] < errors["minmax"]
+
+
+def test_zero_is_a_number_of_each_grid_and_constants_have_one() -> None:
+    for low, high in ((-1.3, 4.1), (2.0, 3.0), (-5.0, -1.0), (0.0, 0.0)):
+        for kind in ("uint8", "int8"):
+            g = grid(low, high, kind)
+            assert g.rounded(np.zeros(1))[0] == 0 and g.scale > 0
+            assert abs(g.rounded(np.array([high]))[0] - high) <= g.scale
+    assert chosen_range(histogram(np.zeros(9)), "mse", 99) == (0, 0) and grid(0, 0, "uint8").scale == 1
+
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+
+
+def test_gptq_makes_the_error_of_sums_smaller() -> None:
+    x = (RNG.standard_normal((64, 16)) @ RNG.standard_normal((16, 500))).astype(np.float32)  # correlated channels
+    x += 0.1 * RNG.standard_normal(x.shape).astype(np.float32)
+    w = RNG.standard_normal((20, 64)).astype(np.float32)
+    for block in (0, 16):
+        scales = scales_of(w, 4, block)
+        plain, better = nearest(w, scales, 4, block), gptq(w, scales, 4, block, x @ x.T)
+        worse, error = (((r.values - w) @ x).std() for r in (plain, better))
+        assert error < 0.7 * worse and np.abs(better.q).max() <= 8
+
+
+def test_channels_of_zeros_and_dead_inputs() -> None:
+    w = RNG.standard_normal((4, 8)).astype(np.float32)
+    w[2] = 0
+    r = nearest(w, scales_of(w, 8, 0), 8, 0)
+    assert r.scales[2] == 1 and not r.values[2].any() and np.abs(r.values - w).max() <= r.scales.max() / 2 + 1e-7
+    products = np.zeros((8, 8))
+    assert np.isfinite(gptq(w, scales_of(w, 8, 0), 8, 0, products).values).all()
+
+
+def test_a_large_bias_widens_the_scale_until_it_fits() -> None:
+    w, bias = np.full((1, 4), 1e-6, np.float32), np.array([1e3], np.float32)
+    scale = scales_of(w, 8, 0, bias, 0.01)
+    assert abs(bias[0] / (scale[0, 0] * 0.01)) <= 1 << 30
+
+
+def test_bias_correction_restores_the_mean() -> None:
+    for group in (1, 2):
+        w = RNG.standard_normal((6, 4 // group * 9)).astype(np.float32)
+        rounded = nearest(w, scales_of(w, 4, 0), 4, 0).values
+        means = RNG.uniform(1, 2, 4)
+        bias = corrected_bias(None, w, rounded, means, group)
+        x = np.repeat(means.reshape(group, -1), 9, axis=1)  # constant channels
+        for k in range(6):
+            of = x[k // (6 // group)]
+            assert rounded[k] @ of + bias[k] == pytest.approx(w[k] @ of, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_columns_are_what_filters_multiply() -> None:
+    x, w = RNG.standard_normal((2, 3, 7, 6)).astype(np.float32), RNG.standard_normal((4, 3, 3, 2)).astype(np.float32)
+    n = onnx.helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 0, 1, 1], strides=[2, 1], dilations=[1, 2])
+    graph = onnx.helper.make_graph(
+        [n], "g", [onnx.helper.make_tensor_value_info("x", 1, x.shape)],
+        [onnx.helper.make_empty_tensor_value_info("y")], [onnx.numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    (want,) = ReferenceEvaluator(onnx.helper.make_model(graph)).run(None, {"x": x})
+    got = w.reshape(4, -1) @ columns(x, Layer("n", "Conv", "x", "y", "w", 0), n, w.shape)
+    assert np.allclose(got.reshape(4, 2, *want.shape[2:]).swapaxes(0, 1), want, atol=1e-5)
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_come_as_arrays_files_and_folders(tmp_path: Path) -> None:
+    a = images(19)
+    np.save(tmp_path / "b.npy", a[:3])
+    np.savez(tmp_path / "a.npz", x=a[3:])
+    assert [f["x"].shape[0] for f in samples(a, [IMAGE])] == [8, 8, 3]
+    assert [f["x"].shape[0] for f in samples(tmp_path, [IMAGE])] == [8, 8, 3]
+    assert [f["x"].shape for f in samples([a[0], {"x": a[:2]}], [IMAGE])] == [(1, 3, 8, 8), (2, 3, 8, 8)]
+    assert samples(a, [IMAGE], 10).rows == 10 and samples(tmp_path / "b.npy", [IMAGE]).rows == 3
+    fixed = Input("x", np.dtype(np.float32), (4, 3, 8, 8))
+    assert len(samples(a, [fixed])) == 4  # the last three fill no call
+    assert samples(a.astype(np.float64), [fixed]).rows == 16
+    assert len(samples(None, [fixed], random=True)) > 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "needs data"),
+        ([], "list is empty"),
+        ("nowhere", "no calibration data at"),
+        (np.zeros((2, 3, 8, 9), np.float32), r"shape \[2, 3, 8, 9\]"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "the array is uint8, and the model takes float32"),
+        (np.full((2, 3, 8, 8), np.nan, np.float32), "384 of the 384 numbers of x are NaN"),
+        ({"y": np.zeros(3)}, "no array for x; there are y"),
+        (np.zeros((0, 3, 8, 8), np.float32), "no samples"),
+    ],
+)
+def test_bad_data(data: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        samples(data, [IMAGE])
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it is empty"):
+        samples(tmp_path, [IMAGE])
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(InputError, match=r"no \.npy and no \.npz files; it has \.txt"):
+        samples(tmp_path, [IMAGE])
+    (tmp_path / "a.npy").write_text("no array")
+    with pytest.raises(InputError, match=r"a\.npy is no \.npy or \.npz file"):
+        samples(tmp_path, [IMAGE])
+    with pytest.raises(InputError, match="both"):
+        samples(images(), [IMAGE], random=True)
+
+
+def test_several_inputs_keep_their_rows_together() -> None:
+    ids, mask = Input("ids", np.dtype(np.int64), ("N", 5)), Input("mask", np.dtype(np.int64), (5, 5))
+    feeds = list(Samples([ids, mask], [{"ids": np.ones((9, 5), np.int32), "mask": np.ones((5, 5), int)}]))
+    assert [f["ids"].shape for f in feeds] == [(8, 5), (1, 5)] and feeds[1]["mask"].shape == (5, 5)
+    other = Input("other", np.dtype(np.int64), ("N", 5))
+    with pytest.raises(InputError, match="different numbers of samples: ids 9, other 17"):
+        Samples([ids, other], [{"ids": np.ones((9, 5), int), "other": np.ones((17, 5), int)}])
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_which_values_become_bytes() -> None:
+    m = opened(residual())
+    layers, _ = found_layers(m)
+    p = placed(m, layers)
+    # the sum of c, which stays in registers, and s, which is computed last: c is stored, so it is bytes
+    assert set(p.readers) == {"x", "r", "p", "c", "u", "m", "f"}
+    assert p.same == {"p": "r", "f": "m"}
+    nodes = {n.name: n.op_type for n in m.graph.node}
+    assert {nodes[n] for n in p.readers["c"]} == {"Add"} and {nodes[n] for n in p.readers["p"]} == {"Conv"}
+    behind = placed(m, layers, behind=True)
+    assert {"s", "c", "r"} <= set(behind.readers)
+    assert not placed(m, []).readers
+
+
+def test_a_residual_that_stays_float_reads_floats() -> None:
+    m = opened(transformer())
+    layers, kept = found_layers(m)
+    assert [k.reason for k in kept] == ["both operands are activations"] * 2
+    p = placed(m, layers)
+    assert set(p.readers) == {"n", "o"}
+
+
+def test_batch_normalisations_are_folded_and_constants_found() -> None:
+    text = """agraph (float[1, 2, 4, 4] x) => (float[1, 3, 4, 4] y) {
+        t = Transpose<perm = [1, 0, 2, 3]>(w)
+        c = Conv(x, t)
+        n = BatchNormalization(c, s, b, m, v)
+        y = Relu(n)
+    }"""
+    proto = model(text, w=(2, 3, 1, 1), s=(3,), b=(3,), m=(3,), v=(3,))
+    v = next(t for t in proto.graph.initializer if t.name == "v")
+    v.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 2, 3], np.float32), "v"))
+    made = opened(proto).proto
+    assert [n.op_type for n in made.graph.node] == ["Conv", "Relu"]
+    x = RNG.standard_normal((1, 2, 4, 4)).astype(np.float32)
+    want, got = (ReferenceEvaluator(m).run(None, {"x": x})[0] for m in (proto, made))
+    assert np.allclose(got, want, atol=1e-5)
+
+
+def test_smoothing_keeps_what_is_computed() -> None:
+    proto, x = transformer(60), RNG.standard_normal((2, 6, 16)).astype(np.float32)
+    m = opened(proto)
+    layers, _ = found_layers(m)
+    groups = smoothable(m, layers)
+    assert [len(g) for g in groups.values()] == [3]
+    n = np.abs(RNG.standard_normal(16)) + np.where(np.isin(np.arange(16), (3, 7)), 150, 2)
+    smooth(m, groups, {"n": n}, 0.5)
+    want, got = (ReferenceEvaluator(p).run(None, {"x": x})[0] for p in (proto, m.proto))
+    assert np.allclose(got, want, atol=1e-3)
+    g = m.constants[next(k for k in m.constants if k.startswith("g"))]
+    assert g[3] / g[0] < 20  # it was 60
+
+
+@pytest.mark.slow
+def test_models_that_are_refused() -> None:
+    quantised = model(
+        "agraph (float[N, 4] x) => (float[N, 4] y) { q = QuantizeLinear(x, s) y = DequantizeLinear(q, s) }", s=()
+    )
+    with pytest.raises(InputError, match="quantised already"):
+        dnnc.quantize(quantised, np.ones((2, 4), np.float32))
+    half = model("agraph (float16[N, 4] x) => (float16[N, 4] y) { y = MatMul(x, w) }", w=(4, 4))
+    w = half.graph.initializer[0]
+    w.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(w).astype(np.float16), "w"))
+    with pytest.raises(UnsupportedError, match="float16; quantise the float32 model"):
+        dnnc.quantize(half, np.ones((2, 4), np.float16))
+    old = residual()
+    old.opset_import[0].version = 9
+    old.graph.node[0].domain = "custom"
+    with pytest.raises(ModelError, match="opset 9, and its quantised form needs 13"):
+        dnnc.quantize(old, images())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheme": "int7"}, "scheme='int7': expected one of int8"),
+        ({"method": "max"}, "method='max'"),
+        ({"percentile": 3}, "percentile=3: expected a number from 50 to 100"),
+        ({"smooth": 2.0}, "smooth=2.0"),
+        ({"form": "nbits"}, "MatMulNBits"),
+        ({"scheme": "w4a16", "form": "nbits", "block": 24}, "blocks of 16, 32"),
+        ({"scheme": "w8a16", "form": "operators"}, "8-bit activations"),
+        ({"scheme": "fp8", "gptq": True}, "gptq rounds weights to integers"),
+        ({"max_error": 0.1}, "max_error says what scheme=.auto. may cost"),
+        ({"scheme": "auto", "measure": False}, "chooses by what it measures"),
+        ({"keep": ("nothing*",)}, "no layer fits 'nothing\\*'; layers are"),
+        ({"gptq": 1}, "gptq=1: expected True or False"),
+        ({"samples": 0}, "samples=0"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        dnnc.quantize(residual(), images(2), **options)
+
+
+def test_differences_of_outputs() -> None:
+    d = Difference()
+    d.add([np.array([[1.0, 2.0], [4.0, 3.0]])], [np.array([[1.0, 2.0], [3.0, 4.0]])])
+    assert d.agreement == 0.5 and d.error == pytest.approx(np.sqrt(2 / 30))
+    d.add([np.array([np.nan])], [np.array([1.0])])
+    assert d.error == np.inf
