@@ -1,6 +1,7 @@
 """Decoders whose weights are stored in few bits, one token at a time: dnnc's storages and ONNX Runtime beside it.
 
-    python benchmarks/weight_only.py [--model gpt2 llama] [--threads 2] [--repeats 30] [--products] [--storages w4a16 ...] [--no-peers]
+    python benchmarks/weight_only.py [--model gpt2 llama] [--threads 2] [--repeats 30] [--products]
+        [--storages w4a16 ...] [--no-peers]
 
 Times are the shortest of calls in turns. The memory's rate is that of a kernel that reads as many bytes on the same
 threads. `--products` times products of one weight alone, 1 to 8 rows.
