@@ -23,6 +23,7 @@ from dnnc.ir.expr import Expr, Load, Var, const, walk
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Block, Buffer, Eval, For, If, Stmt, Store, accesses, walk_stmts
 from dnnc.passes.analysis.alias import root
+from dnnc.passes.analysis.rows import rows_of
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.planning.fuse import FusionPlan, Group
@@ -37,7 +38,8 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Value, Value]:
     aliases = {v: (source, at) for v, source, at in plan.views}
     donated = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
     for g in plan.groups:
-        if g.kind in ("map", "scatter", "reduction") or (g.kind == "contraction" and len(g.outputs) > 1):
+        several = g.kind in ("reduction", "contraction") and len(g.outputs) > 1
+        if g.kind in ("map", "scatter") or several or _over_rows(g):
             wanted = {v: _wanted(graph, g, v, aliases, donated) for v in g.outputs}
             if not any(wanted.values()):
                 continue
@@ -48,6 +50,11 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Value, Value]:
                 alike[key] = [(values.index(y), values.index(x)) for y, x in _pairs(graph, g, wanted).items()]
             out.update((values[y], values[x]) for y, x in alike[key])
     return out
+
+
+def _over_rows(g: Group) -> bool:
+    """Are the elements of a group's output those of the rows that it reduces?"""
+    return any(rows is not None and rows.of_elements(g.outputs[0]) for rows in map(rows_of, g.nodes))
 
 
 def _wanted(graph: Graph, g: Group, output: Value, aliases: Aliases, donated: Mapping[Value, Value]) -> list[Value]:

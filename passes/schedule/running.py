@@ -18,7 +18,7 @@ from contextlib import nullcontext
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Op, fma, minimum, op, substitute, value
-from dnnc.ir.loops.stmt import Block, Builder
+from dnnc.ir.loops.stmt import Block, Builder, accesses
 from dnnc.passes.schedule.scan import Sums, sums_of
 from dnnc.passes.schedule.state import edit, find, only
 
@@ -32,11 +32,13 @@ def running(b: Block, around: str, width: int, overlap: bool) -> Block:
         b: a nest whose innermost loops are `around` and the one along which sums run.
         around: a loop whose iterations are independent.
         width: of its iterations, at most its extent where they overlap.
-        overlap: the last group repeats iterations of the one before it; otherwise the last is guarded.
+        overlap: the last group repeats iterations of the one before it, unless these read what they have written;
+            otherwise the last is guarded.
     """
     loop = find(b, around)
     x = sums_of(only(loop))
     extent = loop.extent
+    overlap = overlap and all(a.buf is not x.out.buf for a in accesses((loop,)))
     if value(loop.lo) != 0 or (overlap and (value(extent) or 0) < width):
         raise ScheduleError(f"{around} has no groups of {width}")
     ragged = not overlap and value(extent % width) != 0
