@@ -62,7 +62,7 @@ def test_memory_is_the_plan_of_the_program(net: Any) -> None:
 
 def test_passes_and_stages_are_timed(net: Any) -> None:
     (p,) = net.report.programs
-    assert [x.name for x in p.passes[:2]] == ["quantized", "fold"]
+    assert [x.name for x in p.passes[:2]] == ["quantized", "stored-weights"]
     assert {x.nodes_before for x in p.passes[:1]} == {4}
     assert set(p.seconds) == {"passes", "compile", "check", "link"} and min(p.seconds.values()) > 0
     assert net.report.seconds == pytest.approx(sum(p.seconds.values()))
