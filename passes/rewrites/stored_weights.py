@@ -116,17 +116,18 @@ def _has_kernel(m: Match, v: Value, codes: Array, t: DType, axis: int, block: in
     if takes is None:
         return True
     for u, _ in v.uses:
-        if u.op.name in ("transpose", "cast"):
-            turned = codes.T if u.op.name == "transpose" else codes
+        if Trait.CONVERSION in u.op.traits or "perm" in u.attrs:
+            turned = codes.T if "perm" in u.attrs else codes
             if codes.ndim != 2 or not _has_kernel(m, u.outputs[0], turned, t, axis ^ (turned is not codes), block):
                 return False
             continue
         x = u.inputs[0]
-        if u.op.name not in ("matmul", "gemm") or x is None or codes.ndim != 2 or not x.type.static:
+        multiplies = u.op.contraction is ContractionForm.PRODUCT or "trans_b" in u.attrs
+        if not multiplies or x is None or codes.ndim != 2 or not x.type.static:
             return False
         k, n = (int(s) for s in codes.shape)
         along = axis
-        if u.op.name == "gemm" and u.attrs["trans_b"]:
+        if u.attrs.get("trans_b"):
             k, n, along = n, k, 1 - axis
         rows = math.prod(map(int, x.type.shape[:-1]))  # type: ignore[arg-type]
         half = x.type.dtype in (f16, bf16) or (x.type.dtype is f32 and m.ctx.precision in ("float16", "bfloat16"))

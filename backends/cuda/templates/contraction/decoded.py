@@ -43,6 +43,7 @@ MOST_ROWS = 64  # of x: of more, tensor cores take longer than the codes
 ROWS = 8  # of x that fill the tensor core's second factor
 VECTOR = 8  # elements of a sum that a lane has of a column in one step
 TILE = 16  # columns that fill its first one
+MANY = 4  # tiles of rows whose sums leave registers for half the codes in flight
 HELD = 2  # tiles of rows whose elements are asked for ahead of their use: more would not fit into registers
 FLIGHT = 4  # steps of which a warp asks for the codes ahead
 WARPS = 16  # of a block at most
@@ -192,7 +193,7 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
     tiles = -(-m // ROWS)
     out = []
     for strips, slices, split in product((1, 2, 4, 8), (1, 2, 4, 8, 16), SPLITS if target.has_tma else (1,)):
-        s = Shape(strips * d.strip, slices, split, _steps(d, FLIGHT))
+        s = Shape(strips * d.strip, slices, split, _steps(d, FLIGHT if tiles <= MANY else FLIGHT // 2))
         rounds = k // DEPTH // s.flight
         if n % s.cols or strips * slices > WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
             continue
