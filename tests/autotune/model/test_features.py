@@ -196,7 +196,8 @@ def test_features_of_whole_spaces(name: str, target: str) -> None:
     assert np.allclose(np.log2(estimates), x[:, column("plan seconds")], rtol=1e-5) and min(estimates) > 0
 
 
-UNSEEN = ("tf32x3", "decoded", "stored")  # templates with a model of their own, which the model that ships does not know
+# templates with a model of their own, which the model that ships does not know
+UNSEEN = ("tf32x3", "decoded", "stored")
 
 
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
