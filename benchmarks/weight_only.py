@@ -3,7 +3,7 @@
     python benchmarks/weight_only.py [--model gpt2 llama] [--threads 2] [--repeats 30] [--products]
         [--storages w4a16 ...] [--no-peers]
 
-Times are the shortest of calls in turns. The memory's rate is that of a kernel that reads as many bytes on the same
+Times are the shortest of interleaved calls. The memory's rate is that of a kernel that reads as many bytes on the same
 threads. `--products` times products of one weight alone, 1 to 8 rows.
 """
 
@@ -52,7 +52,7 @@ class Case:
 
 
 def measured(cases: list[Case], repeats: int) -> None:
-    """The shortest of `repeats` calls in turns."""
+    """The shortest of `repeats` interleaved calls."""
     for _ in range(repeats):
         for c in cases:
             start = time.perf_counter()

@@ -245,7 +245,7 @@ class Jitted:
                 return found
             self.traces += 1
             if self._roles is not None:
-                self._roles.settled()  # the trace is to see their memory, not how it comes about
+                self._roles.contents()  # the trace is to see their memory, not how it comes about
             form = Branch(tuple, (0, 1), (Branch(tuple, (0,), (key[0],)), Branch(dict, (), ())))
             result = traced(self._called, form, specs(), _names(names))
             result.graph.name = self._fn.__name__ if self._fn.__name__.isidentifier() else "traced"

@@ -63,7 +63,7 @@ class Roles:
         for name, a in self.captured.items():
             from_constant(graph, holder(graph, name, a), name)
         labels = [*labels[0], *self.captured], labels[1]
-        buffers = [*buffers, *self.settled()]
+        buffers = [*buffers, *self.contents()]
         held = {k: b for k, b in enumerate(buffers) if k >= len(first) or first[k] in self.parameters}
         bring = (lambda b: b) if backend_class(parse_target(opts.target).kind).numbered else on_host
         made = compile_graph(graph, labels, opts, parameters={labels[0][k]: bring(b) for k, b in held.items()})
@@ -99,7 +99,7 @@ class Roles:
     ) -> list[Any]:
         """Return a call's buffers, copies for shared donated ones, captures last. `values`: the user's `arrays`."""
         if not self.donate:
-            return [*buffers, *self.settled()]
+            return [*buffers, *self.contents()]
         out = list(buffers)
         for k, (path, a) in enumerate(zip(paths, arrays)):
             if path.split(".")[0] not in self.donate:
@@ -114,9 +114,9 @@ class Roles:
             elif a.device != HOST:
                 out[k] = None
                 out[k] = a.__dnnc_own__()
-        return [*out, *self.settled()]
+        return [*out, *self.contents()]
 
-    def settled(self) -> list[Any]:
+    def contents(self) -> list[Any]:
         """What the captured arrays hold now, computed if it is not yet."""
         return [a._contents() if isinstance(a, Array) else a for a in self.captured.values()]
 

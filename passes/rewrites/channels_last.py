@@ -17,11 +17,10 @@ from dnnc.ir.dtype import bf16, f16, i8, i32, u8
 from dnnc.ir.encodings import Packed
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Node
-from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense
 from dnnc.passes.rewrites.layout import Layouts
-from dnnc.passes.rewrites.stored_weights import is_decoded
+from dnnc.passes.rewrites.stored_weights import is_decoded, own_decoder
 
 ACCESS = 16  # bytes of the widest load of a thread
 DEPTH, WIDTH = 32, 32  # elements of a sum, and columns, of codes of 4 bits that a warp loads at a time
@@ -121,16 +120,11 @@ class _ChannelsLast(Layouts):
     def decoded(self, n: Node) -> None:
         """Codes, scales and zero points as a warp's lanes read them; a node of its own decodes for each product."""
         self.set_input(n, 0, ROW_MAJOR)
-        b = n.inputs[1]
-        assert b is not None and b.node is not None
-        d = b.node
-        if len(b.uses) > 1:
-            d = Builder(self.graph, n, d.locs).node(d.op, list(d.inputs), d.attrs)
-            n.set_input(1, d.output)
-        q, shape = d.inputs[0], b.type.shape
+        d = own_decoder(self.graph, n)
+        q, shape = d.inputs[0], d.output.type.shape
         assert q is not None
         if (
-            b.type.rank == 2
+            d.output.type.rank == 2
             and not any(isinstance(s, Expr) or s % WIDTH for s in shape)
             and q.type.dtype.bits in (4, 8)
         ):

@@ -29,7 +29,7 @@ from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
-from dnnc.passes.rewrites.stored_weights import decodes, is_decoded
+from dnnc.passes.rewrites.stored_weights import decodes, is_decoded, own_decoder
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
@@ -478,25 +478,20 @@ class _Blocked(Layouts):
         its own that decodes, which becomes part of its kernel.
         """
         self.set_input(n, 0, ROW_MAJOR)
-        b = n.inputs[1]
-        assert b is not None and b.node is not None
-        d = b.node
-        if len(b.uses) > 1:
-            d = Builder(self.graph, n, d.locs).node(d.op, list(d.inputs), d.attrs)
-            n.set_input(1, d.output)
-        columns = b.type.shape[-1]
-        if b.type.rank < 2 or n.inputs[0] is None or n.inputs[0].type.rank < 2 or columns == 1:
+        d = own_decoder(self.graph, n)
+        columns = d.output.type.shape[-1]
+        if d.output.type.rank < 2 or n.inputs[0] is None or n.inputs[0].type.rank < 2 or columns == 1:
             return self.coded(d)
         for k, v in enumerate(d.inputs):
             if v is None or v not in self.graph.constants:
                 continue
             few = v.type.dtype.bits < 8
             if few and v.type.dtype.kind == "u":
-                self.set_input(d, k, word_panels(b.type.rank, self.lanes, WORD // v.type.dtype.bits))
+                self.set_input(d, k, word_panels(d.output.type.rank, self.lanes, WORD // v.type.dtype.bits))
             elif not few and v.type.shape[-1] == columns:
-                self.set_input(d, k, panels(b.type.rank, self.lanes))
+                self.set_input(d, k, panels(d.output.type.rank, self.lanes))
         if not decodes(n, d.output):
-            self.set_output(d, panels(b.type.rank, self.lanes))
+            self.set_output(d, panels(d.output.type.rank, self.lanes))
 
     def coded(self, n: Node) -> None:
         """Codes of few bits in words, row by row."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from dnnc.ir.dtype import DType, bf16, dtype, f16, f32, i8, u8
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import product
@@ -173,6 +174,17 @@ def convert_stored(m: Match) -> Value:
 def is_decoded(v: Value | None) -> bool:
     """Is a value stored in another form, that its readers decode?"""
     return v is not None and v.node is not None and Trait.STORED in v.node.op.traits
+
+
+def own_decoder(graph: Graph, n: Node) -> Node:
+    """The node that decodes a product's second factor for this product alone, copied where others read it too."""
+    b = n.inputs[1]
+    assert b is not None and b.node is not None
+    d = b.node
+    if len(b.uses) > 1:
+        d = Builder(graph, n, d.locs).node(d.op, list(d.inputs), d.attrs)
+        n.set_input(1, d.output)
+    return d
 
 
 def decodes(u: Node, v: Value) -> bool:
