@@ -76,7 +76,8 @@ def test_rules_are_noticed(text: str) -> None:
 
 
 def test_code_tables_and_lists_are_divided() -> None:
-    text = "# Title\n\nOne `x.y` here. Two.\n\n```python\nwhat.is(this)\n```\n\n- three\n- four\n  more\n\n| five | six |\n|---|---|\n"
+    text = "# Title\n\nOne `x.y` here. Two.\n\n```python\nwhat.is(this)\n```\n\n"
+    text += "- three\n- four\n  more\n\n| five | six |\n|---|---|\n"
     assert [s.text for s in sentences(text) if s.text.strip("-")] == [
         "One CODE here.",
         "Two.",
