@@ -46,9 +46,7 @@ LEFT: dict[str, int] = {
     "docs/tracing.md": 19,
     "docs/training.md": 11,
     "docs/troubleshooting.md": 1,
-    "docs/tuning.md": 31,
     "docs/tuning_log.md": 23,
-    "docs/weights.md": 20,
 }
 
 
