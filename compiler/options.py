@@ -326,11 +326,10 @@ def _default(f: Field[Any]) -> str:
 
 OPTIONS_PAGE = """# Options
 
-`dnnc.compile(model, **options)`, `dnnc.jit(**options)`, `dnnc.tune(model, **options)` and `torch.compile(model, \
-backend="dnnc", options={...})` take
-these options. `dnnc.CompileOptions` is their record. The [command line](cli.md#common-options) has the same options, \
-such as `--opt-level`.
-`python -m dnnc.options > docs/options.md` writes this page.
+`dnnc.compile(model, **options)`, `dnnc.jit(**options)`, `dnnc.tune(model, **options)` and
+`torch.compile(model, backend="dnnc", options={...})` take these options. `dnnc.CompileOptions` is their record. The
+[command line](cli.md#common-options) has the same options, such as `--opt-level`. `python -m dnnc.options >
+docs/options.md` writes this page.
 
 | option | default | meaning |
 |---|---|---|

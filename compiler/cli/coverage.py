@@ -31,7 +31,7 @@ DOMAINS = {
     "ai.onnx.ml": "Classical models.",
     "ai.onnx.preview": "",
     "ai.onnx.preview.training": "",
-    "com.microsoft": "Operators of ONNX Runtime. ONNX has no schemas for them, and so no list of types. The types are "
+    "com.microsoft": "Operators of ONNX Runtime. ONNX has no schemas for them, and so no list of types. The types are\n"
     "those of the operators that replace them.",
 }
 SPANS = {
@@ -137,16 +137,13 @@ def markdown(operators: Sequence[Operator]) -> str:
     return "\n".join(out) + "\n"
 
 
-INTRODUCTION = """dnnc supports {read} of {all} operators. `dnnc ops --onnx --markdown > docs/operators.md` writes this \
+INTRODUCTION = """dnnc supports {read} of {all} operators. `dnnc ops --onnx --markdown > docs/operators.md` writes this
 page.
 
 - **opsets**: versions that introduced or changed the operator. dnnc supports them and all versions between.
-- **types**: element types of the first input at the newest opset, or of the first output without inputs. `f16..f64` \
-are f16, bf16, f32 and
-  f64, `f8` the five types of 8 bits, `i8..i64` and `u8..u64` four integers each.
-- **read by**: a *converter* translates the operator to [ops of the graph IR](internals/tour.md). A *function body* of \
-the ONNX standard replaces it.
-  *Shape arithmetic* is evaluated at import and generates no code.
-- **runs**: as native code, or as a [host step](dynamic_shapes.md#host-steps). The column holds for the targets `llvm` \
-and `cuda`; the target
-  `reference` interprets everything in NumPy."""
+- **types**: element types of the first input at the newest opset, or of the first output without inputs. `f16..f64`
+  are f16, bf16, f32 and f64, `f8` the five types of 8 bits, `i8..i64` and `u8..u64` four integers each.
+- **read by**: a *converter* translates the operator to [ops of the graph IR](internals/tour.md). A *function body* of
+  the ONNX standard replaces it. *Shape arithmetic* is evaluated at import and generates no code.
+- **runs**: as native code, or as a [host step](dynamic_shapes.md#host-steps). The column holds for the targets `llvm`
+  and `cuda`; the target `reference` interprets everything in NumPy."""
