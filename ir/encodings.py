@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dnnc.ir import winograd
+from dnnc.ir import sparse, winograd
 from dnnc.ir.dtype import f64, u8, u32
 from dnnc.ir.expr import E, Expr, cast, const, op
 from dnnc.ir.types import Array, Dense, Dim, Encoding, Layout, Part, TensorType, parse_layout, product
@@ -84,6 +84,7 @@ class Quads(Encoding):
         return (*shape[:-2], product(shape[-2:]))
 
 
+Sparse = register("sparse")(sparse.Sparse)
 WORD = 32  # bits of a word of `Packed`
 
 

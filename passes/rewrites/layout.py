@@ -29,6 +29,7 @@ from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
+from dnnc.passes.rewrites.sparse import sparse_weights
 from dnnc.passes.rewrites.stored_weights import decodes, is_decoded, own_decoder
 from dnnc.passes.rewrites.winograd import winograd_tile
 
@@ -322,6 +323,9 @@ class _Blocked(Layouts):
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
+        if group == 1 and not self.strict and (sparse := sparse_weights(self.graph, n, self.lanes, self.rates)):
+            self.plain(n)
+            return self.set_input(n, 1, sparse)
         if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.of_bytes(n):
             return self.bytes_conv(n)
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these

@@ -27,7 +27,7 @@ from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
 from dnnc.backends.llvm.templates.stored import blocked, prefetch_codes, scale_sums, weights_of
 from dnnc.ir.bounds import bounds, nonneg
-from dnnc.ir.encodings import Quads, Winograd
+from dnnc.ir.encodings import Quads, Sparse, Winograd
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, extent, free, minimum, substitute, unwrap, value
 from dnnc.ir.graph import Node
@@ -131,7 +131,7 @@ def _conv_nest(anchor: Node, c: Contraction, s: Schedule, images: bool) -> Nest 
         return None
     if lane not in c.around or c.empty:
         return None  # a single channel: its sum is the same for all lanes
-    if isinstance(w.type.encoding, Winograd) or (by_panels and lanes != anchor.attrs["panel"]):
+    if isinstance(w.type.encoding, (Winograd, Sparse)) or (by_panels and lanes != anchor.attrs["panel"]):
         return None
     kernel = w.type.shape[2:]
     win = node_window(kernel, anchor.attrs)
