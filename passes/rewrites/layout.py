@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dnnc.ir.dtype import f32, i8, i32, u8
-from dnnc.ir.encodings import WORD, Packed, Quads, Winograd
+from dnnc.ir.encodings import WORD, Packed, Quads, Sparse, Winograd
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
@@ -29,7 +29,7 @@ from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
-from dnnc.passes.rewrites.sparse import sparse_weights
+from dnnc.passes.rewrites.sparse import is_pointwise, weigh_sparse
 from dnnc.passes.rewrites.stored_weights import decodes, is_decoded, own_decoder
 from dnnc.passes.rewrites.winograd import winograd_tile
 
@@ -114,6 +114,7 @@ def assign_layouts(
     strict: bool = False,
     rates: CoreRates = WIDE_CORE,
     fixed: Mapping[Value, float] = MappingProxyType({}),
+    note: Callable[[str], None] | None = None,
 ) -> bool:
     """Set the layouts of all values, and return whether anything changed.
 
@@ -124,8 +125,9 @@ def assign_layouts(
             place of other groups.
         rates: of a core of the target.
         fixed: values that are the same in as many iterations of a loop, in front of which they are packed.
+        note: called with what a user should know of weights with zeros.
     """
-    return _Blocked(graph, lanes, strict, rates, fixed).run()
+    return _Blocked(graph, lanes, strict, rates, fixed, note).run()
 
 
 class Layouts(ABC):
@@ -313,9 +315,17 @@ RULES: dict[str, Callable[[Layouts, Node], None]] = {
 class _Blocked(Layouts):
     """Channels in blocks of a vector; panels of weights."""
 
-    def __init__(self, graph: Graph, lanes: int, strict: bool, rates: CoreRates, fixed: Mapping[Value, float]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        lanes: int,
+        strict: bool,
+        rates: CoreRates,
+        fixed: Mapping[Value, float],
+        note: Callable[[str], None] | None,
+    ) -> None:
         super().__init__(graph)
-        self.lanes, self.strict, self.rates, self.fixed = lanes, strict, rates, fixed
+        self.lanes, self.strict, self.rates, self.fixed, self.note = lanes, strict, rates, fixed, note
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -323,9 +333,8 @@ class _Blocked(Layouts):
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
-        if group == 1 and not self.strict and (sparse := sparse_weights(self.graph, n, self.lanes, self.rates)):
-            self.plain(n)
-            return self.set_input(n, 1, sparse)
+        if sparse := self.sparse_weights(n):
+            return self.sparse_conv(n, sparse)
         if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.of_bytes(n):
             return self.bytes_conv(n)
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
@@ -354,6 +363,25 @@ class _Blocked(Layouts):
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
         self.set_output(n, lay)
+
+    def sparse_weights(self, n: Node) -> Sparse | None:
+        """The encoding of weights with zeros that are better skipped."""
+        verdict = None if self.strict else weigh_sparse(self.graph, n, self.lanes, self.rates)
+        if verdict is not None and self.note is not None:
+            self.note(verdict.why)
+        return verdict.encoding if verdict is not None else None
+
+    def sparse_conv(self, n: Node, weights: Sparse) -> None:
+        """Images in blocks of channels, which the kernel transposes on its way; in rows where they come in rows."""
+        x = n.inputs[0]
+        assert x is not None
+        rows = x.type.row_major and is_pointwise(n)
+        encoding = ROW_MAJOR if rows else blocked(n.output.type.rank, self.lanes)
+        self.set_input(n, 0, encoding)
+        self.set_input(n, 1, weights)
+        if len(n.inputs) > 2 and n.inputs[2] is not None and not rows:
+            self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
+        self.set_output(n, encoding)
 
     def bytes_conv(self, n: Node) -> None:
         """A convolution of bytes: few channels lie in blocks of four, which one instruction takes."""
@@ -474,6 +502,8 @@ class _Blocked(Layouts):
         ):
             return self.plain(n)
         self.set_input(n, 0, ROW_MAJOR)
+        if sparse := self.sparse_weights(n):
+            return self.set_input(n, 1, sparse)
         quads = self.of_bytes(n) and isinstance(b.type.shape[-2], int) and b.type.shape[-2] % QUAD == 0
         self.set_input(n, 1, quad_panels(b.type.rank, self.lanes) if quads else panels(b.type.rank, self.lanes))
 

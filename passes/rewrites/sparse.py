@@ -1,26 +1,107 @@
-"""Which constants are worth to be stored sparse: node in, encoding out; decided with the layouts."""
+"""Which constants are worth being stored sparse: node in, verdict out; decided with the layouts."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
+from dnnc.ir.op import ContractionForm
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import CoreRates
+from dnnc.passes.rewrites.winograd import cycles as winograd_cycles
+from dnnc.passes.rewrites.winograd import winograd_tile
 
-GAIN = 1.25
-MOST_DENSITY = 0.6
+GAIN = 1.3  # over the dense kernel that is asked for: estimates of both are rough
+MOST_DENSITY = 0.6  # of weights that are worth a look, and a line of the report
+DENSE = 1.1  # of the multiply-adds' time that a dense kernel takes
+TILES = 7  # vectors of pixels of a strip
+ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end is not foreseen, and what is stored
+TURN = 4  # cycles to transpose a vector of a square
+NEAR = 0.85  # of the L2 cache's rate
 
 
-def sparse_weights(graph: Graph, n: Node, lanes: int, rates: CoreRates) -> Sparse | None:
-    """The encoding for the weights of a product or convolution; None where they are better dense."""
+@dataclass(frozen=True)
+class Verdict:
+    """`encoding`: None where the weights stay dense; `why`: a line for the report."""
+
+    encoding: Sparse | None
+    why: str
+
+
+def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates) -> Verdict | None:
+    """Weigh sparse against dense weights for a product or convolution of one group; None where no zeros are known."""
     x, w = n.inputs[:2]
     array = graph.constants.get(w) if w is not None else None
-    if array is None or x is None or w is None or {x.type.dtype, w.type.dtype, n.output.type.dtype} != {f32}:
+    if x is None or w is None or array is None or array.ndim < 2 or array.size == 0 or array.dtype.kind != "f":
         return None
-    if not n.output.type.static or not x.type.static or not w.type.row_major or array.size == 0:
+    count = int(np.count_nonzero(array))
+    if count > MOST_DENSITY * array.size:
         return None
-    if np.count_nonzero(array) > MOST_DENSITY * array.size:
-        return None
-    return Sparse.of(array, 0)
+    head = f"{w.name}, {count / array.size:.1%} of {array.size} not 0:"
+    reason = _unfit(n, lanes)
+    if reason:
+        return Verdict(None, f"{head} dense, {reason}")
+    rows = array.shape[0] if n.op.contraction is ContractionForm.CONVOLUTION else array.shape[-1]
+    pixels = math.prod(_sizes(n.output.type.shape)) // rows
+    terms = array.size // rows
+    strips = -(-pixels // lanes)
+    dense = strips * rows * terms / rates.fma * DENSE
+    if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
+        dense = min(dense, winograd_cycles(n, lanes, tile, rates))
+    sparse = strips * loop_cycles(count, rows, terms, min(TILES, strips), rates)
+    gain = dense / sparse
+    if gain < GAIN:
+        return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
+    axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
+    return Verdict(Sparse.of(array, axis), f"{head} sparse, {gain:.1f} times as fast as dense by estimate")
+
+
+def loop_cycles(count: int, rows: int, terms: int, tiles: int, rates: CoreRates, near: bool = False) -> float:
+    """Estimate cycles of the loop kernel for one vector of pixels: products, rows, transposed squares.
+
+    Args:
+        count: nonzeros of the matrix.
+        rows: of the matrix.
+        terms: of a sum, taps counted.
+        tiles: vectors of a strip.
+        rates: of a core.
+        near: does a strip lie in the first-level cache?
+    """
+    fetched = 0.0 if near else 64 / (NEAR * rates.l2)
+    each = max(1 / rates.fma, rates.latency / tiles, (1 + 2 / tiles) / rates.loads, fetched)
+    return count * each + rows * ROW / tiles + (rows + terms) * TURN
+
+
+def _unfit(n: Node, lanes: int) -> str:
+    """Why there is no sparse kernel for a node; empty where there is one."""
+    x, w = n.inputs[:2]
+    assert x is not None and w is not None
+    if {x.type.dtype, w.type.dtype, n.output.type.dtype} != {f32}:
+        return "sparse kernels are of float32"
+    if not (n.output.type.static and x.type.static):
+        return "sizes are not known"
+    if n.op.contraction is ContractionForm.PRODUCT and (w.type.rank != 2 or x.type.rank < 2):
+        return "the product is no matrix of weights by another one"
+    if n.op.contraction is ContractionForm.CONVOLUTION and n.attrs["group"] != 1:
+        return "the convolution has groups"
+    rows = w.type.shape[0 if n.op.contraction is ContractionForm.CONVOLUTION else -1]
+    if math.prod(_sizes(n.output.type.shape)) < rows * lanes // 2 or rows == 1:  # type: ignore[operator]
+        return "there are too few pixels"
+    few = n.op.contraction is ContractionForm.CONVOLUTION and w.type.shape[1] < lanes  # type: ignore[operator]
+    return "the image has too few channels" if few else ""
+
+
+def _sizes(shape: tuple[object, ...]) -> list[int]:
+    return [int(str(d)) for d in shape]
+
+
+def is_pointwise(n: Node) -> bool:
+    """Is this a convolution of one image whose results are at the places of its operand's elements?"""
+    x, w = n.inputs[:2]
+    assert x is not None and w is not None
+    ones, zeros = (x.type.shape[0], *w.type.shape[2:], *(n.attrs["strides"] or ())), n.attrs["pads"] or ()
+    return all(k == 1 for k in ones) and not any(zeros)

@@ -73,6 +73,9 @@ def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | N
     anchor, c = problem.anchor, problem.form
     if anchor is None or not isinstance(c, Contraction) or isinstance(c, Normed) or len(c.outer) < 2:
         return None
+    weights = anchor.inputs[1] if len(anchor.inputs) > 1 else None
+    if weights is not None and isinstance(weights.type.encoding, (Winograd, Sparse)):
+        return None  # these have recipes of their own
     s = Schedule(problem.kernel)
     convolves = anchor.op.contraction is ContractionForm.CONVOLUTION
     if anchor.op.contraction is ContractionForm.PRODUCT:
@@ -83,7 +86,6 @@ def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | N
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
     if found is None:
         return None
-    weights = anchor.inputs[1]
     if weights is not None and isinstance(weights.type.encoding, Quads):
         found = _quads(s, found)
     return s, replace(found, image_bytes=size if isinstance(size, int) else 0)
@@ -131,7 +133,7 @@ def _conv_nest(anchor: Node, c: Contraction, s: Schedule, images: bool) -> Nest 
         return None
     if lane not in c.around or c.empty:
         return None  # a single channel: its sum is the same for all lanes
-    if isinstance(w.type.encoding, (Winograd, Sparse)) or (by_panels and lanes != anchor.attrs["panel"]):
+    if by_panels and lanes != anchor.attrs["panel"]:
         return None
     kernel = w.type.shape[2:]
     win = node_window(kernel, anchor.attrs)

@@ -1,32 +1,55 @@
 """Recipe for products of a sparse constant matrix: its rows times columns of pixels, one multiply-add for each nonzero.
 
     parallel over strips of `tiles` vectors of pixels, times shares of the rows:
-        x[k, p] = the other factor at the strip's pixels             a thread's own memory, in its L2 cache
-        for each row r of the share:
+        x[k, tiles] = the other factor at the strip's pixels             a thread's own memory, in its L2 cache
+        for each block of rows of the share, for each row r:
             acc[tiles] = 0
             for p in starts[r] .. starts[r + 1]:
                 acc[t] += values[p] * x[columns[p], t]
             y[r, pixels] = epilogue(acc)
 
-The indices are those of the encoding (`dnnc.ir.sparse`), checked when it was made.
+A pixel is a place of an image, or a row of the other matrix. Where neighbours in memory are channels, and not pixels,
+squares of lanes are transposed on the way in and out. The indices are those of the encoding (`dnnc.ir.sparse`), which
+were checked when it was made.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.ir import encodings
+from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, cast, const, fma, minimum, op, substitute, value, var, walk
+from dnnc.ir.expr import (
+    Expr,
+    Load,
+    Var,
+    cast,
+    const,
+    fma,
+    load,
+    maximum,
+    minimum,
+    op,
+    select,
+    substitute,
+    unwrap,
+    var,
+    walk,
+)
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store, call
+from dnnc.ir.op import ContractionForm
 from dnnc.passes.lower.form import Axis, Contraction, Operand
+from dnnc.passes.rewrites.sparse import loop_cycles
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.transposition import zipped
 
-MOST_TILES = 7  # vectors of sums of a row: more of them share an index, and 7 rows of 16 are a row of 112 pixels
+MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
 ORDER = ()
 Knob = Mapping[str, "int | str"]
 
@@ -41,10 +64,16 @@ class Product:
     other: Operand
     rows: Axis  # of the sparse matrix
     pixels: Axis  # of the other factor
+    transposed: bool  # are neighbours of the result in memory rows of the matrix, not pixels?
 
     @property
     def terms(self) -> int:
         return self.form.red.size
+
+    @property
+    def taps(self) -> Axis:
+        """The loops of the sum but that over channels, which is the outermost."""
+        return Axis(self.form.red.loops[1:])
 
 
 def product_of(problem: Problem) -> Product | None:
@@ -52,16 +81,22 @@ def product_of(problem: Problem) -> Product | None:
     anchor = problem.anchor
     weights = anchor.inputs[1] if anchor is not None and len(anchor.inputs) > 1 else None
     encoding = weights.type.encoding if weights is not None else None
-    form = problem.product
-    if not isinstance(encoding, encodings.Sparse) or form is None:
+    if not isinstance(encoding, encodings.Sparse) or not isinstance(problem.form, Contraction):
+        return None
+    form: Contraction | None = problem.product
+    if anchor.op.contraction is ContractionForm.CONVOLUTION and math.prod(encoding.shape[2:]) > 1 and form is not None:
+        form = problem.form.without_single  # the loops of the sum in the order of the matrix's columns
+    if form is None or form.acc.dtype is not f32:
         return None
     name = dict(zip(problem.lowered.params, problem.kernel.entry.buffers))[weights].name
     sides = [any(x.buf.name == name for x in walk(o.value) if isinstance(x, Load)) for o in (form.a, form.b)]
-    if sum(sides) != 1 or form.batch.loops or form.acc.dtype is not f32:
+    if sum(sides) != 1 or form.batch.loops or encoding.pattern.columns != form.red.size:
         return None
     sparse, other = (form.a, form.b) if sides[0] else (form.b, form.a)
+    if not sparse.axis.loops or not other.axis.loops or sparse.conds:
+        return None
     buffer = next(x.buf for x in walk(sparse.value) if isinstance(x, Load) and x.buf.name == name)
-    return Product(form, encoding, buffer, other, sparse.axis, other.axis)
+    return Product(form, encoding, buffer, other, sparse.axis, other.axis, not sides[0])
 
 
 # --- choice -----------------------------------------------------------------------------------------------------------
@@ -69,7 +104,12 @@ def product_of(problem: Problem) -> Product | None:
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     p = product_of(problem)
-    return [] if p is None or len(p.pixels.loops) != 1 else [_knobs(p, target, t) for t in range(MOST_TILES, 0, -1)]
+    if p is None or not _fits(p, target.lanes):
+        return []
+    every = -(-p.pixels.size // target.lanes)
+    vector, tiles = 4 * target.lanes, range(1, min(MOST_TILES, every) + 1)
+    near = [t for t in tiles if p.terms * (t | 1) * vector <= target.l2 // 2]
+    return [_knobs(p, target, t) for t in sorted(near or [1], key=lambda t: _cycles(p, t, target))]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -77,11 +117,32 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def _knobs(p: Product, target: CpuTarget, tiles: int) -> Knobs:
-    every = -(-p.pixels.size // target.lanes)
-    tiles = min(tiles, every)
-    strips = -(-every // tiles)
+    strips = -(-p.pixels.size // (target.lanes * tiles))
     shares = 1 if strips % target.threads == 0 or strips > 8 * target.threads else target.threads
-    return (("tiles", tiles), ("shares", min(shares, p.rows.size)))
+    return (("tiles", tiles), ("shares", min(shares, -(-p.rows.size // target.lanes))))
+
+
+def _cycles(p: Product, tiles: int, target: CpuTarget) -> float:
+    """Estimated cycles of all pixels on one core."""
+    near = p.terms * (tiles | 1) * 4 * target.lanes <= target.l1
+    strips = -(-p.pixels.size // (target.lanes * tiles))
+    count = p.encoding.pattern.stored
+    return strips * tiles * loop_cycles(count, p.rows.size, p.terms, tiles, target.rates, near)
+
+
+def _fits(p: Product, lanes: int) -> bool:
+    """Can vectors be read and written along pixels, or squares be transposed?"""
+    return (_runs_along_pixels(p) or _runs_along_terms(p, lanes)) and (p.transposed or len(p.pixels.loops) == 1)
+
+
+def _runs_along_pixels(p: Product) -> bool:
+    one = len(p.pixels.loops) == 1 and len(p.form.red.loops) == 1 and not p.other.conds
+    return one and not p.transposed and p.other.in_order(p.pixels, [p.form.red, p.rows])
+
+
+def _runs_along_terms(p: Product, lanes: int) -> bool:
+    first = Axis(p.form.red.loops[:1])
+    return p.other.in_order(first, [p.pixels, p.rows, p.taps])
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -89,64 +150,150 @@ def _knobs(p: Product, target: CpuTarget, tiles: int) -> Knobs:
 
 def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     p = product_of(problem)
-    if p is None:
-        raise ScheduleError("the weights are not sparse")
+    if p is None or not _fits(p, target.lanes):
+        raise ScheduleError("the weights are not sparse, or memory has another order")
     tiles, shares, lanes = int(knobs["tiles"]), int(knobs["shares"]), target.lanes
-    strip = tiles * lanes
-    strips = -(-p.pixels.size // strip)
+    strips, blocks = -(-p.pixels.size // (tiles * lanes)), -(-p.rows.size // lanes)
     b = Builder()
     with b.loop("s", strips * shares, "parallel") as item:
-        first = b.let("first", item // shares * strip)
+        first = b.let("first", item // shares * (tiles * lanes))
         share = item % shares
-        x = b.alloc("x", f32, p.terms, tiles | 1, lanes, space="local")
-        with b.loop("k", p.terms) as k, b.loop("v", tiles, "unroll") as v:
-            b.store(x, (k, v, 0), _pixels(p, k, first + v * lanes, lanes), lanes)
-        ends = [b.let(name, (share + j) * p.rows.size // shares) for j, name in enumerate(("from", "to"))]
-        with b.loop("r", ends[1], lo=ends[0]) as r:
-            acc = b.alloc("acc", f32, tiles, lanes)
-            with b.loop("v", tiles, "unroll") as v:
-                b.store(acc, (v, 0), const(0.0, f32), lanes)
-            with b.loop("n", _word(p, "starts", r + 1), lo=_word(p, "starts", r)) as n:
-                weight, column = _value(p, n), b.let("column", _word(p, "columns", n))
+        x = b.alloc("strip", f32, -(-p.terms // lanes) * lanes, tiles | 1, lanes, space="local")
+        (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
+        ends = [b.let(name, (share + j) * blocks // shares) for j, name in enumerate(("begin", "end"))]
+        with b.loop("rb", ends[1], lo=ends[0]) as block:
+            y = b.alloc("sums", f32, lanes, tiles, lanes, space="local") if p.transposed else None
+            stop = minimum(block * lanes + lanes, p.encoding.pattern.rows)
+            with b.loop("r", stop, lo=block * lanes) as r:
+                acc = _row(b, p, x, r, tiles, lanes)
                 with b.loop("v", tiles, "unroll") as v:
-                    step = fma(weight, x.at(column, v, 0, lanes=lanes), acc.at(v, 0, lanes=lanes))
-                    b.store(acc, (v, 0), step, lanes)
-            with b.loop("v", tiles, "unroll") as v:
-                b.emit(_result(p, r, first + v * lanes, lanes, acc.at(v, 0, lanes=lanes)))
+                    total = acc.at(v, 0, lanes=lanes)
+                    if y is not None:
+                        b.store(y, (r - block * lanes, v, 0), total, lanes)
+                    else:
+                        b.emit(_along_pixels(p, r, first + v * lanes, tiles * lanes, total))
+            if y is not None:
+                with b.loop("v", tiles) as v:
+                    _along_rows(b, p, y, block, v, first, lanes)
     return p.form.kernel.with_body(b.block())
 
 
+def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> Buffer:
+    """The sums of one row."""
+    acc = b.alloc("acc", f32, tiles, lanes)
+    with b.loop("v", tiles, "unroll") as v:
+        b.store(acc, (v, 0), const(0.0, f32), lanes)
+    with b.loop("n", _word(p, "starts", r + 1), lo=_word(p, "starts", r)) as n:
+        begin, _ = p.encoding.sections["values"]
+        weight = op("bits_f32", p.weights[begin + n], dtype=f32)
+        column = b.let("column", _word(p, "columns", n))
+        with b.loop("v", tiles, "unroll") as v:
+            b.store(acc, (v, 0), fma(weight, x.at(column, v, 0, lanes=lanes), acc.at(v, 0, lanes=lanes)), lanes)
+    return acc
+
+
 def _word(p: Product, section: str, i: Expr) -> Expr:
-    """An index out of the encoding: a number of stored blocks, or a column."""
+    """An index out of the encoding: a number of stored elements, or a column."""
     begin, _ = p.encoding.sections[section]
     most = p.encoding.pattern.count + 1 if section == "starts" else p.encoding.pattern.columns
     return call("trusted", cast(p.weights[begin + i], i64), 0, most)
 
 
-def _value(p: Product, n: Expr) -> Expr:
-    begin, _ = p.encoding.sections["values"]
-    return op("bits_f32", p.weights[begin + n], dtype=f32)
+# --- the other factor -------------------------------------------------------------------------------------------------
 
 
-def _limit(p: Product, first: Expr, lanes: int) -> Expr | None:
-    """How many lanes of a vector of pixels there are, where not all are."""
-    size = p.pixels.size
-    return None if size % lanes == 0 else const(size) - first
+def _gather(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
+    """Copy rows of pixels."""
+    lanes = x.shape[-1]
+    with b.loop("k", p.terms) as k, b.loop("v", tiles, "unroll") as v:
+        at = first + v * lanes
+        wide = Vectorizer(p.pixels.loops[0], at, _int(lanes))
+        wide.limit = _limit(p, at, tiles * _int(lanes))
+        b.store(x, (k, v, 0), wide.expr(substitute(p.other.value, p.form.red.at(k))), _int(lanes))
 
 
-def _pixels(p: Product, k: Expr, first: Expr, lanes: int) -> Expr:
-    """A vector of the other factor."""
-    wide = Vectorizer(p.pixels.loops[0], first, lanes)
-    wide.limit = _limit(p, first, lanes)
-    return wide.expr(substitute(p.other.value, p.form.red.at(k)))
+def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
+    """Turn squares of neighbouring channels of as many pixels, for each tap of a window."""
+    lanes = _int(x.shape[-1])
+    channel, channels = p.form.red.loops[0], Axis(p.form.red.loops[:1]).size
+    with b.loop("v", tiles) as v, b.loop("tap", p.taps.size) as tap, b.loop("k", -(-channels // lanes)) as k:
+
+        def row(j: Expr) -> Expr:
+            at = minimum(first + v * lanes + j, p.pixels.size - 1)
+            env = {**p.pixels.at(at), **p.taps.at(tap)}
+            wide = Vectorizer(channel, k * lanes, lanes)
+            inside = [substitute(c, env) for c in p.other.conds]
+            e = wide.expr(_clamped(substitute(p.other.value, env)))
+            if channels % lanes:
+                e = _limited(e, lanes, minimum(const(channels) - k * lanes, lanes))
+            for c in inside:
+                e = select(c, e, const(0.0, f32))
+            return e
+
+        square = zipped(b, row, const(lanes), lanes, lanes, "t")
+        with b.loop("j", lanes, "unroll") as j:
+            place = (k * lanes + j) * p.taps.size + tap
+            if channels % lanes == 0:
+                b.store(x, (place, v, 0), square.at(j, 0, lanes=lanes), lanes)
+            else:
+                with b.when(k * lanes + j < channels):
+                    b.store(x, (place, v, 0), square.at(j, 0, lanes=lanes), lanes)
 
 
-def _result(p: Product, r: Expr, first: Expr, lanes: int, total: Expr) -> Store:
-    """Finish a vector of sums and store it."""
-    wide, s = Vectorizer(p.pixels.loops[0], first, lanes), p.form.store
-    wide.limit = _limit(p, first, lanes)
+def _clamped(e: Expr) -> Expr:
+    """An element whose indices stay inside, whatever conditions say."""
+    if not isinstance(e, Load):
+        raise ScheduleError(f"{e!r} is no element of an array")
+    idx = [i if nonneg(i) and nonneg(d - 1 - i) else minimum(maximum(i, 0), d - 1) for i, d in zip(e.idx, e.buf.shape)]
+    return load(e.buf, idx)
+
+
+def _limited(e: Expr, lanes: int, limit: Expr) -> Expr:
+    """A vector that ends with a row of memory, where that may be within it."""
+    assert isinstance(e, Load)
+    return e if nonneg(e.buf.shape[-1] - e.idx[-1] - lanes) else load(e.buf, e.idx, lanes, limit)
+
+
+# --- the results ------------------------------------------------------------------------------------------------------
+
+
+def _along_pixels(p: Product, r: Expr, first: Expr, strip: int, total: Expr) -> Store:
+    """Finish a vector of sums of one row and store it."""
+    return _stored(p, p.pixels.loops[0], first, _limit(p, first, strip), total.lanes, p.rows.at(r), total)
+
+
+def _along_rows(b: Builder, p: Product, y: Buffer, block: Expr, v: Expr, first: Expr, lanes: int) -> None:
+    """Turn a square of sums, finish it, and store each pixel's."""
+    square = zipped(b, lambda j: y.at(j, v, 0, lanes=lanes), const(lanes), lanes, lanes, "u")
+    lane = p.rows.loops[-1]
+    with b.loop("j", lanes, "unroll") as j:
+        pixel = b.let("pixel", first + v * lanes + j)
+        inner = len(p.rows.loops) > 1  # panels of as many rows as there are lanes
+        env = {**p.pixels.at(pixel), **({p.rows.loops[0]: block} if inner else {})}
+        start = const(0) if inner else block * lanes
+        limit = None if inner or p.rows.size % lanes == 0 else const(p.rows.size) - start
+        with b.when(pixel < p.pixels.size):
+            b.emit(_stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))
+
+
+def _stored(
+    p: Product, along: Var, first: Expr, limit: Expr | None, lanes: int, env: Mapping[Var, Expr], total: Expr
+) -> Store:
+    """Finish a vector of sums, neighbours along one loop, and store it."""
+    wide, s = Vectorizer(along, first, lanes), p.form.store
+    wide.limit = limit
     one, whole = var("sum", f32), var("sum", f32, lanes=lanes)
     wide.lets[one] = whole
-    env: dict[Expr, Expr] = {**p.rows.at(r), p.form.acc[0]: one}
-    made = wide.store(Store(s.buf, tuple(substitute(i, env) for i in s.idx), substitute(s.value, env)))
+    here: dict[Expr, Expr] = {**env, p.form.acc[0]: one}
+    made = wide.store(Store(s.buf, tuple(substitute(i, here) for i in s.idx), substitute(s.value, here)))
     return Store(made.buf, made.idx, substitute(made.value, {whole: total}), made.lanes, made.limit)
+
+
+def _limit(p: Product, first: Expr, strip: int) -> Expr | None:
+    """How many lanes of a vector of pixels there are, where not all are. `strip`: pixels."""
+    return None if p.pixels.size % strip == 0 else const(p.pixels.size) - first
+
+
+def _int(e: Expr) -> int:
+    n: int = unwrap(e)
+    return n
