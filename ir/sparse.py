@@ -60,7 +60,8 @@ class Pattern:
     @cached_property
     def places(self) -> tuple[Array, Array]:
         """Block rows and block columns of the stored blocks, row by row: they rise, and lie within the matrix."""
-        return np.nonzero(self.blocks)
+        high, wide = np.nonzero(self.blocks)
+        return high, wide
 
     @cached_property
     def starts(self) -> Array:
@@ -94,7 +95,7 @@ class Pattern:
 
 def _blocks(matrix: Array, height: int, width: int) -> Array:
     """bool[block rows, block columns]: which blocks hold a number other than 0."""
-    some = matrix != 0
+    some: Array = matrix != 0
     for axis, size in enumerate((height, width)):
         if size > 1:
             some = np.logical_or.reduceat(some, np.arange(0, some.shape[axis], size), axis=axis)
@@ -130,7 +131,7 @@ class Sparse(Encoding):
     @property
     def words(self) -> int:
         """Words of the bitmap for one row of blocks."""
-        return -(-self.pattern.blocks.shape[1] // WORD)
+        return -(-int(self.pattern.blocks.shape[1]) // WORD)
 
     @property
     def sections(self) -> dict[str, tuple[int, int]]:
@@ -155,7 +156,8 @@ class Sparse(Encoding):
 
     def matrix(self, array: Array) -> Array:
         """The constant as [rows, columns]."""
-        return np.moveaxis(array, self.axis, 0).reshape(self.pattern.rows, self.pattern.columns)
+        matrix: Array = np.moveaxis(array, self.axis, 0).reshape(self.pattern.rows, self.pattern.columns)
+        return matrix
 
     def held(self, array: Array) -> Array:
         rest = (n for k, n in enumerate(self.shape) if k != self.axis)

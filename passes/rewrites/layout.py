@@ -20,11 +20,12 @@ from types import MappingProxyType
 import numpy as np
 
 from dnnc.ir.dtype import f32, i8, i32, u8
-from dnnc.ir.encodings import WORD, Packed, Quads, Sparse, Winograd
+from dnnc.ir.encodings import WORD, Packed, Quads, Winograd
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
 from dnnc.ir.ops.conv import Panels, panels_of
+from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive

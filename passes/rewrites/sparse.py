@@ -89,9 +89,9 @@ def _unfit(n: Node, lanes: int) -> str:
     if n.op.contraction is ContractionForm.CONVOLUTION and n.attrs["group"] != 1:
         return "the convolution has groups"
     rows = w.type.shape[0 if n.op.contraction is ContractionForm.CONVOLUTION else -1]
-    if math.prod(_sizes(n.output.type.shape)) < rows * lanes // 2 or rows == 1:  # type: ignore[operator]
+    if math.prod(_sizes(n.output.type.shape)) < rows * lanes // 2 or rows == 1:
         return "there are too few pixels"
-    few = n.op.contraction is ContractionForm.CONVOLUTION and w.type.shape[1] < lanes  # type: ignore[operator]
+    few = n.op.contraction is ContractionForm.CONVOLUTION and w.type.shape[1] < lanes
     return "the image has too few channels" if few else ""
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dnnc.ir.dtype import f32
-from dnnc.ir.encodings import Sparse, parse_encoding
+from dnnc.ir.encodings import parse_encoding
 from dnnc.ir.expr import const, load
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
-from dnnc.ir.sparse import Pattern
+from dnnc.ir.sparse import Pattern, Sparse
 from dnnc.ir.types import TensorType
 
 RNG = np.random.default_rng(0)

@@ -27,7 +27,7 @@ from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
 from dnnc.backends.llvm.templates.stored import blocked, prefetch_codes, scale_sums, weights_of
 from dnnc.ir.bounds import bounds, nonneg
-from dnnc.ir.encodings import Quads, Sparse, Winograd
+from dnnc.ir.encodings import Quads, Winograd
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, extent, free, minimum, substitute, unwrap, value
 from dnnc.ir.graph import Node
@@ -35,6 +35,7 @@ from dnnc.ir.loops.stmt import Kernel, accesses
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import node_window
+from dnnc.ir.sparse import Sparse
 from dnnc.ir.types import product
 from dnnc.passes.lower.form import Axis, Contraction, Normed
 from dnnc.passes.schedule.k_blocking import LIMIT, stretches

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.ir import encodings
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.errors import ScheduleError
@@ -43,6 +42,7 @@ from dnnc.ir.expr import (
 )
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store, call
 from dnnc.ir.op import ContractionForm
+from dnnc.ir.sparse import Sparse
 from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.rewrites.sparse import loop_cycles
 from dnnc.passes.schedule.memory import Vectorizer
@@ -59,7 +59,7 @@ class Product:
     """A product for this builder: `weights` as they lie in memory, the other factor, and the sides."""
 
     form: Contraction
-    encoding: encodings.Sparse
+    encoding: Sparse
     weights: Buffer
     other: Operand
     rows: Axis  # of the sparse matrix
@@ -81,7 +81,7 @@ def product_of(problem: Problem) -> Product | None:
     anchor = problem.anchor
     weights = anchor.inputs[1] if anchor is not None and len(anchor.inputs) > 1 else None
     encoding = weights.type.encoding if weights is not None else None
-    if not isinstance(encoding, encodings.Sparse) or not isinstance(problem.form, Contraction):
+    if not isinstance(encoding, Sparse) or not isinstance(problem.form, Contraction):
         return None
     form: Contraction | None = problem.product
     if anchor.op.contraction is ContractionForm.CONVOLUTION and math.prod(encoding.shape[2:]) > 1 and form is not None:

@@ -13,12 +13,12 @@ from dnnc.backends.check import subgraph, unpack
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.runtime.link import pack
-from dnnc.ir.encodings import Sparse
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext
