@@ -3,7 +3,8 @@
     w: f32[512, 256, 1, 1] @ "sparse 0 1x1 512x256 eNr..."
 
 A constant is a matrix here: one axis are its rows, the others together its columns, in row-major order. Blocks of
-`height x width` elements are stored whole; 1 x 1 is compressed sparse rows (CSR), more is BSR.
+`height x width` elements are stored whole; 1 x 1 is compressed sparse rows (CSR), more is BSR. Values lie row by row,
+or by groups of rows, in which all of one column come before the next: so straight-line code reads them.
 """
 
 from __future__ import annotations
@@ -68,19 +69,27 @@ class Pattern:
         """int[block rows + 1]: the number of stored blocks ahead of each row of blocks."""
         return np.concatenate([[0], np.cumsum(self.blocks.sum(1))])
 
+    def by_groups(self, group: int) -> Array:
+        """bool[groups of rows of blocks, block columns, group]: stored blocks, in the order of groups."""
+        high, wide = self.blocks.shape
+        full = np.pad(self.blocks, ((0, -high % group), (0, 0)))
+        made: Array = full.reshape(-1, group, wide).transpose(0, 2, 1)
+        return made
+
     @cached_property
     def mask(self) -> Array:
         """bool[rows, columns]: the elements that are stored."""
         whole = self.blocks.repeat(self.height, 0).repeat(self.width, 1)
         return whole[: self.rows, : self.columns]
 
-    def values(self, matrix: Array) -> Array:
-        """[stored blocks, height, width]: the elements of a matrix at the pattern's places; past its ends 0."""
-        high, wide = self.blocks.shape
+    def values(self, matrix: Array, group: int = 1) -> Array:
+        """[stored blocks, height, width]: the elements of a matrix in the order of groups; past its ends 0."""
+        places = self.by_groups(group)
+        high, wide = len(places) * group, self.blocks.shape[1]
         ends = ((0, high * self.height - self.rows), (0, wide * self.width - self.columns))
         full = np.pad(matrix, ends) if any(e for _, e in ends) else matrix
-        split: Array = full.reshape(high, self.height, wide, self.width).transpose(0, 2, 1, 3)
-        return split[self.places]
+        split: Array = full.reshape(len(places), group, self.height, wide, self.width).transpose(0, 3, 1, 2, 4)
+        return split[places]
 
     def __str__(self) -> str:
         bits = base64.b64encode(zlib.compress(self.bits)).decode()
@@ -105,7 +114,8 @@ def _blocks(matrix: Array, height: int, width: int) -> Array:
 @dataclass(frozen=True)
 class Sparse(Encoding):
     """One buffer of words of 32 bits: `starts` of rows of blocks, `columns` of blocks, `values`, and for access to any
-    element a bitmap with the number of blocks ahead of each of its words. Constants of float32 only.
+    element a bitmap in their order with the number of blocks ahead of each of its words. Constants of float32 only.
+    Groups of several rows have neither starts nor columns: code holds them.
 
     Indices are checked by construction: they are computed from the pattern, so kernels may trust them.
     """
@@ -113,37 +123,38 @@ class Sparse(Encoding):
     axis: int  # of the rows
     shape: tuple[int, ...]  # of the tensor
     pattern: Pattern
+    group: int = 1  # rows of blocks whose values lie column by column
 
     @classmethod
     def parse(cls, text: str) -> Sparse:
-        _, axis, shape, rest = text.split(" ", 3)
-        return cls(int(axis), tuple(map(int, shape.split("x"))), Pattern.parse(rest))
+        _, axis, shape, group, rest = text.split(" ", 4)
+        return cls(int(axis), tuple(map(int, shape.split("x"))), Pattern.parse(rest), int(group))
 
     def __str__(self) -> str:
-        return f"sparse {self.axis} {'x'.join(map(str, self.shape))} {self.pattern}"
+        return f"sparse {self.axis} {'x'.join(map(str, self.shape))} {self.group} {self.pattern}"
 
     @staticmethod
-    def of(array: Array, axis: int, height: int = 1, width: int = 1) -> Sparse:
+    def of(array: Array, axis: int, height: int = 1, width: int = 1, group: int = 1) -> Sparse:
         """The encoding that stores the blocks of a constant that hold a number other than 0."""
         matrix = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-        return Sparse(axis, array.shape, Pattern.of(matrix, height, width))
+        return Sparse(axis, array.shape, Pattern.of(matrix, height, width), group)
 
     @property
     def words(self) -> int:
-        """Words of the bitmap for one row of blocks."""
-        return -(-int(self.pattern.blocks.shape[1]) // WORD)
+        """Words of the bitmap."""
+        high, wide = self.pattern.blocks.shape
+        return -(-(-(-int(high) // self.group) * self.group * int(wide)) // WORD)
 
     @property
     def sections(self) -> dict[str, tuple[int, int]]:
         """Begin and length of each part of the buffer."""
-        p = self.pattern
-        high = p.blocks.shape[0]
+        p, rows = self.pattern, self.group == 1
         sizes = {
-            "starts": high + 1,
-            "columns": p.count,
             "values": p.stored,
-            "bits": high * self.words,
-            "ahead": high * self.words,
+            "starts": rows * (p.blocks.shape[0] + 1),
+            "columns": rows * p.count,
+            "bits": self.words,
+            "ahead": self.words,
         }
         out, at = {}, 0
         for name, size in sizes.items():
@@ -175,10 +186,10 @@ class Sparse(Encoding):
             if k != self.axis:
                 column = column * n + index[k]
         tall, wide = row // p.height, column // p.width
-        place = tall * self.words + wide // WORD
-        word, bit = memory[0](at["bits"] + place), cast(wide % WORD, u32)
+        order = (tall // self.group * p.blocks.shape[1] + wide) * self.group + tall % self.group
+        word, bit = memory[0](at["bits"] + order // WORD), cast(order % WORD, u32)
         below = word & (op("shl", const(1, u32), bit) - const(1, u32))
-        block = cast(memory[0](at["ahead"] + place), i64) + cast(op("popcount", below), i64)
+        block = cast(memory[0](at["ahead"] + order // WORD), i64) + cast(op("popcount", below), i64)
         inner = minimum(block, p.count - 1) * (p.height * p.width) + row % p.height * p.width + column % p.width
         value = op("bits_f32", memory[0](at["values"] + maximum(inner, 0)), dtype=f32)
         stored = op("!=", op("shr", word, bit) & const(1, u32), const(0, u32))
@@ -192,12 +203,12 @@ class Sparse(Encoding):
             at, n = s[name]
             out[at : at + n] = values.reshape(-1)
 
-        put("starts", p.starts)
-        put("columns", p.places[1])
-        put("values", np.ascontiguousarray(p.values(self.matrix(array)), np.float32).view(np.uint32))
-        high, wide = p.blocks.shape
-        full = np.pad(p.blocks, ((0, 0), (0, self.words * WORD - wide))).reshape(high, self.words, WORD)
-        put("bits", np.packbits(full, axis=-1, bitorder="little").view(np.uint32))
-        count = full.sum(-1)
-        put("ahead", np.cumsum(count).reshape(count.shape) - count)
+        put("values", np.ascontiguousarray(p.values(self.matrix(array), self.group), np.float32).view(np.uint32))
+        if self.group == 1:
+            put("starts", p.starts)
+            put("columns", p.places[1])
+        flat = p.by_groups(self.group).reshape(-1)
+        bits = np.pad(flat, (0, self.words * WORD - len(flat))).reshape(-1, WORD)
+        put("bits", np.packbits(bits, axis=-1, bitorder="little").view(np.uint32))
+        put("ahead", np.cumsum(bits.sum(-1)) - bits.sum(-1))
         return (out,)

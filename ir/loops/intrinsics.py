@@ -215,6 +215,7 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("trusted", lambda x, lo, hi: _trusted(x, lo, hi), lambda x, lo, hi: (i64, x.lanes)),
     Intrinsic("ldexp", lambda x, n: np.ldexp(x, np.asarray(n).astype(np.int32)), _first),
     Intrinsic("barrier", effect=True), Intrinsic("syncwarp", effect=True), Intrinsic("prefetch", effect=True),
+    Intrinsic("sparse_rows", effect=True),  # stmt.SparseRows
     # warp collectives; an address operand stands for the 16 bytes there
     Intrinsic("shfl_xor", gpu.shfl_xor, lambda x, mask: (x.dtype, x.lanes), collective=True),
     Intrinsic("shfl_up", gpu.shfl_up, lambda x, n: (x.dtype, x.lanes), collective=True),

@@ -30,7 +30,7 @@ from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
-from dnnc.passes.rewrites.sparse import is_pointwise, weigh_sparse
+from dnnc.passes.rewrites.sparse import CODE, MOST_CODE, is_pointwise, weigh_sparse
 from dnnc.passes.rewrites.stored_weights import decodes, is_decoded, own_decoder
 from dnnc.passes.rewrites.winograd import winograd_tile
 
@@ -116,6 +116,7 @@ def assign_layouts(
     rates: CoreRates = WIDE_CORE,
     fixed: Mapping[Value, float] = MappingProxyType({}),
     note: Callable[[str], None] | None = None,
+    code: bool = False,
 ) -> bool:
     """Set the layouts of all values, and return whether anything changed.
 
@@ -127,8 +128,9 @@ def assign_layouts(
         rates: of a core of the target.
         fixed: values that are the same in as many iterations of a loop, in front of which they are packed.
         note: called with what a user should know of weights with zeros.
+        code: can sparse weights be straight-line code?
     """
-    return _Blocked(graph, lanes, strict, rates, fixed, note).run()
+    return _Blocked(graph, lanes, strict, rates, fixed, note, code).run()
 
 
 class Layouts(ABC):
@@ -324,9 +326,11 @@ class _Blocked(Layouts):
         rates: CoreRates,
         fixed: Mapping[Value, float],
         note: Callable[[str], None] | None,
+        code: bool,
     ) -> None:
         super().__init__(graph)
         self.lanes, self.strict, self.rates, self.fixed, self.note = lanes, strict, rates, fixed, note
+        self.room = MOST_CODE if code else 0
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -367,10 +371,14 @@ class _Blocked(Layouts):
 
     def sparse_weights(self, n: Node) -> Sparse | None:
         """The encoding of weights with zeros that are better skipped."""
-        verdict = None if self.strict else weigh_sparse(self.graph, n, self.lanes, self.rates)
-        if verdict is not None and self.note is not None:
+        verdict = None if self.strict else weigh_sparse(self.graph, n, self.lanes, self.rates, self.room)
+        if verdict is None:
+            return None
+        if self.note is not None:
             self.note(verdict.why)
-        return verdict.encoding if verdict is not None else None
+        if verdict.encoding is not None and verdict.encoding.group > 1:
+            self.room -= verdict.encoding.pattern.count * CODE
+        return verdict.encoding
 
     def sparse_conv(self, n: Node, weights: Sparse) -> None:
         """Images in blocks of channels, which the kernel transposes on its way; in rows where they come in rows."""

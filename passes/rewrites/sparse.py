@@ -21,6 +21,9 @@ DENSE = 1.1  # of the multiply-adds' time that a dense kernel takes
 TILES = 7  # vectors of pixels of a strip
 ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end is not foreseen, and what is stored
 TURN = 4  # cycles to transpose a vector of a square
+GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
+CODE = 14  # bytes of code and values for each nonzero
+MOST_CODE = 12 << 20  # bytes of a program: less than half of a last-level cache
 NEAR = 0.85  # of the L2 cache's rate
 
 
@@ -32,8 +35,16 @@ class Verdict:
     why: str
 
 
-def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates) -> Verdict | None:
-    """Weigh sparse against dense weights for a product or convolution of one group; None where no zeros are known."""
+def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int = 0) -> Verdict | None:
+    """Weigh sparse against dense weights for a product or convolution; None where no zeros are known.
+
+    Args:
+        graph: which the node belongs to.
+        n: a product or a convolution.
+        lanes: float32 elements of a vector.
+        rates: of a core.
+        room: bytes that straight-line code may still take; 0: there is none.
+    """
     x, w = n.inputs[:2]
     array = graph.constants.get(w) if w is not None else None
     if x is None or w is None or array is None or array.ndim < 2 or array.size == 0 or array.dtype.kind != "f":
@@ -53,14 +64,18 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates) -> Verdict
     if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
         dense = min(dense, winograd_cycles(n, lanes, tile, rates))
     sparse = strips * loop_cycles(count, rows, terms, min(TILES, strips), rates)
-    gain = dense / sparse
+    code = strips * code_cycles(count, rows, terms, min(TILES, strips), rates)
+    group = GROUP if code < sparse and count * CODE <= room else 1
+    gain = dense / (code if group > 1 else sparse)
     if gain < GAIN:
         return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
     axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
-    return Verdict(Sparse.of(array, axis), f"{head} sparse, {gain:.1f} times as fast as dense by estimate")
+    form = "straight-line code" if group > 1 else "CSR"
+    why = f"{head} sparse, {form}, {gain:.1f} times as fast as dense by estimate"
+    return Verdict(Sparse.of(array, axis, group=group), why)
 
 
-def loop_cycles(count: int, rows: int, terms: int, tiles: int, rates: CoreRates, near: bool = False) -> float:
+def loop_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates, near: bool = False) -> float:
     """Estimate cycles of the loop kernel for one vector of pixels: products, rows, transposed squares.
 
     Args:
@@ -74,6 +89,14 @@ def loop_cycles(count: int, rows: int, terms: int, tiles: int, rates: CoreRates,
     fetched = 0.0 if near else 64 / (NEAR * rates.l2)
     each = max(1 / rates.fma, rates.latency / tiles, (1 + 2 / tiles) / rates.loads, fetched)
     return count * each + rows * ROW / tiles + (rows + terms) * TURN
+
+
+def code_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates) -> float:
+    """The same of straight-line code: loads of sums' vectors and values, and code that comes from the L2 cache."""
+    used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
+    loads = (count + used * terms * rows / GROUP) / rates.loads
+    fetched = CODE * count / tiles / rates.l2
+    return max(count / rates.fma, loads) + fetched + rows * 2 + (rows + terms) * TURN
 
 
 def _unfit(n: Node, lanes: int) -> str:

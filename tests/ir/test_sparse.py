@@ -24,16 +24,16 @@ def pruned(*shape: int, density: float = 0.2) -> Any:
 
 
 CASES = [
-    ((5, 40), 0, 1, 1), ((40, 5), 1, 1, 1), ((6, 7, 3, 3), 0, 1, 1), ((9, 37), 0, 4, 1), ((37, 10), 1, 4, 4),
-    ((8, 33), 0, 8, 8),
+    ((5, 40), 0, 1, 1, 1), ((40, 5), 1, 1, 1, 1), ((6, 7, 3, 3), 0, 1, 1, 1), ((9, 37), 0, 4, 1, 1),
+    ((37, 10), 1, 4, 4, 1), ((8, 33), 0, 8, 8, 1), ((27, 20), 0, 1, 1, 12), ((20, 24), 1, 1, 1, 24),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("shape", "axis", "height", "width"), CASES)
-def test_every_element_is_found(shape: tuple[int, ...], axis: int, height: int, width: int) -> None:
+@pytest.mark.parametrize(("shape", "axis", "height", "width", "group"), CASES)
+def test_every_element_is_found(shape: tuple[int, ...], axis: int, height: int, width: int, group: int) -> None:
     w = pruned(*shape)
     w[(0,) * w.ndim] = 1.5
-    encoding = Sparse.of(w, axis, height, width)
+    encoding = Sparse.of(w, axis, height, width, group)
     assert parse_encoding(str(encoding)) == encoding
     t = TensorType(f32, shape, encoding)
     (words,) = encoding.pack(w)

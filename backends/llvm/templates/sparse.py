@@ -8,6 +8,13 @@
                 acc[t] += values[p] * x[columns[p], t]
             y[r, pixels] = epilogue(acc)
 
+Where the encoding has groups of rows, code holds their columns (`sparse_rows`), and a block of rows is walked for all
+of the strip's vectors before the next one:
+
+        for each block of groups, for each vector t, for each group g of the block:
+            sums[rows of g, t] = sparse_rows(x[:, t], values, g)
+            y[..] = epilogue(sums)
+
 A pixel is a place of an image, or a row of the other matrix. Where neighbours in memory are channels, and not pixels,
 squares of lanes are transposed on the way in and out. The indices are those of the encoding (`dnnc.ir.sparse`), which
 were checked when it was made.
@@ -44,12 +51,13 @@ from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store, call
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.sparse import Sparse
 from dnnc.passes.lower.form import Axis, Contraction, Operand
-from dnnc.passes.rewrites.sparse import loop_cycles
+from dnnc.passes.rewrites.sparse import code_cycles, loop_cycles
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.transposition import zipped
 
 MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
+MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
 ORDER = ()
 Knob = Mapping[str, "int | str"]
 
@@ -107,9 +115,11 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     if p is None or not _fits(p, target.lanes):
         return []
     every = -(-p.pixels.size // target.lanes)
-    vector, tiles = 4 * target.lanes, range(1, min(MOST_TILES, every) + 1)
-    near = [t for t in tiles if p.terms * (t | 1) * vector <= target.l2 // 2]
-    return [_knobs(p, target, t) for t in sorted(near or [1], key=lambda t: _cycles(p, t, target))]
+    most, vector = MOST_TILES if p.encoding.group == 1 else MOST_VECTORS, 4 * target.lanes
+    even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
+    near = [t for t in even if t <= most and p.terms * (t | 1) * vector <= target.l2 // 2]
+    found = dict.fromkeys(_knobs(p, target, t) for t in sorted(near or [1], key=lambda t: _cycles(p, t, target)))
+    return list(found)[:6]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -117,22 +127,36 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def _knobs(p: Product, target: CpuTarget, tiles: int) -> Knobs:
+    return (("tiles", tiles), ("shares", _shares(p, tiles, target)))
+
+
+def _shares(p: Product, tiles: int, target: CpuTarget) -> int:
+    """Shares of the rows, where there are too few strips for all threads."""
     strips = -(-p.pixels.size // (target.lanes * tiles))
-    shares = 1 if strips % target.threads == 0 or strips > 8 * target.threads else target.threads
-    return (("tiles", tiles), ("shares", min(shares, -(-p.rows.size // target.lanes))))
+    even = strips % target.threads == 0 or strips > 8 * target.threads
+    return 1 if even else min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
+
+
+def _block(p: Product, lanes: int) -> int:
+    """Rows that are walked together: whole squares, and whole groups."""
+    return math.lcm(p.encoding.group, lanes) if p.transposed or p.encoding.group == 1 else p.encoding.group
 
 
 def _cycles(p: Product, tiles: int, target: CpuTarget) -> float:
-    """Estimated cycles of all pixels on one core."""
+    """Estimated cycles of the busiest core."""
+    pattern, rates = p.encoding.pattern, target.rates
+    strips, shares = -(-p.pixels.size // (target.lanes * tiles)), _shares(p, tiles, target)
+    rounds = -(-strips * shares // target.threads)
+    sizes = pattern.stored / shares, p.rows.size / shares, p.terms
+    if p.encoding.group > 1:
+        return rounds * tiles * code_cycles(*sizes, tiles, rates)
     near = p.terms * (tiles | 1) * 4 * target.lanes <= target.l1
-    strips = -(-p.pixels.size // (target.lanes * tiles))
-    count = p.encoding.pattern.stored
-    return strips * tiles * loop_cycles(count, p.rows.size, p.terms, tiles, target.rates, near)
+    return rounds * tiles * loop_cycles(*sizes, tiles, rates, near)
 
 
 def _fits(p: Product, lanes: int) -> bool:
     """Can vectors be read and written along pixels, or squares be transposed?"""
-    return (_runs_along_pixels(p) or _runs_along_terms(p, lanes)) and (p.transposed or len(p.pixels.loops) == 1)
+    return (_runs_along_pixels(p) or _runs_along_terms(p)) and (p.transposed or len(p.pixels.loops) == 1)
 
 
 def _runs_along_pixels(p: Product) -> bool:
@@ -140,7 +164,7 @@ def _runs_along_pixels(p: Product) -> bool:
     return one and not p.transposed and p.other.in_order(p.pixels, [p.form.red, p.rows])
 
 
-def _runs_along_terms(p: Product, lanes: int) -> bool:
+def _runs_along_terms(p: Product) -> bool:
     first = Axis(p.form.red.loops[:1])
     return p.other.in_order(first, [p.pixels, p.rows, p.taps])
 
@@ -153,7 +177,8 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     if p is None or not _fits(p, target.lanes):
         raise ScheduleError("the weights are not sparse, or memory has another order")
     tiles, shares, lanes = int(knobs["tiles"]), int(knobs["shares"]), target.lanes
-    strips, blocks = -(-p.pixels.size // (tiles * lanes)), -(-p.rows.size // lanes)
+    block = _block(p, lanes)
+    strips, blocks = -(-p.pixels.size // (tiles * lanes)), -(-p.rows.size // block)
     b = Builder()
     with b.loop("s", strips * shares, "parallel") as item:
         first = b.let("first", item // shares * (tiles * lanes))
@@ -161,21 +186,36 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
         x = b.alloc("strip", f32, -(-p.terms // lanes) * lanes, tiles | 1, lanes, space="local")
         (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
         ends = [b.let(name, (share + j) * blocks // shares) for j, name in enumerate(("begin", "end"))]
-        with b.loop("rb", ends[1], lo=ends[0]) as block:
-            y = b.alloc("sums", f32, lanes, tiles, lanes, space="local") if p.transposed else None
-            stop = minimum(block * lanes + lanes, p.encoding.pattern.rows)
-            with b.loop("r", stop, lo=block * lanes) as r:
-                acc = _row(b, p, x, r, tiles, lanes)
-                with b.loop("v", tiles, "unroll") as v:
-                    total = acc.at(v, 0, lanes=lanes)
-                    if y is not None:
-                        b.store(y, (r - block * lanes, v, 0), total, lanes)
-                    else:
+        with b.loop("rb", ends[1], lo=ends[0]) as rb:
+            start = rb * block
+            y = b.alloc("sums", f32, block, tiles, lanes, space="local")
+            if p.encoding.group > 1:
+                _groups(b, p, x, y, rb, tiles)
+            else:
+                with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
+                    acc = _row(b, p, x, r, tiles, lanes)
+                    with b.loop("v", tiles, "unroll") as v:
+                        b.store(y, (r - start, v, 0), acc.at(v, 0, lanes=lanes), lanes)
+            if p.transposed:
+                with b.loop("q", minimum(block // lanes, -(-p.rows.size // lanes) - rb * (block // lanes))) as q:
+                    with b.loop("v", tiles) as v:
+                        _along_rows(b, p, y, q, start + q * lanes, v, first, lanes)
+            else:
+                with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
+                    with b.loop("v", tiles) as v:
+                        total = y.at(r - start, v, 0, lanes=lanes)
                         b.emit(_along_pixels(p, r, first + v * lanes, tiles * lanes, total))
-            if y is not None:
-                with b.loop("v", tiles) as v:
-                    _along_rows(b, p, y, block, v, first, lanes)
     return p.form.kernel.with_body(b.block())
+
+
+def _groups(b: Builder, p: Product, x: Buffer, y: Buffer, rb: Expr, tiles: int) -> None:
+    """The sums of a block of rows, a vector of pixels after the other: x of one stays in the first-level cache."""
+    group, lanes = p.encoding.group, _int(x.shape[-1])
+    begin, _ = p.encoding.sections["values"]
+    each, every = _int(y.shape[0]) // group, -(-p.encoding.pattern.rows // group)
+    with b.loop("v", tiles) as v, b.loop("g", minimum(each, every - rb * each)) as g:
+        at = y.ref(g * group, v, 0, lanes=lanes), x.ref(0, v, 0, lanes=lanes), p.weights.ref(begin)
+        b.sparse_rows(*at, rb * each + g, p.encoding.pattern, group)
 
 
 def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> Buffer:
@@ -262,15 +302,15 @@ def _along_pixels(p: Product, r: Expr, first: Expr, strip: int, total: Expr) -> 
     return _stored(p, p.pixels.loops[0], first, _limit(p, first, strip), total.lanes, p.rows.at(r), total)
 
 
-def _along_rows(b: Builder, p: Product, y: Buffer, block: Expr, v: Expr, first: Expr, lanes: int) -> None:
-    """Turn a square of sums, finish it, and store each pixel's."""
-    square = zipped(b, lambda j: y.at(j, v, 0, lanes=lanes), const(lanes), lanes, lanes, "u")
+def _along_rows(b: Builder, p: Product, y: Buffer, q: Expr, row: Expr, v: Expr, first: Expr, lanes: int) -> None:
+    """Turn square `q` of a block's sums, which begins with `row`, finish it, and store each pixel's."""
+    square = zipped(b, lambda j: y.at(q * lanes + j, v, 0, lanes=lanes), const(lanes), lanes, lanes, "u")
     lane = p.rows.loops[-1]
     with b.loop("j", lanes, "unroll") as j:
         pixel = b.let("pixel", first + v * lanes + j)
         inner = len(p.rows.loops) > 1  # panels of as many rows as there are lanes
-        env = {**p.pixels.at(pixel), **({p.rows.loops[0]: block} if inner else {})}
-        start = const(0) if inner else block * lanes
+        env = {**p.pixels.at(pixel), **({p.rows.loops[0]: row // lanes} if inner else {})}
+        start = const(0) if inner else row
         limit = None if inner or p.rows.size % lanes == 0 else const(p.rows.size) - start
         with b.when(pixel < p.pixels.size):
             b.emit(_stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))

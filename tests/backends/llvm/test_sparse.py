@@ -10,6 +10,7 @@ from kernels import TARGET
 
 import dnnc
 from dnnc.backends.check import subgraph, unpack
+from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.runtime.link import pack
@@ -59,10 +60,11 @@ def product(rows: int, k: int, columns: int, weights: Array | None = None) -> Gr
     return parse(text, {"w": w, "b": RNG.standard_normal(columns).astype(np.float32)})
 
 
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are sparse wherever there is a kernel for them."""
+@pytest.fixture(params=["code", "loop"])
+def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are sparse wherever there is a kernel for them: as straight-line code, or in a loop."""
     monkeypatch.setattr(rules, "GAIN", 0.0)
+    monkeypatch.setattr(rules, "code_cycles", lambda *_: 1.0 if request.param == "code" else 1e9)
 
 
 CASES = {
@@ -79,13 +81,13 @@ CASES = {
 
 
 def compiled(g: Graph, target: Any = TARGET) -> Any:
-    return compile_program(g, PassContext(TargetFacts(lanes=target.lanes)), templates(target))
+    return compile_program(g, PassContext(facts(target, "standard")), templates(target))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("cpu", ["llvm", "llvm -mcpu=haswell"])
+@pytest.mark.parametrize("cpu", ["llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
 def test_the_kernel_means_the_product(case: str, cpu: str) -> None:
     g, target = CASES[case](), parse_target(cpu, 2)
     step = next(s for s in compiled(g, target).kernels if s.choice.template == "sparse")
