@@ -30,7 +30,7 @@ from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
-from dnnc.passes.rewrites.sparse import CODE, MOST_CODE, is_pointwise, weigh_sparse
+from dnnc.passes.rewrites.sparse import MOST_CODE, SparseWeights, is_pointwise
 from dnnc.passes.rewrites.stored_weights import decodes, is_decoded, own_decoder
 from dnnc.passes.rewrites.winograd import winograd_tile
 
@@ -130,7 +130,8 @@ def assign_layouts(
         note: called with what a user should know of weights with zeros.
         code: can sparse weights be straight-line code?
     """
-    return _Blocked(graph, lanes, strict, rates, fixed, note, code).run()
+    room = MOST_CODE if code else 0
+    return _Blocked(graph, lanes, strict, fixed, SparseWeights(graph, lanes, rates, strict, room, note)).run()
 
 
 class Layouts(ABC):
@@ -319,18 +320,10 @@ class _Blocked(Layouts):
     """Channels in blocks of a vector; panels of weights."""
 
     def __init__(
-        self,
-        graph: Graph,
-        lanes: int,
-        strict: bool,
-        rates: CoreRates,
-        fixed: Mapping[Value, float],
-        note: Callable[[str], None] | None,
-        code: bool,
+        self, graph: Graph, lanes: int, strict: bool, fixed: Mapping[Value, float], sparse: SparseWeights
     ) -> None:
         super().__init__(graph)
-        self.lanes, self.strict, self.rates, self.fixed, self.note = lanes, strict, rates, fixed, note
-        self.room = MOST_CODE if code else 0
+        self.lanes, self.strict, self.fixed, self.sparse, self.rates = lanes, strict, fixed, sparse, sparse.rates
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -338,7 +331,7 @@ class _Blocked(Layouts):
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
-        if sparse := self.sparse_weights(n):
+        if sparse := self.sparse.encoding(n):
             return self.sparse_conv(n, sparse)
         if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.of_bytes(n):
             return self.bytes_conv(n)
@@ -368,17 +361,6 @@ class _Blocked(Layouts):
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
         self.set_output(n, lay)
-
-    def sparse_weights(self, n: Node) -> Sparse | None:
-        """The encoding of weights with zeros that are better skipped."""
-        verdict = None if self.strict else weigh_sparse(self.graph, n, self.lanes, self.rates, self.room)
-        if verdict is None:
-            return None
-        if self.note is not None:
-            self.note(verdict.why)
-        if verdict.encoding is not None and verdict.encoding.group > 1:
-            self.room -= verdict.encoding.pattern.count * CODE
-        return verdict.encoding
 
     def sparse_conv(self, n: Node, weights: Sparse) -> None:
         """Images in blocks of channels, which the kernel transposes on its way; in rows where they come in rows."""
@@ -511,7 +493,7 @@ class _Blocked(Layouts):
         ):
             return self.plain(n)
         self.set_input(n, 0, ROW_MAJOR)
-        if sparse := self.sparse_weights(n):
+        if sparse := self.sparse.encoding(n):
             return self.set_input(n, 1, sparse)
         quads = self.of_bytes(n) and isinstance(b.type.shape[-2], int) and b.type.shape[-2] % QUAD == 0
         self.set_input(n, 1, quad_panels(b.type.rank, self.lanes) if quads else panels(b.type.rank, self.lanes))

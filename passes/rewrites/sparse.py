@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,38 @@ class Verdict:
 
     encoding: Sparse | None
     why: str
+
+
+@dataclass
+class SparseWeights:
+    """Chooses the encodings of a graph's weights with zeros.
+
+    Args:
+        graph: it.
+        lanes: float32 elements of a vector.
+        rates: of a core.
+        strict: nothing is sparse, for an infinity times a zero that is skipped is no NaN.
+        room: bytes that straight-line code may take; 0: there is none.
+        note: called with a line for the report on each of the weights that have many zeros.
+    """
+
+    graph: Graph
+    lanes: int
+    rates: CoreRates
+    strict: bool
+    room: int
+    note: Callable[[str], None] | None
+
+    def encoding(self, n: Node) -> Sparse | None:
+        """The encoding of the weights of a product or convolution; None where they stay dense."""
+        verdict = None if self.strict else weigh_sparse(self.graph, n, self.lanes, self.rates, self.room)
+        if verdict is None:
+            return None
+        if self.note is not None:
+            self.note(verdict.why)
+        if verdict.encoding is not None and verdict.encoding.group > 1:
+            self.room -= verdict.encoding.pattern.count * CODE
+        return verdict.encoding
 
 
 def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int = 0) -> Verdict | None:
