@@ -83,7 +83,7 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     if x is None or w is None or array is None or array.ndim < 2 or array.size == 0 or array.dtype.kind != "f":
         return None
     count = int(np.count_nonzero(array))
-    if count > MOST_DENSITY * array.size:
+    if not 0 < count <= MOST_DENSITY * array.size:  # of zeros alone: what stands for weights that are not there
         return None
     head = f"{w.name}, {count / array.size:.1%} of {array.size} not 0:"
     reason = _unfit(n, lanes)
