@@ -101,7 +101,7 @@ def _rounded(left: float, size: int, multiple: int) -> int:
     """Channels that stay: at least one, in multiples where there are several of these."""
     if size < 2 * multiple:
         return min(size, max(1, round(left)))
-    return min(size, max(multiple, round(left / multiple) * multiple))
+    return min(size, max(multiple, int(left / multiple + 0.5) * multiple))
 
 
 def hidden(m: Model, c: Channels, gone: set[int]) -> dict[str, Array]:
