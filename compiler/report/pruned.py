@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dnnc.pruning.result import Exploration, Point, Pruned, PrunedLayer
 
 RANDOM = "errors were measured on RANDOM numbers: measure them with --data before use"
+SLOWER = 1.05  # times as long, from which on a layer counts as slower
 METHODS = {
     "magnitude": "smallest weights", "random": "random weights", "2:4": "2 of 4 channels", "block": "blocks",
     "structured": "output channels", "none": "none",
@@ -144,7 +145,7 @@ def _bar(x: PrunedLayer, longest: float, worst: float) -> dict[str, Any]:
         "name": name, "kind": kind, "weights": weights, "left": left, "before": before, "after": after, "error": error,
         "reason": reason, "as_it_was": bool(reason), "density": round(100 * x.density, 2) if x.weights else 0,
         "before_width": width(x.before, longest), "after_width": width(x.after, longest),
-        "error_width": width(x.error, worst), "slower": (x.after or 0.0) > (x.before or 0.0),
+        "error_width": width(x.error, worst), "slower": (x.after or 0.0) > SLOWER * (x.before or 0.0),
     }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def test_pages_need_nothing_and_have_both_themes() -> None:
     assert "&lt;m&gt;.onnx" in html(result()) and "kept by &#39;head&#39;" in html(result())
     page = exploration_html(exploration())
     assert page.count("<polyline") == 2 and "conv&lt;1&gt;" in page and 'style="--shade: 0.9' in page
-    plots = re.findall("<svg viewBox=\"0 0 520.*?</svg>", page)
+    plots = re.findall('<svg viewBox="0 0 520.*?</svg>', page)
     assert len(plots) == 2 and all(ElementTree.fromstring(p) is not None for p in plots)
 
 
