@@ -57,6 +57,7 @@ def test_wrong_codes_are_found() -> None:
         assert (first_wrong(g, [x], [got], exact) or "").startswith("wrong result: output")
 
 
+@pytest.mark.slow
 def test_a_convolution_of_bytes_with_one_output(tmp_path: Any) -> None:
     """Its lanes go over inputs, and integers are summed."""
     g = parse("def g(x: u8[2, 19, 4, 6], w: i8[1, 19, 2, 2]):\n    return conv(cast(x, to=i32), cast(w, to=i32))")

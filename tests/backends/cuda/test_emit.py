@@ -142,6 +142,7 @@ def test_a_value_used_twice_by_each_next_one_is_printed_once() -> None:
     assert len(text) < 12_000
 
 
+@pytest.mark.slow
 def test_dynamic_shared_memory_starts_where_48_kilobytes_end() -> None:
     text = """
 def k(x: f32[8192], y: f32[8192]):
