@@ -6,13 +6,15 @@ a filter, as products read them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.quantization.layers import Layer
+if TYPE_CHECKING:
+    from dnnc.pruning.options import PruneOptions
+    from dnnc.quantization.layers import Layer
 
 Array = np.ndarray[Any, Any]
 
@@ -96,6 +98,26 @@ def lamp(s: Scores) -> Scores:
     values = np.empty_like(squares)
     values[order] = np.divide(squares[order], rest, out=np.zeros_like(rest), where=rest > 0)
     return Scores(values / s.sizes, s.sizes, s.spread)
+
+
+def chosen(
+    weights: Mapping[str, Array], o: PruneOptions, shares: Mapping[str, float], share: float
+) -> dict[str, Array]:
+    """Masks of weights by a method and a scope.
+
+    Args:
+        weights: by name, [output channels, taps, input channels].
+        shares: that go, by name, with the scope "layer".
+        share: that goes, with the other scopes.
+    """
+    if o.method == "2:4":
+        return {n: two_of_four(w) for n, w in weights.items()}
+    rng = np.random.default_rng(o.seed) if o.method == "random" else None
+    scores = {n: blocks(w, o.block) if o.method == "block" else single(w, rng) for n, w in weights.items()}
+    if o.scope == "layer":
+        return {n: kept_of(s, shares[n]) for n, s in scores.items()}
+    compared = [lamp(s) if o.scope == "lamp" else s for s in scores.values()]
+    return dict(zip(scores, kept_together(compared, share))) if compared else {}
 
 
 def kept_of(s: Scores, share: float) -> Array:

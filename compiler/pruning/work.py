@@ -97,26 +97,9 @@ class Work:
         by_weight = {x.weight: x for x in (self.layers if layers is None else layers)}
         arrays = {n: self.model.constants[n] for n in by_weight}
         wide = {n: masks.rows(arrays[n], x) for n, x in by_weight.items()}
-        rng = np.random.default_rng(o.seed)
-        if o.method == "2:4":
-            kept = {n: masks.two_of_four(w) for n, w in wide.items()}
-        else:
-            scores = {n: self._scores(o, w, rng) for n, w in wide.items()}
-            kept = self._kept(o, by_weight, scores)
+        shares = {n: o.share(x.node) or 0.0 for n, x in by_weight.items()}
+        kept = masks.chosen(wide, o, shares, o.default)
         return {n: np.where(masks.unrows(kept[n], arrays[n], x), arrays[n], 0) for n, x in by_weight.items()}
-
-    @staticmethod
-    def _scores(o: PruneOptions, w: Array, rng: np.random.Generator) -> masks.Scores:
-        if o.method == "block":
-            return masks.blocks(w, o.block)
-        return masks.single(w, rng if o.method == "random" else None)
-
-    @staticmethod
-    def _kept(o: PruneOptions, layers: Mapping[str, Layer], scores: Mapping[str, masks.Scores]) -> dict[str, Array]:
-        if o.scope == "layer":
-            return {n: masks.kept_of(s, o.share(layers[n].node) or 0.0) for n, s in scores.items()}
-        compared = [masks.lamp(s) if o.scope == "lamp" else s for s in scores.values()]
-        return dict(zip(scores, masks.kept_together(compared, o.default))) if compared else {}
 
     def with_weights(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """The model with other weights."""
