@@ -90,6 +90,20 @@ _BINARY: dict[type[ast.AST], str] = {
     ast.BitAnd: "&",
     ast.BitOr: "|", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
+_LIKE = {"min", "max", "shl", "shr"}  # calls whose operands have one type
+
+
+def _is_bare(n: ast.expr) -> bool:
+    """Is it a number without a type?"""
+    n = n.operand if isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.USub) else n
+    return isinstance(n, ast.Constant) and type(n.value) in (int, float)
+
+
+def _typed(number: ast.expr, t: DType) -> DType | None:
+    """The type of a bare number beside an operand of type t: t, if it holds such numbers."""
+    n = number.operand if isinstance(number, ast.UnaryOp) else number
+    whole = isinstance(n, ast.Constant) and type(n.value) is int
+    return t if t.is_float or (whole and t.is_int) else None
 
 
 def _fail(node: ast.AST, message: str) -> ParseError:
@@ -257,8 +271,15 @@ class _Parser:
         raise _fail(n, f"not an expression of the operator IR: {ast.unparse(n)}")
 
     def binary(self, name: str, a: ast.expr, b: ast.expr) -> Expr:
-        x, y = self.expr(a), self.expr(b)
-        return op(name, x, y)
+        return op(name, *self.operands(a, b))
+
+    def operands(self, a: ast.expr, b: ast.expr) -> tuple[Expr, Expr]:
+        """Two operands of one type: a bare number takes the other's, as in Python code that builds expressions."""
+        if _is_bare(a) and not _is_bare(b):
+            y = self.expr(b)
+            return self.expr(a, _typed(a, y.dtype)), y
+        x = self.expr(a)
+        return x, self.expr(b, _typed(b, x.dtype)) if _is_bare(b) and not _is_bare(a) else self.expr(b)
 
     def call(self, n: ast.Call, name: str) -> Expr:
         if name == "addr" and isinstance(n.args[0], ast.Subscript):
@@ -268,7 +289,7 @@ class _Parser:
             text = ast.unparse(n.args[0])
             t = BY_NAME[name]
             return const(float(text) if t.is_float else int(text), t)
-        args = [self.expr(a) for a in n.args]
+        args = list(self.operands(*n.args)) if name in _LIKE and len(n.args) == 2 else [self.expr(a) for a in n.args]
         target = cast_target(name)
         if target is not None:
             to, bits = target
