@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from dnnc.array import devices, lazy
