@@ -144,9 +144,9 @@ docs/operators.md`.
 - **types**: element types of the first input at the newest opset; of the first output where there is no input. \
 `f16..f64` are f16, bf16, f32 and
   f64, `f8` the five types of 8 bits, `i8..i64` and `u8..u64` four integers each.
-- **read by**: a *converter* writes the operator in [ops of the graph IR](tour.md); \
+- **read by**: a *converter* writes the operator in [ops of the graph IR](internals/tour.md); \
 a *function body* comes with ONNX and is read in its place;
   *shape arithmetic* is evaluated while the model is read, and becomes no code at all.
-- **runs**: as native code, or as a [step on the host](host_steps.md). \
+- **runs**: as native code, or as a [step on the host](dynamic_shapes.md#host-steps). \
 The graph is divided into the two ahead of targets, so the column holds for each
   of them, `llvm` and `cuda`; the target `reference` interprets everything in NumPy."""

@@ -52,6 +52,7 @@ from dnnc.ir.loops.stmt import (
 from dnnc.ir.loops.text import show_stmt
 
 MAX_STATEMENTS = 300
+LONG = 7  # steps of a proof that an index lies in its buffer, where the usual number does not do
 SHARED_LIMIT = 227 * 1024
 ARITHMETIC = ("+", "-", "*", "/", "min", "max", "fmin", "fmax", "fma", *COMPARE)
 
@@ -233,11 +234,11 @@ class _Check:
                 width = const(lanes) if limit is None else self.inlined(limit)
                 if limit is not None and (nonneg(d - i - lanes, facts)):
                     width = const(lanes)  # the limit may be what it likes
-            if not nonneg(i, facts):
+            if not _shown(i, facts):
                 yield f"cannot show {show(i)} >= 0 in {where}"
             room = d - i  # min(n, max(d - i, 0)) elements fit wherever i lies: none are read where it is beyond d
             fits = isinstance(width, Op) and width.name == "min" and any(a is maximum(room, 0) for a in width.args)
-            if not fits and not nonneg(room - width, facts):
+            if not fits and not _shown(room - width, facts):
                 yield f"cannot show {show(i)} + {show(width)} <= {show(d)} in {where}"
 
     def vector_index(self, i: Expr, d: Expr, where: str, facts: tuple[Expr, ...]) -> Iterator[str]:
@@ -247,6 +248,11 @@ class _Check:
             yield f"cannot show {show(i)} >= 0 in {where}"
         if not nonneg(d - 1 - scalar, facts):
             yield f"cannot show {show(i)} < {show(d)} in {where}"
+
+
+def _shown(e: Expr, facts: tuple[Expr, ...]) -> bool:
+    """A longer proof is tried where the usual one fails: an index that is not shown to be in its buffer is an error."""
+    return nonneg(e, facts) or nonneg(e, facts, LONG)
 
 
 def _is_dot4(acc: Expr, a: Expr, b: Expr) -> bool:
