@@ -40,6 +40,7 @@ HOMES = {
         "compiler/frontends/onnx",
         "compiler/testing",
         "compiler/onnx_backend.py",
+        "compiler/pruning",
         "compiler/quantization",
         "compiler/driver.py",
     ),
