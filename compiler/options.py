@@ -84,8 +84,8 @@ class CompileOptions:
         threads: threads of a call; None takes all CPUs of the affinity mask, and more than those are never used.
         memory: peak bytes of intermediate values, as a number or "512MB", "2GiB". Values beyond it are recomputed at
             their uses. None keeps all values. The report has the peak.
-        strict_compile: raise an error if a kernel fails to schedule, to compile or to pass its check. Otherwise dnnc uses
-            the next schedule, then smaller groups of nodes, then naive loop nests, and `Executable.report` lists it.
+        strict_compile: raise an error if a kernel fails to schedule, to compile or to pass its check. Otherwise dnnc
+            takes the next schedule, then smaller groups of nodes, then naive loop nests; `Executable.report` lists it.
 
     Raises:
         TargetError: the target is not known, or its -threads= contradicts `threads`.
