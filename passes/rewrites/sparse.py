@@ -24,6 +24,8 @@ ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end 
 TURN = 4  # cycles to transpose a vector of a square
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
 CODE = 14  # bytes of code and values for each nonzero
+FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
+MOVE, FAR_MOVE = 6.5, 9.5  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
 MOST_CODE = 12 << 20  # bytes of a program: less than half of a last-level cache
 NEAR = 0.85  # of the L2 cache's rate
 
@@ -97,7 +99,7 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
         dense = min(dense, winograd_cycles(n, lanes, tile, rates))
     sparse = strips * loop_cycles(count, rows, terms, min(TILES, strips), rates)
-    code = strips * code_cycles(count, rows, terms, min(TILES, strips), rates)
+    code = strips * code_cycles(count, rows, terms, min(TILES, strips) if count * CODE > FAR_CODE else 1, rates)
     group = GROUP if code < sparse and count * CODE <= room else 1
     gain = dense / (code if group > 1 else sparse)
     if gain < GAIN:
@@ -124,12 +126,13 @@ def loop_cycles(count: float, rows: float, terms: float, tiles: int, rates: Core
     return count * each + rows * ROW / tiles + (rows + terms) * TURN
 
 
-def code_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates) -> float:
-    """The same of straight-line code: loads of sums' vectors and values, and code that comes from the L2 cache."""
+def code_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates, near: bool = True) -> float:
+    """The same of straight-line code. `near`: does a strip lie in the first-level cache?"""
     used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
     loads = (count + used * terms * rows / GROUP) / rates.loads
-    fetched = CODE * count / tiles / rates.l2
-    return max(count / rates.fma, loads) + fetched + rows * 2 + (rows + terms) * TURN
+    far = count * CODE > FAR_CODE  # it comes once for each strip, else from the L2 cache, ahead of its use
+    fetched = count * CODE / (tiles * rates.memory if far else rates.l2)
+    return max(count / rates.fma, loads) + fetched + (rows + terms) * (MOVE if near else FAR_MOVE)
 
 
 def _unfit(n: Node, lanes: int) -> str:
