@@ -94,12 +94,14 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     rows = array.shape[0] if n.op.contraction is ContractionForm.CONVOLUTION else array.shape[-1]
     pixels = math.prod(_sizes(n.output.type.shape)) // rows
     terms = array.size // rows
-    strips = -(-pixels // lanes)
-    dense = strips * rows * terms / rates.fma * DENSE
+    vectors = -(-pixels // lanes)
+    padded = -(-rows // lanes) * lanes
+    dense = vectors * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
     if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
         dense = min(dense, winograd_cycles(n, lanes, tile, rates))
-    sparse = strips * loop_cycles(count, rows, terms, min(TILES, strips), rates)
-    code = strips * code_cycles(count, rows, terms, min(TILES, strips) if count * CODE > FAR_CODE else 1, rates)
+    sparse = vectors * loop_cycles(count, rows, terms, min(TILES, vectors), rates)
+    few = 1 if count * CODE <= FAR_CODE else min(TILES, vectors)
+    code = code_cycles(count, rows, terms, (-(-vectors // few), few), rates)
     group = GROUP if code < sparse and count * CODE <= room else 1
     gain = dense / (code if group > 1 else sparse)
     if gain < GAIN:
@@ -126,13 +128,23 @@ def loop_cycles(count: float, rows: float, terms: float, tiles: int, rates: Core
     return count * each + rows * ROW / tiles + (rows + terms) * TURN
 
 
-def code_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates, near: bool = True) -> float:
-    """The same of straight-line code. `near`: does a strip lie in the first-level cache?"""
+def code_cycles(
+    count: float, rows: float, terms: float, strips: tuple[int, int], rates: CoreRates, near: bool = True
+) -> float:
+    """Estimate cycles of straight-line code for some strips on one core, one after the other.
+
+    Args:
+        count, rows, terms: as above, of the core's share of the rows.
+        strips: how many, and vectors of each.
+        rates: of the core.
+        near: does a strip lie in the first-level cache?
+    """
     used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
     loads = (count + used * terms * rows / GROUP) / rates.loads
-    far = count * CODE > FAR_CODE  # it comes once for each strip, else from the L2 cache, ahead of its use
-    fetched = count * CODE / (tiles * rates.memory if far else rates.l2)
-    return max(count / rates.fma, loads) + fetched + (rows + terms) * (MOVE if near else FAR_MOVE)
+    move = (rows + terms) * (MOVE if near else FAR_MOVE)
+    again = rates.memory if count * CODE > FAR_CODE else rates.l2  # code comes from memory once at least
+    fetched = count * CODE * (1 / rates.memory + (strips[0] - 1) / again)
+    return strips[0] * strips[1] * (max(count / rates.fma, loads) + move) + fetched
 
 
 def _unfit(n: Node, lanes: int) -> str:

@@ -120,23 +120,13 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     most, vector = MOST_TILES if p.encoding.group == 1 else MOST_VECTORS, 4 * target.lanes
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
     near = [t for t in even if t <= most and p.terms * (t | 1) * vector <= target.l2 // 2]
-    found = dict.fromkeys(_knobs(p, target, t) for t in sorted(near or [1], key=lambda t: _cycles(p, t, target)))
-    return list(found)[:6]
+    shares = dict.fromkeys((1, min(target.threads, -(-p.rows.size // _block(p, target.lanes)))))
+    every_knobs = [(_cycles(p, t, n, target), t, n) for t in near or [1] for n in shares]
+    return [(("tiles", t), ("shares", n)) for _, t, n in sorted(every_knobs)[:6]]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     return []
-
-
-def _knobs(p: Product, target: CpuTarget, tiles: int) -> Knobs:
-    return (("tiles", tiles), ("shares", _shares(p, tiles, target)))
-
-
-def _shares(p: Product, tiles: int, target: CpuTarget) -> int:
-    """Shares of the rows, where there are too few strips for all threads."""
-    strips = -(-p.pixels.size // (target.lanes * tiles))
-    even = strips % target.threads == 0 or strips > 8 * target.threads
-    return 1 if even else min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
 
 
 def _block(p: Product, lanes: int) -> int:
@@ -153,15 +143,16 @@ def _code_bytes(p: Product) -> int:
     return INSTRUCTION * p.encoding.pattern.count // groups
 
 
-def _cycles(p: Product, tiles: int, target: CpuTarget) -> float:
+def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     """Estimated cycles of the busiest core."""
-    pattern, rates = p.encoding.pattern, target.rates
-    strips, shares = -(-p.pixels.size // (target.lanes * tiles)), _shares(p, tiles, target)
+    strips = -(-p.pixels.size // (target.lanes * tiles))
     rounds = -(-strips * shares // target.threads)
-    sizes = pattern.stored / shares, p.rows.size / shares, p.terms
-    held = (p.terms * (tiles | 1) + (_block(p, target.lanes) * tiles if p.encoding.group > 1 else 0)) * 4 * target.lanes
-    cycles = code_cycles if p.encoding.group > 1 else loop_cycles
-    return rounds * tiles * cycles(*sizes, tiles, rates, held <= target.l1)
+    sizes = p.encoding.pattern.stored / shares, p.rows.size / shares, p.terms
+    code = p.encoding.group > 1
+    held = (p.terms * (tiles | 1) + _block(p, target.lanes) * tiles * code) * 4 * target.lanes
+    if code:
+        return code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1)
+    return rounds * tiles * loop_cycles(*sizes, tiles, target.rates, held <= target.l1)
 
 
 def _fits(p: Product, lanes: int) -> bool:
