@@ -99,7 +99,7 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     dense = vectors * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
     if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
         dense = min(dense, winograd_cycles(n, lanes, tile, rates))
-    sparse = vectors * loop_cycles(count, rows, terms, min(TILES, vectors), rates)
+    sparse = vectors * loop_cycles(count, rows, terms, min(TILES, vectors), lanes, rates)
     few = 1 if count * CODE <= FAR_CODE else min(TILES, vectors)
     code = code_cycles(count, rows, terms, (-(-vectors // few), few), rates)
     group = GROUP if code < sparse and count * CODE <= room else 1
@@ -112,7 +112,9 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     return Verdict(Sparse.of(array, axis, group=group), why)
 
 
-def loop_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates, near: bool = False) -> float:
+def loop_cycles(
+    count: float, rows: float, terms: float, tiles: int, lanes: int, rates: CoreRates, near: bool = False
+) -> float:
     """Estimate cycles of the loop kernel for one vector of pixels: products, rows, transposed squares.
 
     Args:
@@ -120,10 +122,11 @@ def loop_cycles(count: float, rows: float, terms: float, tiles: int, rates: Core
         rows: of the matrix.
         terms: of a sum, taps counted.
         tiles: vectors of a strip.
+        lanes: of a vector.
         rates: of a core.
         near: does a strip lie in the first-level cache?
     """
-    fetched = 0.0 if near else 64 / (NEAR * rates.l2)
+    fetched = 0.0 if near else 4 * lanes / (NEAR * rates.l2)
     each = max(1 / rates.fma, rates.latency / tiles, (1 + 2 / tiles) / rates.loads, fetched)
     return count * each + rows * ROW / tiles + (rows + terms) * TURN
 

@@ -152,7 +152,7 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     held = (p.terms * (tiles | 1) + _block(p, target.lanes) * tiles * code) * 4 * target.lanes
     if code:
         return code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1)
-    return rounds * tiles * loop_cycles(*sizes, tiles, target.rates, held <= target.l1)
+    return rounds * tiles * loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
 
 
 def _fits(p: Product, lanes: int) -> bool:
