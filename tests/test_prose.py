@@ -20,7 +20,7 @@ LEFT: dict[str, int] = {
     "SECURITY.md": 3,
     "docs/internals/benchmarks.md": 25,
     "docs/internals/cost_model.md": 35,
-    "docs/internals/cuda.md": 27,
+    "docs/internals/cuda.md": 1,
     "docs/internals/dependencies.md": 4,
     "docs/internals/design.md": 162,
     "docs/internals/ir_text.md": 10,
