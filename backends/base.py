@@ -185,6 +185,8 @@ class Samples:
     kernels: Array  # [repeat, call]
     waiting: Array  # [repeat, call] lost at barriers behind a kernel
     balance: Array  # [repeat, call] time of the average thread over that of the slowest
+    # [call, thread, 2] begin and end of each in the fastest run; NaN for a thread that has no part in a call
+    spans: Array
 
 
 def numbered(calls: Sequence[Call]) -> tuple[tuple[str, int], ...]:

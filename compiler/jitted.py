@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -36,16 +36,20 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+Result = TypeVar("Result")
 PROGRAMS = 64  # kept by one function
 BUFFERS = frozenset((np.ndarray, DeviceData))  # what programs take as it is
 
 
-class Jitted:
-    """A compiled function; see `jit`. `traces` counts how often it was traced."""
+class Jitted(Generic[Result]):
+    """A compiled function; see `jit`. `traces` counts how often it was traced.
+
+    Type checkers see the function's result. Its arguments may be arrays of other libraries, so they are not checked.
+    """
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Result],
         static: Sequence[str],
         options: CompileOptions,
         programs: int,
@@ -107,16 +111,20 @@ class Jitted:
             {p: dict(a) for p, a in self._dynamic.items()},
         )
 
-    def __copy__(self) -> Jitted:
+    def __copy__(self) -> Jitted[Result]:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Jitted:
+    def __deepcopy__(self, memo: Any) -> Jitted[Result]:
         return self  # as of functions
 
-    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+    @overload
+    def __get__(self, owner: None, kind: type) -> Jitted[Result]: ...
+    @overload
+    def __get__(self, owner: object, kind: type | None = None) -> Callable[..., Result]: ...
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Result:
         if tracing():
             return self._fn(*args, **kwargs)  # a part of the program that is being traced
         usual = self._usual(args) if not kwargs else None
@@ -279,7 +287,7 @@ class Jitted:
         return self._fn(*again.args, **again.kwargs)
 
 
-def _again(fn: Callable[..., Any], *settings: Any) -> Jitted:
+def _again(fn: Callable[..., Result], *settings: Any) -> Jitted[Result]:
     return Jitted(fn, *settings)
 
 
@@ -337,6 +345,12 @@ def open_sizes(dynamic: Any) -> dict[str, dict[int, str]]:
     return {a: dict(axes) for a, axes in dynamic.items()}
 
 
+class Decorator(Protocol):
+    """`dnnc.jit(...)` with options and without a function."""
+
+    def __call__(self, fn: Callable[..., Result], /) -> Jitted[Result]: ...
+
+
 @overload
 def jit(
     fn: None = None,
@@ -348,10 +362,10 @@ def jit(
     parameters: str | Sequence[str] | Mapping[str, Any] = (),
     programs: int = PROGRAMS,
     **options: Unpack[JitOptions],
-) -> Callable[[Callable[..., Any]], Jitted]: ...
+) -> Decorator: ...
 @overload
 def jit(
-    fn: Callable[..., Any],
+    fn: Callable[..., Result],
     /,
     *,
     static: str | Sequence[str] = (),
@@ -360,7 +374,7 @@ def jit(
     parameters: str | Sequence[str] | Mapping[str, Any] = (),
     programs: int = PROGRAMS,
     **options: Unpack[JitOptions],
-) -> Jitted: ...
+) -> Jitted[Result]: ...
 def jit(
     fn: Callable[..., Any] | None = None,
     /,
@@ -405,7 +419,7 @@ def jit(
     given = checks.names(donate, "donate")
     bound = () if isinstance(parameters, Mapping) else checks.names(parameters, "parameters")
 
-    def made(f: Callable[..., Any]) -> Jitted:
+    def made(f: Callable[..., Result]) -> Jitted[Result]:
         checks.function(f, "jit")
         if not hasattr(f, "__name__"):
             raise InputError(f"jit: expected a function, got {a_type(f)}; pass its method, such as obj.__call__")

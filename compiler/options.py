@@ -35,21 +35,26 @@ VERIFY = (False, "kernels", "model")
 DimChoice = Union[int, tuple[int, int]]
 
 
-class JitOptions(TypedDict, total=False):
-    """The options of `dnnc.jit` as keyword arguments, for type checkers; its `donate` names arguments."""
+class SearchOptions(TypedDict, total=False):
+    """The options of `dnnc.tune` as keyword arguments, for type checkers: it takes the target by name."""
 
-    target: str | Target
     precision: str | None
     numerics: str
     dims: Mapping[str, DimChoice]
     outputs: Sequence[str]
     opt_level: int
-    tune: float | str | Path | Mapping[str, Any] | None
     verify: bool | str
     cache: bool | str | Path
     threads: int | None
     memory: int | str | None
     strict_compile: bool
+
+
+class JitOptions(SearchOptions, total=False):
+    """The options of `dnnc.jit` as keyword arguments, for type checkers; its `donate` names arguments."""
+
+    target: str | Target
+    tune: float | str | Path | Mapping[str, Any] | None
 
 
 class Options(JitOptions, total=False):

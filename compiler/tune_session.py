@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,6 +54,13 @@ from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.report.tuning import write_html
 from dnnc.tune_option import choose_of, setting_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from dnnc.executable import Executable
+    from dnnc.ir.target import Target
+    from dnnc.options import Options, SearchOptions
+
 Space = Callable[
     [Problem, Sequence[Choice]], Sequence[Choice]
 ]  # a problem and what dnnc would search -> what to search instead
@@ -89,7 +96,9 @@ class Tuned:
             ".compile() takes the winners>"
         )
 
-    def compile(self, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> Any:
+    def compile(
+        self, progress: Callable[[str, int, int], None] | None = None, **options: Unpack[Options]
+    ) -> Executable:
         """Compile the model with the winners. Options that differ from the tuning run may give untuned kernels."""
         winners = Winners(self.log.winners(), "" if self.log.path is None else str(self.log.path))
         return dnnc.compile(self.model, progress, **{**_given(self.options), "tune": winners, **options})
@@ -102,7 +111,7 @@ class Tuned:
 
 def tune(
     model: Any,
-    target: Any = "llvm",
+    target: str | Target = "llvm",
     budget: float = 60.0,
     log: str | os.PathLike[str] | Log | None = None,
     callbacks: Sequence[Callback] = (),
@@ -116,7 +125,7 @@ def tune(
     space: Space | None = None,
     cost_model: Model | None = None,
     stopped: Callable[[], bool] = lambda: False,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Tuned:
     """Search for the fastest schedules of a model's kernels.
 

@@ -59,7 +59,9 @@ class Timed:
         kernels, total = np.array(spans), np.array(totals)
         none, even = np.zeros(kernels.shape), np.ones(kernels.shape)
         overhead = np.full(count, max(float(np.median(total) - np.median(kernels, 0).sum()), 0.0))
-        return Samples(numbered(self.calls), units, total, overhead, kernels, none, even)
+        ends = np.cumsum(kernels[kernels.sum(1).argmin()])
+        run = np.stack([np.append(0, ends[:-1]), ends], -1)[:, None]  # of one stream
+        return Samples(numbered(self.calls), units, total, overhead, kernels, none, even, run)
 
     def with_events(self, stream: int) -> None:
         """One run on what lies in the slots, an event before each kernel and one behind the last."""

@@ -55,11 +55,15 @@ class Timed:
         each = (time.perf_counter() - start) / WARM
         count = repeats or max(LEAST, min(MOST, int(SECONDS / each)))
         totals, rows = [], []
+        spans, least = np.empty((0, 0, 2)), float("inf")
         for _ in range(count):
             start = time.perf_counter()
             call()
             totals.append(time.perf_counter() - start)
-            rows.append(self.layout.times(self.stamps[: self.frame.slots[FRAME_NTHREADS]]))
+            stamps = self.stamps[: self.frame.slots[FRAME_NTHREADS]]
+            rows.append(self.layout.times(stamps))
+            if rows[-1].inside < least:
+                spans, least = self.layout.spans(stamps), rows[-1].inside
         tick = self.clock.seconds_per_tick()
         inside, kernels, waiting = (
             np.array([getattr(r, name) for r in rows]) * tick for name in ("inside", "kernels", "waiting")
@@ -67,7 +71,7 @@ class Timed:
         total, balance = np.array(totals), np.array([r.balance for r in rows])
         threads = max(r.threads for r in rows)
         overhead = np.maximum(total - inside, 0)
-        return Samples(numbered(self.calls), threads, total, overhead, kernels, waiting, balance)
+        return Samples(numbered(self.calls), threads, total, overhead, kernels, waiting, balance, spans * tick)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,13 @@ class Layout:
         waiting[self.last] = length - np.bincount(self.segment, kernels)
         balance = np.where(self.parallel, busy.mean(0) / np.maximum(slowest, 1), 1.0)
         return Ticks(len(stamps), int(end - begins[0]), kernels, waiting, balance)
+
+    def spans(self, stamps: Array) -> Array:
+        """Ticks [call, thread, 2] since the entry; NaN for other threads than the first in calls of one thread."""
+        both = np.stack([stamps[:, self.before], stamps[:, self.after]], -1).transpose(1, 0, 2)
+        out = (both - stamps[:, self.starts[0]].min()).astype(float)
+        out[~self.parallel, 1:] = np.nan
+        return out
 
 
 class Clock:

@@ -6,7 +6,7 @@ Each is a function of `dnnc.array` by another spelling. What arrays lack is name
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,16 @@ def name_absent(array: type, functions: Iterable[str]) -> None:
             absent.__set_name__(array, name)
 
 
+def _reduction(name: str) -> Callable[..., Array]:
+    def method(self: Any, axis: Any = None, *, keepdims: bool = False) -> Array:
+        return function(name)(self, axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
+
+    method.__name__ = name
+    method.__qualname__ = f"Methods.{name}"
+    method.__doc__ = f"`dnnc.array.{name}` of this array."
+    return method
+
+
 class Methods:
     """What `Array` inherits."""
 
@@ -99,6 +109,10 @@ class Methods:
 
     def cumprod(self, axis: int | None = None, dtype: Any = None) -> Array:
         return function("cumprod")(self, axis, dtype)  # type: ignore[no-any-return]
+
+    max, min, ptp = _reduction("max"), _reduction("min"), _reduction("ptp")
+    all, any = _reduction("all"), _reduction("any")
+    argmax, argmin = _reduction("argmax"), _reduction("argmin")
 
     # --- elements -----------------------------------------------------------------------------------------------------
 
@@ -174,17 +188,3 @@ class Methods:
     def detach(self) -> Array:
         """The same values without their history: gradients end there."""
         return import_module("dnnc.frontends.trace.custom_rules").stop_gradient(self)  # type: ignore[no-any-return]
-
-
-def _reduction(name: str) -> Any:
-    def method(self: Any, axis: Any = None, *, keepdims: bool = False) -> Array:
-        return function(name)(self, axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
-
-    method.__name__ = name
-    method.__qualname__ = f"Methods.{name}"
-    method.__doc__ = f"`dnnc.array.{name}` of this array."
-    return method
-
-
-for _name in ("max", "min", "all", "any", "argmax", "argmin", "ptp"):
-    setattr(Methods, _name, _reduction(_name))

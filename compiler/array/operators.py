@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dnnc.array.methods import function as _function
 from dnnc.array.sizes import Size
 from dnnc.ir.errors import InputError
+
+if TYPE_CHECKING:
+    from dnnc.array.core import Array
+
+    Binary = Callable[[Any, Any], Array]
 
 NUMBERS = (bool, int, float, complex)
 OPERANDS = (*NUMBERS, np.ndarray, np.generic, Size)  # what stands beside an array
@@ -32,7 +38,7 @@ QUICK = {  # operators whose op needs no promotion between two arrays of one typ
 }  # fmt: skip
 
 
-def _binary(name: str, reverse: bool) -> Any:
+def _binary(name: str, reverse: bool) -> Binary:
     op, kinds = QUICK.get(name, ("", ""))
 
     def method(self: Any, other: Any, /) -> Any:
@@ -49,7 +55,7 @@ def _binary(name: str, reverse: bool) -> Any:
     return method
 
 
-def _inplace(name: str) -> Any:
+def _inplace(name: str) -> Binary:
     op, kinds = QUICK.get(name, ("", ""))
 
     def method(self: Any, other: Any, /) -> Any:
@@ -68,13 +74,13 @@ def _inplace(name: str) -> Any:
     return method
 
 
-def _operator(name: str) -> tuple[Any, Any, Any]:
+def _operator(name: str) -> tuple[Binary, Binary, Binary]:
     """x + y, y + x, x += y"""
     return _binary(name, False), _binary(name, True), _inplace(name)
 
 
-def _unary(name: str) -> Any:
-    return lambda self: _function(name)(self)
+def _unary(name: str) -> Callable[[Any], Array]:
+    return lambda self: _function(name)(self)  # type: ignore[no-any-return]
 
 
 class Operators:

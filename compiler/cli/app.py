@@ -296,6 +296,14 @@ def profile(
             metavar="N", parser=whole(1), help="Calls to measure. Default: about a second of them.", show_default=False
         ),
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write the fastest run as a Chrome trace, for ui.perfetto.dev: kernels by thread, memory, producers.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -306,7 +314,7 @@ def profile(
     passes in Python.
     """
 
-    commands("measure").profile_command(job, repeat, detail, seed, as_json)
+    commands("measure").profile_command(job, repeat, detail, trace, seed, as_json)
 
 
 @app.command("inspect", epilog="Example:  dnnc inspect digits.onnx --stage operator --kernel 0 --dims N=1")

@@ -8,6 +8,7 @@ import typer
 
 from dnnc.cli.console import Bar, show_json, show_tables
 from dnnc.cli.models import Job, open_with_arrays
+from dnnc.cli.outputs import check_output, job_reads
 from dnnc.options import thread_count
 from dnnc.report.bench_tables import bench_tables
 from dnnc.report.profile_tables import profile_tables
@@ -38,12 +39,16 @@ def bench_command(job: Job, peers: list[str], duration: float, warmup: float, se
         show_tables(bench_tables(result))
 
 
-def profile_command(job: Job, repeat: int | None, detail: bool, seed: int, as_json: bool) -> None:
+def profile_command(job: Job, repeat: int | None, detail: bool, trace: str | None, seed: int, as_json: bool) -> None:
     """Show where the time of a call goes."""
+    if trace is not None:
+        check_output(trace, (".json",), job_reads(job), option="--trace")
     with Bar() as bar:
         f, arrays = open_with_arrays(job, bar, seed)
         bar("profile", 0, 1)
         found = f.profile(*arrays, repeats=repeat)
+    if trace is not None:
+        found.trace(trace)
     if as_json:
         show_json(found.as_dict())
     else:

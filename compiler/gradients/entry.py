@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from dnnc.frontends.trace import gradients as functions
 from dnnc.gradients.models import grad_of_model
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 
+if TYPE_CHECKING:
+    from typing import Concatenate
+
+    from typing_extensions import Unpack
+
 Wrt = str | Sequence[str] | bool
-OF_MODELS = ("of", "cotangent", "dims", "shapes", "values")
+First = TypeVar("First")
+Value = TypeVar("Value")
 
 
+class OfModels(TypedDict, total=False):
+    """The settings of a model's gradient, see `dnnc.gradients.models.grad_of_model`."""
+
+    of: str | Sequence[str] | None
+    cotangent: str | None
+    dims: Mapping[str, Any] | None
+    shapes: Mapping[str, Sequence[int | None]] | None
+    values: Mapping[str, Any] | None
+
+
+OF_MODELS = tuple(OfModels.__annotations__)
+
+
+@overload
+def grad(fn: Callable[Concatenate[First, ...], Any], /) -> Callable[..., First]: ...
 @overload
 def grad(fn: Callable[..., Any], /, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]: ...
 @overload
-def grad(model: Any, /, *, wrt: Wrt, **settings: Any) -> Graph: ...
+def grad(model: Any, /, *, wrt: Wrt, **settings: Unpack[OfModels]) -> Graph: ...
 def grad(
     fn: Any, /, argnums: int | Sequence[int] = 0, has_aux: bool = False, *, wrt: Wrt | None = None, **settings: Any
 ) -> Any:
@@ -48,6 +69,14 @@ def grad(
     return grad_of_model(_model(fn), wrt, **_settings(settings))
 
 
+@overload
+def value_and_grad(fn: Callable[Concatenate[First, ...], Value], /) -> Callable[..., tuple[Value, First]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[..., Any], /, argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]: ...
+@overload
+def value_and_grad(model: Any, /, *, wrt: Wrt, **settings: Unpack[OfModels]) -> Graph: ...
 def value_and_grad(
     fn: Any, /, argnums: int | Sequence[int] = 0, has_aux: bool = False, *, wrt: Wrt | None = None, **settings: Any
 ) -> Any:

@@ -17,6 +17,7 @@ from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Value
 from dnnc.ir.shapes import Bindings
 from dnnc.tools.profile import CallTime, KernelTime, Profile
+from dnnc.tools.trace import HOST, Span, Timeline, joined
 
 if TYPE_CHECKING:
     from dnnc.executable import Executable
@@ -34,18 +35,21 @@ def profile(
     env, bound = program.start(arrays)
     parts: list[Profile] = []
     host: list[tuple[HostStep, float]] = []
+    run: list[Timeline | Span] = []
     for s in program.steps:
         before = dict(env)
         s.run(env, bound)
         if s.native:
-            parts += _native(s, env, bound, repeats)
+            parts += (measured := _native(s, env, bound, repeats))
+            run += [p.timeline for p in measured]
         else:
             host.append((s, _seconds(partial(_again, s, before, bound), repeats)[0]))
+            run.append(Span(0, HOST, 0.0, host[-1][1], s.node.op.name, s.where))
     total, count = _seconds(lambda: program.call(arrays), repeats)
     dims = {x.name: n for x, n in sorted(bound.items(), key=lambda item: item[0].name)}
     threads = max((p.threads for p in parts), default=1)
     limits = parts[0].ceilings if parts else backend.ceilings(threads)
-    return _together(f, parts, host, total, count, dims, limits)
+    return _together(f, parts, host, total, count, dims, limits, joined(run))
 
 
 def _again(s: HostStep, env: dict[Value, Array], bound: Bindings) -> None:
@@ -80,6 +84,7 @@ def _together(
     count: int,
     dims: dict[str, int],
     limits: Ceilings,
+    run: Timeline,
 ) -> Profile:
     rows = [dataclasses.replace(k, share=k.seconds / total) for p in parts for k in p.kernels]
     rows += [
@@ -92,4 +97,5 @@ def _together(
     waiting = sum(p.waiting for p in parts)
     overhead = max(total - waiting - sum(r.seconds for r in rows), 0.0)
     times = total, waiting, overhead
-    return Profile(f.report.name, f.report.target, threads, dims, count, *times, tuple(rows), tuple(calls), limits)
+    kernels = tuple(rows)
+    return Profile(f.report.name, f.report.target, threads, dims, count, *times, kernels, tuple(calls), limits, run)

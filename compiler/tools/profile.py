@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnnc.backends.base import Backend, Ceilings, Samples
-from dnnc.backends.runtime.program import CONTROL, Program
+from dnnc.backends.runtime.program import CONTROL, Call, Program
 from dnnc.donation import packed
 from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError, UnsupportedError
@@ -24,6 +25,7 @@ from dnnc.ir.expr import Var
 from dnnc.report import KernelReport, ProgramReport
 from dnnc.report.profile_tables import profile_tables
 from dnnc.report.tables import plain_text
+from dnnc.tools.trace import Timeline, chrome_trace, timeline, write_trace
 
 if TYPE_CHECKING:
     from dnnc.executable import Executable
@@ -92,12 +94,24 @@ class Profile:
     kernels: tuple[KernelTime, ...]
     calls: tuple[CallTime, ...]
     ceilings: Ceilings
+    timeline: Timeline  # of the fastest run
 
     def as_dict(self) -> dict[str, Any]:
         """The profile as dicts, lists, strings and numbers."""
         rates = ("flops_per_second", "bytes_per_second")
         kernels = [{**dataclasses.asdict(k), **{r: getattr(k, r) for r in rates}} for k in self.kernels]
-        return {**dataclasses.asdict(self), "dims": dict(self.dims), "kernels": kernels}
+        plain = dataclasses.asdict(dataclasses.replace(self, timeline=Timeline((), (), (), 0.0)))
+        del plain["timeline"]  # `trace` writes it
+        return {**plain, "dims": dict(self.dims), "kernels": kernels}
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the fastest run as a Chrome trace for ui.perfetto.dev: kernels by thread, arena, producers."""
+        facts = {
+            (k.name, nodes): {"schedule": k.choice, "limit": k.bound, "of limit": k.reached, "calls": k.calls}
+            for k in self.kernels
+            for nodes in k.nodes
+        }
+        write_trace(chrome_trace(self.timeline, self.name, self.target, facts), path)
 
     def to_json(self) -> str:
         """The profile as a JSON object."""
@@ -147,7 +161,7 @@ def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]],
     if dims != dict(report.dims):
         report = resized(report, program, sizes)
     limits = backend.ceilings(samples.threads)
-    return summarize(f.report.name, f.report.target, dims, report, samples, limits)
+    return summarize(f.report.name, f.report.target, dims, report, samples, limits, program.calls)
 
 
 def find_report(programs: Sequence[ProgramReport], program: Program) -> ProgramReport:
@@ -184,6 +198,7 @@ def summarize(
     report: ProgramReport,
     samples: Samples,
     limits: Ceilings,
+    order: Sequence[Call],
 ) -> Profile:
     """Medians by call and by kernel, the longest kernel first. A kernel in a loop counts each time it runs."""
     times, waits, balance = (np.median(a, 0) for a in (samples.kernels, samples.waiting, samples.balance))
@@ -205,7 +220,9 @@ def summarize(
     waiting, overhead = float(np.median(samples.waiting.sum(1))), float(np.median(samples.overhead))
     rows.sort(key=lambda r: -r.seconds)
     repeats = len(samples.total)
-    return Profile(name, target, samples.threads, dims, repeats, total, waiting, overhead, tuple(rows), calls, limits)
+    run = timeline(samples.spans, [(c.kernel, c.nodes) for c in calls], order, report.memory.alive)
+    kernels, threads = tuple(rows), samples.threads
+    return Profile(name, target, threads, dims, repeats, total, waiting, overhead, kernels, calls, limits, run)
 
 
 def _nodes(r: KernelReport, call: int) -> str:

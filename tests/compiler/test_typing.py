@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 USER = """
 import numpy as np
 import dnnc
+import dnnc.array as xp
 
 f = dnnc.compile("m.onnx", dims={"N": 8}, precision="fp16", threads=1)
 reveal_type(f.report)
@@ -34,6 +35,31 @@ def two(x, n):
 
 reveal_type(one)
 reveal_type(two)
+
+@dnnc.jit(threads=1)
+def three(w: xp.Array, x: xp.Array) -> xp.Array:
+    return (w * x + 1).max()
+
+class Model:
+    @dnnc.jit
+    def call(self, x: xp.Array) -> tuple[xp.Array, xp.Array]:
+        return x, -x
+
+def loss(w: xp.Array, x: xp.Array) -> xp.Array:
+    return (w @ x).sum()
+
+a = xp.asarray([1.0])
+reveal_type(three(a, np.zeros(3)))
+reveal_type(Model().call(a))
+reveal_type(1 + a)
+reveal_type(a.max(axis=0))
+reveal_type(dnnc.grad(loss)(a, a))
+reveal_type(dnnc.value_and_grad(loss))
+reveal_type(dnnc.grad("m.onnx", wrt=True, cotangent="sum"))
+reveal_type(dnnc.tune("m.onnx", budget=3.0, threads=1).compile(threads=1))
+dnnc.tune("m.onnx", bogus=1)  # error
+dnnc.grad("m.onnx", wrt=True, cotangen="sum")  # error
+three(a, a).bogus  # error
 dnnc.compile("m.onnx", bogus=1)  # error
 dnnc.compile("m.onnx", threads="two")  # error
 dnnc.jit(one, optlevel=3)  # error
@@ -74,7 +100,11 @@ def test_a_file_of_a_user(tmp_path: Path) -> None:
         done.stdout + done.stderr
     )
     revealed = [x.split('"')[1] for x in lines if "Revealed type" in x]
-    for text, kind in zip(
-        revealed, ("report.Report", "tuple[dnnc.signature.TensorSpec", "Jitted", "Jitted"), strict=True
-    ):
+    array = "dnnc.array.core.Array"
+    kinds = (
+        "report.Report", "tuple[dnnc.signature.TensorSpec", "Jitted[", "Jitted[",
+        array, f"tuple[{array}, {array}]", array,
+        array, array, f"tuple[{array}, {array}]", "graph.core.Graph", "executable.Executable",
+    )  # fmt: skip
+    for text, kind in zip(revealed, kinds, strict=True):
         assert kind in text, revealed

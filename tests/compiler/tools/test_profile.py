@@ -142,8 +142,9 @@ def test_medians_by_call_and_sums_by_kernel() -> None:
         kernels,
         np.full((3, 3), 0.1),
         np.ones((3, 3)),
+        np.zeros((3, 2, 2)),
     )
-    p = summarize("m", "llvm", {}, known, samples, LIMITS)
+    p = summarize("m", "llvm", {}, known, samples, LIMITS, calls)
     assert [(k.symbol, k.calls) for k in p.kernels] == [("k_c", 1), ("k_b", 2)]
     assert (
         [k.seconds for k in p.kernels] == pytest.approx([5.1, 1.2 + 3.1])
