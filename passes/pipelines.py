@@ -41,6 +41,7 @@ from dnnc.passes.rewrites.split_filters import split_filters
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
 from dnnc.passes.rewrites.split_transposes import split_transposes
+from dnnc.passes.rewrites.results_in_rows import results_in_rows
 from dnnc.passes.rewrites.state_layouts import assign_state_layouts, relabel_given
 from dnnc.passes.rewrites.stored_weights import stored_weights
 from dnnc.passes.schedule.problem import Template
@@ -81,6 +82,11 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
 def state_layouts(graph: Graph, ctx: PassContext) -> bool:
     """Let held inputs lie in blocks where kernels compute with these."""
     return ctx.facts.lanes > 1 and assign_state_layouts(graph)
+
+
+def in_rows(graph: Graph, ctx: PassContext) -> bool:
+    """Let what results in rows be computed in rows."""
+    return ctx.facts.lanes > 1 and results_in_rows(graph)
 
 
 def drop_marks(graph: Graph, ctx: PassContext) -> bool:
@@ -237,6 +243,11 @@ STATE = Pass(
     state_layouts,
     "state is not packed in each step; after the layouts, which say what it is packed for",
 )
+IN_ROWS = Pass(
+    "results-in-rows",
+    nested(in_rows),
+    "an update in rows packs its gradient alone; after the layouts of state, of which nothing is packed any more",
+)
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 HOIST = Pass(
     "hoist-invariants",
@@ -264,7 +275,7 @@ PASSES = (
     CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,
-    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS, PLACE_CONCATS,
+    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, IN_ROWS, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

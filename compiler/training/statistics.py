@@ -137,7 +137,7 @@ class Watch:
 
 
 def _is_product(op: OpDef) -> bool:
-    """Is it an expensive op, and no reduction? What a sum, a pool or a norm makes is as large as its operand lets it."""
+    """Is it an expensive op, and no reduction? What a sum, pool or norm makes is as large as its operand lets it."""
     return op.cost is Cost.HEAVY and (Trait.CONTRACTION in op.traits or Trait.REDUCTION not in op.traits)
 
 

@@ -196,6 +196,8 @@ class Joiner:
         nodes = tuple(sorted({*first, *views, *second}, key=self.order.__getitem__))
         outputs = self.outputs(nodes)
         stored = [v for v in outputs if v not in self.numbers]  # a number of a row is stored outside of the loops
+        if any(Trait.RELAYOUT in n.op.traits for n in nodes):
+            return None  # blocks and rows are transposed by squares of vectors, which one array is stored in
         if computing(nodes) > MAX_NODES or len(stored) > MOST_OUTPUTS or len(outputs) > 2 * MOST_OUTPUTS:
             return None
         if main_output(nodes, outputs) is None or not self.in_one_pass(nodes, outputs, {*first}, {*second}):

@@ -12,6 +12,7 @@ their own last step only take turns.
 
 from __future__ import annotations
 
+from dnnc.ir.expr import Expr
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, For, Stmt, Store, accesses, map_stmt, substitute_block, walk_stmts
 
 KINDS = ("range", "unroll")
@@ -51,7 +52,7 @@ def _as_one(a: For, b: For) -> For | None:
         return None
     if not all(isinstance(x, Store) for x in (*first[-1].body, *second[-1].body)):
         return None
-    renamed = {y.var: x.var for x, y in zip(first, second)}
+    renamed: dict[Expr, Expr] = {y.var: x.var for x, y in zip(first, second)}
     body: Block = (*first[-1].body, *substitute_block(second[-1].body, renamed))
     for x in reversed(first):
         body = (For(x.var, x.lo, x.hi, x.kind, body),)
