@@ -11,7 +11,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal
 ZOO ?= zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types fast slow thorough gpu cuda-zoo golden pages format digits clean
+.PHONY: help demo test lint types fast slow thorough gpu cuda-zoo golden pages docs format digits clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,11 +46,15 @@ cuda-zoo: $(VENV)/dev  ## compile the models of the folder ZOO for a GPU that ne
 golden: $(VENV)/dev  ## write the golden files anew; read the diff before you commit it
 	@$(PYTEST) -m "not gpu" --update-golden
 
-pages: $(VENV)/dev  ## write the tables of docs anew: options, operators of ONNX and of PyTorch
+pages: $(VENV)/dev  ## regenerate the tables of docs: options, operators of ONNX and of PyTorch
 	@$(BIN)/python -m dnnc.options > docs/options.md
 	@$(BIN)/python -m dnnc ops --onnx --markdown > docs/operators.md
-	@sed -i '/core ATen operators for inference are read/,$$d' docs/pytorch.md
+	@sed -i '/core ATen operators are supported/,$$d' docs/pytorch.md
 	@$(BIN)/python -m dnnc.frontends.torch.coverage >> docs/pytorch.md
+
+docs: $(VENV)/docs .types  ## build the documentation into site/; it needs no network
+	@$(BIN)/mkdocs build --quiet
+	@echo "site/index.html; to search it: $(BIN)/python -m http.server -d site"
 
 format: $(VENV)/dev  ## lay the code out anew, sort imports
 	@$(BIN)/ruff check --fix .
@@ -60,7 +64,7 @@ digits: $(VENV)/dev  ## train the model of the demo anew
 	@$(BIN)/python examples/train_digits.py
 
 clean:  ## remove the virtual environment and everything that was generated
-	rm -rf $(VENV) .types build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .types build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find $(wildcard $(CODE) tests examples benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # mypy does not see an editable install whose folders have other names than its packages, so it gets a tree of links: dnnc/ is compiler/
@@ -90,6 +94,11 @@ $(VENV)/dev: pyproject.toml | $(BIN)/python
 	@$(PIP) --editable ".[dev]"
 	@$(BIN)/python -m compileall -q $(CODE)
 	@touch $@ $(VENV)/run
+
+$(VENV)/docs: pyproject.toml | $(BIN)/python
+	@echo "installing the tools of the documentation into $(VENV)"
+	@$(PIP) --editable ".[docs]"
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and f"dnnc needs Python >= 3.10, this is {v}; try make PYTHON=python3.12")'

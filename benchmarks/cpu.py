@@ -6,8 +6,8 @@
     python benchmarks/cpu.py --random-shapes 60
 
 DIR is made by `python benchmarks/zoo build DIR`. Each model runs in a process of its own: it is compiled with an empty
-cache and once more with the full one, its outputs are compared, then all engines are timed in turns. docs/benchmarks.md
-says how ratios come about.
+cache and once more with the full one, its outputs are compared, then calls of all engines alternate.
+docs/internals/benchmarks.md defines the ratios.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ element weighed by a random number of a fixed seed. For each model, in a process
 - the gradients that dnnc compiles, in float32, against the float64 interpreter's, by the bounds of `dnnc verify`;
 - the interpreter's gradients against central differences in float64, along random directions over all variables;
 - against PyTorch's autograd in float64, where the model is an architecture of benchmarks/zoo: inputs in full, weights
-  by projections on random vectors. Weights are matched by their contents: those that an exporter has folded into
-  others have none.
+  by projections on random vectors. Weights are matched by their contents, so the model is exported with weights that
+  all differ, into REFERENCES: an exporter merges equal ones. Those that it has folded into others have no match.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def studied(row: dict[str, Any], a: argparse.Namespace) -> dict[str, Any]:
 
     feeds, seconds = zoo.make_inputs(row), {}
     start = time.perf_counter()
-    model = read(zoo.load(a.dir, row), feeds)
+    distinct = a.torch is not None and (a.torch / f"{row['name']}.onnx").exists()
+    model = read(zoo.load(a.torch if distinct else a.dir, row), feeds)
     outputs = [n for n, v in model.outputs.items() if v.type.dtype.is_float]
     names = model.differentiable([model.outputs[n] for n in outputs], inputs=True)
     given = [np.asarray(feeds[n]) for n, v in model.sources.items() if v in model.graph.inputs]
@@ -237,12 +238,22 @@ def compiled_error(got: list[Array], want: list[Array]) -> float:
 
 
 def written(row: dict[str, Any], folder: Path) -> None:
-    """Write the gradients of a module of benchmarks/zoo: of inputs in full, of parameters by projections."""
+    """Write a module of benchmarks/zoo as ONNX, and its gradients: of inputs in full, of parameters by projections.
+
+    Parameters of one value, such as biases of zeros, get noise, so that all weights differ.
+    """
     import torch
-    from zoo.build import module
+    from zoo.build import export, module
+    from zoo.entries import ENTRIES
 
     start = time.perf_counter()
     net, names = module(row["name"])
+    with torch.no_grad():
+        for k, p in enumerate(net.parameters()):
+            if p.numel() > 1 and bool((p == p.reshape(-1)[0]).all()):
+                scale = 0.1 * float(p.reshape(-1)[0].abs()) or 0.02
+                p += scale * torch.randn(p.shape, generator=torch.Generator().manual_seed(k))
+    export(ENTRIES[row["name"]], folder / f"{row['name']}.onnx", net)
     digests = {n: digest(p.detach().numpy()) for n, p in net.named_parameters()}
     turned = {n: digest(p.detach().numpy().T) for n, p in net.named_parameters()}
     net = net.double()
@@ -257,9 +268,8 @@ def written(row: dict[str, Any], folder: Path) -> None:
         if p.grad is None:
             continue
         g = p.grad.numpy()
-        for key, made in {digests[n]: projected(g), turned[n]: projected(g.T)}.items():
-            known = out.get(f"weight:{key}", np.zeros((0, PROJECTIONS + 1)))
-            out[f"weight:{key}"] = np.vstack([known, made])  # weights may be equal, such as biases of zeros
+        out[f"weight:{digests[n]}"] = projected(g)
+        out[f"weight:{turned[n]}"] = projected(g.T)
     np.savez(folder / f"{row['name']}.npz", **out)
     print(f"{row['name']:20} {time.perf_counter() - start:.1f} s", flush=True)
 
@@ -284,27 +294,21 @@ def relative(difference: Array, whole: Array) -> float:
 def against_torch(path: Path, gradients: dict[str, Array], arrays: dict[str, Array]) -> dict[str, float]:
     """The differences to PyTorch's gradients, over their norms, of inputs and of weights that PyTorch has.
 
-    Weights of the same contents, such as biases of zeros, are compared one by one or by the sums of their gradients:
-    where an exporter has merged them, the gradient of the one is the sum of theirs.
+    A weight that the model reads as it is and transposed, such as that of a tied embedding, may be two in the ONNX
+    model: PyTorch's gradient is the sum of theirs.
     """
     reference = np.load(path)
     errors: dict[str, float] = {}
     least = NOTHING["float64"] * max(float(np.linalg.norm(g.reshape(-1))) for g in gradients.values())
-    alike: dict[str, list[Array]] = {}  # weights of the same contents: an exporter keeps one of them, or some
-    for n, g in gradients.items():
-        if f"input:{n}" not in reference:
-            alike.setdefault(f"weight:{digest(arrays[n])}", []).append(projected(g))
+    weights = {digest(arrays[n]): n for n in gradients if f"input:{n}" not in reference}
     for n, g in gradients.items():
         if f"input:{n}" in reference:
             want = reference[f"input:{n}"]
             errors[n] = float(np.linalg.norm(g - want) / (max(np.linalg.norm(want), least) or 1.0))
         elif (key := f"weight:{digest(arrays[n])}") in reference:
-            own, pairs = projected(g), list(reference[key])
-            together = sum(alike[key])[1:] - sum(pairs)[1:]
-            errors[n] = min(
-                float(np.abs(together).max() / (max(sum(p[0] for p in pairs), least) or 1.0)),
-                *(float(np.abs(want - own).max() / (max(want[0], least) or 1.0)) for want in pairs),
-            )
+            turned = weights.get(digest(arrays[n].T), n)
+            own, want = projected(g if turned == n else g + gradients[turned].T), reference[key]
+            errors[n] = float(np.abs(want - own).max() / (max(want[0], least) or 1.0))
     return errors
 
 

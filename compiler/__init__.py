@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from dnnc.ir.target import Target as Target
     from dnnc.jitted import jit as jit
     from dnnc.options import CompileOptions as CompileOptions
+    from dnnc.pruning.entry import explore_pruning as explore_pruning
+    from dnnc.pruning.entry import prune as prune
     from dnnc.quantization.entry import quantize as quantize
     from dnnc.report.progress import progress as progress
     from dnnc.training.checkpoint import load_arrays as load_arrays
@@ -93,6 +95,7 @@ _WHERE = {
     "dnnc.jitted": ("jit",),
     "dnnc.artifact.load": ("load",),
     "dnnc.options": ("CompileOptions",),
+    "dnnc.pruning.entry": ("explore_pruning", "prune"),
     "dnnc.quantization.entry": ("quantize",),
     "dnnc.report.progress": ("progress",),
     "dnnc.training.checkpoint": ("load_arrays", "save_arrays"),

@@ -63,8 +63,11 @@ class Roles:
         for name, a in self.captured.items():
             from_constant(graph, holder(graph, name, a), name)
         labels = [*labels[0], *self.captured], labels[1]
-        buffers = [*buffers, *self.contents()]
-        held = {k: b for k, b in enumerate(buffers) if k >= len(first) or first[k] in self.parameters}
+        # This frame keeps no list of all buffers: an error that compiling stores keeps it alive, and a donated array
+        # that a second list refers to would be copied.
+        every = enumerate((*buffers, *self.contents()))
+        held = {k: b for k, b in every if k >= len(first) or first[k] in self.parameters}
+        del every
         bring = (lambda b: b) if backend_class(parse_target(opts.target).kind).numbered else on_host
         made = compile_graph(graph, labels, opts, parameters={labels[0][k]: bring(b) for k, b in held.items()})
         return BoundProgram(made, labels[0], held, bring)

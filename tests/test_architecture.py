@@ -40,6 +40,7 @@ HOMES = {
         "compiler/frontends/onnx",
         "compiler/testing",
         "compiler/onnx_backend.py",
+        "compiler/pruning",
         "compiler/quantization",
         "compiler/driver.py",
     ),
@@ -389,6 +390,7 @@ def test_no_trace_of_a_machine_or_a_ticket() -> None:
     report(search(r"(^|[^\w.~])/(?:home|root|work|mnt|Users)/|\b(?:issue|ticket|PR) ?#?\d+\b", texts, re.IGNORECASE))
 
 
+@pytest.mark.slow
 def test_no_hidden_state() -> None:
     """No star import, no `global`, no empty container at module level but the listed caches."""
     bad = []

@@ -142,6 +142,7 @@ def test_digits() -> None:
         assert (f(samples["images"][:count]).argmax(1) == samples["labels"][:count]).all()
 
 
+@pytest.mark.slow
 def test_parameters_are_bound_by_reference(mlp: Any, rng: np.random.Generator) -> None:
     held = {"w": rng.standard_normal((20, 30), dtype=np.float32)}
     f = dnnc.compile(mlp, target="c", cache=False, parameters=held)

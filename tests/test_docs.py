@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -16,6 +18,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+import dnnc
 from dnnc.cli.app import app
 from dnnc.cli.coverage import coverage
 from dnnc.frontends.torch.operators import TABLE
@@ -42,10 +45,9 @@ def blocks(text: str) -> list[tuple[int, str]]:
 @pytest.mark.family("cases")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.stem)
 def test_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """All blocks of a document in one namespace, in their order, from a file of another name: what somebody pastes must
-    hold there.
-    """
-    monkeypatch.chdir(ROOT)
+    """All blocks of a document in order, in one namespace and a fresh folder, from a file of another name."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
     code = ""
     for line, block in blocks(path.read_text()):
         code += "\n" * (line - 1 - code.count("\n")) + block  # errors tell the line of the document
@@ -65,14 +67,46 @@ def test_links_lead_somewhere() -> None:
     assert not bad
 
 
-def test_every_page_is_linked() -> None:
-    linked = {
-        (p.parent / t).resolve()
-        for p in DOCUMENTS
-        for t in re.findall(r"\]\(([^)#\s]+\.md)", p.read_text())
-        if "://" not in t
-    }
-    assert not [p.name for p in DOCUMENTS if p.resolve() not in linked and p.name != "README.md"]
+def test_the_site_has_every_page() -> None:
+    pages = {p.relative_to(ROOT / "docs").as_posix() for p in DOCUMENTS[1:]}
+    listed = re.findall(r"^ +- (?:[^:\n]+: )?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(listed) == sorted(pages)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """Pages of other packages take all names from their source; this one groups them by topic."""
+    text = (ROOT / "docs/api/dnnc.md").read_text()
+    listed = [n for names in re.findall(r"<!-- api: dnnc ([\w ]+) -->", text) for n in names.split()]
+    modules = {"array", "ir", "nn", "optim", "random"}
+    assert sorted([*listed, "Executable", "__version__", *modules]) == sorted(dnnc.__all__)
+
+
+def test_charts_draw_measured_numbers() -> None:
+    """Every number of a chart stands in the row of its label, on the page that the chart names."""
+    folder = ROOT / "benchmarks/results"
+    charts = json.loads((folder / "charts.json").read_text())
+    assert set(charts) == set(re.findall(r"<!-- chart: (\w+) -->", (ROOT / "docs/results.md").read_text()))
+    for name, chart in charts.items():
+        rows = [line.replace("\\|", "|") for line in (folder / chart["source"]).read_text().splitlines()]
+        for label, values in chart["rows"].items():
+            assert len(values) == len(chart["series"])
+            cells = [
+                re.findall(r"\d+\.?\d*", row.removeprefix(f"| {label} |")) for row in rows if f"| {label} |" in row
+            ]
+            shown = {float(v) for v in values if v is not None}
+            assert any(shown <= {float(c) for c in row} for row in cells), f"{name}: {label}"
+
+
+if importlib.util.find_spec("mkdocs") and importlib.util.find_spec("mkdocstrings"):
+
+    @pytest.mark.slow
+    def test_the_site_builds(tmp_path: Path) -> None:
+        """Without a warning: links, anchors and references resolve; the search has its index."""
+        build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+        done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "dnnc.array.acos" in (tmp_path / "api/array.html").read_text()
+        assert "tanh" in (tmp_path / "search/search_index.json").read_text()
 
 
 @pytest.mark.parametrize(

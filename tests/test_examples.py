@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from dnnc.array import devices, lazy
@@ -118,6 +119,18 @@ def test_quantisation(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     model = onnx.load(path)
     (logits,) = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: images})
     assert (logits.argmax(1) == labels).mean() >= 0.9
+
+
+@pytest.mark.slow
+def test_pruning(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    path = tmp_path / "digits.pruned.onnx"
+    script("prune").main(["--steps=300", f"--output={path}"])
+    out = capsys.readouterr().out
+    dense, gradual, gone, fewer, after = (float(x) for x in re.findall(r"([\d.]+)%", out))
+    assert dense > 95 and gradual > dense - 2 and round(gone, 1) == 90 and fewer > 60 and after > dense - 2, out
+    weights = [numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer if len(t.dims) > 1]
+    assert sum((w == 0).sum() for w in weights) / sum(w.size for w in weights) == pytest.approx(0.9, abs=1e-3)
 
 
 @pytest.mark.slow

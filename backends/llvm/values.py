@@ -10,13 +10,13 @@ from dnnc.backends.llvm.dot_products import dot4
 from dnnc.backends.llvm.lookups import lookup
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
 from dnnc.ir.bounds import bounds, nonneg
-from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64, u32
+from dnnc.ir.dtype import DType, boolean, f16, f32, f64, i32, i64, u32
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import COMPARE, Const, Expr, Op, cast, value
 from dnnc.ir.loops.intrinsics import cast_target
 from dnnc.ir.loops.pieces import ROWS
 from dnnc.ir.loops.verify import scalarise
-from dnnc.passes.lower.conversions import is_small, narrow, rounded, to_odd, widen
+from dnnc.passes.lower.conversions import is_small, narrow, rounded, to_odd, widen, widen_by_half
 from dnnc.passes.lower.requantization import clip_range
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
         v = _low_byte(em, arg, lanes)
         return em.pure(f"trunc {vector(src, lanes)} {v} to {vector(to, lanes)}", v, here=True)
     if is_small(src):
-        wide = arg if to is f32 and em.has_half(src) else widen(arg) if to is f32 else cast(cast(arg, f32), to)
+        wide = cast(cast(arg, f32), to) if to is not f32 else arg if em.has_half(src) else _widened(em, arg)
         return _number(em, em.operand(arg, lanes), src, to, lanes) if wide is arg else em.operand(wide, lanes)
     if is_small(to) and not (src is f32 and em.has_half(to)):
         half = to_odd(arg) if src is f64 else cast(arg, f32)
@@ -255,6 +255,12 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
         whole = arg.args[0] if isinstance(arg, Op) and arg.name == "rint" else arg
         inside = to is not u32 and _within(whole, max(low, -NEAR), min(high, NEAR))
     return _number(em, em.operand(arg, lanes), src, to, lanes, inside)
+
+
+def _widened(em: FuncEmitter, arg: Expr) -> Expr:
+    """A small float as float32."""
+    wide = widen_by_half(arg) if em.has_half(f16) else None
+    return widen(arg) if wide is None else wide
 
 
 NEAR = 1 << 30  # floats up to it are in the range of i32
@@ -551,4 +557,5 @@ _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "lanes": _lanes, "dot4": dot4, "lookup": lookup,
     "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
     "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
+    "trusted": lambda em, e: em.operand(e.args[0], e.lanes),
 }  # fmt: skip

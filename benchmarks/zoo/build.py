@@ -127,14 +127,15 @@ def module(name: str, **changed: Any) -> tuple[Any, list[str]]:
         return _function(source.make)(*source.args, **changed), [i.name for i in ENTRIES[name].inputs]
 
 
-def export(entry: Entry, path: Path) -> None:
-    """Write the module of an entry as ONNX."""
+def export(entry: Entry, path: Path, made: Any = None) -> None:
+    """Write the module of an entry as ONNX. `made`: the module with other weights."""
     import torch
 
     warnings.filterwarnings("ignore")
     source = entry.source
     assert isinstance(source, Net)
     model, names = module(entry.name)
+    model = model if made is None else made
     feeds = zoo.make_inputs(inputs_row(entry))
     model = model.half() if source.half else model
     given = tuple(torch.from_numpy(feeds[n].copy()) for n in names)

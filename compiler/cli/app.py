@@ -28,6 +28,7 @@ from dnnc.cli.options import (
     Verbose,
     compiles,
 )
+from dnnc.cli.prune_options import prune_
 from dnnc.cli.quantize_options import quantize_
 from dnnc.cli.values import number, whole
 
@@ -275,6 +276,11 @@ app.command(
     "quantize",
     epilog="Example:  dnnc quantize model.onnx --data images.npz --scheme auto --max-error 0.02 --html report.html",
 )(compiles("inputs", "precision", "memory", "tune", "strict_compile")(quantize_))
+app.command(
+    "prune",
+    epilog="Example:  dnnc prune model.onnx --data images.npz --explore --html explore.html  and  dnnc prune "
+    "model.onnx --sparsity 0.9",
+)(compiles("inputs", "precision", "memory", "tune", "strict_compile")(prune_))
 
 
 @app.command("profile", epilog="Example:  dnnc profile model.onnx --dims batch=1 --detail")

@@ -53,6 +53,16 @@ def precision_aliases() -> Mapping[str, str]:
     return PRECISION_ALIASES
 
 
+def one_choice(kind: type[Enum], text: str) -> Any:
+    """An option that takes a value of an enumeration."""
+    return typer.Option(metavar=one_of(kind), parser=choice(kind), help=text)
+
+
+def if_given(metavar: str, text: str, **options: Any) -> Any:
+    """An option without a default that help would show."""
+    return typer.Option(metavar=metavar, help=text, show_default=False, **options)
+
+
 Model = Annotated[
     str,
     typer.Argument(

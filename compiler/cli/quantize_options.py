@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dnnc.cli.options import Json
-from dnnc.cli.values import choice, number, one_of, whole
+from dnnc.cli.options import Json, if_given, one_choice
+from dnnc.cli.values import number, whole
 
 
 class Scheme(str, Enum):
@@ -38,17 +38,9 @@ class Form(str, Enum):
     nbits = "nbits"
 
 
-def _one(kind: type[Enum], text: str) -> Any:
-    return typer.Option(metavar=one_of(kind), parser=choice(kind), help=text)
-
-
-def _if_given(metavar: str, text: str, **options: Any) -> Any:
-    return typer.Option(metavar=metavar, help=text, show_default=False, **options)
-
-
 Data = Annotated[
     str,
-    _if_given(
+    if_given(
         "PATH",
         "What the model will meet, some 100 samples: an .npz file (arrays by input name), an .npy file for a model of "
         "one input, or a folder of them. More rows than the model's batch are several samples.",
@@ -59,7 +51,7 @@ Random = Annotated[
 ]
 SchemeOption = Annotated[
     Scheme,
-    _one(
+    one_choice(
         Scheme,
         "int8: weights and activations of convolutions and products. w8a16, w4a16: weights of products alone, in 8 or "
         "4 bits. fp8: both in e4m3, for GPUs. auto: per layer what gains time, within --max-error.",
@@ -75,7 +67,7 @@ Output = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 MethodOption = Annotated[
     Method,
-    _one(
+    one_choice(
         Method,
         "Ranges of activations. mse: least square error. minmax: all that was seen; one outlier makes it wide. "
         "percentile: cuts a fixed share. entropy: least change of the distribution, for long tails.",
@@ -85,11 +77,11 @@ Percentile = Annotated[
     float, typer.Option(metavar="P", parser=number(50), help="With --method percentile: the share kept, in percent.")
 ]
 ActivationsOption = Annotated[
-    Activations, _one(Activations, "uint8 with a zero point, or int8 about 0 (half the steps behind a ReLU).")
+    Activations, one_choice(Activations, "uint8 with a zero point, or int8 about 0 (half the steps behind a ReLU).")
 ]
 FormOption = Annotated[
     Form,
-    _one(
+    one_choice(
         Form,
         "qdq: quantise where a layer reads; bias, activation and residual stay exact. operators: also behind each "
         "layer, as ONNX Runtime needs it for its integer kernels. nbits: MatMulNBits for w8a16 and w4a16.",
@@ -97,7 +89,7 @@ FormOption = Annotated[
 ]
 Block = Annotated[
     int | None,
-    _if_given(
+    if_given(
         "N",
         "Weights that share a scale, for w8a16 and w4a16: smaller is more exact and larger in memory. 0: a channel. "
         "Default: 32 in 4 bits, 0 in 8.",
@@ -110,7 +102,7 @@ BiasCorrection = Annotated[
 ]
 Smooth = Annotated[
     float | None,
-    _if_given(
+    if_given(
         "ALPHA",
         "SmoothQuant, for transformers with outliers in int8: move scale from activations behind layer normalisations "
         "to weights. 0.5 is usual, 1 moves all. No cost at run time.",
@@ -123,11 +115,11 @@ Gptq = Annotated[
         "--gptq", help="Round weights for the least error of sums over the samples. Slow; worth it in 4 bits."
     ),
 ]
-Keep = Annotated[list[str] | None, _if_given("PATTERN", "Layers that stay float, with * and ?. Repeat it.")]
-SamplesOption = Annotated[int | None, _if_given("N", "Samples at most.", parser=whole(1))]
+Keep = Annotated[list[str] | None, if_given("PATTERN", "Layers that stay float, with * and ?. Repeat it.")]
+SamplesOption = Annotated[int | None, if_given("N", "Samples at most.", parser=whole(1))]
 MaxError = Annotated[
     float | None,
-    _if_given(
+    if_given(
         "X",
         "Of auto: how far outputs may be from float, relative to their size (default 0.05); with --metric, how much it "
         "may lose.",
@@ -136,7 +128,7 @@ MaxError = Annotated[
 ]
 Metric = Annotated[
     str,
-    _if_given(
+    if_given(
         "SCRIPT.py",
         "Of auto: a script, which is run, with a function metric(model) -> float, better when larger; model is called "
         "with arrays, as dnnc.compile's result.",
@@ -146,7 +138,7 @@ LayerErrors = Annotated[
     bool, typer.Option("--layer-errors", help="Measure the error of each layer by itself. auto always does.")
 ]
 Measure = Annotated[bool, typer.Option(help="Compile both models, and compare outputs and times.")]
-Html = Annotated[str, _if_given("FILE.html", "Write time won and error paid per layer as a page.")]
+Html = Annotated[str, if_given("FILE.html", "Write time won and error paid per layer as a page.")]
 
 
 def quantize_(

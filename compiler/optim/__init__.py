@@ -19,4 +19,6 @@ from dnnc.optim.moments import AdamW as AdamW
 from dnnc.optim.moments import NAdam as NAdam
 from dnnc.optim.moments import RAdam as RAdam
 from dnnc.optim.optimizer import Optimizer as Optimizer
+from dnnc.optim.pruning import GradualPruning as GradualPruning
+from dnnc.optim.pruning import KeepZeros as KeepZeros
 from dnnc.optim.scaling import GradScaler as GradScaler

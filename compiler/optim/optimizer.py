@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dnnc.array.core import Array, array_of, from_buffer, scalar
 from dnnc.array.creation import asarray, zeros_like
+from dnnc.array.elementwise import where
 from dnnc.array.lazy import Lazy, buffer, leaf, materialise
 from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.backward import take
@@ -35,9 +36,13 @@ from dnnc.optim.hyper import Hyper, flat_numbers
 from dnnc.optim.rounding import NARROW, WIDE, stochastically_rounded
 from dnnc.optim.updates import Batch, Form, Plan, form_of
 
+if TYPE_CHECKING:
+    from dnnc.optim.pruning import Pruning
+
 State = dict[str, Array]
 HALVES = ("master", "nearest", "stochastic")
 MASTER = "master"  # the float32 copy of a half-precision parameter, in its state
+MASK = "mask"  # of a pruned parameter, in its state: bool
 KNOWN = 512  # forms of updates that an optimizer keeps, and sets of parameters that were updated together
 
 
@@ -103,6 +108,9 @@ class Optimizer(ABC):
         self.defaults = dict(defaults)
         self.param_groups: list[dict[str, Any]] = []
         self.schedules: list[weakref.ref[Any]] = []  # of the learning rate, whose factors multiply
+        self.pruning: Pruning | None = None
+        self.begun = False  # is there state already?
+        self._updates = 0
         self._slots: dict[int, Slot] = {}
         self._forms: LRU[Any, Form] = LRU(KNOWN)
         self._plans: LRU[tuple[tuple[int, Form], ...], Plan] = LRU(KNOWN)
@@ -127,9 +135,14 @@ class Optimizer(ABC):
 
     def begin(self, p: Array, group: Mapping[str, Any]) -> State:
         """The first state of a parameter; that of a half-precision one is float32, with a master by choice."""
+        self.begun = True
         wide = p.astype(WIDE) if p.dtype.name in NARROW else p
         first = self.init(wide, group)
-        return {MASTER: wide, **first} if wide is not p and group["half"] == MASTER else first
+        if wide is not p and group["half"] == MASTER:
+            first = {MASTER: wide, **first}
+        if self.pruning is not None and p.ndim >= 2:
+            first = {**first, MASK: self.pruning.first(p)}
+        return first
 
     def hyper(self, group: Mapping[str, Any], numbers: Mapping[str, Any], step: Any) -> Hyper:
         """All numbers of a group in step `step`, which counts from 1."""
@@ -141,6 +154,10 @@ class Optimizer(ABC):
         self, p: Array, g: Array, s: State, at: Callable[[Any], SimpleNamespace], group: Mapping[str, Any], key: Any
     ) -> tuple[Array, State]:
         """`update` for a parameter of any precision. `key`: uint32[2] for stochastic rounding."""
+        if MASK in s:
+            mask, rest = s[MASK], {n: a for n, a in s.items() if n != MASK}
+            new, states = self.apply(p, where(mask, g, zeros_like(g)), rest, at, group, key)
+            return where(mask, new, zeros_like(new)), {**states, MASK: mask}
         if group["maximize"]:
             g = -g
         if p.dtype.name not in NARROW:
@@ -252,7 +269,32 @@ class Optimizer(ABC):
             slot.step += 1
             slot.values = new[at + 1 : at + 1 + len(slot.values)]
             at += 1 + len(slot.values)
+        self._updates += 1
+        if self.pruning is not None:
+            self.pruning.after(self._updates, self._masked, self._write_masks)
         return loss
+
+    def _masked_slots(self) -> dict[str, tuple[Array, Slot]]:
+        """Parameters with masks by name, or by the numbers of their group and place."""
+        out = {}
+        for k, group in enumerate(self.param_groups):
+            names = group.get("param_names") or [f"{k}.{j}" for j in range(len(group["params"]))]
+            for name, p in zip(names, group["params"]):
+                slot = self._slots.get(id(p)) if isinstance(p, Array) else None
+                if slot is not None and MASK in slot.names:
+                    out[name] = p, slot
+        return out
+
+    def _masked(self) -> dict[str, Any]:
+        return {n: p.numpy() for n, (p, _) in self._masked_slots().items()}
+
+    def _write_masks(self, new: Mapping[str, tuple[Any, Any]]) -> None:
+        slots = self._masked_slots()
+        for name, (mask, weights) in new.items():
+            p, slot = slots[name]
+            at = slot.names.index(MASK)
+            slot.values[at] = asarray(mask, device=p.device)._parts[0]
+            take(p, asarray(weights, dtype=p.dtype, device=p.device)._parts[0])
 
     def _begin_all(self) -> None:
         """Compute the state of parameters that are met for the first time, so that all steps have one form."""

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from dnnc.ir.errors import InputError
 from dnnc.quantization.calibration import Running, Tell
 from dnnc.quantization.data import Feed, Samples
 from dnnc.quantization.layers import Layer, refusal
-from dnnc.quantization.measure import Difference, Times, timed
+from dnnc.quantization.measure import Difference, Times, scored, timed
 from dnnc.quantization.onnx_graph import Model
 from dnnc.quantization.options import BUDGET, QuantizeOptions
 from dnnc.quantization.plan import Plan
@@ -158,11 +157,7 @@ class _Chooser:
 
     def _metric(self, call: Callable[..., Any]) -> float:
         assert self.c.options.metric is not None
-        value = self.c.options.metric(call)
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise InputError(f"the metric gave {value!r}: expected a number that is better when it is larger") from None
+        return scored(self.c.options.metric, call)
 
     def _within_budget(self, moves: Sequence[tuple[str, str]]) -> Schemes:
         """The first moves that fit together, by halving, then each of the others that still fits."""

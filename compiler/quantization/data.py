@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]
 ROWS = 8  # of a call where the model's batch is open
 RANDOM = 8  # feeds of random numbers
+CHECKED = 16  # feeds that errors are measured with
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,11 @@ def samples(data: Any, inputs: Sequence[Input], limit: int | None = None, random
     if not len(out):
         raise InputError("there are no samples in the calibration data")
     return out
+
+
+def first_feeds(samples: Samples) -> list[Feed]:
+    """Feeds that errors are measured with."""
+    return list(islice(samples, CHECKED))
 
 
 def _sources(data: Any) -> list[Any]:

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.errors import DnncError, InputError
+from dnnc.ir.errors import DnncError
 from dnnc.quantization.calibration import Observed, Running, Tell, Wanted, observe
 from dnnc.quantization.choice import Candidate, chosen
-from dnnc.quantization.data import Feed, Samples, model_inputs, samples
-from dnnc.quantization.layers import Kept, Layer, found_layers, refusal
+from dnnc.quantization.data import Feed, Samples, first_feeds, model_inputs, samples
+from dnnc.quantization.layers import Kept, Layer, check_patterns, found_layers, refusal
 from dnnc.quantization.measure import Difference, Times, timed
 from dnnc.quantization.onnx_graph import BLOCKS, FLOAT8, LEAST, float32_only, opened, refuse_quantized
 from dnnc.quantization.options import WEIGHT_ONLY, QuantizeOptions
 from dnnc.quantization.plan import Plan, is_weight_only, unusable
-from dnnc.quantization.result import FLOAT, LayerResult, Quantized, constant_bytes
+from dnnc.quantization.reported import constant_bytes
+from dnnc.quantization.result import FLOAT, LayerResult, Quantized
 from dnnc.quantization.simulation import Simulation
 from dnnc.quantization.smoothing import smooth, smoothable
 from dnnc.quantization.write import written
 
 Array = np.ndarray[Any, Any]
-CHECKED = 16  # feeds that errors are measured with
 MATRICES = 512 << 20  # bytes of GPTQ's matrices at a time
 MOSTLY = 0.5  # share of products in the weights from which on `auto` tries weights alone in few bits
 
@@ -164,12 +164,7 @@ class _Work:
                 kept[layer.node] = Kept(layer.node, layer.kind, reason)
             else:
                 out.append(layer)
-        unfit = [p for p in self.options.keep if not any(self.options.keeps(x.node) == p for x in layers)]
-        if unfit:
-            shown = ", ".join(x.node for x in layers[:8])
-            raise InputError(
-                f"keep: no layer fits {unfit[0]!r}; layers are {shown or 'none'}{' ...' * (len(layers) > 8)}"
-            )
+        check_patterns("keep", self.options.keep, [x.node for x in layers])
         return out, kept
 
     def _keep(self, node: str, reason: str) -> None:
@@ -246,7 +241,7 @@ class _Work:
         out = self._result(proto, results)
         if not self.options.measure:
             return out
-        feeds = self._feeds()
+        feeds = first_feeds(self.samples)
         plain = Running(self.model.proto, self.samples, self.options.compile, tell=self.tell)
         quantised = Running(proto, self.samples, self.options.compile, tell=self.tell)
         want = [plain.outputs(f) for f in feeds]
@@ -291,15 +286,6 @@ class _Work:
             self.notes.append(f"times were not measured: {e}")
             return None
 
-    def _feeds(self) -> list[Feed]:
-        """Feeds that errors are measured with."""
-        out = []
-        for feed in self.samples:
-            out.append(feed)
-            if len(out) == CHECKED:
-                break
-        return out
-
     def _result(self, proto: Any, results: Mapping[str, LayerResult]) -> Quantized:
         """A report without figures."""
         every = dict(results)
@@ -315,7 +301,7 @@ class _Work:
 
     def _auto(self, plan: Plan) -> Quantized:
         """For each layer what gains time at the least error."""
-        feeds = self._feeds()
+        feeds = first_feeds(self.samples)
         candidate = Candidate(
             self.model, plan, self.layers, self._schemes, self.samples, feeds, self.options, self.tell
         )

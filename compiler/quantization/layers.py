@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 import onnx
 
+from dnnc.ir.errors import InputError
 from dnnc.quantization.onnx_graph import Model, attribute
 from dnnc.quantization.options import WEIGHT_ONLY, QuantizeOptions
 
@@ -124,6 +127,14 @@ def _layer(m: Model, n: onnx.NodeProto) -> Layer | Kept:
         if c in m.constants and m.constants[c].size == w.shape[1] == m.constants[c].shape[-1]:
             return replace(layer, bias=c, adder=adder.name)
     return layer
+
+
+def check_patterns(what: str, patterns: Iterable[str], names: Sequence[str]) -> None:
+    """InputError where a pattern fits none of the layers."""
+    unfit = [p for p in patterns if not any(fnmatchcase(n, p) for n in names)]
+    if unfit:
+        shown = ", ".join(names[:8])
+        raise InputError(f"{what}: no layer fits {unfit[0]!r}; layers are {shown or 'none'}{' ...' * (len(names) > 8)}")
 
 
 def refusal(layer: Layer, scheme: str, options: QuantizeOptions) -> str:

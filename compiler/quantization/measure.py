@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dnnc.ir.errors import InputError
 from dnnc.quantization.data import Feed
 from dnnc.quantization.layers import Layer
 from dnnc.quantization.placement import Placement
@@ -53,6 +54,15 @@ class Difference:
     @property
     def agreement(self) -> float | None:
         return self._same / self._rows if self._rows else None
+
+
+def scored(metric: Callable[[Callable[..., Any]], float], call: Callable[..., Any]) -> float:
+    """What a metric says of a model. InputError where that is no number."""
+    value = metric(call)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"the metric gave {value!r}: expected a number that is better when it is larger") from None
 
 
 @dataclass(frozen=True)

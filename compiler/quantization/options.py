@@ -42,15 +42,15 @@ class QuantizeOptions:
     compile: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _one_of("scheme", self.scheme, SCHEMES)
-        _one_of("method", self.method, METHODS)
-        _one_of("activations", self.activations, ACTIVATIONS)
-        _one_of("form", self.form, FORMS)
-        _number("percentile", self.percentile, 50.0, 100.0)
+        one_of("scheme", self.scheme, SCHEMES)
+        one_of("method", self.method, METHODS)
+        one_of("activations", self.activations, ACTIVATIONS)
+        one_of("form", self.form, FORMS)
+        number("percentile", self.percentile, 50.0, 100.0)
         if self.smooth is not None:
-            _number("smooth", self.smooth, 0.0, 1.0)
+            number("smooth", self.smooth, 0.0, 1.0)
         if self.max_error is not None:
-            _number("max_error", self.max_error, 0.0, float("inf"))
+            number("max_error", self.max_error, 0.0, float("inf"))
         if self.block is not None:
             object.__setattr__(self, "block", checks.integer(self.block, "block", 0))
         if self.samples is not None:
@@ -96,12 +96,12 @@ class QuantizeOptions:
         return next((p for p in self.keep if fnmatchcase(name, p)), None)
 
 
-def _one_of(what: str, value: Any, choices: tuple[str, ...]) -> None:
+def one_of(what: str, value: Any, choices: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{what}={value!r}: expected one of {', '.join(choices)}")
 
 
-def _number(what: str, value: Any, low: float, high: float) -> None:
+def number(what: str, value: Any, low: float, high: float) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not low <= value <= high:
         raise InputError(f"{what}={value!r}: expected a number from {low:g} to {high:g}")

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import onnx
 
-from dnnc.driver import compile
-from dnnc.executable import Executable
-from dnnc.export.files import write
-from dnnc.ir import checks
-from dnnc.ir.errors import InputError
+from dnnc.quantization.reported import Reported
+from dnnc.report.layout import Table
 from dnnc.report.quantized import tables, write_html
-from dnnc.report.tables import plain_text
 
 FLOAT = "float"
 
@@ -49,7 +42,7 @@ class LayerResult:
 
 
 @dataclass(frozen=True, repr=False)
-class Quantized:
+class Quantized(Reported):
     """A quantised model and its report; print it.
 
     Attributes:
@@ -81,48 +74,20 @@ class Quantized:
     name: str = "model"
     _options: dict[str, Any] = field(default_factory=dict)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model: as ONNX where the name ends in .onnx, compiled where it ends in .dnnc."""
-        path = checks.path(path, "path")
-        suffix = Path(path).suffix.lower()
-        if suffix == ".onnx":
-            write(self.model, path)
-        elif suffix == ".dnnc":
-            self.compile().save(path)
-        else:
-            raise InputError(f"{path}: a quantised model is written as .onnx, or compiled as .dnnc")
-
-    def compile(self, **options: Any) -> Executable:
-        """Compile the model; `options` as of `dnnc.compile`, those of the quantisation by default."""
-        compiled: Executable = compile(self.model, **{**self._options, **options})
-        return compiled
-
     def as_dict(self) -> dict[str, Any]:
         """The report as dicts, lists, strings and numbers."""
         names = ("scheme", "samples", "error", "agreement", "score", "before", "after", "sizes", "notes", "random")
         layers = [{**asdict(x), "won": x.won} for x in self.layers]
         return {**{n: getattr(self, n) for n in names}, "layers": layers}
 
-    def to_json(self) -> str:
-        """The report as a JSON object."""
-        return json.dumps(self.as_dict(), indent=2)
-
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write the report as a page."""
         write_html(self, path)
 
-    def text(self) -> str:
+    def tables(self) -> list[Table]:
         """The report as tables."""
-        return plain_text(tables(self))
-
-    def __str__(self) -> str:
-        return self.text()
+        return tables(self)
 
     def __repr__(self) -> str:
         quantised = sum(x.scheme != FLOAT for x in self.layers)
         return f"<Quantized {self.name[:60]}: {quantised} of {len(self.layers)} layers as {self.scheme}; print it>"
-
-
-def constant_bytes(models: Sequence[onnx.ModelProto]) -> tuple[int, ...]:
-    """Bytes of the constants of models."""
-    return tuple(sum(t.ByteSize() for t in m.graph.initializer) for m in models)

@@ -26,13 +26,13 @@ from dnnc.ir.lru import LRU
 from dnnc.ir.target import parse_target
 from dnnc.ir.types import TensorType
 from dnnc.optim.hyper import STRIDE, flat_numbers
-from dnnc.optim.optimizer import Optimizer
+from dnnc.optim.optimizer import MASK, Optimizer
 from dnnc.optim.rounding import NARROW
 from dnnc.options import CompileOptions, JitOptions, make_options
 from dnnc.pytree import Branch, Leaf, Rules, Tree, flatten, unflatten
 from dnnc.training.bound_module import BoundModule, Held, is_module
 from dnnc.training.checkpoint import load_arrays, save_arrays
-from dnnc.training.iteration import KEY, PARAMS, STEP, Iteration, Parameter
+from dnnc.training.iteration import KEY, OPTIMIZER, PARAMS, STEP, Iteration, Parameter
 from dnnc.training.resident import Resident
 from dnnc.training.statistics import Statistics
 
@@ -146,11 +146,28 @@ class TrainStep:
         resident, result = program
         made = resident(self._held, [self._vector, *buffers])
         self._calls += 1
+        if self.optimizer.pruning is not None and self._calls % self._iteration.accumulate == 0:
+            self.optimizer.pruning.after(self._calls // self._iteration.accumulate, self._masked, self._write_masks)
         arrays = [from_data(m, d) for m, d in zip(made, result.dtypes)]
         seen, self.statistics = unflatten(result.results, arrays)
         if self._iteration.statistics == "check" and self.statistics is not None:
             self.statistics.check(self._calls, gradients=not self._iteration.dynamic)
         return seen
+
+    def _masked(self) -> dict[str, Any]:
+        """Parameters with masks by name. InputError where the step was made before its optimizer was pruned."""
+        names = [p.name for p in self._iteration.parameters if f"{OPTIMIZER}{p.name}.{MASK}" in self._place]
+        if not names:
+            raise InputError("train_step: the step has no masks: prune the optimizer first, then make the step")
+        return {n: self._array(PARAMS + n).numpy() for n in names}
+
+    def _write_masks(self, new: Mapping[str, tuple[Any, Any]]) -> None:
+        """Replace masks and parameters."""
+        for name, (mask, weights) in new.items():
+            for place, a in ((f"{OPTIMIZER}{name}.{MASK}", mask), (PARAMS + name, weights)):
+                k = self._place[place]
+                self._held[k] = self._own(k, self._fitting(place, asarray(a)))
+        self._release()
 
     def _turn(self) -> str:
         """The place of the next call among those that share an update."""

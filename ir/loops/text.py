@@ -24,12 +24,14 @@ from dnnc.ir.loops.stmt import (
     Kernel,
     Let,
     Param,
+    SparseRows,
     Stmt,
     Store,
     call,
     let_var,
     loop_var,
 )
+from dnnc.ir.sparse import Pattern
 
 # --- printing ---------------------------------------------------------------------------------------------------------
 
@@ -67,7 +69,8 @@ def show_stmt(s: Stmt, pad: str = "") -> str:
     if isinstance(s, Store):
         return f"{pad}{show_at(s.buf, s.idx, s.lanes, s.limit)} = {show(s.value)}\n"
     assert isinstance(s, Eval)
-    return f"{pad}{s.name}({', '.join(show(a) for a in s.args)})\n"
+    pattern = (f'"{s.group} {s.pattern}"',) if isinstance(s, SparseRows) else ()
+    return f"{pad}{s.name}({', '.join((*map(show, s.args), *pattern))})\n"
 
 
 def show_block(b: Block, pad: str = "    ") -> str:
@@ -90,6 +93,20 @@ _BINARY: dict[type[ast.AST], str] = {
     ast.BitAnd: "&",
     ast.BitOr: "|", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
+_LIKE = {"min", "max", "shl", "shr"}  # calls whose operands have one type
+
+
+def _is_bare(n: ast.expr) -> bool:
+    """Is it a number without a type?"""
+    n = n.operand if isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.USub) else n
+    return isinstance(n, ast.Constant) and type(n.value) in (int, float)
+
+
+def _typed(number: ast.expr, t: DType) -> DType | None:
+    """The type of a bare number beside an operand of type t: t, if it holds such numbers."""
+    n = number.operand if isinstance(number, ast.UnaryOp) else number
+    whole = isinstance(n, ast.Constant) and type(n.value) is int
+    return t if t.is_float or (whole and t.is_int) else None
 
 
 def _fail(node: ast.AST, message: str) -> ParseError:
@@ -179,6 +196,10 @@ class _Parser:
             return Store(at.buf, at.idx, self.expr(s.value, at.buf.dtype), at.lanes, at.limit)
         if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and isinstance(s.value.func, ast.Name):
             name = s.value.func.id
+            if name == "sparse_rows" and isinstance(text := s.value.args[-1], ast.Constant):
+                group, pattern = str(text.value).split(" ", 1)
+                args = tuple(self.expr(a) for a in s.value.args[:-1])
+                return SparseRows(name, args, Pattern.parse(pattern), int(group))
             if name not in self.funcs and not (name in TABLE and TABLE[name].effect):
                 raise _fail(s, f"unknown effect or function {name}")
             return Eval(name, tuple(self.expr(a) for a in s.value.args))
@@ -257,8 +278,15 @@ class _Parser:
         raise _fail(n, f"not an expression of the operator IR: {ast.unparse(n)}")
 
     def binary(self, name: str, a: ast.expr, b: ast.expr) -> Expr:
-        x, y = self.expr(a), self.expr(b)
-        return op(name, x, y)
+        return op(name, *self.operands(a, b))
+
+    def operands(self, a: ast.expr, b: ast.expr) -> tuple[Expr, Expr]:
+        """Two operands of one type: a bare number takes the other's, as in Python code that builds expressions."""
+        if _is_bare(a) and not _is_bare(b):
+            y = self.expr(b)
+            return self.expr(a, _typed(a, y.dtype)), y
+        x = self.expr(a)
+        return x, self.expr(b, _typed(b, x.dtype)) if _is_bare(b) and not _is_bare(a) else self.expr(b)
 
     def call(self, n: ast.Call, name: str) -> Expr:
         if name == "addr" and isinstance(n.args[0], ast.Subscript):
@@ -268,7 +296,7 @@ class _Parser:
             text = ast.unparse(n.args[0])
             t = BY_NAME[name]
             return const(float(text) if t.is_float else int(text), t)
-        args = [self.expr(a) for a in n.args]
+        args = list(self.operands(*n.args)) if name in _LIKE and len(n.args) == 2 else [self.expr(a) for a in n.args]
         target = cast_target(name)
         if target is not None:
             to, bits = target

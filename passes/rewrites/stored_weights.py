@@ -27,6 +27,9 @@ from dnnc.passes.rewrite import Match, Rule, producer, rewrite
 Array = np.ndarray[Any, Any]
 FEW_BITS = 4  # of codes that a table decodes
 MANY_ROWS = 64  # of a product, that decode weights in tiles of their own
+E4M3 = dtype("f8e4m3fn")
+# the bits of a finite code, moved, are those of a float16 that is 2^8 times smaller
+E4M3_VALUE = "cast_f32(bits_f16(cast_i16(shl(q[0], 7) & -16385)))"
 LEAST = 1 << 12  # elements: of smaller weights floats take no time to read
 
 
@@ -38,7 +41,7 @@ def stored_weights(graph: Graph, ctx: PassContext) -> bool:
 def store_weights(m: Match) -> Value:
     """dequantize_linear(constants)   ->   decode(constants), for products and lookups alone"""
     n = m.root
-    codes, scale = m.constant(m.operand(n, 0)), m.constant(m.operand(n, 1))
+    codes, scale = m.constant(m.operand(n, 0)), _scales(m, m.operand(n, 1))
     zero = m.constant(n.inputs[2]) if len(n.inputs) > 2 and n.inputs[2] is not None else None
     t = m.operand(n, 0).type.dtype
     m.require(t.bits <= 8 and codes.size >= LEAST and codes.ndim >= 2, "{} weights of {}", codes.size, t)
@@ -47,12 +50,23 @@ def store_weights(m: Match) -> Value:
     m.require(_has_kernel(m, n.output, codes, t, axis, block), "no kernel decodes {} for {}", t, n.output.name)
     shape = _shape(scale, codes.shape, axis, n)
     scale, zero = scale.reshape(shape), None if zero is None else zero.reshape(shape)
+    value = ""
+    if t is E4M3 and zero is None and np.isfinite(codes.astype(np.float32)).all():
+        codes, scale, t, value = codes.view(np.int8), scale.astype(np.float32) * np.float32(2**8), i8, E4M3_VALUE
     codes, table, zero = coded(codes, t, zero)
     # what a table says of all codes may take in one scale of all blocks, but a float has less digits than the product
     b = m.b
     operands = [b.constant(codes), b.constant(scale), *([] if zero is None else [b.constant(zero)])]
-    made: Value = b.op("decode", *operands, dtype=n.output.type.dtype, axis=axis, block=block, table=table)
+    made: Value = b.op("decode", *operands, dtype=n.output.type.dtype, axis=axis, block=block, table=table, value=value)
     return made
+
+
+def _scales(m: Match, v: Value) -> Array:
+    """Scales as floats: they may be constants of a small type behind a cast, such as powers of two in 8 bits."""
+    if (n := producer(v, "cast")) is None or not n.attrs["to"].is_float:
+        return m.constant(v)
+    scale: Array = m.constant(m.operand(n, 0)).astype(n.attrs["to"].numpy)
+    return scale
 
 
 def coded(codes: Array, t: DType, zero: Array | None) -> tuple[Array, tuple[float, ...], Array | None]:
@@ -69,6 +83,10 @@ def coded(codes: Array, t: DType, zero: Array | None) -> tuple[Array, tuple[floa
         unsigned = dtype(f"u{t.bits}").numpy
         left = None if left is None else left.astype(np.int8 if t.kind == "i" else np.uint8)
         return (codes.astype(np.int8) - t.range[0]).astype(np.uint8).astype(unsigned), tuple(map(float, table)), left
+    if t.bits <= FEW_BITS and left is None:
+        every = np.arange(1 << t.bits, dtype=np.uint8)
+        unsigned = dtype(f"u{t.bits}").numpy
+        return codes.view(np.uint8).astype(unsigned), tuple(map(float, every.view(t.numpy))), None
     if t in (u8, i8) and at:
         moved = codes.astype(np.int16) - at
         if moved.min(initial=0) < -128 or moved.max(initial=0) > 127:
@@ -116,6 +134,8 @@ def _has_kernel(m: Match, v: Value, codes: Array, t: DType, axis: int, block: in
     takes = m.ctx.facts.decodes
     if takes is None:
         return True
+    if not t.is_int:
+        return False
     for u, _ in v.uses:
         if Trait.CONVERSION in u.op.traits or "perm" in u.attrs:
             turned = codes.T if "perm" in u.attrs else codes

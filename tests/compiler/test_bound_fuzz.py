@@ -35,6 +35,7 @@ def dims_of(g: Graph) -> dict[str, Any]:
     return {v.name: (v.lo, v.hi) for v in input_dims(g)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(80))
 def test_parameters(seed: int, kernels: Path) -> None:
     """All constant floats and half of the inputs, then with other signs, halves and zeros."""

@@ -233,6 +233,7 @@ def test_compile_prints_the_report_and_fills_the_cache() -> None:
     assert "1 compiled, 0 from the cache" in dnnc("compile", "fixed.onnx", "--threads", "1", "--cache", "off")
 
 
+@pytest.mark.slow
 def test_compile_json_is_the_report() -> None:
     data = dnnc_json("compile", "open.onnx", "--dims", "N=7")
     assert data["inputs"] == [{"name": "x", "dtype": "float32", "shape": [7, 3]}]

@@ -32,6 +32,7 @@ def net(tmp_path: Path) -> str:
     return saved(tmp_path, NET, w=rng.standard_normal((4, 3)), c=[0.1, -0.2, 0.3])
 
 
+@pytest.mark.slow
 def test_a_row_for_each_group(net: str) -> None:
     found = dnnc_json("verify", net, "--grad", "--dims", "n=5", "--directions", "3")
     assert found["right"] and found["directions"] == 3
@@ -57,6 +58,7 @@ def test_seeds_draw_other_numbers(net: str) -> None:
     assert a == b and a["error"] != c["error"]
 
 
+@pytest.mark.slow
 def test_zeros_are_kinks(net: str) -> None:
     """ReLU at 0 has two slopes; near by there is one."""
     found = dnnc_json("verify", net, "--grad", "--dims", "n=2", "-i", "x=zeros", "-i", "k=zeros")

@@ -99,6 +99,7 @@ def test_best_says_what_is_used_and_what_is_not() -> None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_merge_and_prune() -> None:
     (first, _), *_ = tasks()
     with Log.open("new.jsonl") as log:

@@ -69,6 +69,7 @@ def test_version_and_completion() -> None:
     assert "--install-completion" in dnnc("--help")
 
 
+@pytest.mark.slow
 def test_other_names_of_precisions() -> None:
     for name, precision in PRECISION_ALIASES.items():
         assert CompileOptions(precision=name).precision == precision

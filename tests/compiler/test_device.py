@@ -137,6 +137,7 @@ def net(x: f32[{rows}, 1025], y: f32[5, 1025]):
     assert bool(inside) == pieces and all(at % 16 == 0 for at in inside)
 
 
+@pytest.mark.slow
 def test_shapes_get_programs_of_their_own(device: InterpretedDevice) -> None:
     g = parse("N: dim[1, 9]\ndef net(x: f32[N, 4]):\n    return softmax(x)")
     f = compiled(g, dims={"N": (1, 9)})

@@ -75,6 +75,7 @@ def test_compile_save_inspect_again(model: str, tmp_path: Path) -> None:
     assert "__global__ void" in cli("inspect", file, "--stage", "cuda").output
 
 
+@pytest.mark.slow
 def test_targets_say_what_is_missing() -> None:
     found = {t["name"]: t for t in json.loads(cli("targets", "--json").output)}["cuda"]
     assert found["compiler"].startswith("NVRTC") and "sm_90a" in found["architectures"]
@@ -127,6 +128,7 @@ def test_code_for_several_architectures(model: str, tmp_path: Path, monkeypatch:
         assert any("this device is" in note for note in f.report.notes) == (arch != "sm_90a")
 
 
+@pytest.mark.slow
 def test_what_also_needs(model: str, tmp_path: Path) -> None:
     assert "give a file" in cli("compile", model, *TARGET, "--also", "sm_80").stderr
     refused = cli("compile", model, "--dims", "N=2", "--also", "sm_80", "-o", str(tmp_path / "m.dnnc"))

@@ -375,6 +375,24 @@ def test_what_others_see_is_copied(see: Any, step: Any, device: InterpretedDevic
         assert (seen.numpy() == 1).all()
 
 
+def test_an_error_that_compiling_stores_keeps_no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+
+    def compiling(*args: Any, **options: Any) -> Any:
+        try:
+            raise ValueError
+        except ValueError as e:
+            kept.append(e)  # its frame refers to those of the callers
+        return compile_graph(*args, **options)
+
+    monkeypatch.setattr("dnnc.roles.compile_graph", compiling)
+    f = dnnc.jit(lambda s, x: s * 0.5 + x, donate="s", cache=False)
+    s, x = (xp.asarray(np.ones((8, 8), np.float32), device=GPU) for _ in range(2))
+    address = s._buffer().address
+    assert f(s, x)._buffer().address == address
+    assert kept
+
+
 def test_memory_of_another_library(step: Any, device: InterpretedDevice) -> None:
     x = xp.asarray(X, device=GPU)
     mine, count = there(device, np.zeros((4, 4), np.float32), np.array(0))

@@ -74,6 +74,7 @@ def test_graphs_are_valid_equal_for_equal_seeds_and_of_many_ops() -> None:
     assert min(symbolic, outputs_in_the_middle, passed_through, dead, empty, by_data, ops["loop"], ops["cond"]) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", dict.fromkeys(PATTERNS), ids=lambda p: p.__name__.strip("_"))
 def test_patterns_reach_their_passes(pattern: Any) -> None:
     reached: Counter[str] = Counter()

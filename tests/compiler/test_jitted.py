@@ -55,6 +55,7 @@ def test_methods_of_dataclasses() -> None:
     np.testing.assert_allclose(other.forward(x=X), np.exp(X @ LAYER.w), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_traced_again_for_what_a_program_cannot_serve() -> None:
     @dnnc.jit(static="power", threads=1)
     def f(x: Any, power: int, shift: Any = 0) -> Any:
@@ -86,6 +87,7 @@ def test_the_oldest_program_goes() -> None:
     assert f.traces == 4
 
 
+@pytest.mark.slow
 def test_arguments_of_all_kinds() -> None:
     f = dnnc.jit(lambda x: (x * 2, x.shape))
     for x in (X, X.T, X[:, ::2], X.astype(">f4"), X + 1j, X > 0, np.float32(3)):
@@ -99,6 +101,7 @@ def test_arguments_of_all_kinds() -> None:
     assert np.array_equal(f(lazy)[0], (X + 1) * 2) and np.array_equal(lazy, X + 1)
 
 
+@pytest.mark.slow
 def test_one_program_however_a_call_is_written() -> None:
     """Calls with plain arrays alone go a shorter way, which must not be seen."""
 

@@ -70,6 +70,7 @@ def test_bytes_and_options() -> None:
     np.testing.assert_array_equal(y, X + 1)
 
 
+@pytest.mark.slow
 def test_run_node() -> None:
     (y,) = backend.run_node(helper.make_node("Clip", ["x", "", "high"], ["y"]), [X, np.array(2, np.float32)])
     np.testing.assert_array_equal(y, np.minimum(X, 2))

@@ -101,6 +101,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "seed"), CASES)
 def test_on_the_cpu(make: Any, seed: int) -> None:
     g, arrays = make(seed)

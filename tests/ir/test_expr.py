@@ -267,6 +267,7 @@ def test_normal_forms(expr: Expr, text: str) -> None:
     assert repr(expr) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "divisor",
     [lambda b, s, z: 64 * b * s, lambda b, s, z: 6 * b, lambda b, s, z: 4 * b * s + 4 * b, lambda b, s, z: 3 * s + b],

@@ -292,6 +292,7 @@ def scheduled_for(graph: Graph, opts: CompileOptions, manager: PassManager | Non
     return schedule(graph, open_backend(opts.target), opts, manager)
 
 
+@pytest.mark.slow
 def test_a_device_replays_as_well(tmp_path: Path) -> None:
     opts = CompileOptions(target="cuda -arch=sm_90a")
     text = "def g(x: f16[512, 768], *, w: f16[768, 1024]):\n    return relu(matmul(x, w))"

@@ -120,8 +120,8 @@ def test_orders_name_knobs_that_there_are() -> None:
 
 @pytest.mark.slow
 def test_every_knob_is_explained() -> None:
-    """The tables of docs/schedules.md have a line for each knob of each template."""
-    text = (Path(__file__).parents[3] / "docs" / "schedules.md").read_text()
+    """The tables of docs/internals/schedules.md have a line for each knob of each template."""
+    text = (Path(__file__).parents[3] / "docs/internals/schedules.md").read_text()
     for kind, title in (("llvm", "## CPU"), ("cuda", "## GPU")):
         explained: dict[str, set[str]] = {}
         names: list[str] = []

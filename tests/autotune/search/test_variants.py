@@ -120,6 +120,7 @@ def test_only_the_tasks_that_are_asked_for() -> None:
     ) == []
 
 
+@pytest.mark.slow
 def test_planning_for_variations_leaves_the_program_as_it_is() -> None:
     p = program()
     before = (p.graph.text(), list(p.graph.constants), p.region.fusion)

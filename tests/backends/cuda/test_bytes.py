@@ -172,6 +172,7 @@ def qdq(channels: int, images: bool) -> Graph:
     return g
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels, images", [(32, True), (7, True), (40, False)])
 def test_quantised_models_are_products_of_bytes(channels: int, images: bool) -> None:
     """Convolutions with channels last, in rows that are padded to whole vectors; the numbers of the CPU's kernels."""

@@ -142,6 +142,7 @@ def test_a_value_used_twice_by_each_next_one_is_printed_once() -> None:
     assert len(text) < 12_000
 
 
+@pytest.mark.slow
 def test_dynamic_shared_memory_starts_where_48_kilobytes_end() -> None:
     text = """
 def k(x: f32[8192], y: f32[8192]):
@@ -419,7 +420,7 @@ def test_matrices_of_bytes_compile_without_local_memory(t: str) -> None:
 
 
 # which CPUs spell, and GPUs have no need of, or expand
-CPU_ALONE = {"estimate", "lookup", "piece", "scale"}
+CPU_ALONE = {"estimate", "lookup", "piece", "scale", "sparse_rows", "trusted"}
 
 
 def test_every_intrinsic_is_in_one_of_these_kernels_or_of_hopper() -> None:

@@ -231,6 +231,7 @@ def test_small_layers_have_one_block_and_large_ones_a_cluster() -> None:
     assert large is not None and large.blocks == 8
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_stays_a_loop() -> None:
     assert first("lstm", 512) is None and first("lstm", 160, arch="sm_80") is None
     half = first("lstm", 512, precision="float16")

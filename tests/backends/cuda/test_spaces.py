@@ -142,6 +142,7 @@ def test_older_architectures_have_no_clusters() -> None:
         assert values["sm_80"] == {1} < values[H200]
 
 
+@pytest.mark.slow
 def test_every_plan_of_a_recurrence_verifies() -> None:
     g = graph_of(RECURRENCE)
     PassManager().run(

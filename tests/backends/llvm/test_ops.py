@@ -72,6 +72,7 @@ def test_sample(op: OpDef, s: Sample) -> None:
     check(op, s, "llvm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu", ["x86-64", "haswell"])  # SSE2 without FMA, half floats and rounding; AVX2
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_cpus(name: str, cpu: str) -> None:

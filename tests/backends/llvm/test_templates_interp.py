@@ -8,6 +8,7 @@ import pytest
 from kernels import graphs, interpret, program, symbolic
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("name", graphs())
 def test_fixed_sizes(name: str) -> None:
     p = program(graphs()[name])

@@ -8,6 +8,7 @@ import threading
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from dnnc.backends.runtime.results import LEAST, Results
 
@@ -122,6 +123,7 @@ def test_types_that_numpy_does_not_have() -> None:
     assert r.waiting >= 6 * LEAST
 
 
+@pytest.mark.slow
 def test_results_that_outlive_everything_end_quietly() -> None:
     code = (
         "import sys, threading, numpy as np\nfrom dnnc.backends.runtime.results import LEAST, results\n"

@@ -179,6 +179,7 @@ def test_a_long_sum_of_elements_that_depend_on_their_place() -> None:
     assert float(np.asarray(f(x))) == 1200
 
 
+@pytest.mark.slow
 def test_under_vmap_and_jit() -> None:
     @dnnc.jit(threads=1)
     def f(x: Any, k: Any) -> Any:

@@ -219,6 +219,7 @@ def test_kernels_run_on_both_targets() -> None:
 # --- reductions -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_reductions() -> None:
     x, y = sample("float32", (3, 4, 5), seed=9), sample("float32", (5,), seed=10)
     norm = dnnc.reduction_kernel("T x, T y", "T z", "x * y", "a + b", "z = sqrt(abs(a))", "0", "norm")
@@ -233,6 +234,7 @@ def test_reductions() -> None:
     check(both[1], np.ones((3, 5), bool))
 
 
+@pytest.mark.slow
 def test_types_of_reductions() -> None:
     q = np.array([[100, 100, 3], [1, -1, 0]], np.int8)
     wraps = dnnc.reduction_kernel("T x", "T z", "x", "a + b", "z = a", "0")

@@ -34,6 +34,7 @@ def test_products(dtype: str) -> None:
         x @ x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_norms(dtype: str) -> None:
     a = sample(dtype, (2, 3, 4))

@@ -107,6 +107,7 @@ def _arrays(key: Any) -> Any:
     return tuple(xp.asarray(k) if isinstance(k, list) else k for k in key) if isinstance(key, tuple) else key
 
 
+@pytest.mark.slow
 def test_truth_values_as_keys() -> None:
     a = sample("float64", (4, 3))
     x = xp.asarray(a)

@@ -95,6 +95,7 @@ def test_what_is_missing_names_the_nearest() -> None:
     assert not hasattr(x, "no_such_thing_at_all")
 
 
+@pytest.mark.slow
 def test_methods_that_write() -> None:
     x = xp.asarray(A)
     y = x.copy()

@@ -415,6 +415,7 @@ def test_the_same_model_gives_the_same_bytes(net: Executable, path: Path, tmp_pa
     assert str(tmp_path).encode() not in text and os.getcwd().encode() not in text
 
 
+@pytest.mark.slow
 def test_results_are_right_and_not_just_equal(net: Executable, path: Path) -> None:
     f = net
     f.save(path)

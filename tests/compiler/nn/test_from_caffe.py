@@ -147,6 +147,7 @@ CASES: dict[str, tuple[str, tuple[np.ndarray, ...], dict[str, Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer(name: str, tmp_path: Path) -> None:
     kind, blobs, params, want = CASES[name]

@@ -274,6 +274,7 @@ def test_constants_of_the_graph_are_weights() -> None:
     assert [(n, p.shape) for n, p in net.named_parameters()] == [("w", (2, 3))]
 
 
+@pytest.mark.slow
 def test_copies() -> None:
     net = nn.from_onnx(network()[0]).eval()
     x = normal(2, 2, 5, 5)

@@ -211,6 +211,7 @@ CONSTANT = {
 }
 
 
+@pytest.mark.slow
 def test_cross_entropy_of_large_logits() -> None:
     """float32: neither overflow nor the spacing of large numbers shows. A target that does not count may be NaN."""
     x = (1e6 + 40 * rng.standard_normal((6, 9))).astype(np.float32)

@@ -35,6 +35,7 @@ def test_values_and_gradients() -> None:
     assert gradient.numpy().tolist() == [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
 
 
+@pytest.mark.slow
 def test_wrong_arguments() -> None:
     x, s = xp.asarray(np.ones((2, 3), np.float32)), xp.asarray(np.ones(3, np.float32))
     with pytest.raises(InputError, match=r"scale must have shape \(2,\), got \(3,\)"):

@@ -18,6 +18,7 @@ from dnnc.ir.ops.random import philox
 N = 20_000
 
 
+@pytest.mark.slow
 def test_keys() -> None:
     assert random.key((3 << 32) + 5).tolist() == [5, 3] and random.key(-1).tolist() == [2**32 - 1] * 2
     k = random.key(7)

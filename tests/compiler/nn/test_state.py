@@ -48,6 +48,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(np.array_equal(np.asarray(a), np.asarray(b)))
 
 
+@pytest.mark.slow
 def test_names() -> None:
     net = Net()
     assert [n for n, _ in net.named_parameters()] == NAMES  # a shared parameter comes once
@@ -71,6 +72,7 @@ def test_names() -> None:
     assert "  (norm): BatchNorm1d(4, eps=1e-05" in repr(net)
 
 
+@pytest.mark.slow
 def test_modes() -> None:
     net = Net()
     assert net.training and not net.eval().drop.training and net.train().norm.training

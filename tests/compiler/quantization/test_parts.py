@@ -229,6 +229,7 @@ def test_a_residual_that_stays_float_reads_floats() -> None:
     assert set(p.readers) == {"n", "o"}
 
 
+@pytest.mark.slow
 def test_batch_normalisations_are_folded_and_constants_found() -> None:
     text = """agraph (float[1, 2, 4, 4] x) => (float[1, 3, 4, 4] y) {
         t = Transpose<perm = [1, 0, 2, 3]>(w)

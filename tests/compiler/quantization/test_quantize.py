@@ -18,7 +18,7 @@ import dnnc
 from dnnc.ir.errors import InputError
 from dnnc.quantization import choice, entry
 from dnnc.quantization.calibration import Running
-from dnnc.quantization.data import Input, Samples
+from dnnc.quantization.data import Input, Samples, first_feeds
 from dnnc.quantization.measure import Difference, Times
 from dnnc.quantization.result import Quantized
 from dnnc.quantization.simulation import Simulation
@@ -222,7 +222,7 @@ def test_auto_with_a_metric_and_schemes_of_weights(times: dict[str, tuple[float,
 def test_the_simulation_has_the_errors_of_the_written_model(monkeypatch: pytest.MonkeyPatch) -> None:
     work = entry._Work(residual(), images(), None, entry.QuantizeOptions(bias_correction=True), entry._silent)
     plan = entry.Plan(work.model, work.options, work._observe())
-    feeds = work._feeds()
+    feeds = first_feeds(work.samples)
     plain = Running(work.model.proto, work.samples, {})
     want = [plain.outputs(f) for f in feeds]
     simulation = Simulation(plan, work.layers, "int8", work.samples, feeds, want, entry._silent)

@@ -168,6 +168,7 @@ def test_a_profile_adds_up_to_the_time_of_a_call() -> None:
     assert found.threads == min(2, cpu_count()) == found.ceilings.threads
 
 
+@pytest.mark.slow
 @in_a_quiet_round
 def test_a_profile_knows_kernels_and_their_work() -> None:
     found = profiled()
@@ -284,6 +285,7 @@ def test_short_tables_add_up_what_they_leave_out(found: Profile) -> None:
 # --- what cannot be profiled ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_errors_of_the_user() -> None:
     f = compiled(8, threads=1)
     with pytest.raises(dnnc.InputError, match="at least 1"):

@@ -86,6 +86,7 @@ def test_two_branches_that_do_not_fit_are_an_error_at_once() -> None:
         compiled(text)
 
 
+@pytest.mark.slow
 def test_nested_branches() -> None:
     inner = (
         yes_no("a = Squeeze (h)", "b = Exp (h)")

@@ -46,6 +46,7 @@ def test_known_answers() -> None:
     assert [hex(w) for w in philox(digits, key)[0].tolist()] == ["0xd16cfe09", "0x94fdcceb", "0x5001e420", "0x24126ea1"]
 
 
+@pytest.mark.slow
 def test_uniform() -> None:
     y = draw("RandomUniform", shape=[300, 200], low=2.0, high=5.0, seed=1.0)
     assert y.dtype == np.float32 and y.min() >= 2 and y.max() <= 5

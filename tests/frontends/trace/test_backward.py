@@ -182,6 +182,7 @@ def test_errors() -> None:
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_step_seen_before_is_one_launch_and_no_derivation(monkeypatch: Any) -> None:
     w, v, x = parameter(3, 5), parameter(5, 1), xp.asarray(rng.standard_normal((4, 3)))
 
@@ -260,6 +261,7 @@ def test_parameters_without_elements() -> None:
     assert empty.grad is None or empty.grad.shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_writing_many_times_before_anybody_looks() -> None:
     x = parameter(3)
     want = x.numpy()
@@ -312,6 +314,7 @@ def test_steps_that_read_each_other() -> None:
     close(second, np.sum(v**3))
 
 
+@pytest.mark.slow
 def test_what_is_made_of_a_step_computes_it_once() -> None:
     x = parameter(4, 4)
     total = xp.asarray(0.0)

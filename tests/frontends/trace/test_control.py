@@ -67,6 +67,7 @@ def test_writing_to_an_operand_stays_in_the_branch() -> None:
     assert made.tolist() == [0, 4] and same.tolist() == [3, 4]
 
 
+@pytest.mark.slow
 def test_while_loop_ends_by_what_it_computes() -> None:
     def f(x: Any, w: Any) -> Any:
         w = w * 0.5
@@ -86,6 +87,7 @@ def test_while_loop_that_never_runs() -> None:
         assert np.array_equal(a, X)
 
 
+@pytest.mark.slow
 def test_a_complex_state() -> None:
     def f(c: Any) -> Any:
         return dnnc.while_loop(
@@ -114,6 +116,7 @@ def test_scan_stacks_rows(reverse: bool) -> None:
         np.testing.assert_allclose(stacked, rows[::-1] if reverse else rows, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_scan_by_length_and_within_a_loop() -> None:
     def f(x: Any) -> Any:
         def outer(s: Any) -> Any:
@@ -157,6 +160,7 @@ def test_errors_of_bodies(fn: Any, message: str) -> None:
     assert str(e.value).startswith(__file__)
 
 
+@pytest.mark.slow
 def test_bodies_share_large_constants_and_products() -> None:
     big = RNG.standard_normal((12, 12)) / 12
     w, product = xp.asarray(big), xp.asarray(big) @ xp.asarray(big)
@@ -175,6 +179,7 @@ def test_bodies_share_large_constants_and_products() -> None:
         np.testing.assert_allclose(a, s, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_traced_integer_is_an_index() -> None:
     def f(x: Any) -> Any:
         def step(s: Any) -> Any:

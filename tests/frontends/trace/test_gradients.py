@@ -85,6 +85,7 @@ class Layer:
     b: Any
 
 
+@pytest.mark.slow
 def test_trees_of_arrays() -> None:
     w, b, x = rng.standard_normal((3, 2)), rng.standard_normal(2), rng.standard_normal((5, 3))
 
@@ -268,6 +269,7 @@ def test_the_memory_of_a_checkpointed_chain() -> None:
     assert sizes[1] < 0.8 * sizes[0]
 
 
+@pytest.mark.slow
 def test_custom_vjp() -> None:
     @dnnc.custom_vjp
     def clipped(x: Any) -> Any:
@@ -326,6 +328,7 @@ def test_errors_say_what_is_wrong() -> None:
 # --- kernels of users -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ops_of_users_are_differentiated_by_their_expression() -> None:
     def pull(x: te.Tensor, m: te.Tensor) -> te.Tensor:
         (n,) = x.dims

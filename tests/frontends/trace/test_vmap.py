@@ -84,6 +84,7 @@ def test_every_op_has_a_way_or_an_error(family: str) -> None:
                     of_op(op, s, which, k)
 
 
+@pytest.mark.slow
 def test_expressions_with_one_more_axis_run_natively() -> None:
     """What goes by its tensor expression, which the interpreter above does not look at: the kernel check compares it
     with the rows' reference.
@@ -275,6 +276,7 @@ def test_loops_end_for_each_row_by_itself() -> None:
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_rows_that_are_done_do_nothing_wrong() -> None:
     """The last index of a row that is done, and that of a row that never ran, lie outside."""
 
@@ -336,6 +338,7 @@ def test_scans() -> None:
         np.testing.assert_allclose(rows, np.cumsum(X[:, ::-1], 1)[:, ::-1] - X, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_control_flow_within_control_flow() -> None:
     def f(x: Any, n: Any) -> Any:
         def body(s: Any) -> Any:

@@ -404,3 +404,10 @@ def test_every_cpu_thread_executes_what_is_outside_of_parallel_loops() -> None:
     text = TWO.replace("    barrier()\n", "    barrier()\n    t[0] = 0.0\n    barrier()\n")
     fails(text, "every thread executes this", "t[0] = 0.0", x=f32(64), t=f32(64), y=f32(64))
     run_kernel(parse_kernel(text), {"x": f32(64), "t": f32(64), "y": f32(64)}, threads=1)
+
+
+@pytest.mark.parametrize(("value", "want"), [("x[i] & -4", "i32"), ("7 - x[i]", "i32"), ("shl(x[i], 2)", "i32")])
+def test_bare_numbers_have_the_type_of_the_other_operand(value: str, want: str) -> None:
+    kernel = parse_kernel(f"def k(x: i32[8], y: i32[8]):\n    for i in range(8):\n        y[i] = {value}\n")
+    loop = kernel.entry.body[0]
+    assert {a.dtype.name for a in loop.body[0].value.args} == {want}

@@ -37,6 +37,7 @@ def g(x: f32[n, 4]):
 """
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_op_written_and_read(family: str) -> None:
     for op in FAMILIES[family]:

@@ -13,7 +13,7 @@ from dnnc.ir.expr import Expr, cast, const
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
 from dnnc.ir.loops.verify import verify_kernel
-from dnnc.passes.lower.conversions import FORMATS, is_small, narrow, rounded, to_odd, widen
+from dnnc.passes.lower.conversions import FORMATS, is_small, narrow, rounded, to_odd, widen, widen_by_half
 
 SMALL = [*FORMATS, "bf16", "f8e8m0"]
 
@@ -39,7 +39,9 @@ def test_widen_every_code(name: str) -> None:
     t = BY_NAME[name]
     assert is_small(t)
     x = np.arange(1 << t.bits, dtype=np.uint16 if t.bits == 16 else np.uint8).view(t.numpy)
-    np.testing.assert_array_equal(apply(widen, x, t, BY_NAME["f32"]), x.astype(np.float32))
+    ways = [widen] if widen_by_half(const(0, t)) is None else [widen, widen_by_half]
+    for way in ways:
+        np.testing.assert_array_equal(apply(way, x, t, BY_NAME["f32"]), x.astype(np.float32))
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -23,6 +23,7 @@ stretches = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12), st.intege
 results = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 13)), max_size=5)
 
 
+@pytest.mark.slow
 @given(stretches, results)
 @settings(max_examples=100, deadline=None)
 def test_slots_within_results_never_overlap(found: list[tuple[int, int, int]], made: list[tuple[int, int]]) -> None:

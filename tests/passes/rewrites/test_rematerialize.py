@@ -59,6 +59,7 @@ def test_what_cannot_be_kept_is_said() -> None:
     assert all(np.isfinite(g).all() for g in f(*args))
 
 
+@pytest.mark.slow
 def test_inference_has_little_to_compute_again() -> None:
     forward = compiled(None, loss)
     assert peak(compiled("1KB", loss)) <= peak(forward)

@@ -59,6 +59,7 @@ def test_strict_numerics_keep_one_order_of_floats_and_gpus_their_scans() -> None
         assert split_scans(parse(f"def f(x: {dtype}[65536]):\n    y = cumsum(x, axis=0)\n    return y"), ctx) == split
 
 
+@pytest.mark.slow
 def test_floats_are_nearer_to_the_sum() -> None:
     g = parse("def f(x: f32[200003]):\n    y = cumsum(x, axis=0)\n    return y")
     x = np.random.default_rng(0).standard_normal(200003).astype(np.float32)

@@ -39,6 +39,8 @@ def quantised(kind: str, zero: Any, read: Any, rows: int = 3, axis: int = 0, blo
 
 
 def numbers(t: DType, shape: tuple[int, ...]) -> Any:
+    if t.is_float:
+        return RNG.standard_normal(shape).astype(t.numpy)
     low, high = t.range
     return RNG.integers(low, high + 1, shape).astype(t.numpy)
 
@@ -49,7 +51,7 @@ def product(b: Any, x: Any, w: Any) -> Any:
 
 CASES = [
     ("u4", 8), ("i4", None), ("u4", "each"), ("i4", "each"), ("u2", 1), ("i2", None), ("i8", None), ("u8", 128),
-    ("u8", "each"),
+    ("u8", "each"), ("f4e2m1", None), ("f8e4m3fn", None), ("f8e5m2", None),
 ]  # fmt: skip
 
 
@@ -63,10 +65,39 @@ def test_products_decode_what_they_read(kind: str, zero: Any) -> None:
     (n,) = [n for n in g.nodes() if n.op.name == "decode"]
     few, own = dtype(kind).bits <= 4, zero == "each"
     assert len(n.attrs["table"]) == (1 << dtype(kind).bits if few else 0)
-    assert len(n.inputs) == 2 + own and n.inputs[0].type.dtype.kind == ("u" if few or own else "i")
+    stored = "u" if few or own else "f" if kind == "f8e5m2" else "i"
+    assert len(n.inputs) == 2 + own and n.inputs[0].type.dtype.kind == stored
     np.testing.assert_allclose(run(g, [x])[0], want[0], rtol=1e-5, atol=1e-4)
     compiled = dnnc.compile(g, target="llvm -threads=1")
     np.testing.assert_allclose(compiled(x), want[0], rtol=1e-5, atol=1e-3)
+
+
+def test_numbers_that_are_none_stay_codes_of_floats() -> None:
+    """The bits of E4M3's NaN would become those of a number in float16."""
+    g = quantised("f8e4m3fn", None, product)
+    codes = next(n.inputs[0] for n in g.nodes() if n.op.name == "dequantize_linear")
+    g.constants[codes] = np.where(np.arange(COLUMNS) == 7, np.nan, g.constants[codes].astype(np.float32)).astype(
+        dtype("f8e4m3fn").numpy
+    )
+    assert stored_weights(g, CONTEXT)
+    (n,) = [n for n in g.nodes() if n.op.name == "decode"]
+    assert n.inputs[0].type.dtype.is_float and not n.attrs["value"]
+
+
+def test_scales_of_powers_of_two() -> None:
+    """Microscaling formats: 4-bit floats in blocks of 32 with a power of two in 8 bits."""
+    g = Graph("g")
+    b = Builder(g)
+    x = g.add_input("x", TensorType(f32, (3, ROWS)))
+    powers = (2.0 ** RNG.integers(-9, 9, (ROWS // 32, COLUMNS))).astype(dtype("f8e8m0").numpy)
+    codes = b.constant(numbers(dtype("f4e2m1"), (ROWS, COLUMNS)))
+    w = b.dequantize_linear(codes, b.cast(b.constant(powers), to=f32), axis=0, block=32)
+    g.outputs = [b.matmul(x, w)]
+    given = [RNG.standard_normal((3, ROWS)).astype(np.float32)]
+    want = run(g, given)
+    assert stored_weights(g, CONTEXT)
+    assert [n.inputs[0].type.dtype.name for n in g.nodes() if n.op.name == "decode"] == ["u4"]
+    np.testing.assert_allclose(run(g, given)[0], want[0], rtol=1e-6)
 
 
 def test_transposes_turn_codes_and_scales() -> None:

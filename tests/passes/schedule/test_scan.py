@@ -43,6 +43,7 @@ def test_meaning(guard: str, size: int, rows: int, width: int) -> None:
         same_results(old, new)
 
 
+@pytest.mark.slow
 def test_integers_and_products_of_pairs() -> None:
     counts = TEXT.replace("f32", "i64").replace("0.0", "0").replace("1.0", "1")
     pairs = TEXT.replace("acc[0] + x[p, r]", "fma(x[p, r], x[p, 0], acc[0])")

@@ -527,6 +527,7 @@ def test_bias_dropout_outside_of_training() -> None:
     check("BiasDropout", [x, bias, residual], x + bias + residual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_weights_of_few_bits_in_groups(bits: int) -> None:
     n, k, block = 5, 40, 16

@@ -25,6 +25,7 @@ def f(*shape: int) -> Any:
 # --- linear models ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
 def test_linear(transform: str) -> None:
     x = f(7, 4)

@@ -67,6 +67,7 @@ def test_roi_align(opset: int, mode: str, ratio: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_roi_align_without_half_pixel() -> None:
     rng = np.random.default_rng(3)
     inputs: list[Array | None] = [
@@ -80,6 +81,7 @@ def test_roi_align_without_half_pixel() -> None:
     )
 
 
+@pytest.mark.slow
 def test_roi_align_keeps_infinite_pixels_out_of_other_regions() -> None:
     x = np.zeros((1, 1, 8, 8), np.float32)
     x[0, 0, 7, 7] = np.inf
