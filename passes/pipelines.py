@@ -35,13 +35,13 @@ from dnnc.passes.rewrites.recompute import recompute
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
 from dnnc.passes.rewrites.repeat import repeat_shared
+from dnnc.passes.rewrites.results_in_rows import results_in_rows
 from dnnc.passes.rewrites.scalars import scalars
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
 from dnnc.passes.rewrites.split_filters import split_filters
 from dnnc.passes.rewrites.split_reduce import split_reductions
 from dnnc.passes.rewrites.split_scans import split_scans
 from dnnc.passes.rewrites.split_transposes import split_transposes
-from dnnc.passes.rewrites.results_in_rows import results_in_rows
 from dnnc.passes.rewrites.state_layouts import assign_state_layouts, relabel_given
 from dnnc.passes.rewrites.stored_weights import stored_weights
 from dnnc.passes.schedule.problem import Template
@@ -277,7 +277,8 @@ PASSES = (
     CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,
-    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, IN_ROWS, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS, PLACE_CONCATS,
+    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, IN_ROWS, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS,
+    PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),
