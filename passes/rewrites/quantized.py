@@ -30,6 +30,7 @@ from dnnc.ir.ops import OPS
 from dnnc.ir.shapes import normalize_axis
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import Match, Rule, producer, rewrite
+from dnnc.passes.rewrites import float8_products
 from dnnc.passes.rewrites.integer_products import Quantized, Weights, has_form, known, product
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +46,7 @@ def quantized(graph: Graph, ctx: PassContext) -> bool:
     """Apply the rules above where the target has products of bytes, and note which products stay in floats."""
     if not ctx.facts.multiplies_bytes:
         return False
-    changed = rewrite(graph, RULES, ctx)
+    changed = rewrite(graph, (*RULES, *float8_products.RULES) if ctx.facts.multiplies_float8 else RULES, ctx)
     if ctx.note is not None and not ctx.strict and any(map(_in_floats, graph.nodes())):
         why: dict[Node, str] = {}
 
