@@ -28,7 +28,7 @@ FACTORS = {
     f32: ((f16, f16), (bf16, bf16), *((a, b) for a in FLOAT8 for b in FLOAT8)),
     i32: tuple((a, b) for a in (u8, i8) for b in (u8, i8)),
 }
-RESULTS = (f16, bf16, f32, i32, u8, i8)
+RESULTS = (f16, bf16, f32, i32, u8, i8, *FLOAT8)
 MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
 PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
 TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end, stored as they are

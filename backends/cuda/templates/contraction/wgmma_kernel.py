@@ -124,7 +124,7 @@ class Product:
         """Do rows of a tile's results fill what is stored at a time, and do all sums fit into registers? Split sums are
         stored in vectors of the result.
         """
-        if self.promotes and t.bn > PROMOTED_COLUMNS:
+        if self.promotes and (t.bn > PROMOTED_COLUMNS or t.bn * t.resident > 2 * PROMOTED_COLUMNS):
             return False
         return self.aligned if t.split > 1 else t.bn * self.c.dtype.bytes % ROW == 0
 
