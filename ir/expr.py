@@ -356,8 +356,16 @@ def fma(a: E, b: E, c: E) -> Expr:
 
 
 def cast(e: Expr, dtype: DType) -> Expr:
-    """Value conversion; float to integer saturates, NaN becomes 0."""
-    return e if e.dtype is dtype else op("cast_" + dtype.name, e, dtype=dtype)
+    """Value conversion; float to integer saturates, NaN becomes 0. A float that was widened comes back as it was."""
+    if e.dtype is dtype:
+        return e
+    if isinstance(e, Op) and e.name == "cast_" + e.dtype.name and e.args[0].dtype is dtype and _widens(dtype, e.dtype):
+        return e.args[0]
+    return op("cast_" + dtype.name, e, dtype=dtype)
+
+
+def _widens(narrow: DType, wide: DType) -> bool:
+    return narrow.is_float and wide.is_float and narrow.bits < wide.bits
 
 
 def logical_not(e: Expr) -> Expr:

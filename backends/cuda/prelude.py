@@ -369,6 +369,39 @@ template<int N> FN V<{t}, N> to_{t}(const V<f32, N>& x) {{
 template<int N> FN V<{t}, N> to_{t}(const V<f64, N>& x) {{ V<{t}, N> r; UNROLL for (int i = 0; i < N; ++i) r.v[i] = \
 to_{t}(x.v[i]); return r; }}"""
        for t in ("f16", "bf16")},
+    # 8-bit floats, of sm_89 and later; the instruction makes the largest number of what is too large
+    **{key: text for t, kind, over, high in (
+        ("f8e4m3fn", "e4m3", "fabsf(x) > 464.0f", "u | 127"), ("f8e5m2", "e5m2", "fabsf(x) >= 61440.0f", "u & 128 | 124"))
+       for key, text in {
+        f"up_{t}": f"""\
+FN f32 up_{t}({t} x) {{
+  u32 u;
+  asm("cvt.rn.f16x2.{kind}x2 %0, %1;" : "=r"(u) : "h"((u16)x.bits));
+  f16 h;
+  h.bits = (u16)u;
+  return from_f16(h);
+}}""",
+        f"over_{t}": f"""\
+FN {t} over_{t}(u16 u, f32 x) {{ {t} r; r.bits = (u8)({over} ? {high} : u); return r; }}""",
+        f"down_{t}": f"""\
+FN {t} down_{t}(f32 x) {{
+  u16 u;
+  asm("cvt.rn.satfinite.{kind}x2.f32 %0, %1, %2;" : "=h"(u) : "f"(0.0f), "f"(x));
+  return over_{t}(u, x);
+}}""",
+        f"down_{t}/1": f"""\
+template<int N> FN V<{t}, N> down_{t}(const V<f32, N>& x) {{
+  V<{t}, N> r;
+  UNROLL for (int i = 0; i < N / 2; ++i) {{
+    u16 u;
+    asm("cvt.rn.satfinite.{kind}x2.f32 %0, %1, %2;" : "=h"(u) : "f"(x.v[2 * i + 1]), "f"(x.v[2 * i]));
+    r.v[2 * i] = over_{t}((u16)(u & 255), x.v[2 * i]);
+    r.v[2 * i + 1] = over_{t}((u16)(u >> 8), x.v[2 * i + 1]);
+  }}
+  if (N % 2) r.v[N - 1] = down_{t}(x.v[N - 1]);
+  return r;
+}}""",
+    }.items()},
     # --- indices known only at run time: clamped into [lo, hi), and noted ---
     "guard": """\
 template<class T> FN T guard(i64 x, T lo, T hi, i32* status, i32 kernel) {

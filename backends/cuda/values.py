@@ -175,8 +175,8 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
     if is_small(src):
         if to is not f32:
             return em.operand(cast(cast(arg, f32), to), lanes), 0
-        name = f"from_{scalar(src)}"
-        if src.bits < 16:
+        name = f"{'up' if em.converts(src) else 'from'}_{scalar(src)}"
+        if src.bits < 16 and not em.converts(src):
             em.unit.define(name, src, widen)
         return call(em, name, [em.operand(arg, lanes)], lanes)
     if is_small(to):
@@ -184,8 +184,8 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
             return em.operand(cast(to_odd(arg), to), lanes), 0
         if src is not f32 and src is not f64:
             return em.operand(cast(cast(arg, f32), to), lanes), 0
-        name = f"to_{scalar(to)}"
-        if to.bits < 16:
+        name = f"{'down' if em.converts(to) and src is f32 else 'to'}_{scalar(to)}"
+        if to.bits < 16 and name.startswith("to"):
             em.unit.define(name, f32, lambda x: narrow(x, to))
         return call(em, name, [em.operand(arg, lanes)], lanes)
     return _number(em, arg, to, lanes)

@@ -29,7 +29,8 @@ STEP = 32  # bytes of the sum in one wgmma
 WARP = 32
 MAX_AXES = 5  # of a matrix that the copy engine stores
 PROMOTED = 4  # steps of 128 elements of 8-bit floats that tensor cores add up
-PROMOTED_COLUMNS = 128  # of a tile whose sums lie in registers twice
+LONG_SUM = 1024  # elements; shorter sums of 8-bit floats lose less on tensor cores than a float16 holds
+PROMOTED_COLUMNS = 192  # of a tile whose sums lie in registers twice
 SUM_PAD = 8  # floats after a row of partial sums: neighbouring rows then begin in different banks
 BARRIERS = 1024  # bytes kept for mbarriers and alignment
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40  # a thread's, of 168 that three warp groups have each
@@ -118,13 +119,13 @@ class Product:
     @property
     def promotes(self) -> bool:
         """Are sums of few steps added in float32?"""
-        return self.a.dtype in FLOAT8
+        return self.a.dtype in FLOAT8 and self.k > LONG_SUM
 
     def suits(self, t: Tiling) -> bool:
         """Do rows of a tile's results fill what is stored at a time, and do all sums fit into registers? Split sums are
         stored in vectors of the result.
         """
-        if self.promotes and (t.bn > PROMOTED_COLUMNS or t.bn * t.resident > 2 * PROMOTED_COLUMNS):
+        if self.promotes and (t.bn > PROMOTED_COLUMNS or (t.resident > 1 and t.bn * t.resident > 256)):
             return False
         return self.aligned if t.split > 1 else t.bn * self.c.dtype.bytes % ROW == 0
 
