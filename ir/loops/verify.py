@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dnnc.ir.bounds import nonneg
-from dnnc.ir.dtype import i8, i32, i64, u8
+from dnnc.ir.dtype import f32, i8, i32, i64, u8, u32
 from dnnc.ir.errors import VerifyError, locations
 from dnnc.ir.expr import (
     COMPARE,
@@ -41,6 +41,7 @@ from dnnc.ir.loops.stmt import (
     If,
     Kernel,
     Let,
+    SparseRows,
     Stmt,
     Store,
     blocks,
@@ -111,6 +112,8 @@ class _Check:
             scope.add(s.buf)
         elif isinstance(s, Eval):
             yield from self.effect(s, inside)
+            if isinstance(s, SparseRows):
+                yield from self.sparse_rows(s, facts)
         elif isinstance(s, For):
             yield from self.loop(s, scope, facts, inside)
         elif isinstance(s, If):
@@ -175,6 +178,22 @@ class _Check:
             yield f"unknown effect or function {s.name}"
         if s.name == "barrier" and inside:
             yield "a barrier inside of a parallel loop is not reached by all threads"
+
+    def sparse_rows(self, s: SparseRows, facts: tuple[Expr, ...]) -> Iterator[str]:
+        """Both ends of what is read and written; the group's number."""
+        y, x, w, block = s.args
+        if not (isinstance(y, Ref) and isinstance(x, Ref) and isinstance(w, Ref)):
+            yield "sparse_rows takes three addresses and the number of a group"
+            return
+        if y.buf.dtype is not f32 or x.buf.dtype is not f32 or w.buf.dtype is not u32 or len(w.idx) != 1:
+            yield f"sparse_rows takes f32 vectors and u32 words; got {y.buf.dtype}, {x.buf.dtype}, {w.buf.dtype}"
+        groups = len(s.pattern.by_groups(s.group))
+        if not nonneg(self.inlined(block), facts) or not nonneg(groups - 1 - self.inlined(block), facts):
+            yield f"cannot show that {show(block)} is one of {groups} groups"
+        for at, last in ((y, s.group - 1), (x, s.pattern.columns - 1)):
+            for k in (0, last):
+                yield from self.in_bounds(at.buf, (at.idx[0] + k, *at.idx[1:]), at.lanes, None, facts)
+        yield from self.in_bounds(w.buf, (w.idx[0] + max(s.pattern.count - 1, 0),), 1, None, facts)
 
     def loop(self, s: For, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
         if s.kind in ("unroll", "vector") and not free(s.lo) | free(s.hi) <= self.unrolled:
