@@ -371,7 +371,8 @@ to_{t}(x.v[i]); return r; }}"""
        for t in ("f16", "bf16")},
     # 8-bit floats, of sm_89 and later; the instruction makes the largest number of what is too large
     **{key: text for t, kind, over, high in (
-        ("f8e4m3fn", "e4m3", "fabsf(x) > 464.0f", "u | 127"), ("f8e5m2", "e5m2", "fabsf(x) >= 61440.0f", "u & 128 | 124"))
+        ("f8e4m3fn", "e4m3", "fabsf(x) > 464.0f", "u | 127"),
+        ("f8e5m2", "e5m2", "fabsf(x) >= 61440.0f", "u & 128 | 124"))
        for key, text in {
         f"up_{t}": f"""\
 FN f32 up_{t}({t} x) {{

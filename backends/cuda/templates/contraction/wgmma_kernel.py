@@ -28,8 +28,7 @@ STORE_BUFFERS = 2  # per consumer: one is filled while the other is stored
 STEP = 32  # bytes of the sum in one wgmma
 WARP = 32
 MAX_AXES = 5  # of a matrix that the copy engine stores
-PROMOTED = 4  # steps of 128 elements of 8-bit floats that tensor cores add up
-LONG_SUM = 1024  # elements; shorter sums of 8-bit floats lose less on tensor cores than a float16 holds
+PROMOTED = 8  # steps of 128 elements of 8-bit floats that tensor cores add up: they lose less than a float16 does
 PROMOTED_COLUMNS = 192  # of a tile whose sums lie in registers twice
 SUM_PAD = 8  # floats after a row of partial sums: neighbouring rows then begin in different banks
 BARRIERS = 1024  # bytes kept for mbarriers and alignment
@@ -119,7 +118,7 @@ class Product:
     @property
     def promotes(self) -> bool:
         """Are sums of few steps added in float32?"""
-        return self.a.dtype in FLOAT8 and self.k > LONG_SUM
+        return self.a.dtype in FLOAT8 and self.k > PROMOTED * ROW
 
     def suits(self, t: Tiling) -> bool:
         """Do rows of a tile's results fill what is stored at a time, and do all sums fit into registers? Split sums are
