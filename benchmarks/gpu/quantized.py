@@ -56,6 +56,7 @@ SQUARES = (1024, 2048, 4096, 8192)
 # rows, columns, length of the sum: BERT-base with 32 x 128 tokens, Llama-7B with 512 and 2048 tokens
 LAYERS = ((4096, 2304, 768), (4096, 768, 768), (4096, 3072, 768), (4096, 768, 3072), (512, 4096, 4096),
           (512, 11008, 4096), (512, 4096, 11008), (2048, 12288, 4096), (2048, 4096, 11008))  # fmt: skip
+WIDENING = (4096, 3072, 768)  # the first product of BERT's feed-forward layer
 FEW_ROWS = ((1, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096), (64, 4096, 4096))
 # bits, k, n, and rows of x
 FEW = (
@@ -127,22 +128,35 @@ def int8_product(m: int, n: int, k: int, end: str) -> Case:
     return case(f"int8_{m}x{n}x{k}_{end}", inputs, body, peer, want)
 
 
-def float8_product(m: int, n: int, k: int) -> Case:
-    body = f"s: f32[{m}, {n}] = matmul(x, transpose(w, perm=(1, 0)), out_dtype=f32); g = mul(s, c); y = cast(g, to=f16)"
+def float8_product(m: int, n: int, k: int, end: str = "f16") -> Case:
+    """`end`: "f16", scaled; "gelu", scaled, with a bias and GELU, in e4m3."""
+    body = f"s: f32[{m}, {n}] = matmul(x, transpose(w, perm=(1, 0)), out_dtype=f32); g = mul(s, c); "
     inputs = f"x: f8e4m3fn[{m}, {k}], w: f8e4m3fn[{n}, {k}], c: f32[{n}]"
+    if end == "gelu":
+        inputs += f", b: f16[{n}]"
+        body += "a = add(mul(g, 0.01), cast(b, to=f32)); e = gelu(a); q = mul(e, 9.0); y = cast(q, to=f8e4m3fn)"
+    else:
+        body += "y = cast(g, to=f16)"
 
-    def peer(x: Any, w: Any, c: Any) -> Any:
+    def want(x: Any, w: Any, c: Any, *more: Any) -> Any:
+        import torch
+
+        y = x.double() @ w.double().t() * c
+        return torch.nn.functional.gelu(y * 0.01 + more[0].double()).mul(9).clamp(-448, 448) if more else y
+
+    def peer(x: Any, w: Any, c: Any, *more: Any) -> Any:
         import torch
 
         one = c.new_ones(())
         return torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.float16, use_fast_accum=True)
 
-    return case(f"fp8_{m}x{n}x{k}", inputs, body, peer, lambda x, w, c: x.double() @ w.double().t() * c)
+    return case(f"fp8_{m}x{n}x{k}_{end}", inputs, body, peer, want)
 
 
 def fp8(a: argparse.Namespace, report: Report) -> int:
     """All sizes; how many kernels are wrong."""
     cases = {float8_product(*s): s for s in [*((n, n, n) for n in SQUARES), *LAYERS]}
+    cases[float8_product(*WIDENING, "gelu")] = WIDENING
     cases = {c: s for c, s in cases.items() if any(word in c.name for word in a.only.split(","))}
     schedules, wrong, rows = Schedules(), 0, []
     found = compiled(list(cases), lambda p: schedules.offered(p, ("wgmma",), a.candidates * 3), schedules)

@@ -52,6 +52,7 @@ TOLERANCE = {
     "i32": 0.0,
     "i8": 1.01 / 127,
     "u8": 1.01 / 255,
+    "f8e4m3fn": 0.07,
 }
 # of results by their type: bytes may be off by a step
 TOLERANCE_TF32 = 2e-3
