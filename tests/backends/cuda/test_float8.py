@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_bytes import H200, WGMMA, drawn, problem
 
+import dnnc
 from dnnc.backends.cuda.emit import emit_module
 from dnnc.backends.cuda.facts import facts
 from dnnc.backends.cuda.nvrtc import compile_cuda
@@ -16,6 +17,7 @@ from dnnc.ir.dtype import BY_NAME, f32
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.types import tensor
@@ -94,3 +96,17 @@ def test_qdq_models_are_products_of_codes(form: str) -> None:
 def test_zero_points_and_other_targets_keep_floats() -> None:
     assert not quantized(qdq("matmul", 1.0), PassContext(facts(H200, "default")))
     assert not quantized(qdq("matmul"), PassContext(facts(type(H200)("sm_80"), "default")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89"])
+def test_conversions_compile(arch: str) -> None:
+    """By instructions where there are some; those that clip need no comparison behind a clip."""
+    g = parse(
+        "def g(x: f32[64], q: f8e5m2[64]):\n"
+        "    a = cast(x, to=f8e4m3fn, saturate=False); b = cast(x, to=f8e4m3fn); c = cast(q, to=f32)\n"
+        "    return a, b, c"
+    )
+    f = dnnc.compile(g, target=f"cuda -arch={arch}", cache=False)
+    text = "".join(f.source("cuda", kernel=str(k)) for k in range(len(f.report.programs[0].kernels)))
+    assert all((word in text) == (arch == "sm_89") for word in ("down_f8e4m3fn", "clip_f8e4m3fn", "up_f8e5m2"))
