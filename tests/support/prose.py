@@ -59,8 +59,8 @@ class Sentence:
 
 
 def plain(text: str) -> str:
-    """Markdown without code, links' targets and emphasis; a piece of code counts as one word."""
-    text = re.sub(r"`[^`]*`", "CODE", text)
+    """Markdown without code, links' targets and emphasis; pieces of code side by side count as one word."""
+    text = re.sub(r"`[^`]*`(?: `[^`]*`)*", "CODE", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return re.sub(r"[*_]{1,2}(\S.*?\S|\S)[*_]{1,2}", r"\1", text)
 
