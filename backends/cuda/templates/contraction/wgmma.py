@@ -40,7 +40,7 @@ OPERATIONS = {
     "/": 8,
     "sqrt": 8,
     "log": 20,
-    "erf": 9,
+    "erf": 5,
     "tanh": 14,
     "sin": 30,
     "cos": 30,
