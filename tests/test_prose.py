@@ -18,8 +18,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *so
 # Sentences that break a rule, on pages that were written before there were rules. These numbers may only fall.
 LEFT: dict[str, int] = {
     "docs/internals/benchmarks.md": 1,
-    "docs/internals/design.md": 60,
-    "docs/training.md": 1,
+    "docs/internals/design.md": 56,
 }
 
 
