@@ -133,7 +133,7 @@ class Jitted(Generic[Result]):
             program, result = self._program(key, paths, lambda: [Spec(a.shape, a.dtype) for a in buffers], buffers)
             if result.tracked:
                 return self._fn(*args)
-            return _restored(result, program(*buffers) if program is not None else ())
+            return _restored(result, program(*buffers) if program is not None else ())  # type: ignore[no-any-return]
         leaves, tree = self._flat(self._arguments(args, kwargs))
         arrays = [_array(x) for _, x in leaves]
         if any(is_traced(a) for a in arrays):
@@ -155,10 +155,10 @@ class Jitted(Generic[Result]):
         if result.tracked:
             return self._fn(*args, **kwargs)
         if self._roles is None or program is None:
-            return _restored(result, program(*made) if program is not None else ())
+            return _restored(result, program(*made) if program is not None else ())  # type: ignore[no-any-return]
         got = program(*self._roles.given(paths, arrays, made, [x for _, x in leaves]))
         self._roles.bury(paths, arrays)
-        return _restored(result, got)
+        return _restored(result, got)  # type: ignore[no-any-return]
 
     def _usual(self, args: tuple[Any, ...]) -> tuple[Any, Sequence[str], list[Any]] | None:
         """The key, the paths and the buffers of a call with arrays of real numbers by position and nothing else, all

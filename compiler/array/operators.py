@@ -80,7 +80,7 @@ def _operator(name: str) -> tuple[Binary, Binary, Binary]:
 
 
 def _unary(name: str) -> Callable[[Any], Array]:
-    return lambda self: _function(name)(self)  # type: ignore[no-any-return]
+    return lambda self: _function(name)(self)
 
 
 class Operators:
@@ -101,6 +101,6 @@ class Operators:
     __lshift__, __rlshift__, __ilshift__ = _operator("bitwise_left_shift")
     __rshift__, __rrshift__, __irshift__ = _operator("bitwise_right_shift")
     __matmul__, __rmatmul__, __imatmul__ = _operator("matmul")
-    __eq__, __ne__ = _binary("equal", False), _binary("not_equal", False)
+    __eq__, __ne__ = _binary("equal", False), _binary("not_equal", False)  # type: ignore[assignment]
     __lt__, __le__, __gt__, __ge__ = (_binary(n, False) for n in ("less", "less_equal", "greater", "greater_equal"))
     __neg__, __pos__, __abs__, __invert__ = map(_unary, ("negative", "positive", "abs", "bitwise_invert"))

@@ -29,7 +29,7 @@ def norm_of(gradients: Sequence[Array], norm_type: float = 2.0) -> Array:
         return reduce(maximum, [largest(absolute(g)) for g in wide])
     if norm_type == 2:
         return sqrt(reduce(add, [total(g * g) for g in wide]))
-    return reduce(add, [total(absolute(g) ** norm_type) for g in wide]) ** (1 / norm_type)  # type: ignore[no-any-return]
+    return reduce(add, [total(absolute(g) ** norm_type) for g in wide]) ** (1 / norm_type)
 
 
 def clipped_by_norm(gradients: Sequence[Array], max_norm: Any, norm: Array) -> list[Array]:
