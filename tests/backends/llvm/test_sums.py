@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_check import run_native
+from native_check import one_node, run_native
 
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph
@@ -70,6 +70,20 @@ def test_one_among_small(case: str) -> None:
 def test_images_in_blocks_of_channels() -> None:
     shape, axes = (4, 64, 56, 56), (0, 2, 3)
     checked(one_among_small(shape, axes), axes, image=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("taps", [1, 3])
+def test_gradient_of_filters(taps: int) -> None:
+    x = one_among_small((4, 32, 55 + taps, 55 + taps), (0, 2, 3))
+    ones = np.ones((4, 32, 56, 56), np.float32)
+    g = one_node("conv_backward_filter", [f"f32 {' '.join(map(str, a.shape))}" for a in (x, ones)], kernel=(taps, taps))
+    (made,) = run_native(g, [x, ones])
+    exact = [
+        [x[:, :, i : i + 56, j : j + 56].sum((0, 2, 3), dtype=np.float64) for j in range(taps)] for i in range(taps)
+    ]
+    want = np.moveaxis(np.array(exact), 2, 0)[None]
+    assert np.max(np.abs(made - want) / want) <= 2 * LONGEST * 2.0**-25
 
 
 @pytest.mark.slow
