@@ -118,7 +118,7 @@ def mobilenet(version: int) -> Any:
 
     def conv(i: int, o: int, k: int, stride: int = 1, group: int = 1, act: bool = True) -> Any:
         norm = nn.BatchNorm2d(o)
-        norm.running_var.fill_(0.5)
+        norm.running_var.fill_(1 / 6)  # of the results of uniform weights, behind a ReLU
         return nn.Sequential(
             nn.Conv2d(i, o, k, stride, k // 2, groups=group, bias=False), norm, *([nn.ReLU6()] if act else [])
         )
