@@ -24,8 +24,9 @@ ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end 
 TURN = 4  # cycles to transpose a vector of a square
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
 CODE = 14  # bytes of code and values for each nonzero
+NEAR_CODE = 24 << 10  # bytes that stay in the instruction cache
 FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
-MOVE, FAR_MOVE = 6.5, 9.5  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
+MOVE, FAR_MOVE = 6.5, 13.0  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
 MOST_CODE = 12 << 20  # bytes of a program: less than half of a last-level cache
 FEW_PIXELS = 4  # whose products are sums over gathered elements
 ELEMENT = 8  # bytes of a nonzero in a loop
@@ -154,8 +155,9 @@ def code_cycles(
     used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
     loads = (count + used * terms * rows / GROUP) / rates.loads
     move = (rows + terms) * (MOVE if near else FAR_MOVE)
-    again = rates.memory if count * CODE > FAR_CODE else rates.l2  # code comes from memory once at least
-    fetched = count * CODE * (1 / rates.memory + (strips[0] - 1) / again)
+    size = count * CODE  # comes from memory once at least, then from the L2 cache, mostly ahead of its use
+    again = 0.0 if size <= NEAR_CODE else 0.5 / rates.l2 if size <= FAR_CODE else 1 / rates.memory
+    fetched = size * (1 / rates.memory + (strips[0] - 1) * again)
     return strips[0] * strips[1] * (max(count / rates.fma, loads) + move) + fetched
 
 

@@ -57,7 +57,7 @@ from dnnc.ir.loops.stmt import Block, Buffer, Builder, Kernel, Store, call
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.sparse import Sparse
 from dnnc.passes.lower.form import Axis, Contraction, Operand
-from dnnc.passes.rewrites.sparse import FEW_PIXELS, code_cycles, loop_cycles
+from dnnc.passes.rewrites.sparse import FEW_PIXELS, NEAR_CODE, code_cycles, loop_cycles
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.transposition import zipped
@@ -65,7 +65,6 @@ from dnnc.passes.schedule.transposition import zipped
 MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
 MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
 
-NEAR_CODE = 24 << 10  # bytes of code that stay in the instruction cache
 INSTRUCTION = 10  # bytes of code of a product
 ORDER = ()
 Knob = Mapping[str, "int | str"]
