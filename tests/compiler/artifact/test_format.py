@@ -184,9 +184,10 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_other_formats(saved: Path) -> None:
-    rewritten(saved, lambda m: None, FORMAT + 1)
+    rewritten(saved, lambda m: None, CODED + 1)
     with pytest.raises(
-        ArtifactError, match=f"has format {FORMAT + 1}, this version of dnnc reads format {FORMAT}: update dnnc"
+        ArtifactError,
+        match=f"has format {CODED + 1}, this version of dnnc reads formats {FORMAT}, {CODED}: update dnnc",
     ):
         open_artifact(saved)
     rewritten(saved, lambda m: None)
