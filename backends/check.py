@@ -196,9 +196,9 @@ def draw(
         row = size // shape[0]
         base = np.resize(pool, row + SHIFT * (shape[0] - 1))
         strides = (SHIFT * base.itemsize, *base[:row].reshape(shape[1:]).strides)
-        return np.lib.stride_tricks.as_strided(base, shape, strides, writeable=False)
+        return t.encoding.held(np.lib.stride_tricks.as_strided(base, shape, strides, writeable=False))
     found: Array = (np.resize(pool, size) if size > n else pool).reshape(shape)
-    return found
+    return t.encoding.held(found)
 
 
 def calmed(step: Step, inputs: dict[Value, Array]) -> dict[Value, Array]:

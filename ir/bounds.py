@@ -74,7 +74,7 @@ def _op_bounds(e: Op) -> Bounds:
     if e.name == "select":
         (al, ah), (bl, bh) = bounds(e.args[1]), bounds(e.args[2])
         return None if al is None or bl is None else min(al, bl), None if ah is None or bh is None else max(ah, bh)
-    if e.name == "guard" and len(e.args) == 3:
+    if e.name in ("guard", "trusted") and len(e.args) == 3:
         hi = bounds(e.args[2])[1]
         return bounds(e.args[1])[0], None if hi is None else hi - 1
     if len(e.args) != 2:
@@ -175,7 +175,7 @@ def _by_cases(e: Expr, t: Expr, c: int, facts: tuple[Expr, ...], depth: int) -> 
         t.name == "//" and c > 0 and _positive(t.args[1], facts, depth) and nonneg(t.args[0], facts, depth - 1)
     ):  # a // b >= 0
         return nonneg(rest, facts, depth - 1)
-    if t.name == "guard" and c < 0:
+    if t.name in ("guard", "trusted") and c < 0:
         return nonneg(rest + (t.args[2] - 1) * c, facts, depth - 1)
     if t.name == "%" and c > 0:  # a % b >= 0
         return nonneg(rest, facts, depth - 1)

@@ -17,6 +17,7 @@ import numpy as np
 from dnnc.ir import winograd
 from dnnc.ir.dtype import f64, u8, u32
 from dnnc.ir.expr import E, Expr, cast, const, op
+from dnnc.ir.sparse import Sparse
 from dnnc.ir.types import Array, Dense, Dim, Encoding, Layout, Part, TensorType, parse_layout, product
 
 C = TypeVar("C", bound=type[Encoding])
@@ -84,6 +85,7 @@ class Quads(Encoding):
         return (*shape[:-2], product(shape[-2:]))
 
 
+register("sparse")(Sparse)
 WORD = 32  # bits of a word of `Packed`
 
 

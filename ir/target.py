@@ -63,6 +63,7 @@ class TargetFacts:
     multiplies_bytes: bool = False
     # do products decode weights of few bits as they read them? Else those are floats from the start
     decodes_weights: bool = False
+    runs_sparse_rows: bool = False  # has it code for groups of rows of sparse weights, an instruction for each element?
     # of which products, all in 16-bit floats, if this is set: rows, sizes of the weights [k, n], bits of a code,
     # elements of a sum that share a scale
     decodes: Callable[[int, int, int, int, int], bool] | None = None

@@ -162,6 +162,15 @@ class Encoding(ABC):
         """Nodes for what `pack` computes of a static value: row-major buffers. None where only `pack` can."""
         return None
 
+    def held(self, array: Array) -> Array:
+        """An array as the encoding holds it: that of a sparse one has zeros outside of its pattern."""
+        return array
+
+    @property
+    def any_bytes(self) -> bool:
+        """Are any bytes the contents of some array? False where kernels trust indices among them."""
+        return True
+
     def block(self, axis: int) -> int:
         """Neighbours along an axis that lie in one innermost block, 1 where it is not blocked."""
         return 1

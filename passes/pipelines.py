@@ -72,7 +72,9 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
         [
             assign_channels_last(g)
             if ctx.facts.channels_last
-            else assign_layouts(g, ctx.facts.lanes, ctx.strict, ctx.facts.rates, fixed)
+            else assign_layouts(
+                g, ctx.facts.lanes, ctx.strict, ctx.facts.rates, fixed, ctx.note, ctx.facts.runs_sparse_rows
+            )
             for g in others
         ]
     )

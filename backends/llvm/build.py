@@ -11,7 +11,7 @@ from pathlib import Path
 from dnnc.backends.base import BuildJob
 from dnnc.backends.build import Check, build_kernels
 from dnnc.backends.llvm import compile as compile_
-from dnnc.backends.llvm import emit, gathers, spelling, statements, streams, values
+from dnnc.backends.llvm import emit, gathers, sparse_rows, spelling, statements, streams, values
 from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.code import FORMAT, load_code
 from dnnc.backends.llvm.compile import compile_text, llvm_version, load_objects
@@ -30,7 +30,7 @@ from dnnc.passes.planning.program import ScheduledGraph
 def printer_version() -> str:
     """A hash of modules that turn kernel text into code, so that stale objects are never used."""
     h = hashlib.sha256()
-    for module in (emit, statements, values, gathers, streams, spelling, compile_):
+    for module in (emit, statements, values, gathers, sparse_rows, streams, spelling, compile_):
         h.update(Path(str(module.__file__)).read_bytes())
     return h.hexdigest()
 

@@ -151,6 +151,7 @@ def binding() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
     for option in LLVM_OPTIONS:
         llvm.set_option("dnnc", option)
     return llvm

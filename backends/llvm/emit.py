@@ -9,10 +9,11 @@ memory plan gives every parameter its own memory, and a kernel that works in pla
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from functools import reduce
 
-from dnnc.backends.llvm import gathers, streams, values
+from dnnc.backends.llvm import gathers, sparse_rows, streams, values
 from dnnc.backends.llvm.spelling import literal, memory_mangle, scalar, stored, vector
 from dnnc.backends.llvm.statements import MANY_SUMS, Region, emit_block, vectors
 from dnnc.backends.runtime.frames import FRAME_STATUS
@@ -20,7 +21,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, f16, f32, i64, u8
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, value
 from dnnc.ir.linear import strided
-from dnnc.ir.loops.stmt import Alloc, Buffer, For, Func, Kernel, walk_stmts
+from dnnc.ir.loops.stmt import Alloc, Buffer, For, Func, Kernel, SparseRows, walk_stmts
 from dnnc.ir.loops.stmt import stored as stored_buffers
 
 ADDRESSED = (1, 2, 4, 8)  # scales that an address may have
@@ -73,6 +74,7 @@ class FuncEmitter:
         self.forms: dict[Expr, tuple[list[tuple[Expr, int]], list[tuple[Expr, int]]]] = {}
         self.now: dict[Expr, str] = {}
         self.substituted: dict[tuple[object, ...], Expr] = {}
+        self.sparse: set[str] = set()  # symbols of `sparse_rows`
         self.count = 0
         self.allocas: list[str] = []
         self.frees: list[str] = []
@@ -122,6 +124,22 @@ class FuncEmitter:
     def has_half(self, t: DType) -> bool:
         """Does the CPU convert this small float?"""
         return t is f16 and not self.lacks("f16c")
+
+    def sparse_rows(self, s: SparseRows) -> str:
+        """The symbol of the code of a sparse matrix's rows, which the module's assembly defines."""
+        strides = []
+        for at in s.args[:2]:
+            assert isinstance(at, Ref)
+            stride = value(at.buf.full_strides()[0])
+            assert stride is not None and at.lanes * at.buf.dtype.bytes == sparse_rows.VECTOR
+            strides.append(stride * at.buf.dtype.bytes)
+        key = hashlib.sha256(f"{s.group} {s.pattern} {strides}".encode()).hexdigest()[:16]
+        symbol = f"{self.names[self.func.name]}.rows.{key}"
+        if symbol not in self.sparse:
+            self.sparse.add(symbol)
+            self.decls.add(f"declare void @{symbol}(ptr, ptr, ptr, i64)")
+            self.decls.add(sparse_rows.assembly(symbol, s.pattern, s.group, (strides[0], strides[1])))
+        return symbol
 
     # --- placing code -------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dnnc.backends.llvm import sparse_rows
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.spelling import spelled
 from dnnc.backends.llvm.templates import recurrence
@@ -17,5 +18,6 @@ def facts(cpu: CpuTarget, numerics: str) -> TargetFacts:
         spelled(numerics, cpu.feature_set),
         multiplies_bytes=True,
         decodes_weights=True,
+        runs_sparse_rows=cpu.vector_bits == 512 and sparse_rows.available(cpu.feature_set),
         supports_scan_kernel=scan,
     )

@@ -13,7 +13,7 @@ from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Op, Ref, Var, children, value, walk
-from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, If, Let, Stmt, Store, accesses, walk_stmts
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, If, Let, SparseRows, Stmt, Store, accesses, walk_stmts
 from dnnc.ir.loops.stmt import stored as stored_buffers
 
 if TYPE_CHECKING:
@@ -100,14 +100,18 @@ def _eval(em: FuncEmitter, s: Eval) -> None:
         p = em.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_BARRIER}", here=True)
         f = em.effect(f"load ptr, ptr {p}, align 8")
         em.line(f"call void {f}(ptr %frame.)")
+    elif isinstance(s, SparseRows):
+        em.line(f"call void @{em.sparse_rows(s)}({', '.join(_arguments(em, s))})")
     elif s.name in em.names:
-        args = [
-            f"ptr {em.expr(a)}" if isinstance(a, Ref) else f"{vector(a.dtype, a.lanes)} {em.expr(a)}" for a in s.args
-        ]
-        args += ["ptr %frame.", "i64 %tid.", "i64 %nthreads."]
+        args = [*_arguments(em, s), "ptr %frame.", "i64 %tid.", "i64 %nthreads."]
         em.line(f"call void @{em.names[s.name]}({', '.join(args)})")
     else:
         raise InternalError(f"{s.name} has no LLVM spelling")
+
+
+def _arguments(em: FuncEmitter, s: Eval) -> list[str]:
+    """Types and values of what a call passes."""
+    return [f"ptr {em.expr(a)}" if isinstance(a, Ref) else f"{vector(a.dtype, a.lanes)} {em.expr(a)}" for a in s.args]
 
 
 def _if(em: FuncEmitter, s: If) -> None:
@@ -254,5 +258,5 @@ def _numbers(b: Block) -> int:
 
 
 _STATEMENTS: dict[type[Stmt], Callable[[FuncEmitter, Any], None]] = {
-    Alloc: _alloc, Let: _let, Store: _store, Eval: _eval, If: _if, For: _for,
+    Alloc: _alloc, Let: _let, Store: _store, Eval: _eval, SparseRows: _eval, If: _if, For: _for,
 }  # fmt: skip

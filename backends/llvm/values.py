@@ -557,4 +557,5 @@ _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "lanes": _lanes, "dot4": dot4, "lookup": lookup,
     "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
     "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
+    "trusted": lambda em, e: em.operand(e.args[0], e.lanes),
 }  # fmt: skip

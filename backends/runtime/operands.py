@@ -87,6 +87,8 @@ class Operands:
 def _role(v: Value, written: bool, constant: bool) -> str:
     if written:
         return OUTPUT
+    if not v.type.encoding.any_bytes:
+        return WARM
     return COLD if constant and (v.type.dtype.is_float or v.type.dtype.bits <= 8) and v.type.dtype.kind != "b" else WARM
 
 

@@ -20,8 +20,23 @@ from dnnc.ir.loops import interp_gpu, interp_hopper
 from dnnc.ir.loops.interp_eval import Evaluator, State
 from dnnc.ir.loops.interp_independent import SEQUENTIAL, independent, writes
 from dnnc.ir.loops.interp_memory import PRIVATE, Memory, View, garbage, make_view
+from dnnc.ir.loops.interp_sparse import sparse_rows
 from dnnc.ir.loops.interp_values import KernelError, index_value, spread, uniform
-from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, walk_stmts
+from dnnc.ir.loops.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    Eval,
+    For,
+    Func,
+    If,
+    Kernel,
+    Let,
+    SparseRows,
+    Stmt,
+    Store,
+    walk_stmts,
+)
 from dnnc.ir.loops.text import show_stmt
 
 Array = Any
@@ -162,6 +177,9 @@ class Interpreter(Evaluator):
         return out
 
     def effect(self, s: Eval) -> None:
+        if isinstance(s, SparseRows):
+            sparse_rows(self, s)
+            return
         if s.name in self.funcs:
             self.call(self.funcs[s.name], s)
             return

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.dtype import BY_NAME, DType, bf16, boolean, f16, from_numpy, i8, i32, i64, u8, u32
+from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Expr
 from dnnc.ir.loops import gpu_intrinsics as gpu
 from dnnc.ir.loops import hopper
@@ -65,6 +66,12 @@ def _popcount(x: Array) -> Array:
 def _lookup(i: Array, xs: tuple[Array, ...]) -> Array:
     table = np.array([np.ravel(x)[0] for x in xs])
     return table[np.asarray(i) % len(xs)]
+
+
+def _trusted(x: Array, lo: Array, hi: Array) -> Array:
+    if (np.asarray(x) < lo).any() or (np.asarray(x) >= hi).any():
+        raise InternalError(f"an index is not what it was packed as: {x} outside of [{lo}, {hi})")
+    return x
 
 
 def _truncdiv(a: Array, b: Array) -> Array:
@@ -204,8 +211,11 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("lanes", lambda n: np.arange(int(np.ravel(n)[0]))[None, :], lambda n: (i64, int(n.value))),
     # x in [lo, hi): an index known only at run time; clamps and sets Frame.status outside
     Intrinsic("guard", lambda x, lo, hi: np.clip(x, lo, np.asarray(hi) - 1), lambda x, lo, hi: (i64, x.lanes)),
+    # x, an index that lies in [lo, hi) because the array that it comes from was packed so; no code checks it
+    Intrinsic("trusted", lambda x, lo, hi: _trusted(x, lo, hi), lambda x, lo, hi: (i64, x.lanes)),
     Intrinsic("ldexp", lambda x, n: np.ldexp(x, np.asarray(n).astype(np.int32)), _first),
     Intrinsic("barrier", effect=True), Intrinsic("syncwarp", effect=True), Intrinsic("prefetch", effect=True),
+    Intrinsic("sparse_rows", effect=True),  # stmt.SparseRows
     # warp collectives; an address operand stands for the 16 bytes there
     Intrinsic("shfl_xor", gpu.shfl_xor, lambda x, mask: (x.dtype, x.lanes), collective=True),
     Intrinsic("shfl_up", gpu.shfl_up, lambda x, n: (x.dtype, x.lanes), collective=True),

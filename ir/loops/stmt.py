@@ -25,6 +25,7 @@ from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, ref, substitute, unwrap, value, var, walk
 from dnnc.ir.loops.intrinsics import TABLE
+from dnnc.ir.sparse import Pattern
 
 LOOP_KINDS = tuple("range unroll vector parallel block.x block.y block.z cluster thread.x warp lane".split())
 SPACES = ("global", "register", "local", "shared")
@@ -143,6 +144,19 @@ class Eval(Stmt):
     args: tuple[Expr, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseRows(Eval):
+    """`sparse_rows(addr(y[..]), addr(x[..]), addr(w[..]), block, "24 1x1 512x256 ...")`: a group of rows of a sparse
+    matrix times vectors, y[r, :] = sum over its stored elements (r, k) of w[n] * x[k, :], in the order of columns.
+
+    Args are addresses of a vector of y and of x, whose first axes count rows and columns; that of the float32 values,
+    as words of 32 bits, of the whole matrix in the order of groups (`Pattern.by_groups`); and the group's number.
+    """
+
+    pattern: Pattern
+    group: int  # rows
+
+
 Block = tuple[Stmt, ...]
 Param = Union[Buffer, Var]
 
@@ -195,7 +209,7 @@ def map_stmt(s: Stmt, fe: Callable[[Expr], Expr], fb: Callable[[Block], Block]) 
     if isinstance(s, Store):
         return Store(s.buf, tuple(map(fe, s.idx)), fe(s.value), s.lanes, None if s.limit is None else fe(s.limit))
     if isinstance(s, Eval):
-        return Eval(s.name, tuple(map(fe, s.args)))
+        return replace(s, args=tuple(map(fe, s.args)))
     return s
 
 
@@ -284,7 +298,7 @@ def stored(b: Block) -> set[Buffer]:
         elif (
             isinstance(s, Eval) and s.name != "prefetch"
         ):  # of a copy the first operand is written; the others may be barriers
-            copies = s.name.startswith(("cp_async", "tma_"))
+            copies = s.name.startswith(("cp_async", "tma_")) or isinstance(s, SparseRows)
             out |= {
                 a.buf
                 for k, a in enumerate(s.args)
@@ -362,6 +376,9 @@ class Builder:
         self.emit(
             Store(buf, tuple(map(const, idx)), const(v, buf.dtype), lanes, None if limit is None else const(limit))
         )
+
+    def sparse_rows(self, y: Expr, x: Expr, w: Expr, block: Expr, pattern: Pattern, group: int) -> None:
+        self.emit(SparseRows("sparse_rows", (y, x, w, block), pattern, group))
 
     def do(self, name: str, *args: E) -> None:
         self.emit(Eval(name, tuple(map(const, args))))

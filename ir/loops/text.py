@@ -24,12 +24,14 @@ from dnnc.ir.loops.stmt import (
     Kernel,
     Let,
     Param,
+    SparseRows,
     Stmt,
     Store,
     call,
     let_var,
     loop_var,
 )
+from dnnc.ir.sparse import Pattern
 
 # --- printing ---------------------------------------------------------------------------------------------------------
 
@@ -67,7 +69,8 @@ def show_stmt(s: Stmt, pad: str = "") -> str:
     if isinstance(s, Store):
         return f"{pad}{show_at(s.buf, s.idx, s.lanes, s.limit)} = {show(s.value)}\n"
     assert isinstance(s, Eval)
-    return f"{pad}{s.name}({', '.join(show(a) for a in s.args)})\n"
+    pattern = (f'"{s.group} {s.pattern}"',) if isinstance(s, SparseRows) else ()
+    return f"{pad}{s.name}({', '.join((*map(show, s.args), *pattern))})\n"
 
 
 def show_block(b: Block, pad: str = "    ") -> str:
@@ -193,6 +196,10 @@ class _Parser:
             return Store(at.buf, at.idx, self.expr(s.value, at.buf.dtype), at.lanes, at.limit)
         if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and isinstance(s.value.func, ast.Name):
             name = s.value.func.id
+            if name == "sparse_rows" and isinstance(text := s.value.args[-1], ast.Constant):
+                group, pattern = str(text.value).split(" ", 1)
+                args = tuple(self.expr(a) for a in s.value.args[:-1])
+                return SparseRows(name, args, Pattern.parse(pattern), int(group))
             if name not in self.funcs and not (name in TABLE and TABLE[name].effect):
                 raise _fail(s, f"unknown effect or function {name}")
             return Eval(name, tuple(self.expr(a) for a in s.value.args))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dnnc.ir.bounds import nonneg
-from dnnc.ir.dtype import i8, i32, i64, u8
+from dnnc.ir.dtype import f32, i8, i32, i64, u8, u32
 from dnnc.ir.errors import VerifyError, locations
 from dnnc.ir.expr import (
     COMPARE,
@@ -41,6 +41,7 @@ from dnnc.ir.loops.stmt import (
     If,
     Kernel,
     Let,
+    SparseRows,
     Stmt,
     Store,
     blocks,
@@ -51,6 +52,7 @@ from dnnc.ir.loops.stmt import (
 from dnnc.ir.loops.text import show_stmt
 
 MAX_STATEMENTS = 300
+LONG = 7  # steps of a proof that an index lies in its buffer, where the usual number does not do
 SHARED_LIMIT = 227 * 1024
 ARITHMETIC = ("+", "-", "*", "/", "min", "max", "fmin", "fmax", "fma", *COMPARE)
 
@@ -110,6 +112,8 @@ class _Check:
             scope.add(s.buf)
         elif isinstance(s, Eval):
             yield from self.effect(s, inside)
+            if isinstance(s, SparseRows):
+                yield from self.sparse_rows(s, facts)
         elif isinstance(s, For):
             yield from self.loop(s, scope, facts, inside)
         elif isinstance(s, If):
@@ -175,6 +179,22 @@ class _Check:
         if s.name == "barrier" and inside:
             yield "a barrier inside of a parallel loop is not reached by all threads"
 
+    def sparse_rows(self, s: SparseRows, facts: tuple[Expr, ...]) -> Iterator[str]:
+        """Both ends of what is read and written; the group's number."""
+        y, x, w, block = s.args
+        if not (isinstance(y, Ref) and isinstance(x, Ref) and isinstance(w, Ref)):
+            yield "sparse_rows takes three addresses and the number of a group"
+            return
+        if y.buf.dtype is not f32 or x.buf.dtype is not f32 or w.buf.dtype is not u32 or len(w.idx) != 1:
+            yield f"sparse_rows takes f32 vectors and u32 words; got {y.buf.dtype}, {x.buf.dtype}, {w.buf.dtype}"
+        groups = len(s.pattern.by_groups(s.group))
+        if not nonneg(self.inlined(block), facts) or not nonneg(groups - 1 - self.inlined(block), facts):
+            yield f"cannot show that {show(block)} is one of {groups} groups"
+        for at, last in ((y, s.group - 1), (x, s.pattern.columns - 1)):
+            for k in (0, last):
+                yield from self.in_bounds(at.buf, (at.idx[0] + k, *at.idx[1:]), at.lanes, None, facts)
+        yield from self.in_bounds(w.buf, (w.idx[0] + max(s.pattern.count - 1, 0),), 1, None, facts)
+
     def loop(self, s: For, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
         if s.kind in ("unroll", "vector") and not free(s.lo) | free(s.hi) <= self.unrolled:
             yield (
@@ -214,11 +234,11 @@ class _Check:
                 width = const(lanes) if limit is None else self.inlined(limit)
                 if limit is not None and (nonneg(d - i - lanes, facts)):
                     width = const(lanes)  # the limit may be what it likes
-            if not nonneg(i, facts):
+            if not _shown(i, facts):
                 yield f"cannot show {show(i)} >= 0 in {where}"
             room = d - i  # min(n, max(d - i, 0)) elements fit wherever i lies: none are read where it is beyond d
             fits = isinstance(width, Op) and width.name == "min" and any(a is maximum(room, 0) for a in width.args)
-            if not fits and not nonneg(room - width, facts):
+            if not fits and not _shown(room - width, facts):
                 yield f"cannot show {show(i)} + {show(width)} <= {show(d)} in {where}"
 
     def vector_index(self, i: Expr, d: Expr, where: str, facts: tuple[Expr, ...]) -> Iterator[str]:
@@ -228,6 +248,11 @@ class _Check:
             yield f"cannot show {show(i)} >= 0 in {where}"
         if not nonneg(d - 1 - scalar, facts):
             yield f"cannot show {show(i)} < {show(d)} in {where}"
+
+
+def _shown(e: Expr, facts: tuple[Expr, ...]) -> bool:
+    """A longer proof is tried where the usual one fails: an index that is not shown to be in its buffer is an error."""
+    return nonneg(e, facts) or nonneg(e, facts, LONG)
 
 
 def _is_dot4(acc: Expr, a: Expr, b: Expr) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import gcd
 
+from dnnc.ir.encodings import Quads
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Cost, Trait
@@ -347,7 +348,7 @@ class _Fuser:
             # both where tiles are copied to near memory first
             product = u.op.contraction is ContractionForm.PRODUCT and not self.serial_rows
             turned = (v is u.inputs[0] or product) and producer(v, "transpose") is not None
-            if turned and self.serial_rows and copied_first(v, u):
+            if turned and (_reads_fours(u, v) or (self.serial_rows and copied_first(v, u))):
                 return False
             return v.type.row_major and (turned or _looks_up_matrices(n, u))
         return False
@@ -493,6 +494,13 @@ def _crosses(n: Node, u: Node) -> bool:
     if n.op.name != "transpose" or x is None or not x.type.row_major or n.attrs["perm"][-1] == x.type.rank - 1:
         return False
     return x.node is None or Trait.RELAYOUT not in x.node.op.traits
+
+
+def _reads_fours(u: Node, v: Value) -> bool:
+    """Does a product read four bytes of a row of its transposed operand by one instruction? They are not neighbours."""
+    turn, w = producer(v, "transpose"), u.inputs[1]
+    fours = w is not None and isinstance(w.type.encoding, Quads)
+    return fours and turn is not None and turn.attrs["perm"][-1] != v.type.rank - 1
 
 
 def copied_first(v: Value, u: Node) -> bool:

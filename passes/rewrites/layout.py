@@ -25,10 +25,12 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
 from dnnc.ir.ops.conv import Panels, panels_of
+from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
+from dnnc.passes.rewrites.sparse import MOST_CODE, SparseWeights, is_pointwise
 from dnnc.passes.rewrites.stored_weights import decodes, is_decoded, own_decoder
 from dnnc.passes.rewrites.winograd import winograd_tile
 
@@ -113,6 +115,8 @@ def assign_layouts(
     strict: bool = False,
     rates: CoreRates = WIDE_CORE,
     fixed: Mapping[Value, float] = MappingProxyType({}),
+    note: Callable[[str], None] | None = None,
+    code: bool = False,
 ) -> bool:
     """Set the layouts of all values, and return whether anything changed.
 
@@ -123,8 +127,11 @@ def assign_layouts(
             place of other groups.
         rates: of a core of the target.
         fixed: values that are the same in as many iterations of a loop, in front of which they are packed.
+        note: called with what a user should know of weights with zeros.
+        code: can sparse weights be straight-line code?
     """
-    return _Blocked(graph, lanes, strict, rates, fixed).run()
+    room = MOST_CODE if code else 0
+    return _Blocked(graph, lanes, strict, fixed, SparseWeights(graph, lanes, rates, strict, room, note)).run()
 
 
 class Layouts(ABC):
@@ -312,9 +319,11 @@ RULES: dict[str, Callable[[Layouts, Node], None]] = {
 class _Blocked(Layouts):
     """Channels in blocks of a vector; panels of weights."""
 
-    def __init__(self, graph: Graph, lanes: int, strict: bool, rates: CoreRates, fixed: Mapping[Value, float]) -> None:
+    def __init__(
+        self, graph: Graph, lanes: int, strict: bool, fixed: Mapping[Value, float], sparse: SparseWeights
+    ) -> None:
         super().__init__(graph)
-        self.lanes, self.strict, self.rates, self.fixed = lanes, strict, rates, fixed
+        self.lanes, self.strict, self.fixed, self.sparse, self.rates = lanes, strict, fixed, sparse, sparse.rates
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -322,6 +331,8 @@ class _Blocked(Layouts):
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
+        if sparse := self.sparse.encoding(n):
+            return self.sparse_conv(n, sparse)
         if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.of_bytes(n):
             return self.bytes_conv(n)
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
@@ -350,6 +361,18 @@ class _Blocked(Layouts):
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
         self.set_output(n, lay)
+
+    def sparse_conv(self, n: Node, weights: Sparse) -> None:
+        """Images in blocks of channels, which the kernel transposes on its way; in rows where they come in rows."""
+        x = n.inputs[0]
+        assert x is not None
+        rows = x.type.row_major and is_pointwise(n)
+        encoding = ROW_MAJOR if rows else blocked(n.output.type.rank, self.lanes)
+        self.set_input(n, 0, encoding)
+        self.set_input(n, 1, weights)
+        if len(n.inputs) > 2 and n.inputs[2] is not None and not rows:
+            self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
+        self.set_output(n, encoding)
 
     def bytes_conv(self, n: Node) -> None:
         """A convolution of bytes: few channels lie in blocks of four, which one instruction takes."""
@@ -470,6 +493,8 @@ class _Blocked(Layouts):
         ):
             return self.plain(n)
         self.set_input(n, 0, ROW_MAJOR)
+        if sparse := self.sparse.encoding(n):
+            return self.set_input(n, 1, sparse)
         quads = self.of_bytes(n) and isinstance(b.type.shape[-2], int) and b.type.shape[-2] % QUAD == 0
         self.set_input(n, 1, quad_panels(b.type.rank, self.lanes) if quads else panels(b.type.rank, self.lanes))
 

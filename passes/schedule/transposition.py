@@ -42,7 +42,7 @@ def transpose_tile(b: Block, rows: str, columns: str, lanes: int = 0) -> Block:
         if len(crossing) > 1 and _runs_along(down, st):
             down.limit = r.extent if value(r.extent) != n else None
             e = down.expr(st.value)
-            tile = _zipped(b, lambda j: substitute(e, {c.var: c.lo + j}), c.extent, n, n, "t")
+            tile = zipped(b, lambda j: substitute(e, {c.var: c.lo + j}), c.extent, n, n, "t")
             with b.loop(r.var.name, r.hi, "unroll", r.lo) as i:
                 b.emit(
                     Store(
@@ -153,7 +153,7 @@ def _tiles(
         row = load(x.buf, at, n, None if whole else r.extent)
         tiles[x] = (
             var(f"tile{k}.", x.dtype, lanes=n),
-            _zipped(b, partial(_in_column, row, c), c.extent, m, n, f"t{k}_"),
+            zipped(b, partial(_in_column, row, c), c.extent, m, n, f"t{k}_"),
         )
     return tiles
 
@@ -170,7 +170,7 @@ def _runs_along(down: Vectorizer, st: Store) -> bool:
     )
 
 
-def _zipped(b: Builder, row: Callable[[Expr], Expr], count: Expr, m: int, n: int, name: str) -> Buffer:
+def zipped(b: Builder, row: Callable[[Expr], Expr], count: Expr, m: int, n: int, name: str) -> Buffer:
     """m vectors of n lanes, zipped log2(m) times: a transposition if m = n. `row`: vector j < `count`; others 0."""
     first, made = row(const(0)), value(count)
     assert made is not None

@@ -16,6 +16,7 @@ from dnnc.backends.llvm.templates import (
     scan,
     scatter,
     sequence,
+    sparse,
     winograd,
 )
 from dnnc.ir.loops.stmt import Kernel
@@ -28,6 +29,7 @@ def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
         _template("contraction", contraction, target, (("scaled", 1),) if strict else ()),
         _template("backward_filter", backward_filter, target),
         _template("winograd", winograd, target),
+        _template("sparse", sparse, target),
         _template("recurrence", recurrence, target),
         _template("scan", scan, target),
         _template("reduce", reduce, target, (("short", 1),) if strict else ()),

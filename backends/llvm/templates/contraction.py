@@ -35,6 +35,7 @@ from dnnc.ir.loops.stmt import Kernel, accesses
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import node_window
+from dnnc.ir.sparse import Sparse
 from dnnc.ir.types import product
 from dnnc.passes.lower.form import Axis, Contraction, Normed
 from dnnc.passes.schedule.k_blocking import LIMIT, stretches
@@ -73,6 +74,9 @@ def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | N
     anchor, c = problem.anchor, problem.form
     if anchor is None or not isinstance(c, Contraction) or isinstance(c, Normed) or len(c.outer) < 2:
         return None
+    weights = anchor.inputs[1] if len(anchor.inputs) > 1 else None
+    if weights is not None and isinstance(weights.type.encoding, (Winograd, Sparse)):
+        return None  # these have recipes of their own
     s = Schedule(problem.kernel)
     convolves = anchor.op.contraction is ContractionForm.CONVOLUTION
     if anchor.op.contraction is ContractionForm.PRODUCT:
@@ -83,7 +87,6 @@ def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | N
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
     if found is None:
         return None
-    weights = anchor.inputs[1]
     if weights is not None and isinstance(weights.type.encoding, Quads):
         found = _quads(s, found)
     return s, replace(found, image_bytes=size if isinstance(size, int) else 0)
@@ -131,7 +134,7 @@ def _conv_nest(anchor: Node, c: Contraction, s: Schedule, images: bool) -> Nest 
         return None
     if lane not in c.around or c.empty:
         return None  # a single channel: its sum is the same for all lanes
-    if isinstance(w.type.encoding, Winograd) or (by_panels and lanes != anchor.attrs["panel"]):
+    if by_panels and lanes != anchor.attrs["panel"]:
         return None
     kernel = w.type.shape[2:]
     win = node_window(kernel, anchor.attrs)

@@ -1,0 +1,339 @@
+"""Recipe for products of a sparse constant matrix: its rows times columns of pixels, one multiply-add for each nonzero.
+
+    parallel over strips of `tiles` vectors of pixels, times shares of the rows:
+        x[k, tiles] = the other factor at the strip's pixels             a thread's own memory, in its L2 cache
+        for each block of rows of the share, for each row r:
+            acc[tiles] = 0
+            for p in starts[r] .. starts[r + 1]:
+                acc[t] += values[p] * x[columns[p], t]
+            y[r, pixels] = epilogue(acc)
+
+Where the encoding has groups of rows, code holds their columns (`sparse_rows`), and a block of rows is walked for all
+of the strip's vectors before the next one:
+
+        for each block of groups, for each vector t, for each group g of the block:
+            sums[rows of g, t] = sparse_rows(x[:, t], values, g)
+            y[..] = epilogue(sums)
+
+A pixel is a place of an image, or a row of the other matrix. Where neighbours in memory are channels, and not pixels,
+squares of lanes are transposed on the way in and out. The indices are those of the encoding (`dnnc.ir.sparse`), which
+were checked when it was made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dnnc.backends.llvm.features import CpuTarget
+from dnnc.ir.bounds import nonneg
+from dnnc.ir.dtype import f32, i64
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import (
+    Expr,
+    Load,
+    Var,
+    cast,
+    const,
+    fma,
+    load,
+    maximum,
+    minimum,
+    op,
+    select,
+    substitute,
+    unwrap,
+    var,
+    walk,
+)
+from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store, call
+from dnnc.ir.op import ContractionForm
+from dnnc.ir.sparse import Sparse
+from dnnc.passes.lower.form import Axis, Contraction, Operand
+from dnnc.passes.rewrites.sparse import code_cycles, loop_cycles
+from dnnc.passes.schedule.memory import Vectorizer
+from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.transposition import zipped
+
+MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
+MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
+ORDER = ()
+Knob = Mapping[str, "int | str"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product for this builder: `weights` as they lie in memory, the other factor, and the sides."""
+
+    form: Contraction
+    encoding: Sparse
+    weights: Buffer
+    other: Operand
+    rows: Axis  # of the sparse matrix
+    pixels: Axis  # of the other factor
+    transposed: bool  # are neighbours of the result in memory rows of the matrix, not pixels?
+
+    @property
+    def terms(self) -> int:
+        return self.form.red.size
+
+    @property
+    def taps(self) -> Axis:
+        """The loops of the sum but that over channels, which is the outermost."""
+        return Axis(self.form.red.loops[1:])
+
+
+def product_of(problem: Problem) -> Product | None:
+    """The product of a group whose weights are sparse; None for all others."""
+    anchor = problem.anchor
+    weights = anchor.inputs[1] if anchor is not None and len(anchor.inputs) > 1 else None
+    encoding = weights.type.encoding if weights is not None else None
+    if not isinstance(encoding, Sparse) or not isinstance(problem.form, Contraction):
+        return None
+    form: Contraction | None = problem.product
+    if anchor.op.contraction is ContractionForm.CONVOLUTION and math.prod(encoding.shape[2:]) > 1 and form is not None:
+        form = problem.form.without_single  # the loops of the sum in the order of the matrix's columns
+    if form is None or form.acc.dtype is not f32:
+        return None
+    name = dict(zip(problem.lowered.params, problem.kernel.entry.buffers))[weights].name
+    sides = [any(x.buf.name == name for x in walk(o.value) if isinstance(x, Load)) for o in (form.a, form.b)]
+    if sum(sides) != 1 or form.batch.loops or encoding.pattern.columns != form.red.size:
+        return None
+    sparse, other = (form.a, form.b) if sides[0] else (form.b, form.a)
+    if not sparse.axis.loops or not other.axis.loops or sparse.conds:
+        return None
+    buffer = next(x.buf for x in walk(sparse.value) if isinstance(x, Load) and x.buf.name == name)
+    return Product(form, encoding, buffer, other, sparse.axis, other.axis, not sides[0])
+
+
+# --- choice -----------------------------------------------------------------------------------------------------------
+
+
+def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    p = product_of(problem)
+    if p is None or not _fits(p, target.lanes):
+        return []
+    every = -(-p.pixels.size // target.lanes)
+    most, vector = MOST_TILES if p.encoding.group == 1 else MOST_VECTORS, 4 * target.lanes
+    even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
+    near = [t for t in even if t <= most and p.terms * (t | 1) * vector <= target.l2 // 2]
+    found = dict.fromkeys(_knobs(p, target, t) for t in sorted(near or [1], key=lambda t: _cycles(p, t, target)))
+    return list(found)[:6]
+
+
+def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    return []
+
+
+def _knobs(p: Product, target: CpuTarget, tiles: int) -> Knobs:
+    return (("tiles", tiles), ("shares", _shares(p, tiles, target)))
+
+
+def _shares(p: Product, tiles: int, target: CpuTarget) -> int:
+    """Shares of the rows, where there are too few strips for all threads."""
+    strips = -(-p.pixels.size // (target.lanes * tiles))
+    even = strips % target.threads == 0 or strips > 8 * target.threads
+    return 1 if even else min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
+
+
+def _block(p: Product, lanes: int) -> int:
+    """Rows that are walked together: whole squares, and whole groups."""
+    return math.lcm(p.encoding.group, lanes) if p.transposed or p.encoding.group == 1 else p.encoding.group
+
+
+def _cycles(p: Product, tiles: int, target: CpuTarget) -> float:
+    """Estimated cycles of the busiest core."""
+    pattern, rates = p.encoding.pattern, target.rates
+    strips, shares = -(-p.pixels.size // (target.lanes * tiles)), _shares(p, tiles, target)
+    rounds = -(-strips * shares // target.threads)
+    sizes = pattern.stored / shares, p.rows.size / shares, p.terms
+    if p.encoding.group > 1:
+        return rounds * tiles * code_cycles(*sizes, tiles, rates)
+    near = p.terms * (tiles | 1) * 4 * target.lanes <= target.l1
+    return rounds * tiles * loop_cycles(*sizes, tiles, rates, near)
+
+
+def _fits(p: Product, lanes: int) -> bool:
+    """Can vectors be read and written along pixels, or squares be transposed?"""
+    return (_runs_along_pixels(p) or _runs_along_terms(p)) and (p.transposed or len(p.pixels.loops) == 1)
+
+
+def _runs_along_pixels(p: Product) -> bool:
+    one = len(p.pixels.loops) == 1 and len(p.form.red.loops) == 1 and not p.other.conds
+    return one and not p.transposed and p.other.in_order(p.pixels, [p.form.red, p.rows])
+
+
+def _runs_along_terms(p: Product) -> bool:
+    first = Axis(p.form.red.loops[:1])
+    return p.other.in_order(first, [p.pixels, p.rows, p.taps])
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
+    p = product_of(problem)
+    if p is None or not _fits(p, target.lanes):
+        raise ScheduleError("the weights are not sparse, or memory has another order")
+    tiles, shares, lanes = int(knobs["tiles"]), int(knobs["shares"]), target.lanes
+    block = _block(p, lanes)
+    strips, blocks = -(-p.pixels.size // (tiles * lanes)), -(-p.rows.size // block)
+    b = Builder()
+    with b.loop("s", strips * shares, "parallel") as item:
+        first = b.let("first", item // shares * (tiles * lanes))
+        share = item % shares
+        x = b.alloc("strip", f32, -(-p.terms // lanes) * lanes, tiles | 1, lanes, space="local")
+        (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
+        ends = [b.let(name, (share + j) * blocks // shares) for j, name in enumerate(("begin", "end"))]
+        with b.loop("rb", ends[1], lo=ends[0]) as rb:
+            start = rb * block
+            y = b.alloc("sums", f32, block, tiles, lanes, space="local")
+            if p.encoding.group > 1:
+                _groups(b, p, x, y, rb, tiles)
+            else:
+                with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
+                    acc = _row(b, p, x, r, tiles, lanes)
+                    with b.loop("v", tiles, "unroll") as v:
+                        b.store(y, (r - start, v, 0), acc.at(v, 0, lanes=lanes), lanes)
+            if p.transposed:
+                with b.loop("q", minimum(block // lanes, -(-p.rows.size // lanes) - rb * (block // lanes))) as q:
+                    with b.loop("v", tiles) as v:
+                        _along_rows(b, p, y, q, start + q * lanes, v, first, lanes)
+            else:
+                with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
+                    with b.loop("v", tiles) as v:
+                        total = y.at(r - start, v, 0, lanes=lanes)
+                        b.emit(_along_pixels(p, r, first + v * lanes, tiles * lanes, total))
+    return p.form.kernel.with_body(b.block())
+
+
+def _groups(b: Builder, p: Product, x: Buffer, y: Buffer, rb: Expr, tiles: int) -> None:
+    """The sums of a block of rows, a vector of pixels after the other: x of one stays in the first-level cache."""
+    group, lanes = p.encoding.group, _int(x.shape[-1])
+    begin, _ = p.encoding.sections["values"]
+    each, every = _int(y.shape[0]) // group, -(-p.encoding.pattern.rows // group)
+    with b.loop("v", tiles) as v, b.loop("g", minimum(each, every - rb * each)) as g:
+        at = y.ref(g * group, v, 0, lanes=lanes), x.ref(0, v, 0, lanes=lanes), p.weights.ref(begin)
+        b.sparse_rows(*at, rb * each + g, p.encoding.pattern, group)
+
+
+def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> Buffer:
+    """The sums of one row."""
+    acc = b.alloc("acc", f32, tiles, lanes)
+    with b.loop("v", tiles, "unroll") as v:
+        b.store(acc, (v, 0), const(0.0, f32), lanes)
+    with b.loop("n", _word(p, "starts", r + 1), lo=_word(p, "starts", r)) as n:
+        begin, _ = p.encoding.sections["values"]
+        weight = op("bits_f32", p.weights[begin + n], dtype=f32)
+        column = b.let("column", _word(p, "columns", n))
+        with b.loop("v", tiles, "unroll") as v:
+            b.store(acc, (v, 0), fma(weight, x.at(column, v, 0, lanes=lanes), acc.at(v, 0, lanes=lanes)), lanes)
+    return acc
+
+
+def _word(p: Product, section: str, i: Expr) -> Expr:
+    """An index out of the encoding: a number of stored elements, or a column."""
+    begin, _ = p.encoding.sections[section]
+    most = p.encoding.pattern.count + 1 if section == "starts" else p.encoding.pattern.columns
+    return call("trusted", cast(p.weights[begin + i], i64), 0, most)
+
+
+# --- the other factor -------------------------------------------------------------------------------------------------
+
+
+def _gather(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
+    """Copy rows of pixels."""
+    lanes = x.shape[-1]
+    with b.loop("k", p.terms) as k, b.loop("v", tiles, "unroll") as v:
+        at = first + v * lanes
+        wide = Vectorizer(p.pixels.loops[0], at, _int(lanes))
+        wide.limit = _limit(p, at, tiles * _int(lanes))
+        b.store(x, (k, v, 0), wide.expr(substitute(p.other.value, p.form.red.at(k))), _int(lanes))
+
+
+def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
+    """Turn squares of neighbouring channels of as many pixels, for each tap of a window."""
+    lanes = _int(x.shape[-1])
+    channel, channels = p.form.red.loops[0], Axis(p.form.red.loops[:1]).size
+    with b.loop("v", tiles) as v, b.loop("tap", p.taps.size) as tap, b.loop("k", -(-channels // lanes)) as k:
+
+        def row(j: Expr) -> Expr:
+            at = minimum(first + v * lanes + j, p.pixels.size - 1)
+            env = {**p.pixels.at(at), **p.taps.at(tap)}
+            wide = Vectorizer(channel, k * lanes, lanes)
+            inside = [substitute(c, env) for c in p.other.conds]
+            e = wide.expr(_clamped(substitute(p.other.value, env)))
+            if channels % lanes:
+                e = _limited(e, lanes, minimum(const(channels) - k * lanes, lanes))
+            for c in inside:
+                e = select(c, e, const(0.0, f32))
+            return e
+
+        square = zipped(b, row, const(lanes), lanes, lanes, "t")
+        with b.loop("j", lanes, "unroll") as j:
+            place = (k * lanes + j) * p.taps.size + tap
+            if channels % lanes == 0:
+                b.store(x, (place, v, 0), square.at(j, 0, lanes=lanes), lanes)
+            else:
+                with b.when(k * lanes + j < channels):
+                    b.store(x, (place, v, 0), square.at(j, 0, lanes=lanes), lanes)
+
+
+def _clamped(e: Expr) -> Expr:
+    """An element whose indices stay inside, whatever conditions say."""
+    if not isinstance(e, Load):
+        raise ScheduleError(f"{e!r} is no element of an array")
+    idx = [i if nonneg(i) and nonneg(d - 1 - i) else minimum(maximum(i, 0), d - 1) for i, d in zip(e.idx, e.buf.shape)]
+    return load(e.buf, idx)
+
+
+def _limited(e: Expr, lanes: int, limit: Expr) -> Expr:
+    """A vector that ends with a row of memory, where that may be within it."""
+    assert isinstance(e, Load)
+    return e if nonneg(e.buf.shape[-1] - e.idx[-1] - lanes) else load(e.buf, e.idx, lanes, limit)
+
+
+# --- the results ------------------------------------------------------------------------------------------------------
+
+
+def _along_pixels(p: Product, r: Expr, first: Expr, strip: int, total: Expr) -> Store:
+    """Finish a vector of sums of one row and store it."""
+    return _stored(p, p.pixels.loops[0], first, _limit(p, first, strip), total.lanes, p.rows.at(r), total)
+
+
+def _along_rows(b: Builder, p: Product, y: Buffer, q: Expr, row: Expr, v: Expr, first: Expr, lanes: int) -> None:
+    """Turn square `q` of a block's sums, which begins with `row`, finish it, and store each pixel's."""
+    square = zipped(b, lambda j: y.at(q * lanes + j, v, 0, lanes=lanes), const(lanes), lanes, lanes, "u")
+    lane = p.rows.loops[-1]
+    with b.loop("j", lanes, "unroll") as j:
+        pixel = b.let("pixel", first + v * lanes + j)
+        inner = len(p.rows.loops) > 1  # panels of as many rows as there are lanes
+        env = {**p.pixels.at(pixel), **({p.rows.loops[0]: row // lanes} if inner else {})}
+        start = const(0) if inner else row
+        limit = None if inner or p.rows.size % lanes == 0 else const(p.rows.size) - start
+        with b.when(pixel < p.pixels.size):
+            b.emit(_stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))
+
+
+def _stored(
+    p: Product, along: Var, first: Expr, limit: Expr | None, lanes: int, env: Mapping[Var, Expr], total: Expr
+) -> Store:
+    """Finish a vector of sums, neighbours along one loop, and store it."""
+    wide, s = Vectorizer(along, first, lanes), p.form.store
+    wide.limit = limit
+    one, whole = var("sum", f32), var("sum", f32, lanes=lanes)
+    wide.lets[one] = whole
+    here: dict[Expr, Expr] = {**env, p.form.acc[0]: one}
+    made = wide.store(Store(s.buf, tuple(substitute(i, here) for i in s.idx), substitute(s.value, here)))
+    return Store(made.buf, made.idx, substitute(made.value, {whole: total}), made.lanes, made.limit)
+
+
+def _limit(p: Product, first: Expr, strip: int) -> Expr | None:
+    """How many lanes of a vector of pixels there are, where not all are. `strip`: pixels."""
+    return None if p.pixels.size % strip == 0 else const(p.pixels.size) - first
+
+
+def _int(e: Expr) -> int:
+    n: int = unwrap(e)
+    return n

@@ -1,0 +1,163 @@
+"""Which constants are worth being stored sparse: node in, verdict out; decided with the layouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dnnc.ir.dtype import f32
+from dnnc.ir.graph import Graph, Node
+from dnnc.ir.op import ContractionForm
+from dnnc.ir.sparse import Sparse
+from dnnc.ir.target import CoreRates
+from dnnc.passes.rewrites.winograd import cycles as winograd_cycles
+from dnnc.passes.rewrites.winograd import winograd_tile
+
+GAIN = 1.3  # over the dense kernel that is asked for: estimates of both are rough
+MOST_DENSITY = 0.6  # of weights that are worth a look, and a line of the report
+DENSE = 1.1  # of the multiply-adds' time that a dense kernel takes
+TILES = 7  # vectors of pixels of a strip
+ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end is not foreseen, and what is stored
+TURN = 4  # cycles to transpose a vector of a square
+GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
+CODE = 14  # bytes of code and values for each nonzero
+MOST_CODE = 12 << 20  # bytes of a program: less than half of a last-level cache
+NEAR = 0.85  # of the L2 cache's rate
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`encoding`: None where the weights stay dense; `why`: a line for the report."""
+
+    encoding: Sparse | None
+    why: str
+
+
+@dataclass
+class SparseWeights:
+    """Chooses the encodings of a graph's weights with zeros.
+
+    Args:
+        graph: it.
+        lanes: float32 elements of a vector.
+        rates: of a core.
+        strict: nothing is sparse, for an infinity times a zero that is skipped is no NaN.
+        room: bytes that straight-line code may take; 0: there is none.
+        note: called with a line for the report on each of the weights that have many zeros.
+    """
+
+    graph: Graph
+    lanes: int
+    rates: CoreRates
+    strict: bool
+    room: int
+    note: Callable[[str], None] | None
+
+    def encoding(self, n: Node) -> Sparse | None:
+        """The encoding of the weights of a product or convolution; None where they stay dense."""
+        verdict = None if self.strict else weigh_sparse(self.graph, n, self.lanes, self.rates, self.room)
+        if verdict is None:
+            return None
+        if self.note is not None:
+            self.note(verdict.why)
+        if verdict.encoding is not None and verdict.encoding.group > 1:
+            self.room -= verdict.encoding.pattern.count * CODE
+        return verdict.encoding
+
+
+def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int = 0) -> Verdict | None:
+    """Weigh sparse against dense weights for a product or convolution; None where no zeros are known.
+
+    Args:
+        graph: which the node belongs to.
+        n: a product or a convolution.
+        lanes: float32 elements of a vector.
+        rates: of a core.
+        room: bytes that straight-line code may still take; 0: there is none.
+    """
+    x, w = n.inputs[:2]
+    array = graph.constants.get(w) if w is not None else None
+    if x is None or w is None or array is None or array.ndim < 2 or array.size == 0 or array.dtype.kind != "f":
+        return None
+    count = int(np.count_nonzero(array))
+    if not 0 < count <= MOST_DENSITY * array.size:  # of zeros alone: what stands for weights that are not there
+        return None
+    head = f"{w.name}, {count / array.size:.1%} of {array.size} not 0:"
+    reason = _unfit(n, lanes)
+    if reason:
+        return Verdict(None, f"{head} dense, {reason}")
+    rows = array.shape[0] if n.op.contraction is ContractionForm.CONVOLUTION else array.shape[-1]
+    pixels = math.prod(_sizes(n.output.type.shape)) // rows
+    terms = array.size // rows
+    strips = -(-pixels // lanes)
+    dense = strips * rows * terms / rates.fma * DENSE
+    if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
+        dense = min(dense, winograd_cycles(n, lanes, tile, rates))
+    sparse = strips * loop_cycles(count, rows, terms, min(TILES, strips), rates)
+    code = strips * code_cycles(count, rows, terms, min(TILES, strips), rates)
+    group = GROUP if code < sparse and count * CODE <= room else 1
+    gain = dense / (code if group > 1 else sparse)
+    if gain < GAIN:
+        return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
+    axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
+    form = "straight-line code" if group > 1 else "CSR"
+    why = f"{head} sparse, {form}, {gain:.1f} times as fast as dense by estimate"
+    return Verdict(Sparse.of(array, axis, group=group), why)
+
+
+def loop_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates, near: bool = False) -> float:
+    """Estimate cycles of the loop kernel for one vector of pixels: products, rows, transposed squares.
+
+    Args:
+        count: nonzeros of the matrix.
+        rows: of the matrix.
+        terms: of a sum, taps counted.
+        tiles: vectors of a strip.
+        rates: of a core.
+        near: does a strip lie in the first-level cache?
+    """
+    fetched = 0.0 if near else 64 / (NEAR * rates.l2)
+    each = max(1 / rates.fma, rates.latency / tiles, (1 + 2 / tiles) / rates.loads, fetched)
+    return count * each + rows * ROW / tiles + (rows + terms) * TURN
+
+
+def code_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates) -> float:
+    """The same of straight-line code: loads of sums' vectors and values, and code that comes from the L2 cache."""
+    used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
+    loads = (count + used * terms * rows / GROUP) / rates.loads
+    fetched = CODE * count / tiles / rates.l2
+    return max(count / rates.fma, loads) + fetched + rows * 2 + (rows + terms) * TURN
+
+
+def _unfit(n: Node, lanes: int) -> str:
+    """Why there is no sparse kernel for a node; empty where there is one."""
+    x, w = n.inputs[:2]
+    assert x is not None and w is not None
+    if {x.type.dtype, w.type.dtype, n.output.type.dtype} != {f32}:
+        return "sparse kernels are of float32"
+    if not (n.output.type.static and x.type.static):
+        return "sizes are not known"
+    if n.op.contraction is ContractionForm.PRODUCT and (w.type.rank != 2 or x.type.rank < 2):
+        return "the product is no matrix of weights by another one"
+    if n.op.contraction is ContractionForm.CONVOLUTION and n.attrs["group"] != 1:
+        return "the convolution has groups"
+    rows = w.type.shape[0 if n.op.contraction is ContractionForm.CONVOLUTION else -1]
+    if math.prod(_sizes(n.output.type.shape)) < rows * lanes // 2 or rows == 1:
+        return "there are too few pixels"
+    few = n.op.contraction is ContractionForm.CONVOLUTION and w.type.shape[1] < lanes
+    return "the image has too few channels" if few else ""
+
+
+def _sizes(shape: tuple[object, ...]) -> list[int]:
+    return [int(str(d)) for d in shape]
+
+
+def is_pointwise(n: Node) -> bool:
+    """Is this a convolution of one image whose results are at the places of its operand's elements?"""
+    x, w = n.inputs[:2]
+    assert x is not None and w is not None
+    ones, zeros = (x.type.shape[0], *w.type.shape[2:], *(n.attrs["strides"] or ())), n.attrs["pads"] or ()
+    return all(k == 1 for k in ones) and not any(zeros)

@@ -1,0 +1,132 @@
+"""Products of sparse weights: kernels in the interpreter and natively against float64; the choice and its report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from kernels import TARGET
+
+import dnnc
+from dnnc.backends.check import subgraph, unpack
+from dnnc.backends.llvm.facts import facts
+from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.templates import templates
+from dnnc.backends.runtime.link import pack
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.sparse import Sparse
+from dnnc.ir.target import TargetFacts
+from dnnc.ir.tolerances import bound
+from dnnc.passes.base import PassContext
+from dnnc.passes.pipelines import compile_program
+from dnnc.passes.rewrites import sparse as rules
+
+RNG = np.random.default_rng(0)
+Array = Any
+
+
+def pruned(*shape: int, density: float = 0.1) -> Array:
+    w = np.where(RNG.random(shape) < density, RNG.standard_normal(shape), 0).astype(np.float32)
+    w[:, 0] = 0
+    w[1] = 0
+    w[2] = 1
+    return w
+
+
+def conv(c: int, o: int, h: int, w: int, k: int = 1, n: int = 1, stride: int = 1, blocks: bool = True) -> Graph:
+    """A convolution of an image that lies in blocks of channels, as another one left it, or in rows."""
+    arrays = {"w": pruned(o, c, k, k), "b": RNG.standard_normal(o).astype(np.float32)}
+    image = "x"
+    if blocks:
+        arrays["a"] = RNG.standard_normal((c, c, 1, 1)).astype(np.float32)
+        image = "conv(x, a)"
+    declared = ", ".join(f"{name}: f32[{', '.join(map(str, a.shape))}]" for name, a in arrays.items())
+    text = f"""def g(x: f32[{n}, {c}, {h}, {w}], *, {declared}):
+    y = relu(conv({image}, w, b, pads=({k // 2}, {k // 2}, {k // 2}, {k // 2}), strides=({stride}, {stride})))
+    return y"""
+    return parse(text, arrays)
+
+
+def product(rows: int, k: int, columns: int, weights: Array | None = None) -> Graph:
+    w = pruned(columns, k).T.copy() if weights is None else weights.astype(np.float32)
+    text = f"""def g(x: f32[{rows}, {k}], *, w: f32[{k}, {columns}], b: f32[{columns}]):
+    y = relu(add(matmul(x, w), b))
+    return y"""
+    return parse(text, {"w": w, "b": RNG.standard_normal(columns).astype(np.float32)})
+
+
+@pytest.fixture(params=["code", "loop"])
+def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are sparse wherever there is a kernel for them: as straight-line code, or in a loop."""
+    monkeypatch.setattr(rules, "GAIN", 0.0)
+    monkeypatch.setattr(rules, "code_cycles", lambda *_: 1.0 if request.param == "code" else 1e9)
+
+
+CASES = {
+    "rows": lambda: conv(20, 24, 7, 7, blocks=False),
+    "whole rows": lambda: conv(16, 16, 8, 14, blocks=False),
+    "blocks": lambda: conv(20, 40, 9, 5),
+    "window": lambda: conv(18, 17, 6, 7, k=3),
+    "stride": lambda: conv(32, 16, 9, 9, stride=2, n=2),
+    "strided window": lambda: conv(16, 16, 9, 8, k=3, stride=2),
+    "product": lambda: product(33, 40, 24),
+    "odd product": lambda: product(17, 37, 21),
+    "one element": lambda: product(16, 16, 16, np.eye(16, dtype=np.float32)[:, ::-1] * (np.arange(16) == 3)),
+}
+
+
+def compiled(g: Graph, target: Any = TARGET) -> Any:
+    return compile_program(g, PassContext(facts(target, "standard")), templates(target))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("cpu", ["llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
+def test_the_kernel_means_the_product(case: str, cpu: str) -> None:
+    g, target = CASES[case](), parse_target(cpu, 2)
+    step = next(s for s in compiled(g, target).kernels if s.choice.template == "sparse")
+    assert show_kernel(parse_kernel(step.text)) == step.text
+    inputs = {v: RNG.standard_normal([int(str(d)) for d in v.type.shape]).astype(np.float32) for v in step.params}
+    inputs.update({v: g.constants[v] for v in step.params if v in g.constants})
+    t = step.group.outputs[0].type
+    arrays = {b.name: np.array(pack(inputs[v], v.type)) for v, b in zip(step.params, step.kernel.entry.buffers)}
+    out = step.kernel.entry.buffers[step.outputs[0]].name
+    arrays[out][...] = np.nan
+    run_kernel(step.kernel, arrays)
+    names = [v for v in step.params if v not in step.group.outputs]
+    (want,) = run(subgraph(step, names, {}, step.group.outputs[0]), [inputs[v] for v in names], "float64")
+    got = unpack(arrays[out], t, tuple(int(str(d)) for d in t.shape), step)
+    assert np.abs(got - want).max() <= bound(t.dtype, 300, want)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("case", CASES)
+def test_native_code_agrees(case: str) -> None:
+    g = CASES[case]()
+    x = RNG.standard_normal([int(str(d)) for d in g.inputs[0].type.shape]).astype(np.float32)
+    (want,) = run(g.copy(), [x], "float64")
+    f = dnnc.compile(g, threads=2, cache=False)
+    assert "sparse(" in str(f.report) and not f.report.steps_down
+    assert np.abs(f(x) - want).max() <= bound(g.outputs[0].type.dtype, 300, want)
+
+
+def test_the_report_says_what_is_sparse_and_why_not() -> None:
+    w = {"w": pruned(64, 64, 1, 1), "v": pruned(64, 64, 1, 1, density=0.5)}
+    g = parse(
+        """def g(x: f32[1, 64, 28, 28], *, w: f32[64, 64, 1, 1], v: f32[64, 64, 1, 1]):
+    y = conv(conv(x, w), v)
+    return y""",
+        w,
+    )
+    report = str(dnnc.compile(g.copy(), threads=1, cache=False).report)
+    assert "sparse, " in report and "times the speed is expected of a sparse kernel" in report
+    for numerics, some in (("standard", True), ("strict", False)):
+        made = compile_program(g.copy(), PassContext(TargetFacts(), numerics), templates(TARGET, numerics == "strict"))
+        assert any(isinstance(v.type.encoding, Sparse) for s in made.kernels for v in s.params) == some
