@@ -302,7 +302,8 @@ class Executable:
                 compiled now and put in as well. On a device of an architecture that is not in the file, loading
                 compiles.
             compress: as `small`, with coded sections: weights that are zero or share few values take few bits, texts
-                and machine code are deflated. Nothing is lost.
+                and machine code are deflated. Nothing is lost. Code of more than 32 KB is left out, and
+                generated when the model is loaded.
 
         Raises:
             ArtifactError: the file cannot be written.

@@ -12,7 +12,7 @@ import io
 import json
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,6 +25,7 @@ from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.errors import ArtifactError
 
 LEAST = 256  # bytes of a constant that is a piece by itself
+LARGE = 32 << 10  # bytes of a kernel's code that are left out
 ONE, MANIFEST = "coded", "manifest"
 
 
@@ -37,18 +38,41 @@ def write_compressed(path: str | os.PathLike[str] | BinaryIO, plain: io.BytesIO)
     for c in model.constants:
         if BY_NAME[c.dtype].bytes == WORD and c.place[1] >= LEAST:
             words.setdefault(c.section, []).append(c.place)
+    manifest, gone = _without_large_code(file.manifest)
     table, streams = [], []
     for name, s in file.sections.items():
-        pieces = []
+        data, pieces = file.section(name), []
+        if name == "objects" and gone:
+            data = _blank(data, gone)
         for kind, at, size in _pieces(s.size, sorted(set(words.get(name, ())))):
-            record, made = kind(file.section(name)[at : at + size])
+            record, made = kind(data[at : at + size])
             pieces.append(record)
             streams += made
         table.append([name, s.size, pieces])
-    rest = json.dumps(file.manifest, separators=(",", ":")).encode()
+    rest = json.dumps(manifest, separators=(",", ":")).encode()
     record, made = coded_bytes(rest)
     table.append([MANIFEST, len(rest), [record]])
     write_artifact(path, {ONE: table}, [(ONE, b"".join([*streams, *made]))])
+
+
+def _without_large_code(manifest: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """The manifest without code that is as large as if it held weights (straight-line code of sparse products), which
+    loading generates again; and where that code lies.
+    """
+    programs = [dict(p) for p in manifest["programs"]]
+    gone = []
+    for p in programs:
+        gone += [(at, size) for at, size in p["code"].values() if size > LARGE]
+        p["code"] = {symbol: place for symbol, place in p["code"].items() if place[1] <= LARGE}
+    return {**manifest, "programs": programs}, gone
+
+
+def _blank(data: memoryview, places: Sequence[tuple[int, int]]) -> memoryview:
+    """A copy with zeros at some places."""
+    out = bytearray(data)
+    for at, size in places:
+        out[at : at + size] = bytes(size)
+    return memoryview(out)
 
 
 def _pieces(size: int, places: Sequence[tuple[int, int]]) -> Iterator[tuple[Any, int, int]]:
@@ -67,6 +91,8 @@ def _pieces(size: int, places: Sequence[tuple[int, int]]) -> Iterator[tuple[Any,
 
 def expanded(file: Artifact) -> Artifact:
     """A file with its sections as they were before coding. ArtifactError where they cannot be had."""
+    if ONE not in file.manifest:
+        return file
     try:
         rows = [(str(name), int(size), list(pieces)) for name, size, pieces in file.manifest[ONE]]
         sections, at = {}, 0

@@ -207,12 +207,7 @@ def open_artifact(path: str | os.PathLike[str] | BinaryIO) -> Artifact:
     manifest = _manifest(name, data[at:size], digest)
     sections = _sections(name, manifest.pop("sections", None), at)
     _check_sections(name, data, sections)
-    found = Artifact(name, manifest, {s.name: s for s in sections}, data)
-    if "coded" not in manifest:
-        return found
-    from dnnc.artifact.compressed import expanded  # loads zlib
-
-    return expanded(found)
+    return Artifact(name, manifest, {s.name: s for s in sections}, data)
 
 
 def _mapped(name: str) -> memoryview:
