@@ -25,7 +25,10 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 
 # types of the sums -> of the operands; of the results
 EIGHTS = tuple(BY_NAME[name] for name in ("f8e4m3fn", "f8e5m2"))
-FACTORS = {f32: ((f16, f16), (bf16, bf16), *((a, b) for a in EIGHTS for b in EIGHTS)), i32: tuple((a, b) for a in (u8, i8) for b in (u8, i8))}
+FACTORS = {
+    f32: ((f16, f16), (bf16, bf16), *((a, b) for a in EIGHTS for b in EIGHTS)),
+    i32: tuple((a, b) for a in (u8, i8) for b in (u8, i8)),
+}
 RESULTS = (f16, bf16, f32, i32, u8, i8)
 MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
 PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
