@@ -1,15 +1,13 @@
 """Products of quantised operands on one GPU: correctness of every kernel, then times beside cuBLASLt, and whole models.
 
-    python benchmarks/gpu/quantized.py [--parts int8,fp8,few,bert,llama] [--only WORD,WORD]
-                                       [--candidates N] [--layers N] [--forms float,w8,w4] [--out FOLDER] [--emit-only]
+    python benchmarks/gpu/quantized.py [--parts int8,few,bert,llama] [--only WORD,WORD] [--candidates N]
+                                       [--layers N] [--forms float,w8,w4] [--out FOLDER] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/quantized.py      where dnnc is not installed; `make .types` makes that
                                                                folder
 
 Parts:
     int8      i8 x i8 -> i32, and with scales, bias and requantisation in the epilogue; the rival is the fastest of
               cuBLASLt's suggestions for i8 x i8 -> i32, which ends there
-    fp8       e4m3 x e4m3 -> float16, scaled by column, sums in float32; the rivals are cuBLASLt's suggestions with
-              float32 sums, torch._scaled_mm, and the latter with fast sums, of about 14 bits
     few       weights of 4 bits (w4) and 8 bits (w8), few rows in float16: beside cuBLAS in float16, and as a share of
               the rate of a copy, which is counted as bytes read and written, by the bytes of codes and scales
     llama     one token of a Llama-shaped decoder of 1.1 B parameters, batch 1, all by our kernels: float16, w8, w4
@@ -127,88 +125,19 @@ def int8_product(m: int, n: int, k: int, end: str) -> Case:
     return case(f"int8_{m}x{n}x{k}_{end}", inputs, body, peer, want)
 
 
-def fp8_product(m: int, n: int, k: int) -> Case:
-    """In float16, scaled by column."""
-
-    def want(x: Any, w: Any, c: Any) -> Any:
-        return x.double() @ w.double().t() * c
-
-    def peer(x: Any, w: Any, c: Any, fast: bool = False) -> Any:
-        import torch
-
-        one = torch.ones((), device="cuda")
-        return torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.float16, use_fast_accum=fast)
-
-    body = f"s: f32[{m}, {n}] = matmul(x, transpose(w, perm=(1, 0)), out_dtype=f32); f = mul(s, c); y = cast(f, to=f16)"
-    inputs = f"x: f8e4m3fn[{m}, {k}], w: f8e4m3fn[{n}, {k}], c: f32[{n}]"
-    return case(f"fp8_{m}x{n}x{k}", inputs, body, peer, want)
-
-
-def fast_fp8(m: int, n: int, k: int, replays: int) -> float:
-    """Microseconds of torch._scaled_mm with fast sums."""
-    import torch
-
-    one, sets = torch.ones((), device="cuda"), max(1, min(CALLS, -(-(150 << 20) // (m * k + n * k + 2 * m * n))))
-    arrays = [[torch.randn(r, k, device="cuda").to(torch.float8_e4m3fn) for r in (m, n)] for _ in range(sets)]
-
-    def start(i: int) -> Any:
-        x, w = arrays[i]
-        return torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.float16, use_fast_accum=True)
-
-    (us,) = microseconds([graph_of(start, sets)], replays)
-    return us
-
-
-def fp8(a: argparse.Namespace, report: Report) -> int:
-    """All sizes; how many kernels are wrong."""
-    cases = {fp8_product(*s): s for s in [*((n, n, n) for n in SQUARES), *LAYERS]}
-    cases = {c: s for c, s in cases.items() if any(word in c.name for word in a.only.split(","))}
-    schedules = Schedules()
-    found = compiled(list(cases), lambda p: schedules.offered(p, ("wgmma",), a.candidates * 2), schedules)
-    if a.emit_only:
-        print("\n".join(str(x) for _, xs in found for x in xs))
-        return sum(x.code.spills > 0 for _, xs in found for x in xs)
-    rows: Rows = []
-    wrong = 0
-    for c, candidates in found:
-        m, n, k = cases[c]
-        rival, plan = library_products(m, n, k, a.replays, ("f8e4m3fn", "f16"))
-        fast = fast_fp8(m, n, k, a.replays)
-        mm, results = measured(c, candidates, a)
-        wrong += sum(not r.right for r in results)
-        first, best = results[0], min(results, key=lambda r: r.us if r.right else float("inf"))
-        rows.append([c.name, f"{first.us:.2f}", f"{2e-6 * m * n * k / first.us:.0f}", f"{best.us:.2f}",
-                     f"{rival:.2f} ({plan})", f"{mm:.2f}", f"{fast:.2f}", f"{min(rival, mm) / first.us:.3f}",
-                     f"{min(rival, mm) / best.us:.3f}", f"{fast / best.us:.3f}", f"{max(r.error for r in results):.1e}",
-                     str(first.candidate.choice), str(best.candidate.choice)])  # fmt: skip
-        print(rows[-1], flush=True)
-    report.table("fp8 products, microseconds", ("product", "first", "TFLOP/s", "best", "cuBLASLt (plan)", "torch",
-                 "torch, fast sums", "ratio first", "ratio best", "ratio best, fast sums", "error", "schedule",
-                 "best schedule"), rows)  # fmt: skip
-    return wrong
-
-
-def library_products(m: int, n: int, k: int, replays: int, types: tuple[str, str] = ("i8", "i32")) -> tuple[float, int]:
-    """The fastest of cuBLASLt's suggestions for i8 x i8 -> i32, or other types: microseconds, and its number; infinite
-    if there is none.
-    """
+def library_int8(m: int, n: int, k: int, replays: int) -> tuple[float, int]:
+    """The fastest of cuBLASLt's suggestions for i8 x i8 -> i32: microseconds, and its number; infinite if none."""
     import torch
 
     x, w, y = Matrix(0, False, k, m * k), Matrix(1, True, k, n * k), Matrix(2, False, n, m * n)
     sets = max(1, min(CALLS, -(-(150 << 20) // (m * k + n * k + 4 * m * n))))
-    sums = "i32" if types[0] == "i8" else "f32"
-
-    def drawn(rows: int) -> Any:
-        if sums == "i32":
-            return torch.randint(-128, 128, (rows, k), device="cuda", dtype=torch.int8)
-        return torch.randn(rows, k, device="cuda").to(torch.float8_e4m3fn)
-
-    made = torch.int32 if sums == "i32" else torch.float16
-    arrays = [(drawn(m), drawn(n), torch.empty(m, n, device="cuda", dtype=made)) for _ in range(sets)]
+    arrays = [(torch.randint(-128, 128, (m, k), device="cuda", dtype=torch.int8),
+               torch.randint(-128, 128, (n, k), device="cuda", dtype=torch.int8),
+               torch.empty(m, n, device="cuda", dtype=torch.int32)) for _ in range(sets)]  # fmt: skip
     best = (float("inf"), -1)
     handles: dict[str, Any] = {}
     for plan in range(PLANS):
-        call = LibraryCall("cublaslt", plan, Product(m, n, k, 1, types, sums, x, w, y, -1, ""))
+        call = LibraryCall("cublaslt", plan, Product(m, n, k, 1, ("i8", "i32"), "i32", x, w, y, -1, ""))
         try:
             f = function_of(call.code, handles)
         except DnncError:
@@ -240,7 +169,7 @@ def int8(a: argparse.Namespace, report: Report) -> int:
     for c, candidates in found:
         m, n, k = cases[c]
         if m > 16 and (m, n, k) not in rivals:
-            rivals[m, n, k] = library_products(m, n, k, a.replays)
+            rivals[m, n, k] = library_int8(m, n, k, a.replays)
         rival, plan = rivals.get((m, n, k), (float("nan"), -1))
         mm, results = measured(c, candidates, a)
         wrong += sum(not r.right for r in results)
@@ -486,13 +415,7 @@ def llama(a: argparse.Namespace, report: Report) -> int:
     return wrong
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Report], int]] = {
-    "int8": int8,
-    "fp8": fp8,
-    "few": few,
-    "bert": bert,
-    "llama": llama,
-}
+PARTS: dict[str, Callable[[argparse.Namespace, Report], int]] = {"int8": int8, "few": few, "bert": bert, "llama": llama}
 
 
 def main() -> int:

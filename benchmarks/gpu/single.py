@@ -64,7 +64,6 @@ TORCH_TYPES = {
     "i32": "int32",
     "i8": "int8",
     "u8": "uint8",
-    "f8e4m3fn": "float8_e4m3fn",
 }
 Call = Callable[..., Any]
 Choices = Callable[[Problem], list[Choice]]
@@ -191,7 +190,7 @@ class Arrays:
         """Random elements, laid out as the type says."""
         import torch
 
-        if t.dtype.bytes == 1 and not t.dtype.is_float:
+        if t.dtype.bytes == 1:
             low, high = t.dtype.range
             return torch.randint(low, high + 1, t.shape, device="cuda", dtype=getattr(torch, TORCH_TYPES[t.dtype.name]))
         if not t.dtype.is_float:

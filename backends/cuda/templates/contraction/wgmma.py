@@ -16,7 +16,7 @@ from dnnc.backends.cuda.templates.contraction.wgmma_conv import window_of
 from dnnc.backends.cuda.templates.contraction.wgmma_kernel import ROW, Finish, Product, Tiling, Window, Writer, steps_of
 from dnnc.backends.cuda.templates.contraction.wgmma_split import SplitWriter
 from dnnc.backends.cuda.templates.reduction.partial import PEER_BYTES, SHARE, SPLITS
-from dnnc.ir.dtype import BY_NAME, DType, bf16, f16, f32, i8, i32, u8
+from dnnc.ir.dtype import DType, bf16, f16, f32, i8, i32, u8
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, load, rebuild, substitute, terms, value, var, walk
 from dnnc.ir.loops.stmt import Buffer, Kernel, Param, loop_var
@@ -24,11 +24,7 @@ from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 # types of the sums -> of the operands; of the results
-EIGHTS = tuple(BY_NAME[name] for name in ("f8e4m3fn", "f8e5m2"))
-FACTORS = {
-    f32: ((f16, f16), (bf16, bf16), *((a, b) for a in EIGHTS for b in EIGHTS)),
-    i32: tuple((a, b) for a in (u8, i8) for b in (u8, i8)),
-}
+FACTORS = {f32: ((f16, f16), (bf16, bf16)), i32: tuple((a, b) for a in (u8, i8) for b in (u8, i8))}
 RESULTS = (f16, bf16, f32, i32, u8, i8)
 MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
 PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
@@ -88,13 +84,7 @@ def depths_of(p: Product) -> tuple[int, int]:
 def tilings_of(p: Product, target: GpuTarget) -> list[Tiling]:
     """Those of the product's sizes that suit its result, best guess first."""
     k, red = depths_of(p)
-    every = tilings(p.batch, p.m, p.n, k, target, p.work, red)
-    return [t for t in every if p.suits(t) and not (p.promoted and _crowds(t, target))]
-
-
-def _crowds(t: Tiling, target: GpuTarget) -> bool:
-    """Have blocks with totals beside their sums too few registers on a multiprocessor?"""
-    return t.resident > 1 and (t.bn + REGISTERS) * t.threads * t.resident > target.registers
+    return [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, red) if p.suits(t)]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:

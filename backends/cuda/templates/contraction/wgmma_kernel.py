@@ -1,8 +1,5 @@
 """Hopper matrix product: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k]) in 16-bit floats or bytes.
 
-Tensor cores keep about 14 bits of a sum of 8-bit floats. So each stage's sums are added to totals in float32, by one
-warp group while the other one multiplies.
-
 One block per multiprocessor, or a few that hide each other's beginnings and ends, walk over tiles of the result. The
 last warps are the producer: one thread of them lets the copy engine (TMA) fill a ring of stages in shared memory. The
 others are consumers, 64 rows of the tile each: they multiply a stage (wgmma, sums in registers of 32 bits), give it
@@ -33,7 +30,6 @@ WARP = 32
 MAX_AXES = 5  # of a matrix that the copy engine stores
 SUM_PAD = 8  # floats after a row of partial sums: neighbouring rows then begin in different banks
 BARRIERS = 1024  # bytes kept for mbarriers and alignment
-MAX_PROMOTED = 192  # columns of a tile whose sums and totals fit into registers
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40  # a thread's, of 168 that three warp groups have each
 
 # (batch, row, column, lane, sum) -> the element of the result at column + lane
@@ -117,15 +113,8 @@ class Product:
     work: int = 0  # operations on an element beyond those that every epilogue has
     sums: DType = f32
 
-    @property
-    def promoted(self) -> bool:
-        """Are the sums of a stage added to totals of their own?"""
-        return self.sums.is_float and self.a.dtype.bytes == 1
-
     def suits(self, t: Tiling) -> bool:
         """Do rows of a tile's results fill what is stored at a time? Split sums are stored in vectors of the result."""
-        if self.promoted and t.bn > MAX_PROMOTED:
-            return False
         return self.aligned if t.split > 1 else t.bn * self.c.dtype.bytes % ROW == 0
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
@@ -355,17 +344,13 @@ class Writer:
         self.leader = (thread % GROUP).eq(0)
         self.warp, self.lane = b.let("warp", thread // 32 % 4), b.let("lane", thread % 32)
         self.acc = b.alloc("acc", self.p.sums, self.t.bn // 2)
-        self.total = b.alloc("total", self.p.sums, self.t.bn // 2) if self.p.promoted else self.acc
 
     def release(self, step: Expr) -> None:
         with self.b.when(self.leader):
             self.b.do("mbar_arrive", self.empty.ref(step % self.t.stages))
 
     def compute(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
-        b, acc, promoted = self.b, self.acc.ref(0, lanes=self.t.bn // 2), self.p.promoted
-        if promoted:
-            with b.loop("i", self.t.bn // 2, "unroll") as i:
-                b.store(self.total, (i,), const(0.0, f32))
+        b, acc = self.b, self.acc.ref(0, lanes=self.t.bn // 2)
         with b.loop("step", self.kt) as step:
             s, parity = self.stage(done * self.kt + step)
             b.do("mbar_wait", self.full.ref(s), parity)
@@ -373,24 +358,16 @@ class Writer:
             steps, k = ROW // STEP, STEP // self.p.a.dtype.bytes
             with b.loop("kk", steps, "unroll") as kk:
                 left = self.sa.ref(s, self.w * WGMMA_ROWS, kk * k, lanes=k)
-                keep = kk if promoted else step * steps + kk
                 if self.p.b_rows_are_k:
-                    b.do("wgmma_kn", acc, left, self.sb.ref(s, 0, kk * k, 0, lanes=self.bk), keep)
+                    b.do("wgmma_kn", acc, left, self.sb.ref(s, 0, kk * k, 0, lanes=self.bk), step * steps + kk)
                 else:
-                    b.do("wgmma", acc, left, self.sb.ref(s, 0, kk * k, lanes=k), keep)
+                    b.do("wgmma", acc, left, self.sb.ref(s, 0, kk * k, lanes=k), step * steps + kk)
             b.do("wgmma_commit")
-            if promoted:
-                b.do("wgmma_wait", 0, acc)
-                self.release(done * self.kt + step)
-                with b.loop("i", self.t.bn // 2, "unroll") as i:
-                    b.store(self.total, (i,), self.total[i] + self.acc[i])
-            else:
-                b.do("wgmma_wait", 1)
-                with b.when(const(0) < step):
-                    self.release(done * self.kt + step + (self.t.stages - 1))  # the stage before this one
-        if not promoted:
-            b.do("wgmma_wait", 0, acc)
-            self.release(done * self.kt + (self.kt - 1))
+            b.do("wgmma_wait", 1)
+            with b.when(const(0) < step):
+                self.release(done * self.kt + step + (self.t.stages - 1))  # the stage before this one
+        b.do("wgmma_wait", 0, acc)
+        self.release(done * self.kt + (self.kt - 1))
         self.finish_tile(done, z, row, col)
 
     def finish_tile(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
@@ -455,7 +432,7 @@ class Writer:
             with b.when(r < p.m), b.loop("e", 2, "unroll") as e:
                 c = b.let("c", col + j * 8 + self.lane % 4 * 2 + e)
                 with b.when(c < p.n):
-                    total = load(self.total, (j * 4 + h * 2 + e,))
+                    total = load(self.acc, (j * 4 + h * 2 + e,))
                     b.store(p.c, p.place(z, r, c), p.finish(z[0] if z else const(0), r, c, const(0), total))
 
     def values(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr) -> Buffer:
@@ -487,5 +464,5 @@ class Writer:
         """Two neighbouring results. Outside of the matrix they repeat its last row and columns, unstored."""
         j = loop_var("j.", const(0), const(2))
         row, col = minimum(at[0], const(self.p.m - 1)), minimum(at[1], const(self.p.n - 2))
-        made = self.p.finish(z[0] if z else const(0), row, col, j, load(self.total, (register + j,)))
+        made = self.p.finish(z[0] if z else const(0), row, col, j, load(self.acc, (register + j,)))
         self.b.emit(Vectorizer(j, const(0), 2).store(Store(to, (*place[:-1], place[-1] + j), made)))

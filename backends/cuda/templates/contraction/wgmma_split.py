@@ -59,7 +59,7 @@ class SplitWriter(Writer):
         b = self.b
         with b.loop("j", self.t.bn // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
             at = (self.w, self.warp * 16 + h * 8 + self.lane // 4, j * 8 + self.lane % 4 * 2)
-            b.store(self.sums, at, load(self.total, (j * 4 + h * 2,), 2), 2)
+            b.store(self.sums, at, load(self.acc, (j * 4 + h * 2,), 2), 2)
 
     def combine(self, z: tuple[Expr, ...], row: Expr, col: Expr, part: Expr, thread: Expr) -> None:
         """The sums of all blocks -> some rows of the result."""
