@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container
 
-from dnnc.ir.dtype import DType, bf16, f16, f32, i8, u8
+from dnnc.ir.dtype import DType, f32, i8, u8
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, fma, maximum, minimum
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.stmt import Buffer, Eval, Kernel, Store, call, walk_stmts
@@ -62,9 +62,9 @@ def stores_halves(kernel: Kernel, integers: bool = True) -> bool:
         elif isinstance(s, Eval) and not (s.name in TABLE and TABLE[s.name].effect):
             return False  # a function of the kernel, which may store what it is given the address of
     floats = {t for t in types if t.is_float}
-    if not floats <= {f16, bf16}:
+    if any(t.bits > 16 for t in floats):
         return False
-    return bool(types & {f16, bf16, u8, i8}) if integers else bool(floats) and floats == types
+    return bool(floats or types & {u8, i8}) if integers else bool(floats) and floats == types
 
 
 def softmax_terms(kernel: Kernel) -> frozenset[Buffer]:

@@ -54,7 +54,11 @@ HELD = 2  # tiles of rows whose elements are asked for ahead of their use: more 
 FLIGHT = 4  # steps of which a warp asks for the codes ahead
 WARPS = 16  # of a block at most
 ORDER = ("cols", "slices", "split")
-RATE, LATENCY, START = 15, 1200, 1500  # bytes a cycle that an SM gets of memory; cycles: of that, and of a launch
+RATE, LATENCY, START = (
+    15,
+    2000,
+    1500,
+)  # bytes a cycle that an SM gets of memory; cycles: of each wave of blocks, and of a launch
 ROUND = 2200  # cycles from asking for the codes of a round until they are used up, of a busy memory: fitted to one H100
 X_RATE = 40  # bytes a cycle that an SM gets of the second-level cache
 BUSY = 24  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
@@ -241,7 +245,11 @@ def _shared_bytes(d: Decoded, s: Shape) -> int:
 def _registers(d: Decoded, tiles: int) -> int:
     """Of a thread, about: codes, elements of x and sums of so many tiles of rows."""
     sums, x = 8 * d.strip // TILE, 16 if tiles <= HELD else 8
-    return 48 + tiles * (sums + x) + (16 if d.zeros is not None else 0)
+    return (
+        (16 if tiles <= HELD else 48)
+        + tiles * (sums + x) * (7 if tiles <= HELD else 4) // 4
+        + (16 if d.zeros is not None else 0)
+    )
 
 
 def _steps(d: Decoded, most: int) -> int:
@@ -262,8 +270,10 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     most = -(-blocks // int(target.sms * SPLITS[s.split]))
     at_once = min(most, together)
     codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
-    flight = at_once * warps * s.flight * 512
-    memory = most * codes / min(RATE, flight / ROUND)
+    waves, rest = divmod(most, at_once)
+    memory = sum(
+        n * codes / min(RATE, n * warps * s.flight * 512 / ROUND) for n in [at_once] * waves + [rest] * (rest > 0)
+    )
     others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
     end = s.slices * s.split * tiles * ROWS * s.cols * 4 / 64
     return START + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
