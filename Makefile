@@ -46,10 +46,10 @@ cuda-zoo: $(VENV)/dev  ## compile the models of the folder ZOO for a GPU that ne
 golden: $(VENV)/dev  ## write the golden files anew; read the diff before you commit it
 	@$(PYTEST) -m "not gpu" --update-golden
 
-pages: $(VENV)/dev  ## write the tables of docs anew: options, operators of ONNX and of PyTorch
+pages: $(VENV)/dev  ## regenerate the tables of docs: options, operators of ONNX and of PyTorch
 	@$(BIN)/python -m dnnc.options > docs/options.md
 	@$(BIN)/python -m dnnc ops --onnx --markdown > docs/operators.md
-	@sed -i '/core ATen operators for inference are read/,$$d' docs/pytorch.md
+	@sed -i '/core ATen operators are supported/,$$d' docs/pytorch.md
 	@$(BIN)/python -m dnnc.frontends.torch.coverage >> docs/pytorch.md
 
 docs: $(VENV)/docs .types  ## build the documentation into site/; it needs no network

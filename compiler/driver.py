@@ -52,19 +52,18 @@ def compile(
         model: path to an .onnx file, its bytes, an onnx.ModelProto, a dnnc.ir Graph, a function of array code, a
             torch.nn.Module, or a program of torch.export.
         progress: called with (stage, done, of) while kernels compile.
-        inputs: of a function: what `dnnc.trace` takes, a Spec for each array; or a dict of them by the names of its
-            arguments.
-        parameters: weights that are bound by reference and may be replaced or changed by their owner, see
-            `Executable.refit`: of a function a dict by the names of its arguments, which then are none of a call's, or
-            of any names for arrays of dnnc.array that it captures; of an ONNX model the names of initializers, a dict
-            of arrays for them, or True for all float ones; of a graph constants or inputs likewise.
+        inputs: for a function, the arguments of `dnnc.trace`, a Spec for each array; or a dict of them by argument
+            name.
+        parameters: weights that are bound by reference and may change, see `Executable.refit`. For a function: a dict
+            by argument names, or any names for captured arrays of dnnc.array. For an ONNX model: names of initializers,
+            a dict of arrays for them, or True for all float ones. For a graph: constants or inputs likewise.
         **options: see CompileOptions.
 
     Returns:
         A callable; see Executable.
 
     Raises:
-        DnncError: a subclass that says what is wrong with the model, the options or the target.
+        DnncError: a subclass that names the fault of the model, the options or the target.
     """
     opts = make_options(options)
     checks.optional_function(progress, "progress")

@@ -39,8 +39,8 @@ class Executable:
     Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Several
     threads may call at once. A model with symbolic dims is specialised to each shape it meets, the last ones kept.
 
-    On a CUDA device the first input decides what comes back: NumPy arrays give NumPy arrays; arrays on the device
-    (CuPy, torch, `__cuda_array_interface__`, DLPack) give their library's arrays, in the caller's stream.
+    On a CUDA device the first input decides the kind of the results: NumPy arrays give NumPy arrays; arrays on the
+    device (CuPy, torch, `__cuda_array_interface__`, DLPack) give their library's arrays, in the caller's stream.
     """
 
     def __init__(self, compiler: ModelCompiler, parameters: Parameters | None = None) -> None:
@@ -117,7 +117,7 @@ class Executable:
     def source(self, stage: str, kernel: str | None = None) -> str:
         """Return the last program's text ("graph", "operator", "llvm", "asm", "cuda", "ptx"), or one kernel's.
 
-        InputError names what there is, or the open dims: a symbolic model has no program before its first call.
+        InputError lists the kernels, or the open dims: a symbolic model has no program before its first call.
         """
         return self._compiler.source(self.last_program(), stage, kernel)
 
@@ -216,8 +216,8 @@ class Executable:
     def bind(self, inputs: Any, outputs: Sequence[Any]) -> Callable[[], Any]:
         """Return a function that runs on these very buffers, copying nothing. It keeps the buffers alive.
 
-        On a device it returns when work is queued on the stream on which it was bound, and may run beside calls, but
-        not beside itself. Its method `check()` waits, and raises what a call would have raised of the data.
+        On a device it returns when its work is queued on the stream of the binding. It may run concurrently with calls,
+        but not with itself. Its method `check()` waits, and raises errors of data such as a wrong index.
         """
         if self._imports is not None:
             raise UnsupportedError("bind: the model is read anew for the inputs of each call; use `run` with outputs")
@@ -258,7 +258,7 @@ class Executable:
     # --- parameters ---------------------------------------------------------------------------------------------------
 
     def refit(self, changed: Mapping[str, Any] | None = None) -> None:
-        """Use other arrays for parameters from now on, or see what their owner wrote into them. Nothing is compiled.
+        """Replace the arrays of parameters, or pick up changes that were written into them. Nothing is compiled.
 
         Args:
             changed: arrays by name, of the same shapes and dtypes, which are shared where they are contiguous. All
@@ -274,7 +274,7 @@ class Executable:
             self._compiler.refitted(list(self.cache.instances.values()))
 
     def frozen(self) -> Graph:
-        """The imported graph with what its parameters are now as constants."""
+        """The imported graph with the current parameters as constants."""
         return self.graph if self._parameters is None else frozen(self.graph, self._parameters.held)
 
     def _without_parameters(self) -> Executable:
@@ -286,7 +286,7 @@ class Executable:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False, archs: Sequence[str] = ()) -> None:
-        """Write a file that `dnnc.load` reads: what was compiled so far, and the model to compile the rest.
+        """Write a file that `dnnc.load` reads: the programs compiled so far, and the model to compile others.
 
         Args:
             path: the file; it is replaced at once, so that no reader sees half of it. Or an open binary file.

@@ -72,7 +72,7 @@ class CompileOptions:
             float32 on a CPU. Inputs and outputs keep their types.
         numerics: "strict" (bit-identical between runs and thread counts, no reassociation), "standard", or "fast"
             (denormals are zero).
-        dims: what symbolic dimensions are: {"batch": 8} fixes one, {"batch": (1, 64)} bounds it, both ends included.
+        dims: sizes of symbolic dimensions: {"batch": 8} fixes one, {"batch": (1, 64)} bounds it, both ends included.
         outputs: names of intermediate values to return as well.
         donate: {"past": "present"}: this output takes the memory of this input, of the same type, whose contents are
             gone after the call.
@@ -82,11 +82,10 @@ class CompileOptions:
         cache: where kernels, schedules and whole programs are kept for later compilations: "auto" for the user's cache
             folder, a path, or False.
         threads: threads of a call; None takes all CPUs of the affinity mask, and more than those are never used.
-        memory: bytes that intermediate values may take at the peak, as a number or "512MB", "2GiB"; what would take
-            more is computed again where it is read. None keeps all that is read again. The report says the peak.
-        strict_compile: is it an error where a kernel fails to schedule, to compile or to pass its check? Otherwise the
-            next schedule is taken, then smaller groups of nodes, then their naive loop nests, and `Executable.report`
-            says so.
+        memory: peak bytes of intermediate values, as a number or "512MB", "2GiB". Values beyond it are recomputed at
+            their uses. None keeps all values. The report has the peak.
+        strict_compile: raise an error if a kernel fails to schedule, to compile or to pass its check. Otherwise dnnc
+            takes the next schedule, then smaller groups of nodes, then naive loop nests; `Executable.report` lists it.
 
     Raises:
         TargetError: the target is not known, or its -threads= contradicts `threads`.
@@ -327,11 +326,10 @@ def _default(f: Field[Any]) -> str:
 
 OPTIONS_PAGE = """# Options
 
-`dnnc.compile(model, **options)`, `dnnc.jit(**options)`, `dnnc.tune(model, **options)` and `torch.compile(model, \
-backend="dnnc", options={...})` take
-these options. `dnnc.CompileOptions` is their record; commands have those of a command line, such as `--opt-level`. \
-This page is written by
-`python -m dnnc.options > docs/options.md`.
+`dnnc.compile(model, **options)`, `dnnc.jit(**options)`, `dnnc.tune(model, **options)` and
+`torch.compile(model, backend="dnnc", options={...})` take these options. `dnnc.CompileOptions` is their record. The
+[command line](cli.md#common-options) has the same options, such as `--opt-level`. `python -m dnnc.options >
+docs/options.md` writes this page.
 
 | option | default | meaning |
 |---|---|---|

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.array.bits import bitwise_left_shift, bitwise_or, bitwise_right_shift, bitwise_xor
 from dnnc.array.core import Array, array_of, cast, from_buffer, scalar
 from dnnc.array.creation import Shape, asarray, shape_of
 from dnnc.array.elementwise import (
@@ -29,10 +30,6 @@ from dnnc.array.elementwise import (
 )
 from dnnc.array.elementwise import (
     add,
-    bitwise_left_shift,
-    bitwise_or,
-    bitwise_right_shift,
-    bitwise_xor,
     divide,
     erf,
     exp,

@@ -125,15 +125,15 @@ def tune(
         target: what to tune for; its device must be here, or in the cluster.
         budget: seconds. The search may end sooner, when little more is to be gained.
         log: a path to which is appended, or an open Log; None keeps it in memory. Last winners in it compete again.
-        callbacks: told of events as they happen, in this thread.
+        callbacks: called with each event, in this thread.
         trials: measurements to make at most, but for the finals.
         resume: take the trials in the log as made now: nothing is measured twice.
         only: names of tasks to tune, with * and ?, or how their keys begin; several are given as a sequence.
         runner: "process", "ray", or a Runner, which stays open.
         devices: numbers of the GPUs of this host to measure on at once.
         libraries: on a GPU, measure cuBLASLt and cuDNN as well, where they are installed and can do a kernel whole.
-        space: what to search instead of dnnc's own space.
-        cost_model: what ranks schedules instead of dnnc's own model.
+        space: a function that restricts or replaces the search space.
+        cost_model: an object that ranks schedules, in the place of the default model.
         stopped: asked now and then whether to end the search; finals follow.
         **options: those of `dnnc.compile`, such as `dims` and `threads`.
 

@@ -15,6 +15,14 @@ import numpy as _np
 
 from dnnc.array import fft as fft
 from dnnc.array import linalg as linalg
+from dnnc.array.bits import (
+    bitwise_and as bitwise_and,
+    bitwise_invert as bitwise_invert,
+    bitwise_left_shift as bitwise_left_shift,
+    bitwise_or as bitwise_or,
+    bitwise_right_shift as bitwise_right_shift,
+    bitwise_xor as bitwise_xor,
+)
 from dnnc.array.core import Array as Array
 from dnnc.array.core import evaluate as evaluate
 from dnnc.array.creation import (
@@ -57,12 +65,6 @@ from dnnc.array.elementwise import (
     atan as atan,
     atan2 as atan2,
     atanh as atanh,
-    bitwise_and as bitwise_and,
-    bitwise_invert as bitwise_invert,
-    bitwise_left_shift as bitwise_left_shift,
-    bitwise_or as bitwise_or,
-    bitwise_right_shift as bitwise_right_shift,
-    bitwise_xor as bitwise_xor,
     ceil as ceil,
     clip as clip,
     conj as conj,

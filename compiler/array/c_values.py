@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.array import bits
 from dnnc.array import elementwise as ew
 from dnnc.array.core import Array, array_of, cast
 from dnnc.array.lazy import Lazy, apply
@@ -123,8 +124,8 @@ _ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
 _ORDER = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 _LOGIC = {"&&": "logical_and", "||": "logical_or"}
 _BITS: dict[str, Callable[[Array, Array], Array]] = {
-    "&": ew.bitwise_and, "|": ew.bitwise_or, "^": ew.bitwise_xor, "<<": ew.bitwise_left_shift,
-    ">>": ew.bitwise_right_shift,
+    "&": bits.bitwise_and, "|": bits.bitwise_or, "^": bits.bitwise_xor, "<<": bits.bitwise_left_shift,
+    ">>": bits.bitwise_right_shift,
 }  # fmt: skip
 
 

@@ -50,8 +50,8 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         obj: what to take.
         dtype: of the result; by default that of `obj`, of Python numbers the default of their kind.
         device: "cpu", "cuda:0" and the like; by default that of `obj` where it is an array, else the host.
-        copy: False shares the memory of `obj` (nobody may write to it as long as the result is in use) and raises
-            ValueError where that cannot be; otherwise the contents are copied, since they are looked at later.
+        copy: False shares the memory of `obj` (do not write to it while the result is in use), and raises ValueError if
+            that is impossible. Otherwise the contents are copied, since evaluation comes later.
     """
     wanted = None if dtype is None else dtype_of(dtype)
     if isinstance(obj, Array):
@@ -172,6 +172,7 @@ def borrowed(x: Any) -> Array:
 
 
 def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """An array of a shape that is filled with one value."""
     wanted = (
         dtype_of(dtype)
         if dtype is not None
@@ -186,10 +187,12 @@ def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None
 
 
 def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+    """An array of zeros."""
     return full(shape, 0, dtype=DEFAULTS["f"] if dtype is None else dtype, device=device)
 
 
 def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+    """An array of ones."""
     return full(shape, 1, dtype=DEFAULTS["f"] if dtype is None else dtype, device=device)
 
 
@@ -199,20 +202,24 @@ def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
 
 
 def full_like(x: Array, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """An array of the shape of x that is filled with one value."""
     return full(
         x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device
     )
 
 
 def zeros_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """An array of zeros of the shape and dtype of x."""
     return full_like(x, 0, dtype=dtype, device=device)
 
 
 def ones_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """An array of ones of the shape and dtype of x."""
     return full_like(x, 1, dtype=dtype, device=device)
 
 
 def empty_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """An array of the shape and dtype of x; its elements are zero."""
     return zeros_like(x, dtype=dtype, device=device)
 
 
@@ -222,6 +229,7 @@ def _line(n: int) -> Array:
 
 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
+    """Values from start to stop, stop excluded, in steps of step."""
     where = home(device)
     if stop is None:
         start, stop = 0, start
@@ -253,6 +261,7 @@ def _open_range(start: Any, stop: Any, step: Any, dtype: DType) -> Array:
 def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
 ) -> Array:
+    """num evenly spaced values from start to stop."""
     wanted = promoted(start, stop, 0.0) if dtype is None else dtype_of(dtype)
     inner = promoted(start, stop, 0.0)
     steps = max(num - 1 if endpoint else num, 1)
@@ -266,6 +275,7 @@ def linspace(
 
 
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
+    """A matrix with ones on its k-th diagonal and zeros elsewhere."""
     wanted = DEFAULTS["f"] if dtype is None else dtype_of(dtype)
     columns = n_rows if n_cols is None else n_cols
     if not symbolic(n_rows, columns):
@@ -277,10 +287,12 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
 
 
 def tril(x: Array, /, k: int = 0) -> Array:
+    """Lower triangle of matrices: elements above the k-th diagonal become zero."""
     return _triangle(x, k, False)
 
 
 def triu(x: Array, /, k: int = 0) -> Array:
+    """Upper triangle of matrices: elements below the k-th diagonal become zero."""
     return _triangle(x, k, True)
 
 
@@ -291,6 +303,7 @@ def _triangle(x: Array, k: int, upper: bool) -> Array:
 
 
 def meshgrid(*arrays: Array, indexing: str = "xy") -> tuple[Array, ...]:
+    """Coordinate arrays from coordinate vectors."""
     if indexing not in ("xy", "ij"):
         raise ValueInputError(f"indexing={indexing!r}: expected 'xy' or 'ij'")
     order = list(range(len(arrays)))

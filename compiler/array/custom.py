@@ -189,7 +189,7 @@ def custom_op(
     *,
     reference: Callable[..., Any] | None = None,
 ) -> CustomOp:
-    """An op of one's own, for array code, traced functions and graphs, on all targets.
+    """A custom operator for array code, traced functions and graphs, on all targets.
 
     It is fused, scheduled, tuned and checked like those that are built in.
 

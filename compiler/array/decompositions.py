@@ -68,25 +68,30 @@ def _wide(x: Array) -> Any:
 
 
 def eig(x: Array, /) -> EigResult:
+    """Eigenvalues and eigenvectors of square matrices. Runs on the host."""
     values, vectors = np.linalg.eig(_matrices("eig", x, True))
     wide = _wide(x)
     return EigResult(_as("eig", values, wide, x), _as("eig", vectors, wide, x))
 
 
 def eigvals(x: Array, /) -> Array:
+    """Eigenvalues of square matrices. Runs on the host."""
     return _as("eigvals", np.linalg.eigvals(_matrices("eigvals", x, True)), _wide(x), x)
 
 
 def eigh(x: Array, /) -> EighResult:
+    """Eigenvalues and eigenvectors of symmetric or Hermitian matrices. Runs on the host."""
     values, vectors = np.linalg.eigh(_matrices("eigh", x, True))
     return EighResult(_as("eigh", values, real_of(x.dtype), x), _as("eigh", vectors, x.dtype, x))
 
 
 def eigvalsh(x: Array, /) -> Array:
+    """Eigenvalues of symmetric or Hermitian matrices. Runs on the host."""
     return _as("eigvalsh", np.linalg.eigvalsh(_matrices("eigvalsh", x, True)), real_of(x.dtype), x)
 
 
 def qr(x: Array, /, *, mode: str = "reduced") -> QRResult:
+    """QR decompositions of matrices. Runs on the host."""
     if mode not in ("reduced", "complete"):
         raise ValueInputError(f"qr: mode={mode!r}: expected 'reduced' or 'complete'")
     q, r = np.linalg.qr(_matrices("qr", x), mode=mode)  # type: ignore[call-overload]
@@ -99,16 +104,19 @@ def complex_det(x: Array) -> Array:
 
 
 def slogdet(x: Array, /) -> SlogdetResult:
+    """Signs and logarithms of the absolute values of determinants. Runs on the host."""
     sign, log = np.linalg.slogdet(_matrices("slogdet", x, True))
     return SlogdetResult(_as("slogdet", sign, x.dtype, x), _as("slogdet", log, real_of(x.dtype), x))
 
 
 def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
+    """Singular value decompositions of matrices. Runs on the host."""
     u, s, vh = np.linalg.svd(_matrices("svd", x), full_matrices=full_matrices)
     return SVDResult(_as("svd", u, x.dtype, x), _as("svd", s, real_of(x.dtype), x), _as("svd", vh, x.dtype, x))
 
 
 def svdvals(x: Array, /) -> Array:
+    """Singular values of matrices. Runs on the host."""
     return _as("svdvals", np.linalg.svd(_matrices("svdvals", x), compute_uv=False), real_of(x.dtype), x)
 
 
@@ -120,12 +128,14 @@ def _tolerance(x: Array, rtol: Any) -> Any:
 
 
 def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
+    """Ranks of matrices, by singular values above a tolerance. Runs on the host."""
     s = np.linalg.svd(_matrices("matrix_rank", x), compute_uv=False)
     least = s.max(axis=-1, keepdims=True, initial=0.0) * np.asarray(_tolerance(x, rtol))[..., None]
     return _as("matrix_rank", np.count_nonzero(s > least, axis=-1), np.int64, x)
 
 
 def pinv(x: Array, /, *, rtol: Any = None) -> Array:
+    """Moore-Penrose pseudo-inverses of matrices. Runs on the host."""
     return _as("pinv", np.linalg.pinv(_matrices("pinv", x), rcond=_tolerance(x, rtol)), x.dtype, x)
 
 

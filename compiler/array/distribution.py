@@ -98,8 +98,8 @@ def bincount(x: Array, /, weights: Any = None, minlength: int = 0) -> Array:
     """How often each integer from 0 occurs, or the sum of its weights.
 
     Args:
-        x: a vector of integers, none negative; looked at for the largest of them, unless it is traced: then `minlength`
-            is the length of the result, and what is not below it counts nowhere.
+        x: a vector of nonnegative integers, evaluated for its largest element. In a trace `minlength` is the length of
+            the result, and larger elements are not counted.
         weights: of the shape of `x`.
         minlength: the least length of the result.
     """
@@ -124,8 +124,8 @@ def histogram(x: Array, /, bins: Any = 10, range: tuple[float, float] | None = N
     Args:
         x: real numbers.
         bins: how many of equal width, or their edges in order.
-        range: the outer edges; by default the smallest and the largest element, which are looked at.
-        weights: of the shape of `x`: what each element counts.
+        range: the outer edges; by default the smallest and the largest element, which is evaluated.
+        weights: of the shape of `x`: the weight of each element.
     """
     y = cast(reshape(x, (x.size,)), float_of(x.dtype))
     if isinstance(bins, (int, np.integer)):

@@ -122,6 +122,7 @@ def const(like: Lazy, value: Any) -> Lazy:
 
 
 def add(x1: Operand, x2: Operand, /) -> Array:
+    """Sum x1 + x2, element by element."""
     made = quick("add", x1, x2)
     if made is not None:
         return made
@@ -132,6 +133,7 @@ def add(x1: Operand, x2: Operand, /) -> Array:
 
 
 def subtract(x1: Operand, x2: Operand, /) -> Array:
+    """Difference x1 - x2, element by element."""
     made = quick("sub", x1, x2)
     if made is not None:
         return made
@@ -140,6 +142,7 @@ def subtract(x1: Operand, x2: Operand, /) -> Array:
 
 
 def multiply(x1: Operand, x2: Operand, /) -> Array:
+    """Product x1 * x2, element by element."""
     made = quick("mul", x1, x2)
     if made is not None:
         return made
@@ -150,6 +153,7 @@ def multiply(x1: Operand, x2: Operand, /) -> Array:
 
 
 def divide(x1: Operand, x2: Operand, /) -> Array:
+    """Quotient x1 / x2 as floats, element by element."""
     made = quick("div", x1, x2, "f")
     if made is not None:
         return made
@@ -158,6 +162,7 @@ def divide(x1: Operand, x2: Operand, /) -> Array:
 
 
 def floor_divide(x1: Operand, x2: Operand, /) -> Array:
+    """Quotient x1 / x2, rounded down."""
     a, b = operands("floor_divide", x1, x2, kinds="iuf")
     p, q = one(a), one(b)
     if kind_of(a.dtype) == "f":
@@ -185,6 +190,7 @@ def _floor_div(p: Lazy, q: Lazy) -> Lazy:
 
 
 def remainder(x1: Operand, x2: Operand, /) -> Array:
+    """Remainder of x1 / x2, with the sign of x2."""
     a, b = operands("remainder", x1, x2, kinds="iuf")
     r = apply("mod", one(a), one(b))
     if kind_of(a.dtype) != "f":
@@ -195,6 +201,7 @@ def remainder(x1: Operand, x2: Operand, /) -> Array:
 
 
 def pow(x1: Operand, x2: Operand, /) -> Array:
+    """x1 to the power of x2, element by element."""
     if isinstance(x1, Array) and kind_of(x1._dtype) == "f" and type(x2) in (int, float) and x2 in _POWERS:
         return array_of(_POWERS[x2](x1._parts[0]))
     a, b = operands("pow", x1, x2, kinds="iufc")
@@ -215,6 +222,7 @@ _POWERS: dict[float, Callable[[Lazy], Lazy]] = {
 
 
 def negative(x: Operand, /) -> Array:
+    """Negated elements."""
     if isinstance(x, Array) and kind_of(x._dtype) in "if":
         return array_of(apply_unary("neg", x._parts[0]))
     (a,) = operands("negative", x, kinds="iufc")
@@ -224,11 +232,13 @@ def negative(x: Operand, /) -> Array:
 
 
 def positive(x: Operand, /) -> Array:
+    """The elements, unchanged."""
     (a,) = operands("positive", x, kinds="iufc")
     return array_of(*a._parts)
 
 
 def abs(x: Operand, /) -> Array:
+    """Absolute value of each element; the modulus of complex numbers."""
     (a,) = operands("abs", x)
     if a.dtype.kind == "b":
         return array_of(*a._parts)
@@ -236,6 +246,7 @@ def abs(x: Operand, /) -> Array:
 
 
 def sign(x: Operand, /) -> Array:
+    """-1, 0 or 1 for each element; x / |x| for complex numbers."""
     (a,) = operands("sign", x, kinds="iufc")
     if a.dtype.kind == "c":
         return array_of(*cm.sign(a._parts))
@@ -245,16 +256,19 @@ def sign(x: Operand, /) -> Array:
 
 
 def square(x: Operand, /) -> Array:
+    """Square of each element."""
     (a,) = operands("square", x, kinds="iufc")
     return multiply(a, a)
 
 
 def reciprocal(x: Operand, /) -> Array:
+    """1 / x of each element."""
     (a,) = floats("reciprocal", x)
     return array_of(*cm.reciprocal(a._parts)) if a.dtype.kind == "c" else real_op("reciprocal", a)
 
 
 def sqrt(x: Operand, /) -> Array:
+    """Square root of each element."""
     return _function("sqrt", x)
 
 
@@ -285,23 +299,28 @@ asinh, acosh, atanh = _named("asinh", "asinh"), _named("acosh", "acosh"), _named
 
 
 def log2(x: Operand, /) -> Array:
+    """Logarithm of base 2 of each element."""
     return multiply(log(x), 1 / math.log(2))
 
 
 def log10(x: Operand, /) -> Array:
+    """Logarithm of base 10 of each element."""
     return multiply(log(x), 1 / math.log(10))
 
 
 def exp2(x: Operand, /) -> Array:
+    """2 to the power of each element."""
     return exp(multiply(x, math.log(2)))
 
 
 def erf(x: Operand, /) -> Array:
+    """Error function of each element."""
     (a,) = floats("erf", x, kinds="biuf")
     return real_op("erf", a)
 
 
 def logaddexp(x1: Operand, x2: Operand, /) -> Array:
+    """Logarithm of exp(x1) + exp(x2), without overflow."""
     a, b = floats("logaddexp", x1, x2, kinds="biuf")
     p, q = one(a), one(b)
     top = apply("max", p, q)
@@ -312,11 +331,13 @@ def logaddexp(x1: Operand, x2: Operand, /) -> Array:
 
 
 def hypot(x1: Operand, x2: Operand, /) -> Array:
+    """Length sqrt(x1**2 + x2**2) without overflow."""
     a, b = floats("hypot", x1, x2, kinds="biuf")
     return array_of(cm.modulus((one(a), one(b))))
 
 
 def atan2(x1: Operand, x2: Operand, /) -> Array:
+    """Angle of the point (x2, x1), in radians from -pi to pi."""
     a, b = floats("atan2", x1, x2, kinds="biuf")
     return array_of(cm.angle(one(a), one(b)))
 
@@ -350,16 +371,19 @@ def round(x: Operand, /, decimals: int = 0) -> Array:
 
 
 def real(x: Operand, /) -> Array:
+    """Real part of each complex number."""
     (a,) = operands("real", x)
     return Array(a._parts[:1], real_of(a.dtype))
 
 
 def imag(x: Operand, /) -> Array:
+    """Imaginary part of each complex number."""
     (a,) = operands("imag", x)
     return array_of(a._parts[1] if a.dtype.kind == "c" else apply_full(one(a), 0, a.shape))
 
 
 def conj(x: Operand, /) -> Array:
+    """Complex conjugate of each element."""
     (a,) = operands("conj", x)
     return array_of(a._parts[0], apply("neg", a._parts[1])) if a.dtype.kind == "c" else array_of(*a._parts)
 
@@ -375,16 +399,19 @@ def copysigned(p: Lazy, q: Lazy) -> Lazy:
 
 
 def signbit(x: Operand, /) -> Array:
+    """Whether the sign bit of each float is set."""
     (a,) = operands("signbit", x, kinds="f")
     return array_of(signbits(one(a)))
 
 
 def copysign(x1: Operand, x2: Operand, /) -> Array:
+    """Magnitude of x1 with the sign of x2."""
     a, b = floats("copysign", x1, x2, kinds="biuf")
     return array_of(copysigned(one(a), one(b)))
 
 
 def nextafter(x1: Operand, x2: Operand, /) -> Array:
+    """Next float after x1 in the direction of x2."""
     a, b = floats("nextafter", x1, x2, kinds="biuf")
     p, q = one(a), one(b)
     bits = apply("bit_cast", p, to=_BITS[p.type.dtype.bytes])
@@ -428,6 +455,7 @@ isnan = _test("isnan", lambda p: apply("isnan", p), "logical_or")
 
 
 def equal(x1: Operand, x2: Operand, /) -> Array:
+    """Comparison x1 == x2, element by element, as bools."""
     made = quick("equal", x1, x2)
     if made is not None:
         return made
@@ -437,6 +465,7 @@ def equal(x1: Operand, x2: Operand, /) -> Array:
 
 
 def not_equal(x1: Operand, x2: Operand, /) -> Array:
+    """Comparison x1 != x2, element by element, as bools."""
     made = quick("not_equal", x1, x2)
     if made is not None:
         return made
@@ -464,11 +493,13 @@ less, less_equal, greater, greater_equal = map(_ordering, ("less", "less_equal",
 
 
 def maximum(x1: Operand, x2: Operand, /) -> Array:
+    """Larger of x1 and x2, element by element. NaN propagates."""
     made = quick("max", x1, x2)
     return real_op("max", *operands("maximum", x1, x2, kinds="iuf")) if made is None else made
 
 
 def minimum(x1: Operand, x2: Operand, /) -> Array:
+    """Smaller of x1 and x2, element by element. NaN propagates."""
     made = quick("min", x1, x2)
     return real_op("min", *operands("minimum", x1, x2, kinds="iuf")) if made is None else made
 
@@ -510,45 +541,9 @@ logical_and, logical_or, logical_xor = map(_logical, ("logical_and", "logical_or
 
 
 def logical_not(x: Operand, /) -> Array:
+    """Logical "not" of each element, as bools."""
     (a,) = operands("logical_not", x)
     return real_op("logical_not", cast(a, np.dtype(np.bool_)))
-
-
-def _bitwise(name: str) -> Callable[[Operand, Operand], Array]:
-    def function(x1: Operand, x2: Operand, /) -> Array:
-        a, b = operands(f"bitwise_{name}", x1, x2, kinds="biu")
-        return real_op(("logical_" if a.dtype.kind == "b" else "bitwise_") + name, a, b)
-
-    function.__name__ = function.__qualname__ = f"bitwise_{name}"
-    function.__doc__ = f"{name} of the bits of each pair of elements."
-    return function
-
-
-bitwise_and, bitwise_or, bitwise_xor = map(_bitwise, ("and", "or", "xor"))
-
-
-def bitwise_invert(x: Operand, /) -> Array:
-    (a,) = operands("bitwise_invert", x, kinds="biu")
-    return real_op("logical_not" if a.dtype.kind == "b" else "bitwise_not", a)
-
-
-def bitwise_left_shift(x1: Operand, x2: Operand, /) -> Array:
-    return _shifted("shift_left", *operands("bitwise_left_shift", x1, x2, kinds="iu"))
-
-
-def bitwise_right_shift(x1: Operand, x2: Operand, /) -> Array:
-    return _shifted("shift_right", *operands("bitwise_right_shift", x1, x2, kinds="iu"))
-
-
-def _shifted(op: str, a: Array, b: Array) -> Array:
-    """Shifts by the width and more leave zeros, or copies of the sign."""
-    p, q = one(a), one(b)
-    last = const(q, p.type.dtype.bits - 1)
-    too_far = apply("greater", q, last)
-    made = apply(op, p, apply("min", q, last))
-    if op == "shift_right" and a.dtype.kind == "i":
-        return array_of(made)
-    return array_of(apply("where", too_far, const(p, 0), made))
 
 
 def where(condition: Operand, x1: Operand, x2: Operand, /) -> Array:
@@ -567,6 +562,7 @@ def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) ->
 
 
 def angle(x: Operand, /) -> Array:
+    """Phase of each complex number, in radians."""
     (a,) = operands("angle", x)
     a = cast(a, complex_of(a.dtype))
     return array_of(cm.angle(a._parts[1], a._parts[0]))

@@ -49,10 +49,12 @@ def _fitted(x: Array, axis: int, n: int) -> Array:
 
 
 def fft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+    """Discrete Fourier transform along one axis."""
     return _transform(x, n, axis, norm, False)
 
 
 def ifft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+    """Inverse of `fft`."""
     return _transform(x, n, axis, norm, True)
 
 
@@ -75,18 +77,21 @@ def _sizes(x: Array, s: Sequence[int] | None, axes: Axes) -> list[tuple[int, int
 
 
 def fftn(x: Array, /, *, s: Sequence[int] | None = None, axes: Axes = None, norm: str = "backward") -> Array:
+    """Discrete Fourier transform along several axes."""
     for axis, n in _sizes(x, s, axes):
         x = fft(x, n=n, axis=axis, norm=norm)
     return x
 
 
 def ifftn(x: Array, /, *, s: Sequence[int] | None = None, axes: Axes = None, norm: str = "backward") -> Array:
+    """Inverse of `fftn`."""
     for axis, n in _sizes(x, s, axes):
         x = ifft(x, n=n, axis=axis, norm=norm)
     return x
 
 
 def rfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+    """Discrete Fourier transform of real numbers along one axis: the nonnegative frequencies."""
     if x.dtype.kind == "c":
         raise ValueInputError(f"rfft: expected real numbers, got {x.dtype}")
     k = axis_of(axis, x.ndim)
@@ -122,6 +127,7 @@ def irfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "bac
 
 
 def rfftn(x: Array, /, *, s: Sequence[int] | None = None, axes: Axes = None, norm: str = "backward") -> Array:
+    """Discrete Fourier transform of real numbers along several axes."""
     *rest, (axis, n) = _sizes(x, s, axes)
     x = rfft(x, n=n, axis=axis, norm=norm)
     for a, size in rest:
@@ -130,6 +136,7 @@ def rfftn(x: Array, /, *, s: Sequence[int] | None = None, axes: Axes = None, nor
 
 
 def irfftn(x: Array, /, *, s: Sequence[int] | None = None, axes: Axes = None, norm: str = "backward") -> Array:
+    """Inverse of `rfftn`."""
     *rest, (axis, n) = _sizes(x, s, axes)
     for a, size in rest:
         x = ifft(x, n=size, axis=a, norm=norm)
@@ -146,6 +153,7 @@ def hfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "back
 
 
 def ihfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+    """Inverse of `hfft`."""
     swapped = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
     if norm not in NORMS:
         raise ValueInputError(f"norm={norm!r}: expected one of {', '.join(NORMS)}")
@@ -153,12 +161,14 @@ def ihfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "bac
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
+    """Frequencies of `fft` for n samples at distance d."""
     halves = [(0, (n - 1) // 2 + 1), (-(n // 2), 0)] if n > 1 else [(0, n)]
     line = concat([arange(a, b, dtype=DEFAULTS["f"], device=device) for a, b in halves])
     return cast(divide(line, n * d), DEFAULTS["f"] if dtype is None else dtype_of(dtype))
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
+    """Frequencies of `rfft` for n samples at distance d."""
     return cast(
         divide(arange(n // 2 + 1, dtype=DEFAULTS["f"], device=device), n * d),
         DEFAULTS["f"] if dtype is None else dtype_of(dtype),
@@ -166,10 +176,12 @@ def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None
 
 
 def fftshift(x: Array, /, *, axes: Axes = None) -> Array:
+    """Frequencies reordered so that zero stands in the middle."""
     chosen = axes_of(axes, x.ndim)
     return roll(x, tuple(x.shape[a] // 2 for a in chosen), axis=chosen) if chosen else x
 
 
 def ifftshift(x: Array, /, *, axes: Axes = None) -> Array:
+    """Inverse of `fftshift`."""
     chosen = axes_of(axes, x.ndim)
     return roll(x, tuple(-(x.shape[a] // 2) for a in chosen), axis=chosen) if chosen else x

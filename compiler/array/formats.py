@@ -68,13 +68,13 @@ class StorageFormat:
 def storage_format(
     name: str, codes: str, encode: Callable[[Expr], Expr], decode: Callable[[Expr], Expr]
 ) -> StorageFormat:
-    """A format of one's own for stored numbers.
+    """A custom storage format of numbers.
 
     Args:
         name: an identifier.
         codes: the type of a code: "u2", "u4", "u8" or "i8".
         encode: takes a number as an expression in f32 and gives its code, an integer in the range of the codes.
-        decode: takes a code as an expression in i32 and gives what it means, in f32.
+        decode: maps a code, an expression in i32, to its number, in f32.
 
     Raises:
         InputError: the name is no identifier, or there are no codes of that type.

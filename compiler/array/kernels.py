@@ -71,11 +71,11 @@ def elementwise_kernel(in_params: str, out_params: str, operation: str, name: st
             arrays given for it.
         out_params: the same for the results; their type variables occur among the inputs.
         operation: C-like assignments, as in `"float d = x - y; z = d * d"`.
-        name: what errors call it.
+        name: name of the kernel in errors.
 
     Raises:
         ParseError: a text does not follow the notation; the message shows the place.
-        UnsupportedError: it uses what kernels do not have, such as loops, pointers and indices.
+        UnsupportedError: it uses loops, pointers, indices or other constructs that kernels do not have.
     """
     what = f"kernel {name!r}"
     inputs, outputs = signature(what, in_params, out_params)
@@ -171,16 +171,16 @@ def reduction_kernel(
     identity: str | int | float | None = None,
     name: str = "reduce_kernel", reduce_type: str | None = None,
 ) -> ReductionKernel:  # fmt: skip
-    """A reduction of what an expression gives for each element, in CuPy's notation.
+    """A reduction of an element-wise expression, in CuPy's notation.
 
     Args:
         in_params, out_params: types and names, as of `elementwise_kernel`.
         map_expr: an expression of the inputs, as in `"x * x"`.
         reduce_expr: how `a` and `b` are combined: `a + b`, `a * b`, `min(a, b)`, `max(a, b)`, `a && b` or `a || b`.
-        post_map_expr: assignments to the outputs of what was combined, which is called `a`, as in `"y = sqrt(a)"`.
+        post_map_expr: assignments to the outputs of the reduced value, which is called `a`, as in `"y = sqrt(a)"`.
         identity: the result of no elements, as in `"0"`; None where there is none. `min` and `max` combine it with the
             elements.
-        name: what errors call it.
+        name: name of the kernel in errors.
         reduce_type: the type in which elements are combined; that of the first output by default.
 
     Raises:

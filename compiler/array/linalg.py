@@ -110,6 +110,7 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
+    """Sum of conj(x1) * x2 along an axis."""
     a, b = _numbers("vecdot", x1, x2)
     k = axis_of(axis, min(a.ndim, b.ndim)) - min(a.ndim, b.ndim)
     if not same(a.shape[k], b.shape[k]):
@@ -118,6 +119,7 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Array:
+    """Sum of products over given axes of two arrays."""
     a, b = _numbers("tensordot", x1, x2)
     given = (range(a.ndim - axes, a.ndim), range(axes)) if isinstance(axes, int) else axes
     left, right = ([axis_of(k, x.ndim) for k in ks] for ks, x in zip(given, (a, b)))
@@ -133,6 +135,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[
 
 
 def outer(x1: Any, x2: Any, /) -> Array:
+    """Matrix of the products of the elements of two vectors."""
     a, b = _numbers("outer", x1, x2)
     if a.ndim != 1 or b.ndim != 1:
         raise ValueInputError(f"outer: expected vectors, got shapes {a.shape} and {b.shape}")
@@ -140,6 +143,7 @@ def outer(x1: Any, x2: Any, /) -> Array:
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
+    """Cross product of vectors of three elements along an axis."""
     a, b = _numbers("cross", x1, x2)
     k = axis_of(axis, min(a.ndim, b.ndim)) - min(a.ndim, b.ndim)
     if a.shape[k] != 3 or b.shape[k] != 3:
@@ -154,6 +158,7 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def matrix_power(x: Array, n: int, /) -> Array:
+    """Square matrices to the power of the integer n."""
     size = _square("matrix_power", x)
     if n < 0:
         return matrix_power(inv(x), -n)
@@ -182,10 +187,12 @@ def diagonal(x: Array, /, *, offset: int = 0) -> Array:
 
 
 def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
+    """Sums of the diagonals of matrices."""
     return sum_(diagonal(x, offset=offset), axis=-1, dtype=dtype)
 
 
 def vector_norm(x: Array, /, *, axis: Axes = None, keepdims: bool = False, ord: float = 2) -> Array:
+    """Norms of vectors along axes, of order ord."""
     if kind_of(x.dtype) not in "fc":
         raise ValueInputError(f"vector_norm: expected floating-point numbers, got {x.dtype}")
     size, axes = abs_(x), axes_of(axis, x.ndim)
@@ -236,6 +243,7 @@ def norm(x: Array, /, ord: Any = None, axis: Axes = None, keepdims: bool = False
 
 
 def det(x: Array, /) -> Array:
+    """Determinants of square matrices."""
     if not _square("det", x):
         return ones(x.shape[:-2], dtype=x.dtype, device=x.device)
     if x.dtype.kind == "c":

@@ -71,6 +71,7 @@ def _reshaped(p: Lazy, shape: tuple[int, ...]) -> Lazy:
 
 
 def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
+    """The array with its axes in another order."""
     n = x.ndim
     perm = tuple([axis_of(a, n) for a in axes])
     if sorted(perm) != list(range(n)):
@@ -79,6 +80,7 @@ def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
 
 
 def matrix_transpose(x: Array, /) -> Array:
+    """The last two axes exchanged."""
     if x.ndim < 2:
         raise ValueInputError(f"matrix_transpose: expected at least two axes, got shape {x.shape}")
     n = x.ndim
@@ -86,6 +88,7 @@ def matrix_transpose(x: Array, /) -> Array:
 
 
 def moveaxis(x: Array, source: Axes, destination: Axes, /) -> Array:
+    """Axes moved to other positions; the others keep their order."""
     src, dst = (
         [axis_of(a, x.ndim) for a in (v if isinstance(v, (tuple, list)) else (v,))] for v in (source, destination)
     )
@@ -119,6 +122,7 @@ def expand_dims(x: Array, /, axis: Axes = 0) -> Array:
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The common shape of shapes by the rules of broadcasting."""
     if any(symbolic(*s) for s in shapes):
         found = common(shapes)
         if found is None:
@@ -134,6 +138,7 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def broadcast_to(x: Array, /, shape: Any) -> Array:
+    """The array, repeated along axes of size 1 to a shape."""
     wanted = shape_of(shape)
     if not same_shape(broadcast_shapes(x.shape, wanted), wanted):
         raise ValueInputError(f"broadcast_to: {x.shape} does not broadcast to {wanted}")
@@ -141,6 +146,7 @@ def broadcast_to(x: Array, /, shape: Any) -> Array:
 
 
 def broadcast_arrays(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays, each broadcast to their common shape."""
     shape = broadcast_shapes(*(a.shape for a in arrays))
     return tuple(broadcast_to(a, shape) for a in arrays)
 
@@ -153,6 +159,7 @@ def same_type(arrays: Sequence[Any]) -> list[Array]:
 
 
 def concat(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
+    """Arrays joined along an existing axis; with axis None, flattened first."""
     xs = same_type(arrays)
     if axis is None:
         xs, axis = [reshape(x, (-1,)) if x.size else reshape(x, (0,)) for x in xs], 0
@@ -164,10 +171,12 @@ def concat(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
 
 
 def stack(arrays: Sequence[Array], /, axis: int = 0) -> Array:
+    """Arrays of one shape joined along a new axis."""
     return concat([expand_dims(x, axis=axis) for x in same_type(arrays)], axis=axis)
 
 
 def unstack(x: Array, /, axis: int = 0) -> tuple[Array, ...]:
+    """The slices of the array along an axis, as a tuple."""
     k = axis_of(axis, x.ndim)
     return tuple(squeeze(sliced(x, k, j, 1), k) for j in range(x.shape[k]))
 
@@ -182,12 +191,14 @@ def sliced(x: Array, axis: int, start: int, size: int, step: int = 1) -> Array:
 
 
 def flip(x: Array, /, axis: Axes = None) -> Array:
+    """The array with the order of its elements reversed along axes."""
     axes = axes_of(axis, x.ndim)
     starts = tuple(max(d - 1, 0) if k in axes else 0 for k, d in enumerate(x.shape))
     return moved(x, "slice", starts=starts, steps=tuple(-1 if k in axes else 1 for k in range(x.ndim)), shape=x.shape)
 
 
 def roll(x: Array, /, shift: Any, axis: Axes = None) -> Array:
+    """Elements shifted along axes; those beyond the end return at the beginning."""
     if axis is None:
         return reshape(roll(reshape(x, (x.size,)), shift, axis=0), x.shape)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -202,6 +213,7 @@ def roll(x: Array, /, shift: Any, axis: Axes = None) -> Array:
 
 
 def tile(x: Array, repetitions: Sequence[int], /) -> Array:
+    """The array repeated along each axis."""
     reps = tuple(index(n) for n in repetitions)
     ndim = max(len(reps), x.ndim)
     x = reshape(x, (1,) * (ndim - x.ndim) + x.shape)
@@ -209,7 +221,7 @@ def tile(x: Array, repetitions: Sequence[int], /) -> Array:
 
 
 def repeat(x: Array, repeats: Any, /, axis: int | None = None) -> Array:
-    """Each element so many times. Different counts are looked at: the size of the result depends on them."""
+    """Each element so many times. Different counts are evaluated: the size of the result depends on them."""
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
     k = axis_of(axis, x.ndim)
@@ -240,6 +252,7 @@ def wide(indices: Array) -> Lazy:
 
 
 def take(x: Array, indices: Any, /, axis: int | None = None) -> Array:
+    """Elements at indices along an axis."""
     if axis is None:
         if x.ndim != 1:
             raise ValueInputError(f"take: an array of shape {x.shape} needs an axis")
@@ -251,6 +264,7 @@ def take(x: Array, indices: Any, /, axis: int | None = None) -> Array:
 
 
 def take_along_axis(x: Array, indices: Array, /, axis: int = -1) -> Array:
+    """Elements at indices along an axis, with separate indices for each row."""
     k = axis_of(axis, x.ndim)
     others = broadcast_shapes(*(tuple(1 if j == k else d for j, d in enumerate(a.shape)) for a in (x, indices)))
     x = broadcast_to(x, tuple(x.shape[k] if j == k else d for j, d in enumerate(others)))

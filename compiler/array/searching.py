@@ -37,14 +37,17 @@ def _argument(op: str, name: str, x: Array, axis: int | None, keepdims: bool) ->
 
 
 def argmax(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
+    """Index of the first largest element along an axis, or of the flattened array."""
     return _argument("argmax", "argmax", x, axis, keepdims)
 
 
 def argmin(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
+    """Index of the first smallest element along an axis, or of the flattened array."""
     return _argument("argmin", "argmin", x, axis, keepdims)
 
 
 def nonzero(x: Array, /) -> tuple[Array, ...]:
+    """Indices of the nonzero elements, one array for each axis. Runs on the host."""
     if not x.ndim:
         raise ValueInputError("nonzero: expected at least one axis")
     return tuple(computed("nonzero", i, x) for i in np.nonzero(contents(x)))
@@ -64,10 +67,12 @@ def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | N
 
 
 def sort(x: Array, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
+    """The elements sorted along an axis. The sort is stable."""
     return _sorted(_real("sort", x), axis, descending)[0]
 
 
 def argsort(x: Array, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
+    """Indices that sort the array along an axis. The sort is stable."""
     return _sorted(_real("argsort", x), axis, descending)[1]
 
 
@@ -110,6 +115,7 @@ class UniqueInverse(NamedTuple):
 
 
 def unique_all(x: Array, /) -> UniqueAll:
+    """Unique elements, their first indices, inverse indices and counts. Runs on the host."""
     values, first, inverse, counts = np.unique(
         contents(x), return_index=True, return_inverse=True, return_counts=True, equal_nan=False
     )
@@ -118,17 +124,20 @@ def unique_all(x: Array, /) -> UniqueAll:
 
 
 def unique_counts(x: Array, /) -> UniqueCounts:
+    """Unique elements and their counts. Runs on the host."""
     values, counts = np.unique(contents(x), return_counts=True, equal_nan=False)
     return UniqueCounts(*(computed("unique_counts", a, x) for a in (values, counts.astype(np.int64))))
 
 
 def unique_inverse(x: Array, /) -> UniqueInverse:
+    """Unique elements and the indices that rebuild x from them. Runs on the host."""
     values, inverse = np.unique(contents(x), return_inverse=True, equal_nan=False)
     numbers = inverse.reshape(x.shape).astype(np.int64)
     return UniqueInverse(*(computed("unique_inverse", a, x) for a in (values, numbers)))
 
 
 def unique_values(x: Array, /) -> Array:
+    """Unique elements. Runs on the host."""
     return computed("unique_values", np.unique(contents(x), equal_nan=False), x)
 
 

@@ -32,12 +32,14 @@ def _floating(name: str, x: Array) -> Array:
 
 
 def sum(x: Array, /, axis: Axes = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+    """Sum of the elements along an axis, or of all elements."""
     y = cast(x, summed(x.dtype) if dtype is None else dtype_of(dtype))
     axes = axes_of(axis, x.ndim)
     return array_of(*(reduced(p, "reduce_sum", axes, keepdims) for p in y._parts))
 
 
 def prod(x: Array, /, axis: Axes = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+    """Product of the elements along an axis, or of all elements."""
     y = cast(x, summed(x.dtype) if dtype is None else dtype_of(dtype))
     axes = axes_of(axis, x.ndim)
     if y.dtype.kind != "c":
@@ -72,20 +74,24 @@ def _extreme(name: str, op: str, x: Array, axis: Axes, keepdims: bool) -> Array:
 
 
 def max(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
+    """Largest element along an axis, or of all elements. NaN propagates."""
     return _extreme("max", "reduce_max", x, axis, keepdims)
 
 
 def min(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
+    """Smallest element along an axis, or of all elements. NaN propagates."""
     return _extreme("min", "reduce_min", x, axis, keepdims)
 
 
 def mean(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
+    """Arithmetic mean along an axis, or of all elements."""
     y = _floating("mean", x)
     axes = axes_of(axis, x.ndim)
     return array_of(*(reduced(p, "reduce_mean", axes, keepdims) for p in y._parts))
 
 
 def var(x: Array, /, axis: Axes = None, *, correction: float = 0.0, keepdims: bool = False) -> Array:
+    """Variance along an axis, or of all elements."""
     y = _floating("var", x)
     axes = axes_of(axis, x.ndim)
     n = math.prod(x.shape[a] for a in axes)
@@ -109,6 +115,7 @@ def var(x: Array, /, axis: Axes = None, *, correction: float = 0.0, keepdims: bo
 
 
 def std(x: Array, /, axis: Axes = None, *, correction: float = 0.0, keepdims: bool = False) -> Array:
+    """Standard deviation along an axis, or of all elements."""
     return sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
 
 
@@ -142,10 +149,12 @@ def _complex_scan(x: Array, axis: int) -> Array:
 
 
 def cumulative_sum(x: Array, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+    """Sums of the elements up to each position along an axis."""
     return _cumulative("cumsum", x, axis, dtype, include_initial)
 
 
 def cumulative_prod(x: Array, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+    """Products of the elements up to each position along an axis."""
     return _cumulative("cumprod", x, axis, dtype, include_initial)
 
 
@@ -164,20 +173,24 @@ def _truth(x: Array, op: str, axis: Axes, keepdims: bool) -> Array:
 
 
 def all(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
+    """Logical "and" of the elements along an axis, or of all elements."""
     return _truth(x, "reduce_min", axis, keepdims)
 
 
 def any(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
+    """Logical "or" of the elements along an axis, or of all elements."""
     return _truth(x, "reduce_max", axis, keepdims)
 
 
 def count_nonzero(x: Array, /, axis: Axes = None, *, keepdims: bool = False) -> Array:
+    """Number of nonzero elements along an axis, or of all."""
     return sum(cast(x, BOOL), axis=axis, keepdims=keepdims)
 
 
 def diff(
     x: Array, /, *, axis: int = -1, n: int = 1, prepend: Array | None = None, append: Array | None = None
 ) -> Array:
+    """Differences of neighbouring elements along an axis, n times."""
     k = axis_of(axis, x.ndim)
     parts = [a for a in (prepend, x, append) if a is not None]
     y = concat(parts, axis=k) if len(parts) > 1 else x

@@ -43,7 +43,7 @@ def load(
 ) -> Executable:
     """Load a model that `save` wrote. It behaves as the one that was saved.
 
-    Loading runs code that is in the file, as loading a shared library does: load only what you trust.
+    Loading runs code from the file, like loading a shared library: load only files that you trust.
 
     Args:
         path: the file, or an open binary file, of which a copy is taken. It must not be overwritten in place while the

@@ -31,8 +31,8 @@ DOMAINS = {
     "ai.onnx.ml": "Classical models.",
     "ai.onnx.preview": "",
     "ai.onnx.preview.training": "",
-    "com.microsoft": "ONNX Runtime's own operators. ONNX has no schemas for them, hence no list of types: they take "
-    "what the operators that they are made of take.",
+    "com.microsoft": "Operators of ONNX Runtime. ONNX has no schemas for them, and so no list of types. The types are\n"
+    "those of the operators that replace them.",
 }
 SPANS = {
     "f16..f64": "f16 bf16 f32 f64",
@@ -137,16 +137,13 @@ def markdown(operators: Sequence[Operator]) -> str:
     return "\n".join(out) + "\n"
 
 
-INTRODUCTION = """{read} of {all} operators are read. This page is written by `dnnc ops --onnx --markdown > \
-docs/operators.md`.
+INTRODUCTION = """dnnc supports {read} of {all} operators. `dnnc ops --onnx --markdown > docs/operators.md` writes this
+page.
 
-- **opsets**: those at which the operator came or changed. It is read at each of them, and at all opsets between.
-- **types**: element types of the first input at the newest opset; of the first output where there is no input. \
-`f16..f64` are f16, bf16, f32 and
-  f64, `f8` the five types of 8 bits, `i8..i64` and `u8..u64` four integers each.
-- **read by**: a *converter* writes the operator in [ops of the graph IR](internals/tour.md); \
-a *function body* comes with ONNX and is read in its place;
-  *shape arithmetic* is evaluated while the model is read, and becomes no code at all.
-- **runs**: as native code, or as a [step on the host](dynamic_shapes.md#host-steps). \
-The graph is divided into the two ahead of targets, so the column holds for each
-  of them, `llvm` and `cuda`; the target `reference` interprets everything in NumPy."""
+- **opsets**: versions that introduced or changed the operator. dnnc supports them and all versions between.
+- **types**: element types of the first input at the newest opset, or of the first output without inputs. `f16..f64`
+  are f16, bf16, f32 and f64, `f8` the five types of 8 bits, `i8..i64` and `u8..u64` four integers each.
+- **read by**: a *converter* translates the operator to [ops of the graph IR](internals/tour.md). A *function body* of
+  the ONNX standard replaces it. *Shape arithmetic* is evaluated at import and generates no code.
+- **runs**: as native code, or as a [host step](dynamic_shapes.md#host-steps). The column holds for the targets `llvm`
+  and `cuda`; the target `reference` interprets everything in NumPy."""

@@ -55,22 +55,21 @@ def to_onnx(
     """A graph as an ONNX model, which `onnx.checker` has checked.
 
     Args:
-        model: a dnnc.ir Graph (traced or imported), what `dnnc.compile` gave (its graph before any pass), a function of
-            array code, or a `dnnc.nn.Module`, which is written in inference mode with its present weights by their
-            names.
+        model: a dnnc.ir Graph (traced or imported); an Executable (its graph before any pass); a function of array
+            code; or a `dnnc.nn.Module`, which is written in inference mode with its present weights by their names.
         path: where to write it; the file is replaced at once. Weights of 2 GB and more go into `path` + ".data" beside
             it.
         opset: of ONNX's own operators, from 18 on; the latest that the installed onnx knows by default. Other runtimes
             may need an older one.
-        inputs: of a function or module: a Spec for each array, as for `dnnc.compile`. What `dnnc.nn.from_onnx` gave has
-            inputs of its own.
+        inputs: of a function or module: a Spec for each array, as for `dnnc.compile`. A module of
+            `dnnc.nn.from_onnx` has inputs already.
 
     Returns:
         The model: inputs, outputs and values have the names of the graph, symbolic sizes are dims by name, and the
             nodes say where they come from.
 
     Raises:
-        UnsupportedError: an op has no form in ONNX, or none in this opset; says where it comes from.
+        UnsupportedError: ONNX, or this opset, cannot express an op; names its source.
         InputError: `model` is none of these, the opset is not known, or a model of 2 GB has no path.
     """
     if path is not None:

@@ -38,9 +38,9 @@ def grad(
         `dnnc.compile` and `dnnc.to_onnx` with an output `grad_NAME` for each name.
 
     Raises:
-        GradientError: the result is no float number, an argument has integers, or an op on the way has no derivative;
-            names the op, and the line or the node.
-        InputError: a name that the model does not have; an argument that does not fit to what is differentiated.
+        GradientError: the result is not one float number, an argument has integers, or an op has no derivative; names
+            the op, and the line or the node.
+        InputError: a name that the model does not have; an argument that does not fit the model or function.
     """
     if wrt is None:
         _no_settings(fn, settings)

@@ -24,11 +24,11 @@ def functional_call(
 ) -> Any:
     """Call a module with other parameters and buffers. The module itself stays as it is, its buffers included.
 
-    Calls of several threads take turns.
+    Concurrent calls are serialized.
 
     Args:
-        params_and_buffers: arrays by the paths of `named_parameters` and `named_buffers`, or several such dicts. What
-            is not among them is the module's. A parameter that modules share needs one of its names.
+        params_and_buffers: arrays by the paths of `named_parameters` and `named_buffers`, or several such dicts.
+            Missing names stand for the module's own arrays. A parameter that modules share needs one of its names.
         *args, **kwargs: what `forward` takes.
         rngs: a key of `dnnc.random`; draws of the call (dropout) take keys folded from it.
         return_buffers: give `(result, buffers)`, with the buffers as the call has left them, by their paths.

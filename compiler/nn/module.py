@@ -365,17 +365,17 @@ class Module:
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     def register_forward_hook(self, hook: Callable[..., Any]) -> Handle:
-        """Call `hook(module, args, result)` after each forward; what it gives, if not None, replaces the result."""
+        """Call `hook(module, args, result)` after each forward; a result other than None replaces the output."""
         return Handle(self._hooks, hook)
 
     def register_forward_pre_hook(self, hook: Callable[..., Any]) -> Handle:
-        """Call `hook(module, args)` before each forward; what it gives, if not None, replaces the arguments."""
+        """Call `hook(module, args)` before each forward; a result other than None replaces the arguments."""
         return Handle(self._pre_hooks, hook)
 
     # --- as text ------------------------------------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
-        """What stands between the brackets of a layer."""
+        """Text between the brackets of a layer's repr."""
         return ""
 
     def __repr__(self) -> str:

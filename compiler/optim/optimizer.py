@@ -101,7 +101,7 @@ class Optimizer(ABC):
         param_groups: a dict for each group, whose options may be changed between steps.
 
     Raises:
-        InputError: an option is not one, a parameter is no float array, or is in two groups.
+        InputError: an option is not one, a parameter is not a float array, or is in two groups.
     """
 
     def __init__(self, params: Any, defaults: Mapping[str, Any]) -> None:
@@ -170,7 +170,7 @@ class Optimizer(ABC):
         return rounded, {MASTER: wide, **made} if MASTER in s else made
 
     def structure(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What of a group's options decides how an update computes, and not with which numbers."""
+        """The options of a group that determine the ops of an update, not its numbers."""
         return tuple(
             (n, bool(v) if isinstance(v, (int, float)) else None if isinstance(v, (tuple, list, Array)) else v)
             for n, v in group.items()
@@ -234,7 +234,7 @@ class Optimizer(ABC):
     # --- define-by-run ------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient, as one program with what their gradients still have to compute.
+        """Update all parameters that have a gradient, as one program with the pending computation of their gradients.
 
         Args:
             closure: computes the loss and the gradients anew; its result is given back.

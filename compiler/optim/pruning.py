@@ -48,7 +48,7 @@ class Pruning(ABC):
 
     @abstractmethod
     def after(self, update: int, read: Callable[[], Mapping[str, Any]], write: Callable[[Any], None]) -> None:
-        """What happens behind an update.
+        """The changes behind an update.
 
         Args:
             update: its number, from 1.

@@ -22,8 +22,8 @@ class GradScaler:
 
     Args:
         init_scale: the first scale.
-        growth_factor: what it is multiplied by after `growth_interval` steps without an overflow.
-        backoff_factor: what it is multiplied by after an overflow.
+        growth_factor: factor of the scale after `growth_interval` steps without an overflow.
+        backoff_factor: factor of the scale after an overflow.
         growth_interval: number of steps.
         enabled: False makes everything pass unchanged.
     """
@@ -53,7 +53,8 @@ class GradScaler:
         return loss * self._scale if self._enabled else loss
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of an optimizer by the scale, such as ahead of clipping. `step` does it by itself."""
+        """Divide the gradients of an optimizer by the scale, such as ahead of clipping. `step` does it
+        automatically."""
         if not self._enabled:
             return
         if id(optimizer) in self._unscaled:

@@ -45,10 +45,10 @@ def prune(
     """Prune a model: set weights of convolutions and products to zero, or remove channels.
 
     Args:
-        model: what `dnnc.compile` takes, in float32: an .onnx file, its bytes, a ModelProto, a graph, a function, a
+        model: a model of `dnnc.compile`, in float32: an .onnx file, its bytes, a ModelProto, a graph, a function, a
             module.
-        data: what the model will meet, for errors: an array for a model of one input, a dict of arrays by input name, a
-            list of either, the path of a .npy or .npz file, or of a folder of them. Nothing else needs it.
+        data: typical inputs, for errors: an array, a dict of arrays by input name, or a list of either; or the path of
+            a .npy or .npz file, or of a folder. Nothing else needs it.
         inputs: of a function or module, as of `dnnc.compile`.
         sparsity: the share of the weights that goes, by default 0.9; of "structured" the share of the output channels,
             by default 0.5. A dict gives it by patterns of layers' names, of which the first that fits holds.
@@ -67,7 +67,7 @@ def prune(
         random: measure errors on random numbers where there is no data.
         metric: called with a function that takes a model's inputs and gives its outputs; returns a number that is
             better when it is larger, such as an accuracy.
-        layer_errors: measure the error of each layer by itself, too; not of "structured".
+        layer_errors: measure the error of each layer alone, too; not of "structured".
         measure: compile and compare the models of before and after: error, agreement, time of each layer.
         progress: called with (stage, done, of).
         **options: of `dnnc.compile`: target, threads, dims, cache ...

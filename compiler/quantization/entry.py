@@ -57,14 +57,14 @@ def quantize(
     """Quantise a model.
 
     Args:
-        model: what `dnnc.compile` takes, in float32: an .onnx file, its bytes, a ModelProto, a graph, a function, a
+        model: a model of `dnnc.compile`, in float32: an .onnx file, its bytes, a ModelProto, a graph, a function, a
             module.
-        data: what the model will meet: an array for a model of one input, a dict of arrays by input name, a list of
-            either, the path of a .npy or .npz file, or of a folder of them. Some 100 samples do.
+        data: typical inputs: an array, a dict of arrays by input name, or a list of either; or the path of a .npy or
+            .npz file, or of a folder. Some 100 samples do.
         inputs: of a function or module, as of `dnnc.compile`.
         scheme: "int8": weights and activations of convolutions and products in 8 bits. "w8a16", "w4a16": weights of
-            products alone, in 8 or 4 bits; activations stay float. "fp8": both in e4m3. "auto": for each layer what
-            gains time at the least error, within `max_error`.
+            products alone, in 8 or 4 bits; activations stay float. "fp8": both in e4m3. "auto": for each layer the
+            fastest scheme of small error, within `max_error`.
         method: how ranges of activations are found: "mse" (least square error), "minmax", "percentile", "entropy".
         percentile: with that method, the share of numbers that a range holds, in percent.
         activations: "uint8" with a zero point, or "int8" about 0.
@@ -73,17 +73,17 @@ def quantize(
             com.microsoft's MatMulNBits.
         block: weights along a sum that share a scale, for w8a16 and w4a16; 0: one scale for each output channel. By
             default 32 in 4 bits and 0 in 8.
-        bias_correction: shift biases by what rounding weights adds to the mean of each output channel.
+        bias_correction: shift biases by the mean that rounding of weights adds to each output channel.
         smooth: SmoothQuant's alpha from 0 to 1, usually 0.5: scale goes from the activations behind layer
             normalisations to the weights.
         gptq: round weights so that the errors of sums over the samples become small, in place of to the nearest.
         keep: patterns of names of layers that stay float.
         samples: how many samples to take at most.
         random: calibrate on random numbers where there is no data: right for speed, wrong for accuracy.
-        max_error: what "auto" may cost: relative error of the outputs, by default 0.05; with `metric` the loss of that.
+        max_error: bound for "auto": relative error of the outputs, by default 0.05; with `metric` the loss of that.
         metric: called with a function that takes a model's inputs and gives its outputs; returns a number that is
             better when it is larger, such as an accuracy. For "auto".
-        layer_errors: measure the error of each layer by itself, too. "auto" always does.
+        layer_errors: measure the error of each layer alone, too. "auto" always does.
         measure: compile and compare the float and the quantised model: error, agreement, time of each layer.
         progress: called with (stage, done, of).
         **options: of `dnnc.compile`: target, threads, dims, cache ...

@@ -102,7 +102,7 @@ def progress(
             bar.tell(loss=step(x, y))
 
     Args:
-        batches: what is iterated over. A batch has as many samples as the first of its arrays has rows.
+        batches: the iterable. A batch has as many samples as the first of its arrays has rows.
         total: number of batches, where `len(batches)` does not tell.
         title: stands ahead of the bar.
         log: a file to which a line of JSON is added for each step of which numbers were told: `step` from 1, `seconds`

@@ -71,7 +71,7 @@ def save_arrays(path: str | os.PathLike[str], tree: Any) -> None:
 
 
 def load_arrays(path: str | os.PathLike[str]) -> Any:
-    """Read what `save_arrays` has written: the tree, with NumPy arrays. Of other files the arrays by name.
+    """Read a file of `save_arrays`: the tree, with NumPy arrays. Of other files the arrays by name.
 
     Raises:
         InputError: the suffix is none of .npz, .safetensors, .h5, .hdf5, .pt, .pth and .bin.

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.array.bits import bitwise_xor
 from dnnc.array.core import Array, array_of
 from dnnc.array.creation import asarray, zeros
-from dnnc.array.elementwise import bitwise_xor, clip, isfinite, minimum, where
+from dnnc.array.elementwise import clip, isfinite, minimum, where
 from dnnc.array.lazy import apply
 from dnnc.array.statistical import all as every
 from dnnc.frontends.trace.gradients import value_and_grad

@@ -432,9 +432,8 @@ def train_step(
         clip_norm: the largest norm of all gradients together; see `dnnc.optim.clip_grad_norm_`.
         clip_value: the largest magnitude of an element of a gradient; before `clip_norm`.
         accumulate: number of calls that share an update, by the mean of their gradients.
-        loss_scale: what the loss is multiplied by ahead of the backward pass, and gradients divided by after it: a
-            number, or "dynamic": halved where a gradient overflows, which skips the update, and doubled after 2,000
-            updates without one.
+        loss_scale: factor of the loss ahead of the backward pass; gradients are divided by it. A number, or "dynamic":
+            halved where a gradient overflows, which skips the update, and doubled after 2,000 updates without one.
         statistics: "cheap" computes the largest magnitude, the mean and the saturation of each gradient and of the
             results of products and convolutions, in `step.statistics`. "check" also raises NonFiniteError after a call
             in which one is infinite or NaN, and so waits for each step.

@@ -24,6 +24,8 @@ ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end 
 TURN = 4  # cycles to transpose a vector of a square
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
 CODE = 14  # bytes of code and values for each nonzero
+FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
+MOVE, FAR_MOVE = 6.5, 9.5  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
 MOST_CODE = 12 << 20  # bytes of a program: less than half of a last-level cache
 NEAR = 0.85  # of the L2 cache's rate
 
@@ -92,12 +94,14 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     rows = array.shape[0] if n.op.contraction is ContractionForm.CONVOLUTION else array.shape[-1]
     pixels = math.prod(_sizes(n.output.type.shape)) // rows
     terms = array.size // rows
-    strips = -(-pixels // lanes)
-    dense = strips * rows * terms / rates.fma * DENSE
+    vectors = -(-pixels // lanes)
+    padded = -(-rows // lanes) * lanes
+    dense = vectors * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
     if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
         dense = min(dense, winograd_cycles(n, lanes, tile, rates))
-    sparse = strips * loop_cycles(count, rows, terms, min(TILES, strips), rates)
-    code = strips * code_cycles(count, rows, terms, min(TILES, strips), rates)
+    sparse = vectors * loop_cycles(count, rows, terms, min(TILES, vectors), lanes, rates)
+    few = 1 if count * CODE <= FAR_CODE else min(TILES, vectors)
+    code = code_cycles(count, rows, terms, (-(-vectors // few), few), rates)
     group = GROUP if code < sparse and count * CODE <= room else 1
     gain = dense / (code if group > 1 else sparse)
     if gain < GAIN:
@@ -108,7 +112,9 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     return Verdict(Sparse.of(array, axis, group=group), why)
 
 
-def loop_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates, near: bool = False) -> float:
+def loop_cycles(
+    count: float, rows: float, terms: float, tiles: int, lanes: int, rates: CoreRates, near: bool = False
+) -> float:
     """Estimate cycles of the loop kernel for one vector of pixels: products, rows, transposed squares.
 
     Args:
@@ -116,20 +122,32 @@ def loop_cycles(count: float, rows: float, terms: float, tiles: int, rates: Core
         rows: of the matrix.
         terms: of a sum, taps counted.
         tiles: vectors of a strip.
+        lanes: of a vector.
         rates: of a core.
         near: does a strip lie in the first-level cache?
     """
-    fetched = 0.0 if near else 64 / (NEAR * rates.l2)
+    fetched = 0.0 if near else 4 * lanes / (NEAR * rates.l2)
     each = max(1 / rates.fma, rates.latency / tiles, (1 + 2 / tiles) / rates.loads, fetched)
     return count * each + rows * ROW / tiles + (rows + terms) * TURN
 
 
-def code_cycles(count: float, rows: float, terms: float, tiles: int, rates: CoreRates) -> float:
-    """The same of straight-line code: loads of sums' vectors and values, and code that comes from the L2 cache."""
+def code_cycles(
+    count: float, rows: float, terms: float, strips: tuple[int, int], rates: CoreRates, near: bool = True
+) -> float:
+    """Estimate cycles of straight-line code for some strips on one core, one after the other.
+
+    Args:
+        count, rows, terms: as above, of the core's share of the rows.
+        strips: how many, and vectors of each.
+        rates: of the core.
+        near: does a strip lie in the first-level cache?
+    """
     used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
     loads = (count + used * terms * rows / GROUP) / rates.loads
-    fetched = CODE * count / tiles / rates.l2
-    return max(count / rates.fma, loads) + fetched + rows * 2 + (rows + terms) * TURN
+    move = (rows + terms) * (MOVE if near else FAR_MOVE)
+    again = rates.memory if count * CODE > FAR_CODE else rates.l2  # code comes from memory once at least
+    fetched = count * CODE * (1 / rates.memory + (strips[0] - 1) / again)
+    return strips[0] * strips[1] * (max(count / rates.fma, loads) + move) + fetched
 
 
 def _unfit(n: Node, lanes: int) -> str:

@@ -6,11 +6,9 @@ at most `WORDS` words in a clause, at most `PASSIVES` passive verbs in a sentenc
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 WORDS = 25
 PASSIVES = 2
@@ -59,8 +57,8 @@ class Sentence:
 
 
 def plain(text: str) -> str:
-    """Markdown without code, links' targets and emphasis; a piece of code counts as one word."""
-    text = re.sub(r"`[^`]*`", "CODE", text)
+    """Markdown without code, links' targets and emphasis; pieces of code side by side count as one word."""
+    text = re.sub(r"`[^`]*`(?: `[^`]*`)*", "CODE", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return re.sub(r"[*_]{1,2}(\S.*?\S|\S)[*_]{1,2}", r"\1", text)
 
@@ -129,13 +127,9 @@ def complaints(text: str) -> list[tuple[int, str, str]]:
     return [(s.line, rule, s.text) for s in sentences(text) for rule in broken(s)]
 
 
-def docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """(name, docstring) of a module and of its public functions, classes and methods."""
-    tree = ast.parse(path.read_text())
-    yield path.stem, ast.get_docstring(tree) or ""
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-            yield node.name, ast.get_docstring(node) or ""
-            for member in getattr(node, "body", ()):
-                if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
-                    yield f"{node.name}.{member.name}", ast.get_docstring(member) or ""
+def of_docstring(text: str) -> str:
+    """A docstring as Markdown: arguments become list items, examples and formulas are left out."""
+    text = re.sub(r"^\s*[\w']+ = .*$", "", text, flags=re.M)
+    text = re.sub(r"^ {4}(?=[*\w]+: )", "- ", text, flags=re.M)
+    text = re.sub(r"^ {8}(?=\S)", "  ", text, flags=re.M)
+    return re.sub(r"^(\w+):$", r"# \1", text, flags=re.M)

@@ -58,6 +58,8 @@ from dnnc.passes.schedule.transposition import zipped
 
 MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
 MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
+NEAR_CODE = 24 << 10  # bytes of code that stay in the instruction cache
+INSTRUCTION = 10  # bytes of code of a product
 ORDER = ()
 Knob = Mapping[str, "int | str"]
 
@@ -118,40 +120,39 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     most, vector = MOST_TILES if p.encoding.group == 1 else MOST_VECTORS, 4 * target.lanes
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
     near = [t for t in even if t <= most and p.terms * (t | 1) * vector <= target.l2 // 2]
-    found = dict.fromkeys(_knobs(p, target, t) for t in sorted(near or [1], key=lambda t: _cycles(p, t, target)))
-    return list(found)[:6]
+    shares = dict.fromkeys((1, min(target.threads, -(-p.rows.size // _block(p, target.lanes)))))
+    every_knobs = [(_cycles(p, t, n, target), t, n) for t in near or [1] for n in shares]
+    return [(("tiles", t), ("shares", n)) for _, t, n in sorted(every_knobs)[:6]]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     return []
 
 
-def _knobs(p: Product, target: CpuTarget, tiles: int) -> Knobs:
-    return (("tiles", tiles), ("shares", _shares(p, tiles, target)))
-
-
-def _shares(p: Product, tiles: int, target: CpuTarget) -> int:
-    """Shares of the rows, where there are too few strips for all threads."""
-    strips = -(-p.pixels.size // (target.lanes * tiles))
-    even = strips % target.threads == 0 or strips > 8 * target.threads
-    return 1 if even else min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
-
-
 def _block(p: Product, lanes: int) -> int:
-    """Rows that are walked together: whole squares, and whole groups."""
-    return math.lcm(p.encoding.group, lanes) if p.transposed or p.encoding.group == 1 else p.encoding.group
+    """Rows that are walked together: whole squares, and whole groups, as many as the instruction cache takes."""
+    group = p.encoding.group
+    least = math.lcm(group, lanes) if p.transposed or group == 1 else group
+    fits = int(NEAR_CODE // max(_code_bytes(p) * least // group, 1)) if group > 1 else 1
+    return least * min(max(fits, 1), -(-p.rows.size // least))
 
 
-def _cycles(p: Product, tiles: int, target: CpuTarget) -> float:
+def _code_bytes(p: Product) -> int:
+    """Of a group of rows, on average."""
+    groups = -(-p.encoding.pattern.rows // p.encoding.group)
+    return INSTRUCTION * p.encoding.pattern.count // groups
+
+
+def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     """Estimated cycles of the busiest core."""
-    pattern, rates = p.encoding.pattern, target.rates
-    strips, shares = -(-p.pixels.size // (target.lanes * tiles)), _shares(p, tiles, target)
+    strips = -(-p.pixels.size // (target.lanes * tiles))
     rounds = -(-strips * shares // target.threads)
-    sizes = pattern.stored / shares, p.rows.size / shares, p.terms
-    if p.encoding.group > 1:
-        return rounds * tiles * code_cycles(*sizes, tiles, rates)
-    near = p.terms * (tiles | 1) * 4 * target.lanes <= target.l1
-    return rounds * tiles * loop_cycles(*sizes, tiles, rates, near)
+    sizes = p.encoding.pattern.stored / shares, p.rows.size / shares, p.terms
+    code = p.encoding.group > 1
+    held = (p.terms * (tiles | 1) + _block(p, target.lanes) * tiles * code) * 4 * target.lanes
+    if code:
+        return code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1)
+    return rounds * tiles * loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
 
 
 def _fits(p: Product, lanes: int) -> bool:
@@ -213,7 +214,10 @@ def _groups(b: Builder, p: Product, x: Buffer, y: Buffer, rb: Expr, tiles: int) 
     group, lanes = p.encoding.group, _int(x.shape[-1])
     begin, _ = p.encoding.sections["values"]
     each, every = _int(y.shape[0]) // group, -(-p.encoding.pattern.rows // group)
-    with b.loop("v", tiles) as v, b.loop("g", minimum(each, every - rb * each)) as g:
+    vector, of = ("v", tiles), ("g", minimum(each, every - rb * each))
+    near = _code_bytes(p) * each <= NEAR_CODE
+    with b.loop(*(vector if near else of)) as i, b.loop(*(of if near else vector)) as j:
+        v, g = (i, j) if near else (j, i)
         at = y.ref(g * group, v, 0, lanes=lanes), x.ref(0, v, 0, lanes=lanes), p.weights.ref(begin)
         b.sparse_rows(*at, rb * each + g, p.encoding.pattern, group)
 
@@ -261,13 +265,11 @@ def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> No
         def row(j: Expr) -> Expr:
             at = minimum(first + v * lanes + j, p.pixels.size - 1)
             env = {**p.pixels.at(at), **p.taps.at(tap)}
-            wide = Vectorizer(channel, k * lanes, lanes)
-            inside = [substitute(c, env) for c in p.other.conds]
-            e = wide.expr(_clamped(substitute(p.other.value, env)))
+            e = Vectorizer(channel, k * lanes, lanes).expr(_clamped(substitute(p.other.value, env)))
             if channels % lanes:
                 e = _limited(e, lanes, minimum(const(channels) - k * lanes, lanes))
-            for c in inside:
-                e = select(c, e, const(0.0, f32))
+            for c in p.other.conds:
+                e = select(substitute(c, env), e, const(0.0, f32))
             return e
 
         square = zipped(b, row, const(lanes), lanes, lanes, "t")

@@ -20,23 +20,23 @@ def core() -> list[str]:
 
 
 def missing() -> list[str]:
-    """Those that are neither read nor taken apart by torch."""
+    """Core operators that dnnc does not read and torch does not decompose."""
     apart = {op.name().removeprefix("aten::").split(".")[0] for op in for_compile()}
     return [n for n in core() if n not in TABLE and n not in IGNORED and n not in apart]
 
 
 def markdown() -> str:
-    """A table of what is read, and one of the core operators that are not."""
+    """The table of supported operators, and one of the core operators that are not supported."""
     known = core()
     lines = [
-        f"{len(known) - len(missing())} of the {len(known)} core ATen operators are read, and "
-        f"{len(set(TABLE) - set(known))} others; torch takes hundreds more apart into these.",
+        f"{len(known) - len(missing())} of the {len(known)} core ATen operators are supported, and "
+        f"{len(set(TABLE) - set(known))} others. torch decomposes hundreds more into these.",
         "",
     ]
     lines += ["| group | operators |", "|---|---|"]
     lines += [f"| {group} | {' '.join(f'`{n}`' for n in sorted(names))} |" for group, names in GROUPS.items()]
-    lines += ["", "| core, not read | why |", "|---|---|"]
-    lines += [f"| `{n}` | {REFUSED.get(n, 'it has no form in graphs yet')} |" for n in missing()]
+    lines += ["", "| core, not supported | reason |", "|---|---|"]
+    lines += [f"| `{n}` | {REFUSED.get(n, 'not implemented yet')} |" for n in missing()]
     return "\n".join(lines) + "\n"
 
 

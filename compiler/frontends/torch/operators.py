@@ -43,10 +43,8 @@ IGNORED = frozenset(
     "sym_constrain_range_for_size".split()
 )
 
-_SIZED = (
-    "the size of its result depends on the data: keep it outside of what is compiled (torch.compile does so by itself)"
-)
-_RANDOM = "random numbers are drawn outside of what is compiled: pass them as an input"
+_SIZED = "the size of its result depends on the data: keep it outside of the compiled function (torch.compile does so)"
+_RANDOM = "random numbers are drawn outside of the compiled function: pass them as an input"
 REFUSED = {
     "nonzero": _SIZED,
     "masked_select": _SIZED,

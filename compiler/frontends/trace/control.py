@@ -121,7 +121,7 @@ def cond(condition: Any, then: Callable[..., Any], other: Callable[..., Any], *o
         condition: one truth value.
         then, other: give arrays, or trees of arrays, of the same structure, shapes and dtypes. They may read arrays
             from around them.
-        *operands: what they take.
+        *operands: arguments of both.
 
     Raises:
         InputError: the condition is no truth value, or the results differ.
@@ -225,11 +225,12 @@ def scan(
     Args:
         fn: gives the next state, of the structure, shapes and dtypes of the one before, and a tree of arrays (or None).
         init: the first state, a tree of arrays and numbers.
-        xs: a tree of arrays, whose rows along axis 0 are taken in turns; None gives `fn` None.
+        xs: a tree of arrays, with one row along axis 0 for each step; None gives `fn` None.
         length: number of iterations where there is no `xs`.
         reverse: from the last row to the first; results are stacked at the rows they belong to.
         checkpoint: a gradient keeps the state of every so many iterations, and computes those in between again. The
-            square root of their number takes the least memory. None keeps what the gradient needs of all.
+            square root of their number takes the least memory. None keeps the values of all steps that the gradient
+            needs.
 
     Raises:
         InputError: there are no rows, their numbers differ, or the state changes its structure, a shape or a dtype.

@@ -90,7 +90,7 @@ def trace(fn: Callable[..., Any], /, *specs: Any, **named: Any) -> Graph:
         complex array is one of real numbers with a last axis of size 2.
 
     Raises:
-        DnncError: what the function does has no graph; says at which line, and what to do.
+        DnncError: a graph cannot express the function; names the line and the cure.
     """
     function(fn, "trace", specs, named)
     leaves, tree = flatten((specs, named), "", Rules((Spec,), any=True))

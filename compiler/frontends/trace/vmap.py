@@ -31,15 +31,15 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
             lack the axis.
         in_axes: where the elements stand: an axis for all arguments, or a tuple with one for each positional argument;
             None is an argument that is the same for all. An argument that is a tree may have a tree of axes. Keyword
-            arguments are taken along axis 0; what is no array is passed on as it is.
+            arguments are taken along axis 0; other objects than arrays are passed unchanged.
         out_axes: where results are stacked: an axis, or a tree of them; None is a result that is the same for all.
 
     Returns:
         A function of arrays, which runs by itself and as a part of a traced function, and may be mapped again.
 
     Raises:
-        InputError: the axes do not fit to the arguments, or sizes along them differ; the function looks at what an
-            array holds.
+        InputError: the axes do not fit to the arguments, or sizes along them differ; or the function reads the contents
+            of an array.
         UnsupportedError: an op of the function runs on the host; says which, and the line.
     """
 

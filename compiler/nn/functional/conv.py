@@ -62,7 +62,7 @@ def conv2d(
         stride, dilation: a number, or one for each spatial axis.
         padding: zeros in front of and behind each spatial axis: such numbers, 'valid' (none) or 'same' (as many as
             keep the size; stride 1 only).
-        groups: parts of the channels that are convolved by themselves.
+        groups: number of groups of channels that are convolved separately.
 
     Raises:
         InputError: ranks, dtypes or numbers are wrong.

@@ -61,8 +61,8 @@ def batch_norm(
         weight, bias: [C], the scale and what is added; None for 1 and 0.
 
     Raises:
-        InputError: shapes differ; one value for each channel in training; or running statistics from outside of a
-            trace would take values of the trace (run modules by `dnnc.nn.functional_call` there).
+        InputError: shapes differ; one value for each channel in training; or running statistics of an enclosing scope
+            would take values of the trace (run modules by `dnnc.nn.functional_call` there).
     """
     what = "batch_norm"
     x = array(what, "input", input)

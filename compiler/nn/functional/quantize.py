@@ -19,9 +19,8 @@ def fake_quantize(
 ) -> Array:
     """Round to the nearest (q - zero_point) * scale with q in the range of an integer type.
 
-    The gradient is that of the identity where q is in the range, and 0 where the number is cut off (straight-through,
-    Bengio et al., 2013). In inference mode `dnnc.to_onnx` writes QuantizeLinear and DequantizeLinear, which compile to
-    integers.
+    The gradient is straight-through (Bengio et al., 2013): that of the identity where q is in the range, else 0. In
+    inference mode `dnnc.to_onnx` writes QuantizeLinear and DequantizeLinear, which compile to integers.
 
     Args:
         input: float.

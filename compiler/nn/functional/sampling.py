@@ -57,7 +57,7 @@ def grid_sample(
         input: [N, C, H, W] or [N, C, D, H, W].
         grid: [N, ..., 2] or [N, ..., 3]: x, y and z in [-1, 1] for each element of the result.
         mode: "bilinear" (of volumes trilinear), "nearest", or of images "bicubic".
-        padding_mode: what lies outside: "zeros", "border" (the nearest pixel) or "reflection".
+        padding_mode: values outside of the input: "zeros", "border" (the nearest pixel) or "reflection".
         align_corners: -1 and 1 are the middles of the first and last pixels, not their outer edges.
 
     Returns:

@@ -67,7 +67,7 @@ class FakeQuantize(Module):
 class QuantAware(Module):
     """A convolution or linear layer that rounds its input to uint8 and its weights to int8, by output channel.
 
-    `layer` is the layer, `activation` what rounds the input, `weight_scale` a buffer that follows the weights.
+    `layer` is the layer, `activation` the rounding of the input, `weight_scale` a buffer that follows the weights.
     """
 
     def __init__(self, layer: Module, momentum: float = 0.05) -> None:
@@ -103,7 +103,7 @@ def quantize_aware(module: M, keep: str | Sequence[str] = (), momentum: float = 
     their names get a `layer` in the path (`conv1.layer.weight`). Make optimizers behind this call.
 
     Args:
-        module: whose layers are replaced; a layer by itself is given back within a QuantAware.
+        module: whose layers are replaced; a single layer is returned within a QuantAware.
         keep: patterns (`*`, `?`) of the names of layers that stay float.
         momentum: of the ranges of activations.
 

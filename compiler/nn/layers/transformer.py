@@ -413,7 +413,7 @@ class Transformer(Module):
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
     ) -> Array:
-        """The decoder's result for `tgt`, which looks at what the encoder makes of `src`; masks as of the layers."""
+        """The decoder's result for `tgt`, which attends to the encoder's result for `src`; masks as of the layers."""
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
         return self.decoder(  # type: ignore[no-any-return]
             tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, bool(tgt_is_causal),

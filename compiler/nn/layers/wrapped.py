@@ -22,11 +22,19 @@ from dnnc.nn.module import Module
 HIDDEN = ("training", "key", "dtype")  # what no constructor takes
 
 
+class _Signature:
+    """The signature of a layer, for `help` and `inspect.signature`: that of its constructor."""
+
+    def __get__(self, layer: Any, kind: type[Wrapped]) -> inspect.Signature:
+        return kind._signature()
+
+
 class Wrapped(Module):
     """Call `function` with `arrays` arguments of the call, then those of the constructor."""
 
     function: ClassVar[Callable[..., Any]]
     arrays: ClassVar[int] = 1
+    __signature__: ClassVar[Any] = _Signature()
     order: ClassVar[tuple[str, ...]] = ()  # of the constructor's arguments, where it is another than the function's
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
