@@ -17,18 +17,11 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *so
 
 # Sentences that break a rule, on pages that were written before there were rules. These numbers may only fall.
 LEFT: dict[str, int] = {
-    "SECURITY.md": 3,
-    "docs/internals/benchmarks.md": 25,
-    "docs/internals/cost_model.md": 35,
-    "docs/internals/cuda.md": 1,
-    "docs/internals/dependencies.md": 4,
+    "docs/internals/benchmarks.md": 1,
     "docs/internals/design.md": 162,
-    "docs/internals/ir_text.md": 10,
-    "docs/internals/schedules.md": 15,
-    "docs/internals/tour.md": 28,
     "docs/pruning.md": 9,
-    "docs/quantization.md": 24,
-    "docs/training.md": 11,
+    "docs/quantization.md": 14,
+    "docs/training.md": 7,
 }
 
 
