@@ -92,6 +92,7 @@ _small += [DType("i2", "i", 2, "i8", "i8"), DType("u2", "u", 2, "u8", "u8")]
 
 ALL = [f64, f32, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, boolean, string, c64, c128, *_small]
 BY_NAME = {d.name: d for d in ALL}
+FLOAT8 = BY_NAME["f8e4m3fn"], BY_NAME["f8e5m2"]  # the types that tensor cores multiply
 _BY_NUMPY: dict[Any, DType] = {}
 
 

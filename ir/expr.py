@@ -356,8 +356,23 @@ def fma(a: E, b: E, c: E) -> Expr:
 
 
 def cast(e: Expr, dtype: DType) -> Expr:
-    """Value conversion; float to integer saturates, NaN becomes 0."""
-    return e if e.dtype is dtype else op("cast_" + dtype.name, e, dtype=dtype)
+    """Value conversion; float to integer saturates, NaN becomes 0. A float that was widened comes back as it was."""
+    if e.dtype is dtype:
+        return e
+    if (x := _widened(e)) is not None and x.dtype is dtype:
+        return x
+    return op("cast_" + dtype.name, e, dtype=dtype)
+
+
+def _widened(e: Expr) -> Expr | None:
+    """x of a converted x in a wider float type. Only conversions round: arithmetic of small floats does not, and the
+    computation of an operand may be substituted for its element.
+    """
+    if not isinstance(e, Op) or e.name != "cast_" + e.dtype.name or not e.dtype.is_float:
+        return None
+    x = e.args[0]
+    rounded = isinstance(x, Op) and x.name == "cast_" + x.dtype.name and x.dtype.is_float
+    return x if rounded and x.dtype.bits < e.dtype.bits else None
 
 
 def logical_not(e: Expr) -> Expr:

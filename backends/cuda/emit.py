@@ -28,7 +28,7 @@ from dnnc.backends.cuda.spelling import RESERVED, ctype, identifier, literal, sc
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.runtime.device import Launch, TensorMap
 from dnnc.ir.bounds import bounds
-from dnnc.ir.dtype import DType, i64
+from dnnc.ir.dtype import FLOAT8, DType, i64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, children, free, var
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, exprs, walk_stmts
@@ -194,6 +194,10 @@ class FuncEmitter:
         """Ask for a helper. Words of the text are found anyway: only vectors and operators need asking."""
         self.unit.used.add(helper)
         return helper
+
+    def converts(self, t: DType) -> bool:
+        """Does the GPU convert this 8-bit float by an instruction?"""
+        return t in FLOAT8 and self.unit.target.has_float8
 
     # --- expressions --------------------------------------------------------------------------------------------------
 

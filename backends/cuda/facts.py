@@ -17,6 +17,7 @@ def facts(gpu: GpuTarget, numerics: str) -> TargetFacts:
         native_intrinsics=spelled(numerics),
         channels_last=True,
         multiplies_bytes=True,
+        multiplies_float8=gpu.has_wgmma,
         decodes_weights=True,
         decodes=decoded.takes,
         serial_rows=False,

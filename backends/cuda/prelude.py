@@ -370,6 +370,64 @@ template<int N> FN V<{t}, N> to_{t}(const V<f32, N>& x) {{
 template<int N> FN V<{t}, N> to_{t}(const V<f64, N>& x) {{ V<{t}, N> r; UNROLL for (int i = 0; i < N; ++i) r.v[i] = \
 to_{t}(x.v[i]); return r; }}"""
        for t in ("f16", "bf16")},
+    # erf(x) + 1 = erfc(-x) by Chebyshev's fit in Press et al., Numerical Recipes, section 6.2: 4e-7 off, 17
+    # instructions where erff alone takes 26
+    "erf_and_one": """\
+FN f32 erf_and_one(f32 x) {
+  const f32 z = fabsf(x);
+  f32 t, e;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(0.5f, z, 1.0f)));
+  f32 p = fmaf(t, 0.17087277f, -0.82215223f);
+  p = fmaf(t, p, 1.48851587f), p = fmaf(t, p, -1.13520398f), p = fmaf(t, p, 0.27886807f);
+  p = fmaf(t, p, -0.18628806f), p = fmaf(t, p, 0.09678418f), p = fmaf(t, p, 0.37409196f);
+  p = fmaf(t, p, 1.00002368f), p = fmaf(t, p, -1.26551223f);
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fmaf(-z, z, p) * 1.44269504f));
+  return x > 0.0f ? 2.0f - t * e : t * e;
+}""",
+    # 8-bit floats, of sm_89 and later; the instruction makes the largest number of what is too large
+    **{key: text for t, kind, over, high in (
+        ("f8e4m3fn", "e4m3", "fabsf(x) > 464.0f", "u | 127"),
+        ("f8e5m2", "e5m2", "fabsf(x) >= 61440.0f", "u & 128 | 124"))
+       for key, text in {
+        f"up_{t}": f"""\
+FN f32 up_{t}({t} x) {{
+  u32 u;
+  asm("cvt.rn.f16x2.{kind}x2 %0, %1;" : "=r"(u) : "h"((u16)x.bits));
+  f16 h;
+  h.bits = (u16)u;
+  return from_f16(h);
+}}""",
+        f"bits_{t}": f"""\
+FN u16 bits_{t}(f32 low, f32 high) {{
+  u16 u;
+  asm("cvt.rn.satfinite.{kind}x2.f32 %0, %1, %2;" : "=h"(u) : "f"(high), "f"(low));
+  return u;
+}}""",
+        f"over_{t}": f"""\
+FN {t} over_{t}(u16 u, f32 x) {{ {t} r; r.bits = (u8)({over} ? {high} : u); return r; }}""",
+        f"down_{t}": f"FN {t} down_{t}(f32 x) {{ return over_{t}(bits_{t}(x, 0.0f), x); }}",
+        f"down_{t}/1": f"""\
+template<int N> FN V<{t}, N> down_{t}(const V<f32, N>& x) {{
+  V<{t}, N> r;
+  UNROLL for (int i = 0; i < N; i += 2) {{
+    const u16 u = bits_{t}(x.v[i], x.v[min(i + 1, N - 1)]);
+    r.v[i] = over_{t}((u16)(u & 255), x.v[i]);
+    if (i + 1 < N) r.v[i + 1] = over_{t}((u16)(u >> 8), x.v[i + 1]);
+  }}
+  return r;
+}}""",
+        f"clip_{t}": f"FN {t} clip_{t}(f32 x) {{ {t} r; r.bits = (u8)bits_{t}(x, 0.0f); return r; }}",
+        f"clip_{t}/1": f"""\
+template<int N> FN V<{t}, N> clip_{t}(const V<f32, N>& x) {{
+  V<{t}, N> r;
+  UNROLL for (int i = 0; i < N; i += 2) {{
+    const u16 u = bits_{t}(x.v[i], x.v[min(i + 1, N - 1)]);
+    r.v[i].bits = (u8)u;
+    if (i + 1 < N) r.v[i + 1].bits = (u8)(u >> 8);
+  }}
+  return r;
+}}""",
+    }.items()},
     # --- indices known only at run time: clamped into [lo, hi), and noted ---
     "guard": """\
 template<class T> FN T guard(i64 x, T lo, T hi, i32* status, i32 kernel) {

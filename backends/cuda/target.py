@@ -44,6 +44,11 @@ class GpuTarget:
         return self.number // 10
 
     @property
+    def has_float8(self) -> bool:
+        """Does it convert 8-bit floats?"""
+        return self.number >= 89
+
+    @property
     def has_wgmma(self) -> bool:
         """Warpgroup matrix instructions: sm_90a alone has them."""
         return self.arch == "sm_90a"

@@ -16,6 +16,8 @@ BYTES, ALIGN = 128, 64  # of a descriptor
 TYPES = {
     "u8": 0,
     "i8": 0,
+    "f8e4m3fn": 0,
+    "f8e5m2": 0,
     "bool": 0,
     "u16": 1,
     "i16": 1,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import ml_dtypes
+
 from dnnc.backends.cuda import index
 from dnnc.backends.cuda.index import CHOICE, INFIX, PLUS, TIMES, UNARY, Text
 from dnnc.backends.cuda.spelling import MATH, ctype, literal, scalar
 from dnnc.ir.dtype import DType, f16, f32, f64, i32, i64
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import COMPARE, Expr, Load, Op, cast
+from dnnc.ir.expr import COMPARE, Const, Expr, Load, Op, cast
 from dnnc.ir.loops.intrinsics import WORD_PARTS, cast_target
 from dnnc.passes.lower.conversions import is_small, narrow, to_odd, widen
 from dnnc.passes.lower.expand import expand_lookup
@@ -48,6 +50,8 @@ def compute(em: FuncEmitter, e: Op) -> Text:
     vs = [em.operand(a, lanes) for a in e.args]
     if e.name in COMPARE:
         return infix(em, e) if lanes == 1 else call(em, ORDER[e.name], vs, lanes)
+    if (x := _erf_and_one(e)) is not None:
+        return call(em, "erf_and_one", [em.operand(x, lanes)], lanes)
     if e.name in FLOAT and t.is_float:
         return infix(em, e) if lanes == 1 else _operator(em, e)
     if e.name in INTEGER and t.is_int:
@@ -68,6 +72,15 @@ def call(em: FuncEmitter, name: str, vs: list[str], lanes: int) -> Text:
     if lanes > 1:
         em.use(f"{name}/{len(vs)}")
     return f"{name}({', '.join(vs)})", UNARY
+
+
+def _erf_and_one(e: Op) -> Expr | None:
+    """x of erf(x) + 1, as in GELU."""
+    if e.name != "+" or e.dtype is not f32:
+        return None
+    erf, one = e.args
+    found = isinstance(erf, Op) and erf.name == "erf" and isinstance(one, Const) and one.value == 1.0
+    return erf.args[0] if found and isinstance(erf, Op) else None
 
 
 def infix(em: FuncEmitter, e: Op) -> Text:
@@ -175,8 +188,8 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
     if is_small(src):
         if to is not f32:
             return em.operand(cast(cast(arg, f32), to), lanes), 0
-        name = f"from_{scalar(src)}"
-        if src.bits < 16:
+        name = f"{'up' if em.converts(src) else 'from'}_{scalar(src)}"
+        if src.bits < 16 and not em.converts(src):
             em.unit.define(name, src, widen)
         return call(em, name, [em.operand(arg, lanes)], lanes)
     if is_small(to):
@@ -184,11 +197,24 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
             return em.operand(cast(to_odd(arg), to), lanes), 0
         if src is not f32 and src is not f64:
             return em.operand(cast(cast(arg, f32), to), lanes), 0
-        name = f"to_{scalar(to)}"
-        if to.bits < 16:
+        if em.converts(to) and (inside := _clipped(arg, to)) is not None:
+            return call(em, f"clip_{scalar(to)}", [em.operand(inside, lanes)], lanes)
+        name = f"{'down' if em.converts(to) and src is f32 else 'to'}_{scalar(to)}"
+        if to.bits < 16 and name.startswith("to"):
             em.unit.define(name, f32, lambda x: narrow(x, to))
         return call(em, name, [em.operand(arg, lanes)], lanes)
     return _number(em, arg, to, lanes)
+
+
+def _clipped(e: Expr, to: DType) -> Expr | None:
+    """x of min(m, max(-m, x)) in float32, where m is the largest number of an 8-bit float: its conversion clips."""
+    for name, sign in (("fmin", 1), ("fmax", -1)):
+        if not isinstance(e, Op) or e.name != name or e.dtype is not f32:
+            return None
+        bound, e = e.args
+        if not isinstance(bound, Const) or bound.value != sign * float(ml_dtypes.finfo(to.numpy).max):
+            return None
+    return e
 
 
 def _number(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:

@@ -1,6 +1,6 @@
 """Products of quantised operands on one GPU: correctness of every kernel, then times beside cuBLASLt, and whole models.
 
-    python benchmarks/gpu/quantized.py [--parts int8,few,bert,llama] [--only WORD,WORD] [--candidates N]
+    python benchmarks/gpu/quantized.py [--parts int8,fp8,few,bert,llama] [--only WORD,WORD] [--candidates N]
                                        [--layers N] [--forms float,w8,w4] [--out FOLDER] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/quantized.py      where dnnc is not installed; `make .types` makes that
                                                                folder
@@ -8,6 +8,8 @@
 Parts:
     int8      i8 x i8 -> i32, and with scales, bias and requantisation in the epilogue; the rival is the fastest of
               cuBLASLt's suggestions for i8 x i8 -> i32, which ends there
+    fp8       e4m3 x e4m3 with scales in the epilogue, to float16; the rivals are the fastest of cuBLASLt's suggestions
+              and torch._scaled_mm, which adds up in the tensor cores' own precision
     few       weights of 4 bits (w4) and 8 bits (w8), few rows in float16: beside cuBLAS in float16, and as a share of
               the rate of a copy, which is counted as bytes read and written, by the bytes of codes and scales
     llama     one token of a Llama-shaped decoder of 1.1 B parameters, batch 1, all by our kernels: float16, w8, w4
@@ -54,6 +56,7 @@ SQUARES = (1024, 2048, 4096, 8192)
 # rows, columns, length of the sum: BERT-base with 32 x 128 tokens, Llama-7B with 512 and 2048 tokens
 LAYERS = ((4096, 2304, 768), (4096, 768, 768), (4096, 3072, 768), (4096, 768, 3072), (512, 4096, 4096),
           (512, 11008, 4096), (512, 4096, 11008), (2048, 12288, 4096), (2048, 4096, 11008))  # fmt: skip
+WIDENING = (4096, 3072, 768)  # the first product of BERT's feed-forward layer
 FEW_ROWS = ((1, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096), (64, 4096, 4096))
 # bits, k, n, and rows of x
 FEW = (
@@ -125,19 +128,78 @@ def int8_product(m: int, n: int, k: int, end: str) -> Case:
     return case(f"int8_{m}x{n}x{k}_{end}", inputs, body, peer, want)
 
 
-def library_int8(m: int, n: int, k: int, replays: int) -> tuple[float, int]:
-    """The fastest of cuBLASLt's suggestions for i8 x i8 -> i32: microseconds, and its number; infinite if none."""
+def float8_product(m: int, n: int, k: int, end: str = "f16") -> Case:
+    """`end`: "f16", scaled; "gelu", scaled, with a bias and GELU, in e4m3."""
+    body = f"s: f32[{m}, {n}] = matmul(x, transpose(w, perm=(1, 0)), out_dtype=f32); g = mul(s, c); "
+    inputs = f"x: f8e4m3fn[{m}, {k}], w: f8e4m3fn[{n}, {k}], c: f32[{n}]"
+    if end == "gelu":
+        inputs += f", b: f16[{n}]"
+        body += "a = add(mul(g, 0.01), cast(b, to=f32)); e = gelu(a); q = mul(e, 9.0); y = cast(q, to=f8e4m3fn)"
+    else:
+        body += "y = cast(g, to=f16)"
+
+    def want(x: Any, w: Any, c: Any, *more: Any) -> Any:
+        import torch
+
+        y = x.double() @ w.double().t() * c
+        return torch.nn.functional.gelu(y * 0.01 + more[0].double()).mul(9).clamp(-448, 448) if more else y
+
+    def peer(x: Any, w: Any, c: Any, *more: Any) -> Any:
+        import torch
+
+        one = c.new_ones(())
+        return torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.float16, use_fast_accum=True)
+
+    return case(f"fp8_{m}x{n}x{k}_{end}", inputs, body, peer, want)
+
+
+def fp8(a: argparse.Namespace, report: Report) -> int:
+    """All sizes; how many kernels are wrong."""
+    cases = {float8_product(*s): s for s in [*((n, n, n) for n in SQUARES), *LAYERS]}
+    cases[float8_product(*WIDENING, "gelu")] = WIDENING
+    cases = {c: s for c, s in cases.items() if any(word in c.name for word in a.only.split(","))}
+    schedules, wrong, rows = Schedules(), 0, []
+    found = compiled(list(cases), lambda p: schedules.offered(p, ("wgmma",), a.candidates * 3), schedules)
+    if a.emit_only:
+        print("\n".join(str(x) for _, xs in found for x in xs))
+        return sum(x.code.spills > 0 for _, xs in found for x in xs)
+    for c, candidates in found:
+        m, n, k = cases[c]
+        rival, plan = library(m, n, k, a.replays, ("f8e4m3fn", "f16"))
+        mm, results = measured(c, candidates, a)
+        wrong += sum(not r.right for r in results)
+        first, best = results[0], min(results, key=lambda r: r.us if r.right else float("inf"))
+        rows.append([c.name, f"{first.us:.2f}", f"{2e-6 * m * n * k / first.us:.0f}", f"{best.us:.2f}",
+                     f"{rival:.2f} ({plan})", f"{mm:.2f}", f"{min(rival, mm) / first.us:.3f}",
+                     f"{min(rival, mm) / best.us:.3f}", "yes" if all(r.right for r in results) else "WRONG",
+                     str(first.candidate.choice), str(best.candidate.choice)])  # fmt: skip
+        print(rows[-1], flush=True)
+    report.table("fp8 products, microseconds", ("product", "first", "TFLOP/s", "best", "cuBLASLt (plan)", "torch",
+                 "ratio first", "ratio best", "right", "schedule", "best schedule"), rows)  # fmt: skip
+    return wrong
+
+
+def library(m: int, n: int, k: int, replays: int, types: tuple[str, str] = ("i8", "i32")) -> tuple[float, int]:
+    """The fastest of cuBLASLt's suggestions, for operands and results of these types: microseconds, and its number;
+    infinite if none.
+    """
     import torch
 
     x, w, y = Matrix(0, False, k, m * k), Matrix(1, True, k, n * k), Matrix(2, False, n, m * n)
     sets = max(1, min(CALLS, -(-(150 << 20) // (m * k + n * k + 4 * m * n))))
-    arrays = [(torch.randint(-128, 128, (m, k), device="cuda", dtype=torch.int8),
-               torch.randint(-128, 128, (n, k), device="cuda", dtype=torch.int8),
-               torch.empty(m, n, device="cuda", dtype=torch.int32)) for _ in range(sets)]  # fmt: skip
+    whole = types[0] == "i8"
+
+    def drawn(*shape: int) -> Any:
+        if whole:
+            return torch.randint(-128, 128, shape, device="cuda", dtype=torch.int8)
+        return torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
+
+    made = torch.int32 if whole else torch.float16
+    arrays = [(drawn(m, k), drawn(n, k), torch.empty(m, n, device="cuda", dtype=made)) for _ in range(sets)]
     best = (float("inf"), -1)
     handles: dict[str, Any] = {}
     for plan in range(PLANS):
-        call = LibraryCall("cublaslt", plan, Product(m, n, k, 1, ("i8", "i32"), "i32", x, w, y, -1, ""))
+        call = LibraryCall("cublaslt", plan, Product(m, n, k, 1, types, "i32" if whole else "f32", x, w, y, -1, ""))
         try:
             f = function_of(call.code, handles)
         except DnncError:
@@ -169,7 +231,7 @@ def int8(a: argparse.Namespace, report: Report) -> int:
     for c, candidates in found:
         m, n, k = cases[c]
         if m > 16 and (m, n, k) not in rivals:
-            rivals[m, n, k] = library_int8(m, n, k, a.replays)
+            rivals[m, n, k] = library(m, n, k, a.replays)
         rival, plan = rivals.get((m, n, k), (float("nan"), -1))
         mm, results = measured(c, candidates, a)
         wrong += sum(not r.right for r in results)
@@ -348,18 +410,20 @@ def bert(a: argparse.Namespace, report: Report) -> int:
 
     wrong = 0
     rng = np.random.default_rng(1)
-    small = encoder("int8", 2, 64, layers=1)
     x = rng.standard_normal((2, 64, 768)).astype(np.float32)
-    want = dnnc.compile(encoder("int8", 2, 64, layers=1), target="reference")(x)
-    got = dnnc.compile(small, target="cuda", precision="float16")(x)
-    gap = np.abs(got - want)
-    share = float((gap <= 0.05 * np.abs(want).max()).mean())
-    wrong += share < 0.999
-    report.say(f"\none layer, int8, against the interpreter: largest gap {gap.max():.3f}, within 5 %: {share:.5f}")
+    for form in ("int8", "fp8"):
+        want = dnnc.compile(encoder(form, 2, 64, layers=1), target="reference")(x)
+        got = dnnc.compile(encoder(form, 2, 64, layers=1), target="cuda", precision="float16")(x)
+        gap = np.abs(got - want)
+        share = float((gap <= 0.05 * np.abs(want).max()).mean())
+        wrong += share < 0.999
+        report.say(
+            f"\none layer, {form}, against the interpreter: largest gap {gap.max():.3f}, within 5 %: {share:.5f}"
+        )
     rows: Rows = []
     data = torch.randn(32, 128, 768, device="cuda")
     times: dict[str, float] = {}
-    for form, precision in (("float", "float16"), ("int8", "float16")):
+    for form, precision in (("float", "float16"), ("int8", "float16"), ("fp8", "float16")):
         begin = time.perf_counter()
         f = dnnc.compile(encoder(form, 32, 128), target="cuda", precision=precision)
         f(data)
@@ -415,7 +479,13 @@ def llama(a: argparse.Namespace, report: Report) -> int:
     return wrong
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Report], int]] = {"int8": int8, "few": few, "bert": bert, "llama": llama}
+PARTS: dict[str, Callable[[argparse.Namespace, Report], int]] = {
+    "int8": int8,
+    "fp8": fp8,
+    "few": few,
+    "bert": bert,
+    "llama": llama,
+}
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Transformers with random weights as graphs, in float32 or quantised: an encoder (BERT) and one decode step (Llama).
 
-Weights of QDQ form are i8, one scale for each column; activations are quantised to i8 by constant scales. Weight-only
-forms have 4 or 8 bits, a scale for each block of a column.
+Weights of QDQ form are i8 or e4m3, one scale for each column; activations are quantised to the same by constant
+scales. Weight-only forms have 4 or 8 bits, a scale for each block of a column.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CACHES = ("keys", "values")
 
 @dataclass
 class Net:
-    """A graph that grows; `form` of its products: "float", "int8" (QDQ), "w4" or "w8" (weights alone)."""
+    """A graph that grows; `form` of its products: "float", "int8" or "fp8" (QDQ), "w4" or "w8" (weights alone)."""
 
     form: str
     dtype: DType = f32  # of floats
@@ -50,6 +50,12 @@ class Net:
             scale = b.constant(np.float32(6 / 127))
             x = b.dequantize_linear(b.quantize_linear(x, scale, b.constant(np.int8(0)), dtype=i8), scale,
                                     b.constant(np.int8(0)))  # fmt: skip
+        elif self.form == "fp8":
+            float8 = BY_NAME["f8e4m3fn"]
+            w = b.constant((codes * np.float32(15)).astype(float8.numpy))
+            w = b.dequantize_linear(w, b.constant(np.full(n, step / 15)), axis=1)
+            scale = b.constant(np.float32(6 / 448))
+            x = b.dequantize_linear(b.quantize_linear(x, scale, None, dtype=float8), scale)
         else:
             kind = BY_NAME["i" + self.form[1:]].numpy
             scales = self.constant(np.full((-(-k // self.block), n), step))

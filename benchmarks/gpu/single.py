@@ -52,6 +52,7 @@ TOLERANCE = {
     "i32": 0.0,
     "i8": 1.01 / 127,
     "u8": 1.01 / 255,
+    "f8e4m3fn": 0.07,
 }
 # of results by their type: bytes may be off by a step
 TOLERANCE_TF32 = 2e-3
@@ -63,6 +64,7 @@ TORCH_TYPES = {
     "i64": "int64",
     "i32": "int32",
     "i8": "int8",
+    "f8e4m3fn": "float8_e4m3fn",
     "u8": "uint8",
 }
 Call = Callable[..., Any]
@@ -190,7 +192,7 @@ class Arrays:
         """Random elements, laid out as the type says."""
         import torch
 
-        if t.dtype.bytes == 1:
+        if t.dtype.bytes == 1 and not t.dtype.is_float:
             low, high = t.dtype.range
             return torch.randint(low, high + 1, t.shape, device="cuda", dtype=getattr(torch, TORCH_TYPES[t.dtype.name]))
         if not t.dtype.is_float:

@@ -71,7 +71,8 @@ class KeepZeros(Pruning):
         super().__init__(optimizer)
 
     def first(self, p: Array) -> Array:
-        return p != 0
+        kept: Array = p != 0
+        return kept
 
     def after(self, update: int, read: Callable[[], Mapping[str, Any]], write: Callable[[Any], None]) -> None:
         """Nothing: the masks stay."""

@@ -10,6 +10,7 @@ an atom stands for positions along axes of weights, biases and scales: removing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +129,7 @@ class Channels:
         rule: Callable[[onnx.NodeProto], Lay | None] | None = None
         if n.domain in ("", "ai.onnx"):
             rule = RULES.get(n.op_type, Channels._unary if n.op_type in UNARY else None)  # type: ignore[assignment]
-            rule = rule or next((r for ops, r in FAMILIES if n.op_type in ops), None)  # type: ignore[assignment]
+            rule = rule or next((r for ops, r in FAMILIES if n.op_type in ops), None)
         lay = rule(self, n) if rule is not None else None  # type: ignore[call-arg, arg-type]
         if lay is None:
             self._hold(*n.input)
@@ -270,8 +271,8 @@ class Channels:
         if (axis if axis < 0 else axis - rank) != lays[0].axis:
             if len(lays) < len(found):
                 return None
-            for x in lays[1:]:
-                self._join(lays[0].atoms, x.atoms)
+            for other in lays[1:]:
+                self._join(lays[0].atoms, other.atoms)
             return lays[0]
         parts = []
         for v, x in zip(n.input, found):
@@ -302,9 +303,10 @@ class Channels:
 
     def _features(self, n: onnx.NodeProto) -> Lay | None:
         x, found = self._lay(n.input[0], 1), self.model.types.get(n.input[0])
-        if x is None or found is None or any(d is None for d in found[1][2:]):
+        sizes = [d for d in found[1][2:] if d is not None] if found is not None else []
+        if x is None or found is None or len(sizes) < len(found[1]) - 2:
             return None
-        return Lay(-1, np.repeat(x.atoms, int(np.prod(found[1][2:], dtype=np.int64))))
+        return Lay(-1, np.repeat(x.atoms, math.prod(sizes)))
 
     def _axes(self, n: onnx.NodeProto) -> list[int] | None:
         """Axes of a reduction or of Squeeze, from the left; None where they are not constant."""

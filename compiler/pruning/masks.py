@@ -70,7 +70,8 @@ def blocks(w: Array, extents: tuple[int, int]) -> Scores:
     sizes = np.broadcast_to(extent, (count[0], taps, count[1]))
 
     def spread(kept: Array) -> Array:
-        return kept.reshape(sizes.shape)[rows_of][:, :, columns_of]
+        whole: Array = kept.reshape(sizes.shape)[rows_of][:, :, columns_of]
+        return whole
 
     return Scores(np.sqrt(squares / sizes).reshape(-1), sizes.reshape(-1), spread)
 

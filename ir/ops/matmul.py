@@ -55,8 +55,9 @@ def _compute(a: Tensor, b: Tensor, *, out_dtype: DType | None) -> Tensor:
 
 
 def widened(x: Array, out_dtype: DType | None) -> Array:
-    """An integer operand in the dtype of the product; floats as they are."""
-    return x.astype(out_dtype.numpy) if out_dtype is not None and x.dtype.kind in "iu" else x
+    """A narrower operand in the dtype of the product."""
+    narrow = out_dtype is not None and (x.dtype.kind in "iu" or x.dtype.itemsize < out_dtype.numpy.itemsize)
+    return x.astype(out_dtype.numpy) if narrow and out_dtype is not None else x
 
 
 def float64(x: Array) -> Array:

@@ -13,7 +13,7 @@ constant matrices are transposed when the program is linked. Padding holds 0, as
 
 from __future__ import annotations
 
-from dnnc.ir.dtype import bf16, f16, i8, i32, u8
+from dnnc.ir.dtype import FLOAT8, bf16, f16, i8, i32, u8
 from dnnc.ir.encodings import Packed
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Node
@@ -112,7 +112,7 @@ class _ChannelsLast(Layouts):
         assert b is not None
         if is_decoded(b):
             return self.decoded(n)
-        narrow = b.type.dtype in (f16, bf16, u8, i8)
+        narrow = b.type.dtype in (f16, bf16, u8, i8, *FLOAT8)
         turned = narrow and b.type.rank == 2 and self.graph.variance(b).call_invariant
         self.set_input(n, 0, ROW_MAJOR)
         self.set_input(n, 1, dense(Part(1), Part(0)) if turned else ROW_MAJOR)

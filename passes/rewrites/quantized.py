@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import f32, i8, i32, u8
+from dnnc.ir.dtype import FLOAT8, f32, i8, i32, u8
 from dnnc.ir.errors import locations
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import Trait
@@ -30,6 +30,7 @@ from dnnc.ir.ops import OPS
 from dnnc.ir.shapes import normalize_axis
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import Match, Rule, producer, rewrite
+from dnnc.passes.rewrites import float8_products
 from dnnc.passes.rewrites.integer_products import Quantized, Weights, has_form, known, product
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +46,7 @@ def quantized(graph: Graph, ctx: PassContext) -> bool:
     """Apply the rules above where the target has products of bytes, and note which products stay in floats."""
     if not ctx.facts.multiplies_bytes:
         return False
-    changed = rewrite(graph, RULES, ctx)
+    changed = rewrite(graph, (*RULES, *float8_products.RULES) if ctx.facts.multiplies_float8 else RULES, ctx)
     if ctx.note is not None and not ctx.strict and any(map(_in_floats, graph.nodes())):
         why: dict[Node, str] = {}
 
@@ -303,17 +304,22 @@ def _integers(m: Match, v: Value) -> Quantized:
 def quantize_by_product(m: Match) -> Value:
     """quantize(add(mul(x, a), b), s, z)   ->   cast(cast(round(clip(add(mul(x, a/s), b/s), low - z, high - z))) + z)
 
-    Rounding and bounds that are integers change places, so that one instruction rounds and converts.
+    Rounding and bounds that are integers change places, so that one instruction rounds and converts. 8-bit floats are
+    quantised without a zero point, where the target multiplies them.
     """
     n = m.root
     scale, zero = _one_scale(m, n)
-    s, z, to = m.constant(scale), known(m.graph, zero), n.attrs["dtype"]
-    m.require(s.dtype == np.float32 and to in BYTES and z is not None, "the scale is no constant of float32")
+    s, to = m.constant(scale), n.attrs["dtype"]
+    float8 = to in FLOAT8 and m.ctx.facts.multiplies_float8 and n.attrs["saturate"] and _is_nothing(m, zero)
+    z = 0 if float8 else known(m.graph, zero) if to in BYTES else None
+    m.require(s.dtype == np.float32 and z is not None, "the scale is no constant of float32")
     x = m.operand(n, 0)
     m.require(x.type.dtype is f32, "the operand is {}", x.type)
     with np.errstate(all="ignore"):
         factor = np.float32(1) / s.reshape(())
     m.require(bool(np.isfinite(factor) and factor > 0), "the scale is {}", s)
+    if float8:
+        return m.b.cast(_scaled(m, x, factor), to=to, saturate=True)  # type: ignore[no-any-return]
     low, high = to.range
     q = m.b.round(m.b.clip(_scaled(m, x, factor), low=float(low - z), high=float(high - z)))
     q = m.b.cast(q, to=i32)
@@ -334,6 +340,11 @@ def quantize_by_division(m: Match) -> Value:
     q = m.b.round(m.b.div(n.inputs[0], m.b.reshape(scale, shape=())))
     q = q if zero is None else m.b.add(q, m.b.cast(m.b.reshape(zero, shape=()), to=f32))
     return m.b.cast(m.b.clip(q, low=float(low), high=float(high)), to=n.attrs["dtype"])  # type: ignore[no-any-return]
+
+
+def _is_nothing(m: Match, zero: Value | None) -> bool:
+    """Is a zero point of 8-bit floats zero?"""
+    return zero is None or not m.constant(zero).astype(np.float32).any()
 
 
 def _scaled(m: Match, v: Value, factor: Any) -> Any:

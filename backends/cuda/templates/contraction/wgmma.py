@@ -16,7 +16,7 @@ from dnnc.backends.cuda.templates.contraction.wgmma_conv import window_of
 from dnnc.backends.cuda.templates.contraction.wgmma_kernel import ROW, Finish, Product, Tiling, Window, Writer, steps_of
 from dnnc.backends.cuda.templates.contraction.wgmma_split import SplitWriter
 from dnnc.backends.cuda.templates.reduction.partial import PEER_BYTES, SHARE, SPLITS
-from dnnc.ir.dtype import DType, bf16, f16, f32, i8, i32, u8
+from dnnc.ir.dtype import FLOAT8, DType, bf16, f16, f32, i8, i32, u8
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, load, rebuild, substitute, terms, value, var, walk
 from dnnc.ir.loops.stmt import Buffer, Kernel, Param, loop_var
@@ -24,8 +24,11 @@ from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 # types of the sums -> of the operands; of the results
-FACTORS = {f32: ((f16, f16), (bf16, bf16)), i32: tuple((a, b) for a in (u8, i8) for b in (u8, i8))}
-RESULTS = (f16, bf16, f32, i32, u8, i8)
+FACTORS = {
+    f32: ((f16, f16), (bf16, bf16), *((a, b) for a in FLOAT8 for b in FLOAT8)),
+    i32: tuple((a, b) for a in (u8, i8) for b in (u8, i8)),
+}
+RESULTS = (f16, bf16, f32, i32, u8, i8, *FLOAT8)
 MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
 PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
 TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end, stored as they are
@@ -37,7 +40,7 @@ OPERATIONS = {
     "/": 8,
     "sqrt": 8,
     "log": 20,
-    "erf": 9,
+    "erf": 5,
     "tanh": 14,
     "sin": 30,
     "cos": 30,
@@ -54,6 +57,8 @@ STEP = ROW // 2  # of a sum, in 16-bit floats
 MAX_SPLIT_COLUMNS = 128
 STAGES, ENOUGH = 8, 5  # more hide nothing; so many hide what the L2 cache takes
 RESERVED = 1024  # bytes of shared memory that the system takes of each block
+COLUMNS = (256, 192, 128, 64)  # of a tile
+WIDE_STAGES = 3  # at least, of the widest tiles of several blocks
 DEEP, GROUPS = 12, (1, 2, 4, 8, 32, 64)  # stages and row tiles to try
 ORDER = ("split",)
 GROUP = 16  # row tiles that walk over the columns together: what they read stays in the L2 cache
@@ -133,7 +138,7 @@ def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget, work: int = 0
         red: k without what fills steps, where that is less.
     """
     found = []
-    for bn in (256, 192, 128, 64):  # of two that are as fast, the one with more columns
+    for bn in COLUMNS:  # of two that are as fast, the one with more columns
         for bm in (64, 128):
             for split, resident in ((s, r) for s in SPLITS for r in RESIDENT):
                 t = Tiling(bm, bn, 0, GROUP, target.sms * resident, split, resident)
@@ -162,8 +167,13 @@ def _room(t: Tiling, target: GpuTarget) -> int:
 
 
 def _resides(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> bool:
-    """Is there a ring, and are there registers and tiles for so many blocks on a multiprocessor?"""
-    if t.stages < min(2, -(-k // STEP)):
+    """Is there a ring, and are there registers and tiles for so many blocks on a multiprocessor?
+
+    Tensor cores wait for two stages of wide tiles: 4096 x 3072 x 768 with GELU takes 54 us by two blocks with two
+    stages each, 37 us by one block with four (H200).
+    """
+    least = WIDE_STAGES if t.resident > 1 and t.bn == max(COLUMNS) else 2
+    if t.stages < min(least, -(-k // STEP)):
         return False
     registers = (t.bn // 2 + REGISTERS) * t.threads * t.resident
     return t.resident == 1 or (

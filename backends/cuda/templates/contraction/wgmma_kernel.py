@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dnnc.ir.dtype import DType, f32, u64
+from dnnc.ir.dtype import FLOAT8, DType, f32, u64
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import E, Expr, const, load, minimum, value
 from dnnc.ir.loops.hopper import GROUP, WGMMA_ROWS
@@ -28,6 +28,8 @@ STORE_BUFFERS = 2  # per consumer: one is filled while the other is stored
 STEP = 32  # bytes of the sum in one wgmma
 WARP = 32
 MAX_AXES = 5  # of a matrix that the copy engine stores
+PROMOTED = 8  # steps of 128 elements of 8-bit floats that tensor cores add up: they lose less than a float16 does
+PROMOTED_COLUMNS = 192  # of a tile whose sums lie in registers twice
 SUM_PAD = 8  # floats after a row of partial sums: neighbouring rows then begin in different banks
 BARRIERS = 1024  # bytes kept for mbarriers and alignment
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40  # a thread's, of 168 that three warp groups have each
@@ -113,8 +115,17 @@ class Product:
     work: int = 0  # operations on an element beyond those that every epilogue has
     sums: DType = f32
 
+    @property
+    def promotes(self) -> bool:
+        """Are sums of few steps added in float32?"""
+        return self.a.dtype in FLOAT8 and self.k > PROMOTED * ROW
+
     def suits(self, t: Tiling) -> bool:
-        """Do rows of a tile's results fill what is stored at a time? Split sums are stored in vectors of the result."""
+        """Do rows of a tile's results fill what is stored at a time, and do all sums fit into registers? Split sums are
+        stored in vectors of the result.
+        """
+        if self.promotes and (t.bn > PROMOTED_COLUMNS or (t.resident > 1 and t.bn * t.resident > 256)):
+            return False
         return self.aligned if t.split > 1 else t.bn * self.c.dtype.bytes % ROW == 0
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
@@ -344,31 +355,49 @@ class Writer:
         self.leader = (thread % GROUP).eq(0)
         self.warp, self.lane = b.let("warp", thread // 32 % 4), b.let("lane", thread % 32)
         self.acc = b.alloc("acc", self.p.sums, self.t.bn // 2)
+        # sums of 8-bit floats lose digits on tensor cores, so those of a few steps are added in float32
+        self.part = b.alloc("part", f32, self.t.bn // 2) if self.p.promotes else self.acc
 
     def release(self, step: Expr) -> None:
         with self.b.when(self.leader):
             self.b.do("mbar_arrive", self.empty.ref(step % self.t.stages))
 
     def compute(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
-        b, acc = self.b, self.acc.ref(0, lanes=self.t.bn // 2)
+        b, acc, promotes = self.b, self.part.ref(0, lanes=self.t.bn // 2), self.p.promotes
+        if promotes:
+            with b.loop("r", self.t.bn // 4, "unroll") as r:
+                b.store(self.acc, (r * 2,), const(0.0, f32), 2)
         with b.loop("step", self.kt) as step:
             s, parity = self.stage(done * self.kt + step)
             b.do("mbar_wait", self.full.ref(s), parity)
             b.do("wgmma_fence")
             steps, k = ROW // STEP, STEP // self.p.a.dtype.bytes
+            before = step % PROMOTED if promotes else step  # steps whose sum is kept
             with b.loop("kk", steps, "unroll") as kk:
                 left = self.sa.ref(s, self.w * WGMMA_ROWS, kk * k, lanes=k)
                 if self.p.b_rows_are_k:
-                    b.do("wgmma_kn", acc, left, self.sb.ref(s, 0, kk * k, 0, lanes=self.bk), step * steps + kk)
+                    b.do("wgmma_kn", acc, left, self.sb.ref(s, 0, kk * k, 0, lanes=self.bk), before * steps + kk)
                 else:
-                    b.do("wgmma", acc, left, self.sb.ref(s, 0, kk * k, lanes=k), step * steps + kk)
+                    b.do("wgmma", acc, left, self.sb.ref(s, 0, kk * k, lanes=k), before * steps + kk)
             b.do("wgmma_commit")
             b.do("wgmma_wait", 1)
             with b.when(const(0) < step):
                 self.release(done * self.kt + step + (self.t.stages - 1))  # the stage before this one
+            if promotes:
+                with b.when((step % PROMOTED).eq(PROMOTED - 1)):
+                    self.promote()
         b.do("wgmma_wait", 0, acc)
+        if promotes and self.kt % PROMOTED:
+            self.promote()
         self.release(done * self.kt + (self.kt - 1))
         self.finish_tile(done, z, row, col)
+
+    def promote(self) -> None:
+        """Add the sum of the last steps to the tile's."""
+        b = self.b
+        b.do("wgmma_wait", 0, self.part.ref(0, lanes=self.t.bn // 2))
+        with b.loop("r", self.t.bn // 2, "unroll") as r:
+            b.store(self.acc, (r,), self.acc[r] + self.part[r])
 
     def finish_tile(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
         """128 bytes of each row at a time: registers -> shared memory -> result."""

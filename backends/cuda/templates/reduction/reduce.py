@@ -47,7 +47,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
                 ("layout", layout),
                 ("team", team),
                 ("rows", rows),
-                ("bytes", 16),
+                ("bytes", vector_bytes(problem, team) if layout == "rows" else 16),
                 *((("near", near),) if near > 1 else ()),
             )
         )
@@ -161,6 +161,19 @@ def sizes(s: Schedule, problem: Problem, target: GpuTarget) -> list[tuple[str, i
         smallest = min(buf.dtype.bytes for buf, _ in walks(s.loop(rows[-1]).body, s.loop(rows[-1]).var))
         return [*narrow(count, longest, smallest, target), *columnwise(count, longest, target)]
     return []
+
+
+def vector_bytes(problem: Problem, team: int) -> int:
+    """Bytes of the narrowest type's vectors: 8 where a team that moves 16 would idle at the end of a row, and another
+    type is wider, so that most accesses still have 16.
+    """
+    s = Schedule(problem.kernel)
+    _, nests = arranged(s, problem)
+    inner = [s.loop(nest[-1]) for nest in nests]
+    sizes = {buf.dtype.bytes for x in inner for buf, _ in walks(x.body, x.var)}
+    width, longest = width_of(s, [nest[-1] for nest in nests]), max(product(s, nest) for nest in nests)
+    idle = longest // width % team != 0 and 2 * longest // width % team == 0
+    return 8 if idle and width * min(sizes, default=16) == 16 and max(sizes) > min(sizes) else 16
 
 
 def rowwise(count: int, chunks: int, bytes_: int, target: GpuTarget) -> list[tuple[str, int, int]]:
