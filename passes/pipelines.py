@@ -35,6 +35,7 @@ from dnnc.passes.rewrites.recompute import recompute
 from dnnc.passes.rewrites.recurrence import recurrence
 from dnnc.passes.rewrites.rematerialize import rematerialize
 from dnnc.passes.rewrites.repeat import repeat_shared
+from dnnc.passes.rewrites.results_in_rows import results_in_rows
 from dnnc.passes.rewrites.scalars import scalars
 from dnnc.passes.rewrites.scatters import scatters, wide_sums
 from dnnc.passes.rewrites.split_filters import split_filters
@@ -83,6 +84,11 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
 def state_layouts(graph: Graph, ctx: PassContext) -> bool:
     """Let held inputs lie in blocks where kernels compute with these."""
     return ctx.facts.lanes > 1 and assign_state_layouts(graph)
+
+
+def in_rows(graph: Graph, ctx: PassContext) -> bool:
+    """Let what results in rows be computed in rows."""
+    return ctx.facts.lanes > 1 and results_in_rows(graph)
 
 
 def drop_marks(graph: Graph, ctx: PassContext) -> bool:
@@ -239,6 +245,11 @@ STATE = Pass(
     state_layouts,
     "state is not packed in each step; after the layouts, which say what it is packed for",
 )
+IN_ROWS = Pass(
+    "results-in-rows",
+    nested(in_rows),
+    "an update in rows packs its gradient alone; after the layouts of state, of which nothing is packed any more",
+)
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 HOIST = Pass(
     "hoist-invariants",
@@ -266,7 +277,8 @@ PASSES = (
     CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,
-    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS, PLACE_CONCATS,
+    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, IN_ROWS, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS,
+    PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, MARKS, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

@@ -23,7 +23,7 @@ from dnnc.array.manipulation import concat
 from dnnc.array.statistical import max as largest
 from dnnc.array.statistical import mean
 from dnnc.ir.errors import NonFiniteError
-from dnnc.ir.op import Cost, Trait
+from dnnc.ir.op import Cost, OpDef, Trait
 from dnnc.optim.rounding import WIDE
 
 LANES = 16  # of a vector: so many channels fill one
@@ -102,7 +102,7 @@ class Watch:
         if not self.on:
             return []
         rows = []
-        for name, call, x in _heavy(loss._parts[0], {id(a._parts[0]) for a in leaves}):
+        for name, call, x in _products(loss._parts[0], {id(a._parts[0]) for a in leaves}):
             self._names.append(name)
             window = x.ndim > 2 and Trait.CONTRACTION in call.op.traits and "strides" in call.attrs
             # the rows of a batch norm are channels; of few channels most lanes would be idle
@@ -136,8 +136,15 @@ class Watch:
         return rows
 
 
-def _heavy(last: Lazy, leaves: set[int]) -> list[tuple[str, Call, Array]]:
-    """The results of expensive calls behind a value, in the order in which they were traced, by op and line."""
+def _is_product(op: OpDef) -> bool:
+    """Is it an expensive op, and no reduction? What a sum, pool or norm makes is as large as its operand lets it."""
+    return op.cost is Cost.HEAVY and (Trait.CONTRACTION in op.traits or Trait.REDUCTION not in op.traits)
+
+
+def _products(last: Lazy, leaves: set[int]) -> list[tuple[str, Call, Array]]:
+    """The results of products and other expensive calls behind a value, in the order in which they were traced, by op
+    and line.
+    """
     calls: dict[Call, Lazy] = {}
     seen: set[int] = set()
     todo = [last]
@@ -146,7 +153,7 @@ def _heavy(last: Lazy, leaves: set[int]) -> list[tuple[str, Call, Array]]:
         if x.call is None or id(x) in seen or id(x) in leaves:
             continue
         seen.add(id(x))
-        if x.call.op.cost is Cost.HEAVY and x.type.dtype.is_float:
+        if _is_product(x.call.op) and x.type.dtype.is_float:
             calls.setdefault(x.call, x)
         todo += [i for i in x.call.inputs if i is not None]
     found: dict[str, tuple[str, Call, Array]] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dnnc.ir.graph import Node, Value
+from dnnc.ir.types import Layout
 from dnnc.passes.analysis.rows import rows_of
 
 
@@ -20,20 +21,29 @@ def places_in(nodes: Sequence[Node], main: Value, v: Value) -> tuple[int | None,
     Both have the same elements, or v has the numbers of the rows that `main` has the elements of.
     """
     shape = main.type.shape
-    if v.type.layout is not None or main.type.layout is not None:
+    if v.type.layout is not None:
         same = v.type.layout == main.type.layout and tuple(v.type.shape) == tuple(shape)
         return tuple(range(v.type.rank)) if same else None
     long = [k for k, d in enumerate(shape) if d != 1]
     mine = [k for k, d in enumerate(v.type.shape) if d != 1]
-    if len(mine) != len(long):
+    if len(mine) != len(long) or main.type.layout is not None:
         rows = next((r for r in map(rows_of, nodes) if r is not None), None)
-        if rows is None or rows.shape != tuple(shape):
+        if rows is None or not rows.of_elements(main):
             return None
         long = [k for k in long if k not in rows.axes]
+        if main.type.layout is not None and _padded(main, long):
+            return None  # its loops pass over lanes that are no row
     if [v.type.shape[k] for k in mine] != [shape[k] for k in long]:
         return None
     axis: dict[int, int] = dict(zip(mine, long))
     return tuple(axis.get(k) for k in range(v.type.rank))
+
+
+def _padded(v: Value, axes: Sequence[int]) -> bool:
+    """Has one of these axes lanes that are no element?"""
+    layout = v.type.layout
+    own = () if layout is None else tuple(p for p in layout.parts if p.axis in axes)
+    return Layout(own).padded(v.type.shape)
 
 
 def main_output(nodes: Sequence[Node], outputs: Sequence[Value]) -> Value | None:

@@ -17,23 +17,27 @@ from dataclasses import dataclass
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.types import Dim
+from dnnc.ir.types import ROW_MAJOR, Dense, Dim, Encoding
 from dnnc.passes.analysis.kinds import is_pointwise, is_view, kind_of
 
 MANY = 8  # rows that keep a device busy, one or some by each thread or block of threads
+BLOCKS = 4  # the same of blocks of rows that lie side by side, which a thread passes over together
 SHORT = 1 << 14  # elements of a row that is worth no second kernel, however few there are
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The shape of what is reduced, and the axes along which: those of more than one element, in order."""
+    """The shape of what is reduced, and the axes along which: those of more than one element, in order. `encoding`: how
+    its elements lie.
+    """
 
     shape: tuple[Dim, ...]
     axes: tuple[int, ...]
+    encoding: Encoding = ROW_MAJOR
 
     def of_elements(self, v: Value) -> bool:
         """Are the elements of a value those of the rows, one for one?"""
-        return v.type.row_major and tuple(v.type.shape) == self.shape
+        return v.type.encoding == self.encoding and tuple(v.type.shape) == self.shape
 
     def reads_own(self, v: Value) -> bool:
         """Does an element-wise node over the rows read in a value, which broadcasts, the number of its own row?"""
@@ -58,13 +62,18 @@ class Rows:
         rows, length = (
             _product(d for k, d in enumerate(self.shape) if (k in self.axes) == reduced) for reduced in (False, True)
         )
-        return rows is None or rows >= MANY or (length is not None and length <= SHORT)
+        last = self.encoding.layout.parts[-1] if isinstance(self.encoding, Dense) and self.encoding.layout else None
+        if last is None or not last.mod or last.axis in self.axes:
+            return rows is None or rows >= MANY or (length is not None and length <= SHORT)
+        side = last.mod  # rows side by side
+        return rows is None or rows >= BLOCKS * side or (length is not None and length * side <= SHORT)
 
     def lie_in_one_piece(self) -> bool:
         """May a row be kept in a thread's own memory, so that nothing of it need be computed twice?"""
         length = _product(self.shape[k] for k in self.axes)
         return (
-            self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape)))
+            self.encoding == ROW_MAJOR
+            and self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape)))
             and length is not None
             and length <= SHORT
         )
@@ -77,13 +86,13 @@ def rows_of(n: Node) -> Rows | None:
         x is None
         or kind_of(n) != "reduction"
         or n.op.reduced is None
-        or not x.type.row_major
+        or not isinstance(x.type.encoding, Dense)
         or len(n.outputs) != 1
-        or not n.output.type.row_major
+        or n.output.type.encoding not in (ROW_MAJOR, x.type.encoding)
     ):
         return None
     long = tuple(k for k in n.op.reduced(x.type.rank, **n.attrs) if x.type.shape[k] != 1)
-    return Rows(tuple(x.type.shape), long) if long else None
+    return Rows(tuple(x.type.shape), long, x.type.encoding) if long else None
 
 
 def find_numbers(graph: Graph) -> Mapping[Value, Rows]:

@@ -31,7 +31,7 @@ from dnnc.passes.planning.group_order import GroupOrder
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 FAR = 4  # contractions from a reader of one group to another group: it would run far ahead of its place there
 Several = Callable[[Node], bool]  # `stores_several` of TargetFacts
-MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds
+MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds; twice as many with the numbers of rows
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,10 @@ class Joiner:
         """The nodes of two groups as one, whatever runs between them; None if that is not one pass."""
         nodes = tuple(sorted({*first, *views, *second}, key=self.order.__getitem__))
         outputs = self.outputs(nodes)
-        if computing(nodes) > MAX_NODES or len(outputs) > MOST_OUTPUTS:
+        stored = [v for v in outputs if v not in self.numbers]  # a number of a row is stored outside of the loops
+        if any(Trait.RELAYOUT in n.op.traits for n in nodes):
+            return None  # blocks and rows are transposed by squares of vectors, which one array is stored in
+        if computing(nodes) > MAX_NODES or len(stored) > MOST_OUTPUTS or len(outputs) > 2 * MOST_OUTPUTS:
             return None
         if main_output(nodes, outputs) is None or not self.in_one_pass(nodes, outputs, {*first}, {*second}):
             return None

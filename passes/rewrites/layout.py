@@ -241,16 +241,19 @@ class Layouts(ABC):
             u.set_input(k, packed)
 
     def reads_blocks(self, n: Node) -> bool:
-        """A reduction of spatial axes, or of all but the channels, reads a block as it lies: vectors of channels."""
+        """A reduction of images' spatial axes, or of all but the axis of the innermost block, reads a block as it lies:
+        vectors of channels, or of filters.
+        """
         return Trait.ACCUMULATES in n.op.traits and self.within_blocks(n)
 
     def within_blocks(self, n: Node) -> bool:
-        """Does a reduction of a blocked value leave the channels apart?"""
+        """Does a reduction of a blocked value leave the axis of the innermost block apart?"""
         x = n.inputs[0] if n.inputs else None
-        if n.op.reduced is None or x is None or x.type.row_major:
+        if n.op.reduced is None or x is None or not isinstance(x.type.encoding, Dense) or x.type.layout is None:
             return False
-        axes, rank = set(n.op.reduced(x.type.rank, **n.attrs)), x.type.rank
-        return bool(axes) and (min(axes) > 1 or axes == {0, *range(2, rank)})
+        axes, last = set(n.op.reduced(x.type.rank, **n.attrs)), x.type.layout.parts[-1].axis
+        images = last == 1 and bool(axes) and min(axes) > 1
+        return images or (bool(axes) and axes == set(range(x.type.rank)) - {last})
 
     def normalizes(self, n: Node) -> bool:
         """Numbers of the channels normalize a block as it lies."""

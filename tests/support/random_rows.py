@@ -12,11 +12,18 @@ SHAPES = (
     ((5, 130), (0, 1)),
 )  # fmt: skip
 
+IMAGES = (
+    ((6, 16, 5, 8), (0, 2, 3)), ((3, 32, 7, 5), (2, 3)), ((2, 6, 9, 4), (0, 2, 3)), ((4, 20, 3, 6), (2, 3)),
+    ((5, 64, 4, 4), (0, 2, 3)), ((2, 48, 6, 6), (3,)),
+)  # fmt: skip
 
-def random_rows(seed: int, dtype: str = "f32") -> str:
-    """The text of a graph over rows of some shape; values stay near one, so that errors do not grow."""
+
+def random_rows(seed: int, dtype: str = "f32", blocked: bool = False) -> str:
+    """The text of a graph over rows of some shape; values stay near one, so that errors do not grow. `blocked`: rows of
+    images that convolutions make, in blocks of channels on a CPU.
+    """
     rng = random.Random(seed)
-    shape, axes = rng.choice(SHAPES)
+    shape, axes = rng.choice(IMAGES if blocked else SHAPES)
     rows = tuple(1 if k in axes else d for k, d in enumerate(shape))
     short = tuple(d for k, d in enumerate(shape) if k not in axes)
     lines: list[str] = []
@@ -75,7 +82,11 @@ def random_rows(seed: int, dtype: str = "f32") -> str:
         result = numbers[-1] if rng.random() < 0.5 else f"reshape({numbers[-1]}, shape={short})"
     else:
         result = elements[-1]
-    args = ", ".join(
-        f"{name}: {dtype}[{', '.join(map(str, s))}]" for name, s in (("x", shape), ("z", shape), ("p", rows))
-    )
+    given: list[tuple[str, tuple[int, ...]]] = [("x", shape), ("z", shape), ("p", rows)]
+    if blocked:
+        c = shape[1]
+        conv = "strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1"
+        given = [("x_", shape), ("z_", shape), ("p", rows), ("k", (c, c, 1, 1))]
+        lines[:0] = [f"{name} = mul(conv({name}_, k, {conv}), {1 / c})" for name in "xz"]
+    args = ", ".join(f"{name}: {dtype}[{', '.join(map(str, s))}]" for name, s in given)
     return f"def g({args}):\n" + "\n".join(f"    {line}" for line in lines) + f"\n    return {result}\n"

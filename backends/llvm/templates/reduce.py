@@ -12,16 +12,17 @@ from collections.abc import Mapping
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import contraction, winograd
 from dnnc.backends.llvm.templates.common import offsets, parallel_outer, stride, try_fuse, unit_stride, worth
-from dnnc.backends.llvm.templates.maps import lanes_for, shares, vectorized
+from dnnc.backends.llvm.templates.maps import lanes_for, shares, split_digits, vectorized
 from dnnc.backends.llvm.templates.windows import MOST_PIXELS, tile_windows
 from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, Op, Ref, const, free, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, For, If, Kernel, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.hoist_invariants import hoist_numbers, keep_numbers, sink
-from dnnc.passes.schedule.loops import annotate, hoist_guards, narrow, peel, reorder, single, split
+from dnnc.passes.schedule.loops import annotate, hoist_guards, is_reduction, narrow, peel, reorder, single, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
+from dnnc.passes.schedule.share_passes import nest, share_passes
 from dnnc.passes.schedule.state import Schedule, loops
 
 ORDER = ("lanes", "chains", "short")
@@ -104,9 +105,45 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         _rows_together(s, problem, int(knobs.get("rows", ROWS)))
         if knobs.get("pf"):
             _ask_for_next_row(s, problem)
+    _in_memory_order(s)
+    s.apply(share_passes)
     parallel_outer(s, _outer(s, problem), worth(knobs, problem.form.elements))
     s.apply(hoist_numbers)
     return s.done()
+
+
+def _in_memory_order(s: Schedule) -> None:
+    """Reduce in the order of memory: `for r: for k: acc = acc + x[r // 16, k, r % 16]` gets loops over `r // 16`, `k`
+    and `r % 16`.
+    """
+    done: set[str] = set()
+    for first in [x for x in loops(s.body) if x.kind == "range"]:
+        names = [x.var.name for x in nest(first)]
+        body = nest(first)[-1].body
+        own = {x.var for x in nest(first)}
+        sums = all(isinstance(x, Store) and is_reduction(x) and not any(free(i) & own for i in x.idx) for x in body)
+        if done.isdisjoint(names) and len(names) > 1 and sums:
+            _sorted_by_stride(s, names)
+        done.update(names)
+
+
+def _sorted_by_stride(s: Schedule, names: list[str]) -> None:
+    mark = s.mark()
+    try:
+        made = split_digits(s, names, 1)
+        inner = s.loop(made[-1])
+        read = [x.buf.offset(x.idx) for x in accesses(inner.body) if x.buf.space == "global"]
+        variables = {n: s.loop(n).var for n in made}
+        longest = max(read, key=lambda e: len(free(e) & set(variables.values())))
+        steps = {n: value(stride(longest, v)) for n, v in variables.items()}
+        if any(k is None for k in steps.values()):
+            raise ScheduleError("the order in memory is not known")
+        wanted = sorted(made, key=lambda n: -abs(steps[n] or 0))
+        if made == names and wanted == names:
+            return
+        s.apply(reorder, *wanted)
+    except (ScheduleError, ValueError):
+        s.restore(mark)
 
 
 def _sums_once(s: Schedule, problem: Problem) -> None:

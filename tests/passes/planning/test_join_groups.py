@@ -403,6 +403,35 @@ def test_random_rows(seed: int) -> None:
         check(g, "cuda", seed)
 
 
+@pytest.mark.slow
+@pytest.mark.family("random")
+@pytest.mark.parametrize("seed", range(8))
+def test_random_rows_of_blocked_images(seed: int) -> None:
+    g = with_more_results(parse(random_rows(seed, blocked=True)), random.Random(seed))
+    check(g, "llvm", seed)
+    if seed % 4 == 0:
+        check(g, "cuda", seed)
+
+
+@pytest.mark.parametrize(
+    ("channels", "expected"),
+    [
+        (64, ["abs + reduce_max + reduce_mean + add -> v1, v2, v3"]),
+        # lanes that are no channel have no number to be stored
+        (72, ["abs + reduce_max + reduce_mean -> v1, v2", "add -> v3"]),
+        (16, ["abs + reduce_max -> v1", "reduce_mean -> v2", "add -> v3"]),  # one thread would have all rows
+    ],
+)
+def test_rows_of_blocked_images(channels: int, expected: list[str]) -> None:
+    image = f'f32[8, {channels}, 16, 16] @ "0 1/16 2 3 1%16"'
+    axes = "axes=(0, 2, 3), keepdims=False"
+    g = parse(
+        f"def g(x: {image}, p: {image}):\n    v0: {image} = abs(x)\n    v1: f32[{channels}] = reduce_max(v0, {axes})\n"
+        f"    v2: f32[{channels}] = reduce_mean(x, {axes})\n    v3: {image} = add(p, x)\n    return v1, v2, v3"
+    )
+    assert groups(g) == expected
+
+
 @pytest.mark.parametrize(("layers", "joined"), [(1, True), (6, False)])
 def test_what_is_computed_again_is_not_dragged_ahead(layers: int, joined: bool) -> None:
     chain = "".join(f"    h{k + 1} = relu(matmul(h{k}, w))\n" for k in range(layers))
