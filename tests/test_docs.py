@@ -229,3 +229,12 @@ def test_extras_that_are_named_exist() -> None:
     assert {x for pair in named for x in pair if x} - {"extra"} <= extras and len(named) >= 7
     table = (ROOT / "README.md").read_text()
     assert not [x for x in extras - {"dev"} if f"`{x}`" not in table]
+
+
+def test_version_and_extras_of_the_packaging_files() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"\nversion: {project['version']}\n" in (ROOT / "CITATION.cff").read_text()
+    docker = (ROOT / "Dockerfile").read_text()
+    assert set(re.findall(r"\[(\w+)\]", docker)) <= set(project["optional-dependencies"])
+    assert re.findall(r"^FROM \S+ AS (\w+)$", docker, re.M) == ["wheel", "base", "cpu", "cuda"]
+    assert f"## {project['version']}\n" in (ROOT / "docs/changelog.md").read_text()

@@ -18,10 +18,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *so
 # Sentences that break a rule, on pages that were written before there were rules. These numbers may only fall.
 LEFT: dict[str, int] = {
     "docs/internals/benchmarks.md": 1,
-    "docs/internals/design.md": 162,
-    "docs/pruning.md": 9,
-    "docs/quantization.md": 14,
-    "docs/training.md": 7,
+    "docs/internals/design.md": 56,
 }
 
 
