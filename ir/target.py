@@ -73,7 +73,7 @@ class TargetFacts:
     align: int = 1  # bytes; where a value may begin within the memory of another is a multiple of it
     reductions: ReductionSplit = CORE_SPLIT  # which are split
     fuses_attention: bool = False  # is there a kernel for attention as one op?
-    # given a norm and the contraction that alone reads its result: is there a kernel for both?
+    # given a norm or an element-wise node, and the contraction that alone reads its result: is there a kernel for both?
     fuses_norm: Callable[[Any, Any], bool] | None = None
     # given a contraction: may its kernel go on with the result and store several arrays, in the memory of what it reads
     # at the same elements too?

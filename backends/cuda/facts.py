@@ -5,7 +5,6 @@ from __future__ import annotations
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import decoded, simt
-from dnnc.backends.cuda.templates.contraction.gemv_norm import takes
 from dnnc.backends.cuda.templates.reduction import recurrence
 from dnnc.backends.runtime.device import PARAMETER_ALIGN
 from dnnc.ir.target import GPU_SPLIT, TargetFacts
@@ -25,7 +24,7 @@ def facts(gpu: GpuTarget, numerics: str) -> TargetFacts:
         align=PARAMETER_ALIGN,
         reductions=GPU_SPLIT,
         fuses_attention=True,
-        fuses_norm=takes,
+        fuses_norm=decoded.makes_rows,
         stores_several=simt.stores_several,
         supports_scan_kernel=lambda form: recurrence.takes(form, gpu),
     )

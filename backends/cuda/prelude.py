@@ -336,6 +336,7 @@ template<class T, int N> FN V<T, N> scale_by_power(const V<T, N>& x, const V<i32
     # --- conversions: float to integer truncates and saturates, NaN is 0; narrower integers wrap ---
     "to_i32": "FN i32 to_i32(f32 x) { return x == x ? __float2int_rz(x) : 0; }\nFN i32 to_i32(f64 x) { return x == x ? "
               "__double2int_rz(x) : 0; }",
+    "nearest_i32": "FN i32 nearest_i32(f32 x) { return __float2int_rn(x); }",
     "to_u32": "FN u32 to_u32(f32 x) { return x == x ? __float2uint_rz(x) : 0; }\nFN u32 to_u32(f64 x) { return x == x "
               "? __double2uint_rz(x) : 0; }",
     "to_i64": "FN i64 to_i64(f32 x) { return x == x ? __float2ll_rz(x) : 0; }\nFN i64 to_i64(f64 x) { return x == x ? "

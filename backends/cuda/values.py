@@ -224,6 +224,8 @@ def _number(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
         if lanes == 1:
             return f"{em.text(arg, index.EQUAL)} != {literal(0, src) if src.is_float else 0}", index.EQUAL
         return call(em, "to_bool", [em.operand(arg, lanes)], lanes)
+    if src is f32 and to is i32 and isinstance(arg, Op) and arg.name == "rint":
+        return call(em, "nearest_i32", [em.operand(arg.args[0], lanes)], lanes)
     if src.is_float and to.is_int:
         return call(em, f"to_{scalar(to)}", [em.operand(arg, lanes)], lanes)
     if lanes == 1:

@@ -9,7 +9,8 @@ Quotients, of which an exact one takes ten instructions: at most 2 ulp.
     exp(x - m) / s      ->  exp(x - m) * recip(s)     m, s numbers of a row: a softmax, whose s is at least 1. The
                                                       compiler computes recip(s) once
 
-Where all that a kernel stores is of 16 bits, the rounding of the store hides errors of 2^-18:
+Where all that a kernel stores is of 16 bits, or bytes that floats were rounded to, the rounding of the store hides
+errors of 2^-18:
 
     exp(x)                              ->  exp2(x * log2(e))              relative error below 2^-17 for |x| <= 88
     x * 0.5 * (erf(x / sqrt(2)) + 1)    ->  max(x, 0) - |x| * 2^P(|x|)     absolute error below 2e-6; relative to its
@@ -22,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container
 
-from dnnc.ir.dtype import DType, bf16, f16, f32
+from dnnc.ir.dtype import DType, f32, i8, u8
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, fma, maximum, minimum
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.stmt import Buffer, Eval, Kernel, Store, call, walk_stmts
@@ -51,7 +52,7 @@ def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
 
 
 def stores_halves(kernel: Kernel, integers: bool = True) -> bool:
-    """True if the kernel leaves only 16-bit floats in memory (with `integers`: integers too)."""
+    """True if the kernel leaves only 16-bit floats in memory (with `integers`: or bytes, and other integers beside)."""
     types: set[DType] = set()
     for s in (s for f in kernel.funcs for s in walk_stmts(f.body)):
         if isinstance(s, Store) and s.buf.space == "global":
@@ -61,7 +62,9 @@ def stores_halves(kernel: Kernel, integers: bool = True) -> bool:
         elif isinstance(s, Eval) and not (s.name in TABLE and TABLE[s.name].effect):
             return False  # a function of the kernel, which may store what it is given the address of
     floats = {t for t in types if t.is_float}
-    return bool(floats) and floats <= {f16, bf16} and (integers or floats == types)
+    if any(t.bits > 16 for t in floats):
+        return False
+    return bool(floats or types & {u8, i8}) if integers else bool(floats) and floats == types
 
 
 def softmax_terms(kernel: Kernel) -> frozenset[Buffer]:

@@ -316,8 +316,8 @@ class _Fuser:
         v, out = n.output, u.outputs[0].type
         if len(u.outputs) != 1:
             return False
-        if u in self.ahead and not (is_pointwise(n) and _same(v.type.shape, out.shape)):
-            return False  # what stands ahead of a contraction reads its operands where they are
+        if u in self.ahead and not ((is_pointwise(n) or producer(v, "slice")) and _same(v.type.shape, out.shape)):
+            return False  # what stands ahead of a contraction reads its operands where they are, or a part of them
         if anchored:  # an epilogue: applied to the accumulator before it is stored, perhaps at a permuted place
             permuted = not is_pointwise(u)
             return self.follows(v, u) and not (permuted and kind_of(n) != "contraction")
@@ -354,7 +354,9 @@ class _Fuser:
         return False
 
     def product_of(self, n: Node) -> Node | None:
-        """Return the contraction behind norm n (or element-wise nodes of one) if the target fuses both."""
+        """Return the contraction behind norm n (or element-wise nodes of one) if the target fuses both; behind an
+        element-wise node too, where each block of the product computes its rows in little time.
+        """
         users = {u for u, _ in n.output.uses}
         u = next(iter(users))
         if self.normed is None or len(users) != 1 or Trait.NORM in u.op.traits:
@@ -362,16 +364,24 @@ class _Fuser:
         product, norm = self.ahead.get(u, u), n
         if (
             kind_of(product) != "contraction"
-            or not self.graph.variance(product.inputs[1]).call_invariant
+            or not self.is_constant(product.inputs[1])
             or (u is product and (u, 1) in n.output.uses)
         ):
             return None
+        if is_pointwise(n) and not self.epilogue_of(n) and self.normed(n, product):
+            return product
         while Trait.NORM not in norm.op.traits:
             before = self.element_before(norm)
             if before is None:
                 return None
             norm = before
         return product if self.normed(norm, product) else None
+
+    def is_constant(self, v: Value | None) -> bool:
+        """Is an operand the same in each call, perhaps decoded of what is?"""
+        if v is not None and v.node is not None and Trait.STORED in v.node.op.traits:
+            return all(x is None or self.graph.variance(x).call_invariant for x in v.node.inputs)
+        return v is not None and self.graph.variance(v).call_invariant
 
     def element_before(self, n: Node) -> Node | None:
         """Return the node of the one non-constant operand of an element-wise node, its only reader by element."""

@@ -92,7 +92,37 @@ class Joiner:
                     changed = True
         for g in list(self.parts) if self.serial_rows else ():
             self.take_out(g)
+        for g in list(self.parts):
+            self.narrow(g)
         return self.parts
+
+    def narrow(self, g: int) -> None:
+        """Round what others read rounded alone, such as a norm's result that a residual takes in 16 bits, where it is
+        made: fewer bytes are stored and read.
+        """
+        nodes = self.parts[g].nodes
+        if not self.open(g):
+            return
+        for v in self.outputs(nodes):
+            casts = [u for u, _ in v.uses if u not in nodes]
+            if v in self.results or not casts or not all(self.rounds(u, v) for u in casts):
+                continue
+            more = tuple(sorted({*nodes, *casts}, key=self.order.__getitem__))
+            outputs = self.outputs(more)
+            if len(outputs) > MOST_OUTPUTS or main_output(more, outputs) is None:
+                continue
+            for u in casts:
+                k = self.of[u]
+                self.parts[k] = Part(tuple(n for n in self.parts[k].nodes if n is not u), self.parts[k].kind)
+                self.of[u] = g
+            nodes = more
+            self.parts[g] = Part(nodes, self.parts[g].kind)
+
+    def rounds(self, u: Node, v: Value) -> bool:
+        """Does a node of a group of several store v in fewer bits, both in one layout?"""
+        to, group = u.outputs[0], self.parts[self.of[u]].nodes
+        floats = v.type.dtype.is_float and to.type.dtype.is_float and to.type.dtype.bits < v.type.dtype.bits
+        return floats and Trait.CONVERSION in u.op.traits and _same(v, to) and len(group) > 1 and u is not group[-1]
 
     def take_out(self, g: int) -> None:
         """Make elements that are stored, and that rows are reduced of, in a kernel of their own again: one pass over

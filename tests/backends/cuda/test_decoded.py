@@ -77,6 +77,36 @@ def test_products(case: Any) -> None:
     assert np.abs(f(x).astype(np.float64) - want).max() <= TOLERANCE[t] * np.abs(want).max()
 
 
+def of_made_rows(ahead: str, m: int, t: Any, kind: str) -> Graph:
+    """A product whose rows a norm makes ("rms_norm", "layer_norm"), or a gate ("gate")."""
+    g, rng = Graph("g"), np.random.default_rng(0)
+    b, k, n = Builder(g), 128, 64
+    x = g.add_input("x", tensor(t, m, 2 * k if ahead == "gate" else k))
+    if ahead == "gate":
+        left, right = (b.slice(x, starts=(0, at), steps=(1, 1), shape=(m, k)) for at in (0, k))
+        y = b.mul(b.mul(left, b.sigmoid(left)), right)
+    else:
+        weights = [b.constant((1 + 0.1 * rng.standard_normal(k)).astype(t.numpy)) for _ in range(2)]
+        y = b.rms_norm(x, weights[0], axis=-1) if ahead == "rms_norm" else b.layer_norm(x, *weights, axis=-1)
+    codes = b.constant(rng.integers(*BY_NAME[kind].range, (k, n)).astype(BY_NAME[kind].numpy))
+    scale = b.constant((rng.random((k // 64, n)) * 0.01 + 0.005).astype(t.numpy))
+    g.outputs = [b.matmul(y, b.dequantize_linear(codes, scale, axis=0, block=64))]
+    return g
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [("rms_norm", 1, f16, "i4"), ("layer_norm", 3, bf16, "i8"), ("gate", 2, f16, "i4")], ids=str
+)
+def test_rows_are_made_by_the_blocks(case: Any) -> None:
+    g = of_made_rows(*case)
+    x = np.random.default_rng(1).standard_normal(tuple(map(int, g.inputs[0].type.shape))).astype(case[2].numpy)
+    f = dnnc.compile(of_made_rows(*case), target="cuda-interpreted", cache=False)
+    assert [p.choice.partition("(")[0] for p in f.report.programs[-1].kernels] == ["decoded"]
+    (want,) = run(g, [x], "float64")
+    assert np.abs(f(x).astype(np.float64) - want).max() <= 2 * TOLERANCE[case[2]] * np.abs(want).max()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cols, slices, split", [(64, 2, 2), (32, 4, 1), (32, 3, 4)])
 def test_sums_are_divided(cols: int, slices: int, split: int) -> None:

@@ -26,7 +26,7 @@ SILU = "x[i] / (exp(-0.0 - x[i]) + 1.0)"
 
 
 def kernel(value: str, n: int, to: str = "f32") -> Kernel:
-    stored = f"cast_{to}({value})" if to != "f32" else value
+    stored = value if to in ("f32", "i32", "u8") else f"cast_{to}({value})"
     return parse_kernel(f"def k(x: f32[{n}], y: {to}[{n}]):\n    for i in range({n}):\n        y[i] = {stored}\n")
 
 
@@ -235,3 +235,9 @@ def test_a_product_without_rounding_joins_its_sum(value: str, fused: bool) -> No
     run_kernel(decompose(k, CPU), {"x": x, "y": got})
     run_kernel(k, {"x": x, "y": want})
     np.testing.assert_array_equal(got, want)
+
+
+def test_bytes_hide_the_error_of_a_gelu_and_other_integers_do_not() -> None:
+    quantised = f"cast_i32(rint(fmin(fmax({GELU}, -8.0), 7.0)))"
+    assert "erf" not in calls(decompose(kernel(f"cast_u8({quantised} + i32(8))", 8, "u8"), FAST))
+    assert "erf" in calls(decompose(kernel(quantised, 8, "i32"), FAST))

@@ -443,3 +443,17 @@ def test_what_is_computed_again_is_not_dragged_ahead(layers: int, joined: bool) 
     )
     groups = [{n.outputs[0].name for n in grp.nodes} for grp in plan_fusion(g).groups]
     assert any({"b", "b2"} <= names for names in groups) == joined
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["llvm", "cuda"])
+def test_what_others_read_rounded_is_stored_rounded(target: str) -> None:
+    g = parse("""
+def g(x: f32[8, 64], s: f32[64], b: f32[64], w: f16[64, 64], r: f16[8, 64]):
+    n: f32[8, 64] = layer_norm(x, s, b)
+    q: i32[8, 64] = cast(round(mul(n, 16.0)), to=i32)
+    y: f16[8, 64] = add(matmul(r, w), cast(n, to=f16))
+    return y, q
+""")
+    assert [s.split(" -> ")[0] for s in groups(g)] == ["layer_norm + mul + round + cast + cast", "matmul + add"]
+    assert check(g, target) == 2

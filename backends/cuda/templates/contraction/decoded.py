@@ -13,10 +13,13 @@ as lanes read them: 16 bytes of a lane are 8 elements of a sum of 4 columns (8 b
 piece, step after step, without shared memory. A sum may be in any order: a lane of the tensor core multiplies
 neighbouring elements of x, in the order in which codes come apart. Codes less their zero point are exact in 16 bits, so
 scales multiply sums in float32, once for each block.
+
+Rows that a norm makes are computed by every block for itself, in shared memory, while its first codes are on their way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +27,8 @@ from itertools import product
 from typing import Any
 
 from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates.contraction import gemv, gemv_norm
+from dnnc.backends.cuda.templates.contraction.gemv_norm import Norm, Rows, elements_ahead, normed_product
 from dnnc.backends.cuda.templates.contraction.mma import raw_operand
 from dnnc.backends.cuda.templates.contraction.staging import readable, vector_of
 from dnnc.backends.cuda.templates.epilogue import store_row
@@ -40,6 +45,7 @@ from dnnc.passes.rewrites.stored_weights import is_decoded
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 MOST_ROWS = 64  # of x: of more, tensor cores take longer than the codes
+MADE_ROWS = gemv_norm.ROWS  # that every block may compute for itself
 ROWS = 8  # of x that fill the tensor core's second factor
 VECTOR = 8  # elements of a sum that a lane has of a column in one step
 TILE = 16  # columns that fill its first one
@@ -48,7 +54,11 @@ HELD = 2  # tiles of rows whose elements are asked for ahead of their use: more 
 FLIGHT = 4  # steps of which a warp asks for the codes ahead
 WARPS = 16  # of a block at most
 ORDER = ("cols", "slices", "split")
-RATE, LATENCY, START = 15, 1200, 1500  # bytes a cycle that an SM gets of memory; cycles: of that, and of a launch
+RATE, LATENCY, START = (
+    15,
+    2000,
+    1500,
+)  # bytes a cycle that an SM gets of memory; cycles: of each wave of blocks, and of a launch
 ROUND = 2200  # cycles from asking for the codes of a round until they are used up, of a busy memory: fitted to one H100
 X_RATE = 40  # bytes a cycle that an SM gets of the second-level cache
 BUSY = 24  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
@@ -79,6 +89,8 @@ class Decoded:
     zero: int
     block: int
     early: bool
+    norm: Norm | None = None  # of which the rows of x are made
+    known: frozenset[str] = frozenset()  # constants
 
     @property
     def strip(self) -> int:
@@ -90,6 +102,19 @@ def takes(rows: int, k: int, n: int, bits: int, block: int) -> bool:
     """Is there a kernel for a product of so many rows by weights [k, n] in 16-bit floats?"""
     whole = k % DEPTH == 0 and n % WIDTH == 0 and (block % DEPTH == 0 or block >= k)
     return 0 < rows <= MOST_ROWS and whole and bits in (4, 8)
+
+
+def makes_rows(n: Node, product: Node) -> bool:
+    """Does the product's kernel compute its rows, which a norm or an element-wise node makes?"""
+    w = product.inputs[1] if len(product.inputs) > 1 else None
+    if not is_decoded(w) or w is None or w.node is None:
+        return gemv_norm.takes(n, product)
+    d, q = w.node, w.node.inputs[0]
+    if q is None or len(d.inputs) < 2 or w.type.dtype.bits != 16 or not gemv_norm.fits(n, product, math.inf):
+        return False
+    k, m = int(str(w.type.shape[0])), product.output.type.size // int(str(w.type.shape[1]))  # type: ignore[operator]
+    sized = takes(m, k, int(str(w.type.shape[1])), q.type.dtype.bits, int(d.attrs["block"]))
+    return sized and offset_of(d) is not None and not d.attrs["axis"] % 2
 
 
 def offset_of(d: Node) -> int | None:
@@ -105,11 +130,17 @@ def offset_of(d: Node) -> int | None:
 
 def decoded(problem: Problem) -> Decoded | None:
     """The product of decoded weights that a problem is; None where it is none that this template takes."""
-    c, node = problem.contraction, problem.anchor
+    c, node, norm = problem.contraction, problem.anchor, None
     w = node.inputs[1] if node is not None and len(node.inputs) > 1 else None
+    if c is None and is_decoded(w) and w is not None and w.type.dtype.bits == 16:
+        norm, c = normed_product(problem, w.type.dtype) or (None, None)
     if c is None or c.dtype is not f32 or c.batch.loops or not is_decoded(w) or w is None or w.node is None:
         return None
-    d, x = w.node, raw_operand(c.a, f32)
+    x = raw_operand(c.a, f32)
+    if x is None and norm is None and w.type.dtype.bits == 16 and c.rows.size <= MADE_ROWS:
+        norm, c = elements_ahead(c, w.type.dtype) or (None, c)
+        x = raw_operand(c.a, f32)
+    d = w.node
     q, scale = d.inputs[0], d.inputs[1] if len(d.inputs) > 1 else None
     zeros = d.inputs[2] if len(d.inputs) > 2 else None
     if x is None or q is None or scale is None or w.type.rank != 2 or not w.type.static or x.conds or c.b.conds:
@@ -139,7 +170,8 @@ def decoded(problem: Problem) -> Decoded | None:
     early = names[q] in problem.constants
     made = replace(c, a=x)
     z = None if zeros is None else view(zeros, WIDTH)
-    return Decoded(made, codes, view(scale, WIDTH), z, bits, offset, block, early)
+    known = frozenset(gemv.early(problem, GpuTarget())) if norm is not None else frozenset[str]()
+    return Decoded(made, codes, view(scale, WIDTH), z, bits, offset, block, early, norm, known)
 
 
 def _reads(c: Contraction, name: str, q: Value, sizes: tuple[int, int]) -> bool:
@@ -206,13 +238,18 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
 
 
 def _shared_bytes(d: Decoded, s: Shape) -> int:
-    return s.slices * -(-d.c.rows.size // ROWS) * ROWS * (s.cols + 8) * 4
+    rows = 0 if d.norm is None else d.norm.rows.size * d.c.red.size * 2 + 1024
+    return s.slices * -(-d.c.rows.size // ROWS) * ROWS * (s.cols + 8) * 4 + rows
 
 
 def _registers(d: Decoded, tiles: int) -> int:
     """Of a thread, about: codes, elements of x and sums of so many tiles of rows."""
     sums, x = 8 * d.strip // TILE, 16 if tiles <= HELD else 8
-    return 48 + tiles * (sums + x) + (16 if d.zeros is not None else 0)
+    return (
+        (16 if tiles <= HELD else 48)
+        + tiles * (sums + x) * (7 if tiles <= HELD else 4) // 4
+        + (16 if d.zeros is not None else 0)
+    )
 
 
 def _steps(d: Decoded, most: int) -> int:
@@ -233,8 +270,10 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     most = -(-blocks // int(target.sms * SPLITS[s.split]))
     at_once = min(most, together)
     codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
-    flight = at_once * warps * s.flight * 512
-    memory = most * codes / min(RATE, flight / ROUND)
+    waves, rest = divmod(most, at_once)
+    memory = sum(
+        n * codes / min(RATE, n * warps * s.flight * 512 / ROUND) for n in [at_once] * waves + [rest] * (rest > 0)
+    )
     others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
     end = s.slices * s.split * tiles * ROWS * s.cols * 4 / 64
     return START + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
@@ -272,6 +311,7 @@ class Writer:
         x = d.c.a.value
         assert isinstance(x, Load)
         self.type = x.dtype
+        self.rows = None if d.norm is None else Rows(d.norm, self.warps * 32, d.known)
         self.parts = Parts(self.tiles * ROWS, s.cols, s.slices, s.split, self.warps * 32)
 
     def build(self) -> Kernel:
@@ -283,7 +323,10 @@ class Writer:
             cluster(b, self.s.split) as self.part,
         ):
             sums = self.parts.memory(b, f32)
+            if self.rows is not None:
+                self.rows.shared(b)
             with b.loop("w", self.warps, "warp") as w, b.loop("l", 32, "lane") as self.lane:
+                self.thread = w * 32 + self.lane
                 self.slice = b.let("slice", w // self.strips)
                 self.strip = b.let("strip", w % self.strips)
                 self.body(sums)
@@ -317,8 +360,12 @@ class Writer:
             self.read_codes(first, u)
         with b.loop("v", units, "unroll") as v:
             self.read_numbers(first, v)
+        if self.rows is not None:
+            self.rows.constants(b, self.thread)
         if self.d.early:
             b.do("pdl_wait")
+        if self.rows is not None:
+            self.rows.run(b, self.thread)
         if held:
             with b.loop("u", s.flight, "unroll") as u:
                 self.read_x(first, u, u)

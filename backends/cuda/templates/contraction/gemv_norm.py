@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import gemv
 from dnnc.backends.cuda.templates.contraction.staging import readable, vector_of
-from dnnc.ir.dtype import boolean
+from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Var, const, extent, free, load, rebuild, substitute, value, walk
+from dnnc.ir.expr import Expr, Load, Op, Var, cast, const, extent, free, load, rebuild, substitute, value, walk
 from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Alloc, Buffer, Builder, Kernel, call
-from dnnc.ir.op import ContractionForm
+from dnnc.ir.op import ContractionForm, Trait
 from dnnc.passes.lower.form import Axis, Contraction, Normed, Reduction
 from dnnc.passes.lower.scatter import combine
 from dnnc.passes.schedule.problem import Knobs, Problem
@@ -43,19 +43,24 @@ ORDER = gemv.ORDER
 
 def takes(norm: Node, product: Node) -> bool:
     """True if a product and the norm behind its first operand (also element-wise) share one kernel."""
+    return Trait.NORM in norm.op.traits and fits(norm, product, WEIGHTS)
+
+
+def fits(made: Node, product: Node, most: float) -> bool:
+    """May every block compute the rows of a product that a node makes? `most`: weights."""
     x, out = product.inputs[0], product.output.type
     if (
         product.op.contraction is not ContractionForm.PRODUCT
         or x is None
-        or any(not v.type.row_major for v in (x, product.output, norm.output, *norm.inputs[:1]) if v)
+        or any(not v.type.row_major for v in (x, product.output, made.output, *made.inputs[:1]) if v)
     ):
         return False
-    sizes = [d for t in (norm.output.type, x.type, out) for d in t.shape]
+    sizes = [d for t in (made.output.type, x.type, out) for d in t.shape]
     weights = product.inputs[1]
     if (
         weights is None
         or weights.type.rank != 2
-        or norm.output.type.shape != x.type.shape
+        or made.output.type.shape != x.type.shape
         or not all(isinstance(d, int) for d in sizes)
     ):
         return False
@@ -63,14 +68,14 @@ def takes(norm: Node, product: Node) -> bool:
     n, count = int(str(out.shape[-1])), 1
     for d in rows:
         count *= d
-    last = norm.attrs.get("axis", -1) in (-1, x.type.rank - 1)
+    last = made.attrs.get("axis", -1) in (-1, x.type.rank - 1)
     return (
         bool(rows)
         and last
         and 1 <= count <= ROWS < n
         and WARP <= k
         and count * k <= ELEMENTS
-        and n * max(k, SHORT) <= WEIGHTS
+        and n * max(k, SHORT) <= most
     )
 
 
@@ -123,6 +128,17 @@ class Norm:
 
 def split(problem: Problem) -> tuple[Norm, Contraction] | None:
     """The norm, and the contraction that reads the rows which it leaves in shared memory."""
+    found = normed_product(problem)
+    if found is None or not gemv.applies(found[1]) or found[1].batch.size != 1:
+        return None
+    norm, product = found
+    return found if [x.buf for x in gemv.sides(product)[1].loads] == [norm.row] else None
+
+
+def normed_product(problem: Problem, stored: DType | None = None) -> tuple[Norm, Contraction] | None:
+    """The norm, and the contraction of its rows, which lie in shared memory, by any weights. `stored`: the rows' type,
+    which a contraction in float32 reads.
+    """
     form = problem.form
     c = form.without_single if isinstance(form, Normed) and not problem.lowered.dims else None
     if c is None or c.acc is not c.reductions[-1].acc or not c.whole or len(c.red.loops) != 1 or c.a.conds or c.b.conds:
@@ -136,13 +152,33 @@ def split(problem: Problem) -> tuple[Norm, Contraction] | None:
         return None
     own = frozenset().union(*(free(e) for e in (*(e for _, e in statistics), *normed)))
     rows, n = Axis(tuple(v for v in c.outer if v in own)), value(extent(k)) or 0
-    row = Buffer("row", normed[0].dtype, (const(rows.size * n),), "shared")
-    product = c.of(*(load(row, (_number(rows) * n + k,)) if e is normed[0] else e for e in c.factors)).joined
-    if product is None or not gemv.applies(product) or product.batch.size != 1:
+    made = normed[0] if stored is None else _stored(normed[0], stored)
+    row = Buffer("row", made.dtype, (const(rows.size * n),), "shared")
+    read = cast(load(row, (_number(rows) * n + k,)), normed[0].dtype)
+    product = c.of(*(read if e is normed[0] else e for e in c.factors)).joined
+    if product is None:
         return None
-    if [x.buf for x in gemv.sides(product)[1].loads] != [row]:
+    return _relocated(Norm(rows, k, statistics, made, row), product.kernel), product
+
+
+def elements_ahead(c: Contraction, stored: DType) -> tuple[Norm, Contraction] | None:
+    """A contraction's first operand, which is computed of elements, as rows without statistics, and the contraction."""
+    n = c.red.size
+    if (
+        len(c.red.loops) != 1
+        or c.a.conds
+        or any(isinstance(x, Load) and x.buf.space != "global" for x in walk(c.a.value))
+    ):
         return None
-    return _relocated(Norm(rows, k, statistics, normed[0], row), product.kernel), product
+    made = _stored(c.a.value, stored)
+    row = Buffer("row", stored, (const(c.rows.size * n),), "shared")
+    read = cast(load(row, (_number(c.rows) * n + c.red.loops[0],)), c.a.value.dtype)
+    return Norm(c.rows, c.red.loops[0], (), made, row), replace(c, a=replace(c.a, value=read))
+
+
+def _stored(e: Expr, t: DType) -> Expr:
+    """A value as it is kept in a type, which it may be converted from."""
+    return e.args[0] if isinstance(e, Op) and e.name == "cast_f32" and e.args[0].dtype is t else cast(e, t)
 
 
 def _sum(r: Reduction, k: Var, outer: Sequence[Var]) -> tuple[Buffer, Expr] | None:

@@ -32,6 +32,7 @@ MOST_PER = 16  # updates of a thread in a round: all keys of a block stay in 32 
 SLAB = 128  # bytes of a row that a block has: a warp reads a line of memory, and a long segment has many groups
 # cycles on an H100: a thread looks at an update, a block at one among others, a group applies one
 STEP, LOOK, APPLY = 300, 2.3, 1500
+SORT = 2000  # cycles of a round that it takes however few updates there are: a scan, and barriers between its steps
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -64,7 +65,7 @@ def _by_blocks(places: Places, target: GpuTarget) -> list[tuple[float, Knobs]]:
     per = min(1 << (-(-updates // threads) - 1).bit_length(), MOST_PER)
     applied = updates * width / (shares * threads * slabs)
     knobs: Knobs = (("shares", shares), ("threads", threads), ("per", per))
-    return [(LOOK * updates + APPLY * applied, (*knobs, *((("slabs", slabs),) if slabs > 1 else ())))]
+    return [(SORT + LOOK * updates + APPLY * applied, (*knobs, *((("slabs", slabs),) if slabs > 1 else ())))]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
