@@ -285,7 +285,13 @@ class Executable:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False, archs: Sequence[str] = ()) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str] | BinaryIO,
+        small: bool = False,
+        archs: Sequence[str] = (),
+        compress: bool = False,
+    ) -> None:
         """Write a file that `dnnc.load` reads: the programs compiled so far, and the model to compile others.
 
         Args:
@@ -295,17 +301,27 @@ class Executable:
             archs: of a model for a CUDA device, other architectures, such as "sm_80", for which the programs are
                 compiled now and put in as well. On a device of an architecture that is not in the file, loading
                 compiles.
+            compress: as `small`, with coded sections: weights that are zero or share few values take few bits, texts
+                and machine code are deflated. Nothing is lost. Code of more than 32 KB is left out, and
+                generated when the model is loaded.
 
         Raises:
             ArtifactError: the file cannot be written.
             TargetError: there is no such architecture.
         """
         if self._parameters is not None:
-            self._without_parameters().save(path, small, archs)
+            self._without_parameters().save(path, small, archs, compress)
             return
         with self.cache.lock:
             programs = dict(self.cache.programs)
-        self._compiler.save(path, programs, small, archs)
+        if not compress:
+            self._compiler.save(path, programs, small, archs)
+            return
+        from dnnc.artifact.compressed import write_compressed  # loads what writes, which a call does without
+
+        plain = io.BytesIO()
+        self._compiler.save(plain, programs, True, archs)
+        write_compressed(path, plain)
 
     def __reduce__(self) -> Any:
         if self._parameters is not None:

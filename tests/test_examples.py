@@ -134,6 +134,17 @@ def test_pruning(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 @pytest.mark.slow
+def test_deep_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    path = tmp_path / "lenet.dnnc"
+    script("deep_compression").main(["--steps=150", "--sparsity=0.95", f"--output={path}"])
+    out = capsys.readouterr().out
+    dense, pruned, _, _, shared, loaded = (float(x) for x in re.findall(r"([\d.]+)%", out))
+    assert dense > 95 and pruned > dense - 3 and shared > dense - 3 and loaded == shared, out
+    assert path.stat().st_size * 20 < 4 * 431080, out
+
+
+@pytest.mark.slow
 def test_fine_tuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "holes.onnx"
     script("fine_tune").main(["--size=800", "--epochs=4", f"--output={path}", f"--log={tmp_path / 'run.jsonl'}"])

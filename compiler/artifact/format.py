@@ -29,6 +29,7 @@ from dnnc.ir.files import replacing
 
 MAGIC = b"\x89dnnc\r\n\x1a"  # no text begins so, and a transfer that rewrites line ends breaks it
 FORMAT = 3
+CODED = 4  # of files whose sections are coded; see `dnnc.artifact.compressed`
 SUFFIX = ".dnnc"
 PAGE = 4096
 CHUNK = 4 << 20  # bytes that are hashed at once: large sections are hashed by several threads
@@ -138,11 +139,11 @@ def _write(file: BinaryIO, manifest: Mapping[str, Any], sections: Sequence[tuple
     text = json.dumps({"sections": table, **manifest}, separators=(",", ":"), allow_nan=False).encode()
     file.write(text)
     file.seek(0)
-    file.write(_first_page(at + len(text), at, text))
+    file.write(_first_page(at + len(text), at, text, CODED if "coded" in manifest else FORMAT))
 
 
-def _first_page(size: int, at: int, manifest: bytes) -> bytes:
-    head = _HEAD.pack(MAGIC, FORMAT, 0, size, at, len(manifest), hashlib.sha256(manifest).digest())
+def _first_page(size: int, at: int, manifest: bytes, version: int) -> bytes:
+    head = _HEAD.pack(MAGIC, version, 0, size, at, len(manifest), hashlib.sha256(manifest).digest())
     page = head + bytes(PAGE - _DIGEST - len(head))
     return page + hashlib.sha256(page).digest()
 
@@ -246,9 +247,11 @@ def _check_head(name: str, data: memoryview) -> None:
     if hashlib.sha256(data[:body]).digest() != data[body:PAGE]:
         raise ArtifactError(f"{name}: the first page is damaged: its checksum is not the one that it holds; {REMEDY}")
     found = _HEAD.unpack_from(data)[1]
-    if found != FORMAT:
-        how = "update dnnc" if found > FORMAT else "save the model again with this version"
-        raise ArtifactError(f"{name} has format {found}, this version of dnnc reads format {FORMAT}: {how}")
+    if found not in (FORMAT, CODED):
+        how = "update dnnc" if found > CODED else "save the model again with this version"
+        raise ArtifactError(
+            f"{name} has format {found}, this version of dnnc reads formats {FORMAT} and {CODED}: {how}"
+        )
 
 
 def _manifest(name: str, text: memoryview, digest: bytes) -> dict[str, Any]:

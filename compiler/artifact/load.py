@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import dnnc
+from dnnc.artifact.compressed import expanded
 from dnnc.artifact.format import REMEDY, open_artifact
 from dnnc.artifact.manifest import SavedModel, ranges
 from dnnc.artifact.reader import Restored
@@ -123,7 +124,7 @@ def unfit(model: SavedModel, backend: Backend) -> str:
 
 
 def _open(path: str | os.PathLike[str] | BinaryIO) -> Restored:
-    file = open_artifact(path)
+    file = expanded(open_artifact(path))
     try:
         model = decode(SavedModel, dict(file.manifest))
     except (ValueError, RecursionError) as e:

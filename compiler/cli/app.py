@@ -94,6 +94,10 @@ def compile_(
         bool,
         typer.Option("--small", help="Save each weight once: half the size, but loading takes as long as the passes."),
     ] = False,
+    compress: Annotated[
+        bool,
+        typer.Option("--compress", help="As --small, and code weights and texts: pruned weights take a few bits each."),
+    ] = False,
     passes: Annotated[
         bool, typer.Option("--passes", help="A row for each pass: its time, and the nodes before and after.")
     ] = False,
@@ -113,7 +117,7 @@ def compile_(
     """
 
     c = commands("compile")
-    saving = c.Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip()))
+    saving = c.Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip()), compress)
     c.compile_command(job, as_json, saving, passes, detail)
 
 

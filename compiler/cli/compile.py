@@ -26,19 +26,21 @@ FIRST = 4  # values of an output that are shown
 
 @dataclass(frozen=True)
 class Saving:
-    """Where to save a compiled model, each weight once or not, and other GPUs. No output: do not save."""
+    """Where to save a compiled model, each weight once or not, coded or not, and other GPUs. No output: do not save."""
 
     output: str = ""
     small: bool = False
     also: tuple[str, ...] = ()
+    compress: bool = False
 
 
 def compile_command(job: Job, as_json: bool, saving: Saving, passes: bool = False, detail: bool = False) -> None:
     """Compile a model, save it if asked to, and print the report, with passes and schedules if asked to."""
     output, small, also = saving.output, saving.small, saving.also
-    if small and not output:
+    if (small or saving.compress) and not output:
         raise typer.BadParameter(
-            "it says how to save, so give a file to save to as well: -o model.dnnc", param_hint="--small"
+            "it says how to save, so give a file to save to as well: -o model.dnnc",
+            param_hint="--small" if small else "--compress",
         )
     if also and not output:
         raise typer.BadParameter(
@@ -55,7 +57,7 @@ def compile_command(job: Job, as_json: bool, saving: Saving, passes: bool = Fals
     report = f.report
     saved: dict[str, Any] = {}
     if output:
-        f.save(output, small, also)
+        f.save(output, small, also, saving.compress)
         saved = {"file": output, "file_bytes": Path(output).stat().st_size}
     if as_json:
         show_json({**report.as_dict(), **saved})

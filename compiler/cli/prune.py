@@ -17,15 +17,17 @@ from dnnc.pruning.entry import explore_pruning, prune
 from dnnc.report.layout import Table
 
 
-def prune_command(job: Job, files: Files, options: dict[str, Any], as_json: bool) -> None:
+def prune_command(job: Job, files: Files, options: dict[str, Any], compress: bool, as_json: bool) -> None:
     """Prune, write, and say what was won and paid."""
     need_source(job.model)
     output = files.output or f"{Path(job.model).stem}.pruned.onnx"
     check_outputs(job, output, files)
+    if compress and not output.endswith(".dnnc"):
+        raise typer.BadParameter("it is for files that end in .dnnc", param_hint="--compress")
     metric = load_metric(files.metric) if files.metric else None
     with Bar(left=True) as bar:
         p = prune(load_model(job.model), files.data or None, metric=metric, progress=bar, **options, **compiling(job))
-        p.save(output)
+        p.save(output, compress=compress)
     if files.html:
         p.html(files.html)
     show_result(p, output, files.html, as_json)

@@ -75,6 +75,21 @@ Candidates = Annotated[
         help="Of structured: random choices of channels that are tried as well; the best on --data is taken.",
     ),
 ]
+Bits = Annotated[
+    int | None,
+    if_given(
+        "N",
+        "Let the weights of a layer share 2^N values, which a k-means finds; 5 is usual. With --compress the file "
+        "stores a codebook and codes.",
+        parser=whole(1),
+    ),
+]
+Compress = Annotated[
+    bool,
+    typer.Option(
+        "--compress", help="Of a .dnnc file: code its weights and texts. Loading takes as long as the passes."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="Of random choices.")]
 Output = Annotated[
     str,
@@ -116,11 +131,13 @@ def prune_(
     block: Block = "8x8",
     multiple: Multiple = 8,
     candidates: Candidates = 0,
+    bits: Bits = None,
     seed: Seed = 0,
     keep: Keep = None,
     samples: SamplesOption = None,
     output: Output = "",
     force: Force = False,
+    compress: Compress = False,
     metric: Metric = "",
     layer_errors: LayerErrors = False,
     measure: Measure = True,
@@ -146,6 +163,7 @@ def prune_(
         raise typer.BadParameter("they are for --explore", param_hint="--methods" if methods else "--sparsities")
     options = {
         **shared, "sparsity": c.shares(sparsity or ()), "method": method.value, "scope": scope.value,
-        "multiple": multiple, "candidates": candidates, "seed": seed, "layer_errors": layer_errors, "measure": measure,
+        "multiple": multiple, "candidates": candidates, "bits": bits, "seed": seed, "layer_errors": layer_errors,
+        "measure": measure,
     }  # fmt: skip
-    c.prune_command(job, files, options, as_json)
+    c.prune_command(job, files, options, compress, as_json)

@@ -32,6 +32,7 @@ from dnnc.frontends.trace.functions import number as call_number
 from dnnc.frontends.trace.functions import record, stand_in
 from dnnc.ir.errors import InputError, a_type, count
 from dnnc.ir.lru import LRU
+from dnnc.optim.clusters import of_clusters
 from dnnc.optim.hyper import Hyper, flat_numbers
 from dnnc.optim.rounding import NARROW, WIDE, stochastically_rounded
 from dnnc.optim.updates import Batch, Form, Plan, form_of
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 State = dict[str, Array]
 HALVES = ("master", "nearest", "stochastic")
 MASTER = "master"  # the float32 copy of a half-precision parameter, in its state
-MASK = "mask"  # of a pruned parameter, in its state: bool
+MASK, CODES = "mask", "codes"  # of a pruned parameter, in its state: bool, and uint8 where weights share values
 KNOWN = 512  # forms of updates that an optimizer keeps, and sets of parameters that were updated together
 
 
@@ -141,7 +142,7 @@ class Optimizer(ABC):
         if wide is not p and group["half"] == MASTER:
             first = {MASTER: wide, **first}
         if self.pruning is not None and p.ndim >= 2:
-            first = {**first, MASK: self.pruning.first(p)}
+            first = {**first, **self.pruning.first(p)}
         return first
 
     def hyper(self, group: Mapping[str, Any], numbers: Mapping[str, Any], step: Any) -> Hyper:
@@ -155,9 +156,11 @@ class Optimizer(ABC):
     ) -> tuple[Array, State]:
         """`update` for a parameter of any precision. `key`: uint32[2] for stochastic rounding."""
         if MASK in s:
-            mask, rest = s[MASK], {n: a for n, a in s.items() if n != MASK}
+            mask, rest = s[MASK], {n: a for n, a in s.items() if n not in (MASK, CODES)}
+            if CODES in s:
+                g = of_clusters(g, s[CODES])
             new, states = self.apply(p, where(mask, g, zeros_like(g)), rest, at, group, key)
-            return where(mask, new, zeros_like(new)), {**states, MASK: mask}
+            return where(mask, new, zeros_like(new)), {**states, **{n: s[n] for n in (MASK, CODES) if n in s}}
         if group["maximize"]:
             g = -g
         if p.dtype.name not in NARROW:

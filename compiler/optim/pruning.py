@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import Array
-from dnnc.array.creation import ones_like
+from dnnc.array.creation import asarray, ones_like
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError
-from dnnc.optim.optimizer import Optimizer
+from dnnc.optim.clusters import CLUSTERS
+from dnnc.optim.optimizer import CODES, MASK, Optimizer
 from dnnc.pruning import masks
 from dnnc.pruning.options import PruneOptions
 
@@ -43,8 +44,8 @@ class Pruning(ABC):
         optimizer.pruning = self
 
     @abstractmethod
-    def first(self, p: Array) -> Array:
-        """The mask of a parameter before the first update: bool, of its shape."""
+    def first(self, p: Array) -> dict[str, Array]:
+        """What the state of a parameter has before the first update: its mask, bool of its shape."""
 
     @abstractmethod
     def after(self, update: int, read: Callable[[], Mapping[str, Any]], write: Callable[[Any], None]) -> None:
@@ -65,14 +66,25 @@ class KeepZeros(Pruning):
 
     Args:
         optimizer: whose parameters are trained.
+        shared: weights of a parameter that are equal stay equal: each is moved by the sum of the gradients of all, so
+            that the values of a codebook (`dnnc.prune(..., bits=5)`) are trained. Parameters with more than 256
+            different values are trained as others.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, shared: bool = False) -> None:
+        if not isinstance(shared, bool):
+            raise InputError(f"KeepZeros: shared={shared!r}, expected True or False")
         super().__init__(optimizer)
+        self.shared = shared
 
-    def first(self, p: Array) -> Array:
-        kept: Array = p != 0
-        return kept
+    def first(self, p: Array) -> dict[str, Array]:
+        mask = {MASK: p != 0}
+        if not self.shared:
+            return mask
+        values, codes = np.unique(p.numpy(), return_inverse=True)
+        if values.size > CLUSTERS:
+            return mask
+        return {**mask, CODES: asarray(codes.reshape(p.shape).astype(np.uint8), device=p.device)}
 
     def after(self, update: int, read: Callable[[], Mapping[str, Any]], write: Callable[[Any], None]) -> None:
         """Nothing: the masks stay."""
@@ -138,8 +150,8 @@ class GradualPruning(Pruning):
             return 0.0 if left else self.final
         return self.final + (self.initial - self.final) * left**3
 
-    def first(self, p: Array) -> Array:
-        return ones_like(p, dtype="bool")
+    def first(self, p: Array) -> dict[str, Array]:
+        return {MASK: ones_like(p, dtype="bool")}
 
     def after(self, update: int, read: Callable[[], Mapping[str, Any]], write: Callable[[Any], None]) -> None:
         self.sparsity = self.at(update)

@@ -32,6 +32,7 @@ def prune(
     block: tuple[int, int] | str = (8, 8),
     multiple: int = 8,
     candidates: int = 0,
+    bits: int | None = None,
     seed: int = 0,
     keep: Sequence[str] | str = (),
     samples: int | None = None,
@@ -61,6 +62,8 @@ def prune(
         multiple: of "structured": output channels that stay are rounded to this.
         candidates: of "structured": random choices of channels that are tried beside that by importance; the one with
             the fewest other arg-maxima, or the best metric, is taken.
+        bits: let the weights of a layer that stay share 2^bits values, zero among them, which a k-means finds. Saving
+            with `compress=True` then stores a codebook and codes of few bits.
         seed: of random choices.
         keep: patterns of names of layers that stay as they are.
         samples: how many samples to take at most.
@@ -81,7 +84,7 @@ def prune(
         DnncError: as of `dnnc.compile`.
     """
     asked = PruneOptions(
-        sparsity, method, scope, block, multiple, candidates, seed, keep, samples, random, metric,  # type: ignore[arg-type]
+        sparsity, method, scope, block, multiple, candidates, bits, seed, keep, samples, random, metric,  # type: ignore[arg-type]
         layer_errors, measure, options,
     )  # fmt: skip
     return _result(Work(model, data, inputs, asked, progress or _silent))
@@ -131,6 +134,10 @@ def _result(work: Work) -> Pruned:
     work.tell("prune", 0, 1)
     arrays = {} if o.method == "structured" else work.masked(o)
     proto = work.without_channels(o) if o.method == "structured" else work.with_weights(arrays)
+    if o.bits is not None:
+        work.tell("share weights", 0, 1)
+        arrays = work.shared(proto)
+        proto = work.with_weights(arrays, proto)
     if not work.layers:
         work.notes.append("no layer can be pruned: the model is as it was")
     layers, operations = counted(work, proto)

@@ -27,6 +27,7 @@ class PruneOptions:
     block: tuple[int, int] = (8, 8)
     multiple: int = 8
     candidates: int = 0
+    bits: int | None = None
     seed: int = 0
     keep: tuple[str, ...] = ()
     samples: int | None = None
@@ -44,6 +45,10 @@ class PruneOptions:
         object.__setattr__(self, "multiple", checks.integer(self.multiple, "multiple", 1))
         object.__setattr__(self, "candidates", checks.integer(self.candidates, "candidates", 0))
         object.__setattr__(self, "seed", checks.integer(self.seed, "seed", 0))
+        if self.bits is not None:
+            object.__setattr__(self, "bits", checks.integer(self.bits, "bits", 1))
+            if self.bits > 8:
+                raise InputError(f"bits={self.bits}: expected 1 to 8, for 2 to 256 different weights in a layer")
         if self.samples is not None:
             object.__setattr__(self, "samples", checks.integer(self.samples, "samples", 1))
         object.__setattr__(self, "keep", checks.names(self.keep, "keep"))

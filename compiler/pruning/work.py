@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from dnnc.ir.errors import InputError
 from dnnc.pruning import masks
 from dnnc.pruning.channels import Channels
+from dnnc.pruning.codebook import shared
 from dnnc.pruning.options import PruneOptions
 from dnnc.pruning.structured import chosen, families, hidden, without
 from dnnc.pruning.trial import Trial
@@ -101,10 +102,18 @@ class Work:
         kept = masks.chosen(wide, o, shares, o.default)
         return {n: np.where(masks.unrows(kept[n], arrays[n], x), arrays[n], 0) for n, x in by_weight.items()}
 
-    def with_weights(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
-        """The model with other weights."""
+    def shared(self, proto: onnx.ModelProto) -> dict[str, Array]:
+        """The weights of a model made from this one, each rounded to a codebook of its own."""
+        assert self.options.bits is not None
+        names = {x.weight for x in self.layers}
+        arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in names}
+        self.notes.append(f"the weights of a layer share at most {1 << self.options.bits} values")
+        return {n: shared(a, self.options.bits) for n, a in arrays.items()}
+
+    def with_weights(self, arrays: Mapping[str, Array], like: onnx.ModelProto | None = None) -> onnx.ModelProto:
+        """The model, or one made from it, with other weights."""
         proto = onnx.ModelProto()
-        proto.CopyFrom(self.model.proto)
+        proto.CopyFrom(self.model.proto if like is None else like)
         for t in proto.graph.initializer:
             if t.name in arrays:
                 t.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(arrays[t.name]), t.name))

@@ -38,14 +38,20 @@ class Reported(ABC):
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write the report as a page."""
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model: as ONNX where the name ends in .onnx, compiled where it ends in .dnnc."""
+    def save(self, path: str | os.PathLike[str], compress: bool = False) -> None:
+        """Write the model: as ONNX where the name ends in .onnx, compiled where it ends in .dnnc.
+
+        Args:
+            compress: of a .dnnc file, as of `Executable.save`.
+        """
         path = checks.path(path, "path")
         suffix = Path(path).suffix.lower()
         if suffix == ".onnx":
+            if compress:
+                raise InputError(f"{path}: compress is for files that end in .dnnc")
             write(self.model, path)
         elif suffix == ".dnnc":
-            self.compile().save(path)
+            self.compile().save(path, compress=compress)
         else:
             raise InputError(f"{path}: the model is written as .onnx, or compiled as .dnnc")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dnnc.artifact.format as artifact
-from dnnc.artifact.format import CHUNK, FORMAT, MAGIC, PAGE, checksum, is_artifact, open_artifact, write_artifact
+from dnnc.artifact.format import CHUNK, CODED, FORMAT, MAGIC, PAGE, checksum, is_artifact, open_artifact, write_artifact
 from dnnc.ir.errors import ArtifactError
 
 SECTIONS = [
@@ -184,9 +184,10 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_other_formats(saved: Path) -> None:
-    rewritten(saved, lambda m: None, FORMAT + 1)
+    rewritten(saved, lambda m: None, CODED + 1)
     with pytest.raises(
-        ArtifactError, match=f"has format {FORMAT + 1}, this version of dnnc reads format {FORMAT}: update dnnc"
+        ArtifactError,
+        match=f"has format {CODED + 1}, this version of dnnc reads formats {FORMAT} and {CODED}: upd",
     ):
         open_artifact(saved)
     rewritten(saved, lambda m: None)

@@ -141,3 +141,31 @@ def test_a_pattern_that_fits_nothing() -> None:
     with pytest.raises(InputError, match="no parameter with two axes fits 'zz\\*'"):
         for _ in range(3):
             step(X, Y)
+
+
+@pytest.mark.slow
+def test_values_of_a_codebook_are_trained() -> None:
+    net = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 4))
+    model = dnnc.to_onnx(net.eval(), inputs=[dnnc.Spec((16, 12))])
+    pruned = dnnc.prune(model, sparsity=0.5, bits=3, measure=False)
+    module = nn.from_onnx(pruned.model)
+    optimizer = optim.Adam(lr=1e-2)
+    optim.KeepZeros(optimizer, shared=True)
+    before = {n: a.numpy() for n, a in module.named_parameters() if a.ndim > 1}
+    step = dnnc.train_step(lambda m, x, y: ((m(x) - y) ** 2).mean(), optimizer, module)
+    losses = [float(step(X, Y)) for _ in range(30)]
+    assert losses[-1] < 0.95 * losses[0]
+    for n, a in module.named_parameters():
+        if n in before:
+            assert np.unique(a.numpy()).size <= 8 and ((a.numpy() == 0) == (before[n] == 0)).all()
+            assert (a.numpy() != before[n]).any()
+
+
+def test_gradients_of_equal_weights_are_summed() -> None:
+    from dnnc.optim.clusters import of_clusters
+
+    codes = np.array([[0, 3, 0], [255, 3, 3]], np.uint8)
+    g = RNG.standard_normal((2, 3)).astype(np.float32)
+    got = of_clusters(xp.asarray(g), xp.asarray(codes)).numpy()
+    for c in (0, 3, 255):
+        assert np.allclose(got[codes == c], g[codes == c].sum(), atol=1e-6)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dnnc.pruning import masks
+from dnnc.pruning.codebook import clustered, shared
 from dnnc.quantization.layers import Layer
 
 RNG = np.random.default_rng(0)
@@ -71,3 +72,23 @@ def test_lamp_is_a_square_over_those_that_are_not_smaller() -> None:
     values = masks.lamp(masks.single(np.array([[[1.0, -3.0, 2.0]]]))).values
     assert np.allclose(values, [1 / 14, 1.0, 4 / 13])
     assert (masks.lamp(masks.single(np.zeros((1, 1, 3)))).values == 0).all()
+
+
+def test_a_codebook_of_few_values() -> None:
+    w = RNG.standard_normal((64, 50)).astype(np.float32)
+    w[np.abs(w) < 1] = 0
+    for bits in (1, 3, 8):
+        made = shared(w, bits)
+        assert np.unique(made).size <= 1 << bits and ((made == 0) == (w == 0)).all()
+        assert made.dtype == w.dtype
+    error = [np.abs(shared(w, b) - w).max() for b in (2, 4, 6)]
+    assert error == sorted(error, reverse=True) and error[-1] < 0.15
+    few = np.array([[0.0, 1.0], [2.0, 1.0]], np.float32)
+    assert (shared(few, 2) == few).all() and (shared(np.zeros((2, 2), np.float32), 4) == 0).all()
+    dense = np.abs(w) + 1
+    assert np.unique(shared(dense, 2)).size == 4  # no zero takes a place
+
+
+def test_k_means_of_clusters_that_are_apart() -> None:
+    order = np.sort(np.concatenate([c + 0.01 * RNG.standard_normal(50) for c in (-2.0, 0.5, 3.0)]))
+    assert np.allclose(clustered(order, 3), [-2, 0.5, 3], atol=0.01)
