@@ -46,7 +46,7 @@ def coded_words(data: Any) -> tuple[Plain, list[bytes]]:
     heads, streams = [], []
 
     def add(array: Array) -> None:
-        head, stream = _stream(memoryview(np.ascontiguousarray(array)).cast("B"))
+        head, stream = _stream(np.ascontiguousarray(array).data.cast("B"))
         heads.append(head)
         streams.append(stream)
 
@@ -159,7 +159,8 @@ def _few(values: Array) -> Array | None:
 def _halves(places: Array) -> Array:
     """Two numbers below 16 in each byte, the first in the lower half."""
     even = np.append(places, np.zeros(places.size % 2, np.uint8))
-    return even[0::2] | (even[1::2] << 4)
+    halves: Array = even[0::2] | (even[1::2] << 4)
+    return halves
 
 
 def _stream(data: memoryview) -> tuple[list[int], bytes]:
