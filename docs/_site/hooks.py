@@ -125,9 +125,11 @@ def exported(package: str) -> dict[str, list[str]]:
     """Public names of a package by the module that defines them: its imports of the form `X as X`."""
     folder = ROOT / ".types" / package.replace(".", "/")
     names: dict[str, list[str]] = {}
-    for node in ast.walk(tree(package)):
+    nodes = list(ast.walk(tree(package)))
+    deleted = {t.id for n in nodes if isinstance(n, ast.Delete) for t in n.targets if isinstance(t, ast.Name)}
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("dnnc"):
-            public = [a.name for a in node.names if a.asname == a.name]
+            public = [a.name for a in node.names if a.asname == a.name and a.name not in deleted]
             modules = {n for n in public if (folder / n).is_dir() or (folder / f"{n}.py").exists()}
             names.setdefault(node.module, []).extend(n for n in public if n not in modules)
     return {module: found for module, found in names.items() if found}

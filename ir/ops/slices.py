@@ -217,7 +217,7 @@ SLICE_OPS: tuple[OpDef, ...] = (
             sample("f32[7, 5]", "i64[2]", shape=(3, 2), domain=(0, 3)),
             sample("f16[9]", "i32[1]", shape=(3,), steps=(2,), domain=(0, 4)),
         ),
-        index=Index(1, _room),
+        index=Index(1, _room, wraps=False),
     ),
     OpDef(
         "pad",

@@ -24,9 +24,13 @@ ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end 
 TURN = 4  # cycles to transpose a vector of a square
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
 CODE = 14  # bytes of code and values for each nonzero
+NEAR_CODE = 24 << 10  # bytes that stay in the instruction cache
 FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
-MOVE, FAR_MOVE = 6.5, 9.5  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
+MOVE, FAR_MOVE = 6.5, 13.0  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
 MOST_CODE = 12 << 20  # bytes of a program: less than half of a last-level cache
+FEW_PIXELS = 4  # whose products are sums over gathered elements
+ELEMENT = 8  # bytes of a nonzero in a loop
+GATHERED = 1.0  # cycles to gather one element
 NEAR = 0.85  # of the L2 cache's rate
 
 
@@ -94,6 +98,13 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     rows = array.shape[0] if n.op.contraction is ContractionForm.CONVOLUTION else array.shape[-1]
     pixels = math.prod(_sizes(n.output.type.shape)) // rows
     terms = array.size // rows
+    axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
+    if pixels <= FEW_PIXELS:  # both wait for memory
+        sparse = count * max(ELEMENT / rates.memory, pixels * GATHERED)
+        gain = max(4 / rates.memory, pixels / (lanes * rates.fma)) * array.size / sparse
+        if gain < GAIN:
+            return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
+        return Verdict(Sparse.of(array, axis), f"{head} sparse, CSR, {gain:.1f} times as fast as dense by estimate")
     vectors = -(-pixels // lanes)
     padded = -(-rows // lanes) * lanes
     dense = vectors * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
@@ -106,7 +117,6 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     gain = dense / (code if group > 1 else sparse)
     if gain < GAIN:
         return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
-    axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
     form = "straight-line code" if group > 1 else "CSR"
     why = f"{head} sparse, {form}, {gain:.1f} times as fast as dense by estimate"
     return Verdict(Sparse.of(array, axis, group=group), why)
@@ -145,8 +155,9 @@ def code_cycles(
     used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
     loads = (count + used * terms * rows / GROUP) / rates.loads
     move = (rows + terms) * (MOVE if near else FAR_MOVE)
-    again = rates.memory if count * CODE > FAR_CODE else rates.l2  # code comes from memory once at least
-    fetched = count * CODE * (1 / rates.memory + (strips[0] - 1) / again)
+    size = count * CODE  # comes from memory once at least, then from the L2 cache, mostly ahead of its use
+    again = 0.0 if size <= NEAR_CODE else 0.5 / rates.l2 if size <= FAR_CODE else 1 / rates.memory
+    fetched = size * (1 / rates.memory + (strips[0] - 1) * again)
     return strips[0] * strips[1] * (max(count / rates.fma, loads) + move) + fetched
 
 
@@ -163,7 +174,9 @@ def _unfit(n: Node, lanes: int) -> str:
     if n.op.contraction is ContractionForm.CONVOLUTION and n.attrs["group"] != 1:
         return "the convolution has groups"
     rows = w.type.shape[0 if n.op.contraction is ContractionForm.CONVOLUTION else -1]
-    if math.prod(_sizes(n.output.type.shape)) < rows * lanes // 2 or rows == 1:
+    pixels = math.prod(_sizes(n.output.type.shape)) // int(str(rows))
+    gathers = n.op.contraction is ContractionForm.PRODUCT and pixels <= FEW_PIXELS
+    if (pixels < lanes // 2 and not gathers) or rows == 1:
         return "there are too few pixels"
     few = n.op.contraction is ContractionForm.CONVOLUTION and w.type.shape[1] < lanes
     return "the image has too few channels" if few else ""

@@ -10,7 +10,8 @@
                                                           if k < 3: sums[p, ..] = acc[..]
                                                           else: y[p, ..] = acc[..]
 
-What a stretch reads of both operands then stays in a near cache while all tiles pass. Sums keep their order.
+What a stretch reads of both operands then stays in a near cache while all tiles pass. Sums keep their order, unless
+stretches are added up `apart`: each then starts from 0, and is added to the sums in memory at its end.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from dnnc.passes.schedule.state import edit
 LIMIT = 1 << 18  # elements of all sums: 1 MB of float32, on the thread's stack and in its second-level cache
 
 
-def stretches(b: Block, name: str, along: str) -> Block:
+def stretches(b: Block, name: str, along: str, apart: bool = False) -> Block:
     """Bring the loop `along`, the outermost of a sum, outside of the loop over tiles called `name`.
 
     Legal when the iterations of `name` may run at once, and its body is the declaration of one register tile, whole
-    vectors of which are set, then the loop, then what is made of the tile.
+    vectors of which are set, to 0 if `apart`, then the loop, then what is made of the tile.
     """
 
     def go(s: For) -> Block:
@@ -46,24 +47,35 @@ def stretches(b: Block, name: str, along: str) -> Block:
         loop, acc = s.body[at], first.buf
         assert isinstance(loop, For)
         start, end = s.body[1:at], s.body[at + 1 :]
-        _check(s, loop, acc, start)
+        _check(s, loop, acc, start, apart)
         sums = Buffer(f"{acc.name}_{name}", acc.dtype, (s.extent, *acc.shape), "local")
         if (value(sums.size()) or LIMIT + 1) > LIMIT:
             raise ScheduleError(f"the sums of all tiles would take {sums.size()!r} elements, the limit is {LIMIT}")
         place, lanes = s.var - s.lo, value(acc.shape[-1]) or 1
-        again = _each(acc, f"{name}l", lambda idx: Store(acc, idx, load(sums, (place, *idx), lanes), lanes))
+
+        def before(idx: tuple[Expr, ...]) -> Store:
+            waiting = load(sums, (place, *idx), lanes)
+            return Store(acc, idx, load(acc, idx, lanes) + waiting if apart else waiting, lanes)
+
+        again = _each(acc, f"{name}l", before)
         kept = _each(acc, f"{name}s", lambda idx: Store(sums, (place, *idx), load(acc, idx, lanes), lanes))
-        body = (first, If(loop.var < loop.lo + 1, start, again), *loop.body, If(loop.var < loop.hi - 1, kept, end))
+        last = If(loop.var < loop.hi - 1, kept, end)
+        if apart:
+            body = (first, *start, *loop.body, If(loop.lo < loop.var, again), last)
+        else:
+            body = (first, If(loop.var < loop.lo + 1, start, again), *loop.body, last)
         return (Alloc(sums), For(loop.var, loop.lo, loop.hi, loop.kind, (For(s.var, s.lo, s.hi, s.kind, body),)))
 
     return edit(b, name, go)
 
 
-def _check(s: For, loop: For, acc: Buffer, start: Block) -> None:
+def _check(s: For, loop: For, acc: Buffer, start: Block, apart: bool) -> None:
     if value(s.extent) is None or value(loop.extent) is None or loop.kind != "range" or s.var in free(loop.lo):
         raise ScheduleError(
             f"{s.var.name} and {loop.var.name} have no constant numbers of iterations, which the memory for sums needs"
         )
+    if apart and any(isinstance(x, Store) and x.value is not const(0.0, acc.dtype) for x in walk_stmts(start)):
+        raise ScheduleError(f"{acc.name} does not start from 0, so stretches cannot be added up apart")
     if any(isinstance(x, Store) and (x.buf is not acc or x.lanes != value(acc.shape[-1])) for x in walk_stmts(start)):
         raise ScheduleError(f"{acc.name} is not all that is set ahead of {loop.var.name}, or not in whole vectors")
     if why := obstacle(s):

@@ -8,7 +8,8 @@
                 w = acc
 
 The vectors are output channels, which lie side by side in g and in the filters; pixels are the long sum. Padding is the
-bounds of the loops over pixels, so no product is masked.
+bounds of the loops over pixels, so no product is masked. A stretch is added up apart from those before it, so that no
+chain of additions is long, except with strict numerics.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.op import ContractionForm
 from dnnc.passes.lower.form import Contraction, Normed
+from dnnc.passes.schedule.cascade import cascade
 from dnnc.passes.schedule.k_blocking import stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, reorder, split
 from dnnc.passes.schedule.memory import distribute, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
 
-ORDER = ("px",)  # stretches do not change the order of a sum; their length is here for those that are not whole
+ORDER = ("px", "chain")
 PIXELS = 192  # of a stretch: 6 KB of each panel
 MANY = 4  # pieces of a thread: with more of them one more or less makes little difference
 
@@ -120,6 +122,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     nest = nest_of(problem)
     assert nest is not None
     s = Schedule(problem.kernel)
+    apart = not knobs.get("chain")
     lane, mr, nv = nest.lane.name, int(knobs["mr"]), int(knobs["nv"])
     pixels = _joined_pixels(s, nest)
     outer = [v.name for v in nest.outer]
@@ -138,8 +141,10 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     k = next((k for k in range(first, len(every)) if _balanced(math.prod(units[:k]), target.threads)), len(every))
     shared, tiles = _fused(s, every[:k], "w"), _fused(s, every[k:], "t")
     if pixels[0] == "ks" and tiles and s.extent(tiles) != 1:  # a single tile keeps its sums in registers throughout
-        s.apply(stretches, tiles, "ks")
+        s.apply(stretches, tiles, "ks", apart)
     s.apply(narrow)
+    if apart:  # also of a single tile, and of sums without stretches
+        s.apply(cascade)
     if s.extent(shared) != 1:
         s.apply(annotate, "parallel", shared)
     return s.done()

@@ -15,6 +15,9 @@ of the strip's vectors before the next one:
             sums[rows of g, t] = sparse_rows(x[:, t], values, g)
             y[..] = epilogue(sums)
 
+Few pixels are products of the matrix with each of them: vectors are nonzeros of a row, whose factors are gathered. Rows
+are shared among threads by their nonzeros.
+
 A pixel is a place of an image, or a row of the other matrix. Where neighbours in memory are channels, and not pixels,
 squares of lanes are transposed on the way in and out. The indices are those of the encoding (`dnnc.ir.sparse`), which
 were checked when it was made.
@@ -25,6 +28,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.ir.bounds import nonneg
@@ -37,6 +42,7 @@ from dnnc.ir.expr import (
     cast,
     const,
     fma,
+    free,
     load,
     maximum,
     minimum,
@@ -47,18 +53,18 @@ from dnnc.ir.expr import (
     var,
     walk,
 )
-from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store, call
+from dnnc.ir.loops.stmt import Block, Buffer, Builder, Kernel, Store, call
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.sparse import Sparse
 from dnnc.passes.lower.form import Axis, Contraction, Operand
-from dnnc.passes.rewrites.sparse import code_cycles, loop_cycles
+from dnnc.passes.rewrites.sparse import FEW_PIXELS, NEAR_CODE, code_cycles, loop_cycles
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.transposition import zipped
 
 MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
 MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
-NEAR_CODE = 24 << 10  # bytes of code that stay in the instruction cache
+
 INSTRUCTION = 10  # bytes of code of a product
 ORDER = ()
 Knob = Mapping[str, "int | str"]
@@ -103,7 +109,7 @@ def product_of(problem: Problem) -> Product | None:
     if sum(sides) != 1 or form.batch.loops or encoding.pattern.columns != form.red.size:
         return None
     sparse, other = (form.a, form.b) if sides[0] else (form.b, form.a)
-    if not sparse.axis.loops or not other.axis.loops or sparse.conds:
+    if not sparse.axis.loops or sparse.conds:
         return None
     buffer = next(x.buf for x in walk(sparse.value) if isinstance(x, Load) and x.buf.name == name)
     return Product(form, encoding, buffer, other, sparse.axis, other.axis, not sides[0])
@@ -114,15 +120,18 @@ def product_of(problem: Problem) -> Product | None:
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     p = product_of(problem)
-    if p is None or not _fits(p, target.lanes):
+    if p is None or not _fits(p):
         return []
+    if _gathers(p):
+        return [(("vectors", 1), ("shares", min(target.threads, p.rows.size)))]
     every = -(-p.pixels.size // target.lanes)
     most, vector = MOST_TILES if p.encoding.group == 1 else MOST_VECTORS, 4 * target.lanes
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
     near = [t for t in even if t <= most and p.terms * (t | 1) * vector <= target.l2 // 2]
-    shares = dict.fromkeys((1, min(target.threads, -(-p.rows.size // _block(p, target.lanes)))))
-    every_knobs = [(_cycles(p, t, n, target), t, n) for t in near or [1] for n in shares]
-    return [(("tiles", t), ("shares", n)) for _, t, n in sorted(every_knobs)[:6]]
+    # threads keep their pixels from one kernel to the next, so rows are shared only where there are too few strips
+    rows = min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
+    settings = [(t, 1 if -(-every // t) >= target.threads else rows) for t in near or [1]]
+    return [(("tiles", t), ("shares", n)) for t, n in sorted(settings, key=lambda k: _cycles(p, *k, target))[:6]]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -155,9 +164,20 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     return rounds * tiles * loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
 
 
-def _fits(p: Product, lanes: int) -> bool:
-    """Can vectors be read and written along pixels, or squares be transposed?"""
-    return (_runs_along_pixels(p) or _runs_along_terms(p)) and (p.transposed or len(p.pixels.loops) == 1)
+def _gathers(p: Product) -> bool:
+    """Are vectors nonzeros, and not pixels?"""
+    return p.encoding.group == 1 and p.pixels.size <= FEW_PIXELS
+
+
+def _fits(p: Product) -> bool:
+    """Can vectors be read and written along pixels, squares be transposed, or elements gathered?"""
+    if _gathers(p):
+        return len(p.form.red.loops) == 1 and not p.other.conds
+    return (
+        bool(p.pixels.loops)
+        and (_runs_along_pixels(p) or _runs_along_terms(p))
+        and (p.transposed or len(p.pixels.loops) == 1)
+    )
 
 
 def _runs_along_pixels(p: Product) -> bool:
@@ -175,18 +195,20 @@ def _runs_along_terms(p: Product) -> bool:
 
 def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     p = product_of(problem)
-    if p is None or not _fits(p, target.lanes):
+    if p is None or not _fits(p):
         raise ScheduleError("the weights are not sparse, or memory has another order")
+    if _gathers(p):
+        return p.form.kernel.with_body(_gathered(p, int(knobs["shares"]), target.lanes))
     tiles, shares, lanes = int(knobs["tiles"]), int(knobs["shares"]), target.lanes
     block = _block(p, lanes)
-    strips, blocks = -(-p.pixels.size // (tiles * lanes)), -(-p.rows.size // block)
+    strips = -(-p.pixels.size // (tiles * lanes))
     b = Builder()
     with b.loop("s", strips * shares, "parallel") as item:
         first = b.let("first", item // shares * (tiles * lanes))
         share = item % shares
         x = b.alloc("strip", f32, -(-p.terms // lanes) * lanes, tiles | 1, lanes, space="local")
         (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
-        ends = [b.let(name, (share + j) * blocks // shares) for j, name in enumerate(("begin", "end"))]
+        ends = [b.let(name, _end(p, block, share + j, shares)) for j, name in enumerate(("begin", "end"))]
         with b.loop("rb", ends[1], lo=ends[0]) as rb:
             start = rb * block
             y = b.alloc("sums", f32, block, tiles, lanes, space="local")
@@ -234,6 +256,56 @@ def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> 
         with b.loop("v", tiles, "unroll") as v:
             b.store(acc, (v, 0), fma(weight, x.at(column, v, 0, lanes=lanes), acc.at(v, 0, lanes=lanes)), lanes)
     return acc
+
+
+def _end(p: Product, block: int, share: Expr, shares: int) -> Expr:
+    """The block of rows with which a share begins: each has about as many nonzeros, or is the one behind the last."""
+    ahead = p.encoding.pattern.starts[::block]
+    blocks = -(-p.rows.size // block)
+    found: Expr = const(blocks)
+    for k in reversed(range(shares)):
+        begin = int(np.searchsorted(ahead, k * p.encoding.pattern.count / shares)) if k else 0
+        found = select(share < k + 1, const(min(begin, blocks)), found)
+    return found
+
+
+def _gathered(p: Product, shares: int, lanes: int) -> Block:
+    """Sums of one row after the other, for each pixel."""
+    b = Builder()
+    numbers = op("lanes", const(lanes), dtype=i64, lanes=lanes)
+    with b.loop("s", shares, "parallel") as share:
+        ends = [b.let(name, _end(p, 1, share + j, shares)) for j, name in enumerate(("begin", "end"))]
+        with b.loop("r", minimum(ends[1], p.encoding.pattern.rows), lo=ends[0]) as r:
+            acc = b.alloc("acc", f32, p.pixels.size, lanes)
+            with b.loop("m", p.pixels.size, "unroll") as m:
+                b.store(acc, (m, 0), const(0.0, f32), lanes)
+            first, last = _word(p, "starts", r), _word(p, "starts", r + 1)
+            with b.loop("v", (last - first + (lanes - 1)) // lanes) as v:
+                left = last - first - v * lanes
+                values, columns = (
+                    load(p.weights, (p.encoding.sections[name][0] + first + v * lanes,), lanes, left)
+                    for name in ("values", "columns")
+                )
+                weight = op("bits_f32", values, dtype=f32)
+                column = call("trusted", cast(columns, i64), 0, p.encoding.pattern.columns)
+                with b.loop("m", p.pixels.size, "unroll") as m:
+                    e = _of_columns(p, m, column)
+                    e = select(op("<", numbers, left), e, const(0.0, f32))
+                    b.store(acc, (m, 0), fma(weight, e, acc.at(m, 0, lanes=lanes)), lanes)
+            with b.loop("m", p.pixels.size, "unroll") as m:
+                env = {**p.rows.at(r), **p.pixels.at(m), p.form.acc[0]: call("hsum", acc.at(m, 0, lanes=lanes))}
+                s = p.form.store
+                b.emit(Store(s.buf, tuple(substitute(i, env) for i in s.idx), substitute(s.value, env)))
+    return b.block()
+
+
+def _of_columns(p: Product, pixel: Expr, columns: Expr) -> Expr:
+    """A vector of elements of the other factor, one for each column."""
+    (loop,) = p.form.red.loops
+    e = substitute(p.other.value, p.pixels.at(pixel))
+    if not isinstance(e, Load) or any(loop in free(i) and i is not loop for i in e.idx):
+        raise ScheduleError(f"{e!r} is no element of a row")
+    return load(e.buf, [columns if i is loop else i for i in e.idx])
 
 
 def _word(p: Product, section: str, i: Expr) -> Expr:

@@ -54,6 +54,40 @@ def k(x: f32[6, 12], w: f32[12, 4], y: f32[6, 4]):
     )
 
 
+def test_stretches_that_are_added_up_apart() -> None:
+    check_schedule(
+        TILES,
+        lambda s: s.apply(stretches, "p", "r", True),
+        """\
+def k(x: f32[6, 12], w: f32[12, 4], y: f32[6, 4]):
+    acc_p: f32[3, 2, 4] @ local
+    for r in range(3):
+        for p in range(3):
+            acc: f32[2, 4] @ register
+            for m in unroll(2):
+                acc[m, 0:+4] = 0.0
+            for q in range(4):
+                for m_1 in unroll(2):
+                    acc[m_1, 0:+4] = fma(x[m_1 + 2*p, q + 4*r], w[q + 4*r, 0:+4], acc[m_1, 0:+4])
+            if 0 < r:
+                for pl0 in unroll(2):
+                    acc[pl0, 0:+4] = acc[pl0, 0:+4] + acc_p[p, pl0, 0:+4]
+            if r < 2:
+                for ps0 in unroll(2):
+                    acc_p[p, ps0, 0:+4] = acc[ps0, 0:+4]
+            else:
+                for m_2 in unroll(2):
+                    y[m_2 + 2*p, 0:+4] = acc[m_2, 0:+4]
+""",
+    )
+
+
+def test_stretches_apart_start_from_zero() -> None:
+    s = Schedule(parse_kernel(TILES.replace("= 0.0", "= 1.0")))
+    with pytest.raises(ScheduleError, match="does not start from 0"):
+        s.apply(stretches, "p", "r", True)
+
+
 REFUSED = {
     "no loop of a sum": (TILES.replace("for r in", "for s in").replace("*r", "*s"), "sums run along r"),
     "another tile": (

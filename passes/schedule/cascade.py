@@ -1,0 +1,208 @@
+"""Schedule primitive `cascade`: no float sum adds more than `LONGEST` terms one after another.
+
+    acc: f32[16] @ register                    acc: f32[16] @ register
+    acc[0:+16] = 0.0                           acc[0:+16] = 0.0
+    for n in range(4):                         for n in range(4):
+        for h in range(56):                        for h in range(56):
+            for w in range(56):         ->             acc_h: f32[16] @ register
+                acc[0:+16] = acc[0:+16] + e            acc_h[0:+16] = 0.0
+                                                       for w in range(56):
+                                                           acc_h[0:+16] = acc_h[0:+16] + e
+                                                       acc[0:+16] = acc[0:+16] + acc_h[0:+16]
+
+The rounding error of a sum grows with its longest chain of additions (Higham, "The accuracy of floating point
+summation", 1993). A loop whose body already adds many terms gets a sum of its own for each iteration, and a long loop
+for each piece of about the square root of its length, which costs one addition in `SHORT`. The order depends on the
+loops alone, not on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from dnnc.ir.bounds import bounds
+from dnnc.ir.dtype import DType
+from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, free, load, minimum, value, walk
+from dnnc.ir.loops.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    For,
+    If,
+    Let,
+    Stmt,
+    Store,
+    exprs,
+    loop_var,
+    stored,
+    substitute_block,
+    walk_stmts,
+)
+from dnnc.passes.schedule.buffers import swap_buffers
+from dnnc.passes.schedule.loops import is_reduction
+from dnnc.passes.schedule.state import make_loop
+
+LONGEST = 512  # additions one after another
+SHORT = 32  # additions for which a sum of their own costs little
+PIECE = 256  # iterations of a loop of unknown length that have a sum of their own
+
+
+@dataclass(frozen=True)
+class Sum:
+    """How a block adds to a buffer in registers: whole vectors, each of which is one element of a tile."""
+
+    chain: int  # additions to one element, one after another
+    used: frozenset[Var]  # loops that choose the element
+    limit: Expr | None  # of the lanes of every vector
+
+
+Sums = dict[Buffer, Sum | None]  # None: what the block does with the buffer is not just adding to it
+
+
+def cascade(b: Block) -> Block:
+    """Bound the chains of all float sums in registers; sums that are also read within their loop stay as they are."""
+    names = {s.var.name for s in walk_stmts(b) if isinstance(s, For)}
+    return _Cascade(names).block(b)[0]
+
+
+class _Cascade:
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def block(self, b: Block) -> tuple[Block, Sums]:
+        """The block with bounded chains, and what it adds to buffers declared outside of it."""
+        out: list[Stmt] = []
+        sums: Sums = {}
+        for s in b:
+            if isinstance(s, For):
+                made, more = self.loop(s)
+            elif isinstance(s, If):
+                then, in_then = self.block(s.then)
+                other, in_other = self.block(s.other)
+                made, more = (If(s.cond, then, other),), joined(in_then, in_other, max)
+                more |= {buf: None for buf in _read(s.cond)}
+            else:
+                made, more = (s,), sums_of(s)
+            out += made
+            sums = joined(sums, more, lambda x, y: x + y)
+        for s in b:
+            if isinstance(s, Alloc):
+                sums.pop(s.buf, None)
+        return tuple(out), sums
+
+    def loop(self, s: For) -> tuple[Block, Sums]:
+        body, sums = self.block(s.body)
+        most = bounds(s.extent)[1]
+        count = LONGEST * PIECE if most is None else most
+        over = {buf: x for buf, x in sums.items() if x is not None and s.var not in x.used and whole(x, s)}
+        chain = max((x.chain for x in over.values()), default=0)
+        made = For(s.var, s.lo, s.hi, s.kind, body)
+        if s.kind == "range" and count > 1 and count * chain > LONGEST:
+            if chain >= SHORT:
+                made = For(s.var, s.lo, s.hi, s.kind, self.apart(over, s.var.name, body))
+                chain = 1
+            while count * chain > LONGEST:
+                piece = min(_piece(value(made.extent)), LONGEST // chain)
+                known = value(made.extent) is not None
+                made, count, chain = self.pieces(made, over, piece), -(-count // piece), 1
+                if not known:  # one level of pieces has to do
+                    count = min(count, LONGEST)
+            sums |= {buf: Sum(1, x.used, x.limit) for buf, x in over.items()}
+        return (made,), {
+            buf: x and Sum(x.chain * (1 if s.var in x.used else count), x.used - {s.var}, x.limit)
+            for buf, x in sums.items()
+        }
+
+    def pieces(self, s: For, sums: dict[Buffer, Sum], piece: int) -> For:
+        """`for r: ..` -> `for ro: for r in a piece: ..`, with sums of their own for each piece."""
+        name = self.fresh(f"{s.var.name}p")
+
+        def body(at: Expr) -> Block:
+            lo = s.lo + at * piece
+            hi = lo + piece if value(s.extent % piece) == 0 else minimum(lo + piece, s.hi)
+            v = loop_var(s.var.name, lo, hi)
+            inner = For(v, lo, hi, s.kind, substitute_block(s.body, {s.var: v}))
+            return self.apart(sums, name, (inner,))
+
+        return make_loop(name, (s.extent + (piece - 1)) // piece, s.kind, body)
+
+    def apart(self, sums: dict[Buffer, Sum], name: str, b: Block) -> Block:
+        """Add up the terms of a block in buffers of their own, and these sums to the buffers."""
+        parts = {buf: Buffer(f"{buf.name}_{name}", buf.dtype, buf.shape, buf.space) for buf in sums}
+        out: list[Stmt] = []
+        for buf, x in sums.items():
+            out.append(Alloc(parts[buf]))
+            out += self.each(parts[buf], x, partial(_zero, buf.dtype))
+        out += swap_buffers(b, parts)
+        for buf, x in sums.items():
+            out += self.each(buf, x, partial(_total, buf, parts[buf], x.limit))
+        return tuple(out)
+
+    def each(self, buf: Buffer, x: Sum, made: Callable[[tuple[Expr, ...], int], Expr]) -> Block:
+        """Store every vector of a tile."""
+        lanes = value(buf.shape[-1]) or 1
+        loops = [loop_var(self.fresh(f"{buf.name}_{k}"), const(0), d) for k, d in enumerate(buf.shape[:-1])]
+        idx = (*loops, const(0))
+        body: Block = (Store(buf, idx, made(idx, lanes), lanes, x.limit),)
+        for v, d in zip(reversed(loops), reversed(buf.shape[:-1])):
+            body = (For(v, const(0), d, "unroll", body),)
+        return body
+
+    def fresh(self, name: str) -> str:
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
+
+
+def sums_of(s: Stmt) -> Sums:
+    """What one statement, no loop or branch, does with buffers in registers."""
+    out: Sums = {}
+    if isinstance(s, Store) and s.buf.space == "register" and s.buf.dtype.is_float and is_reduction(s):
+        assert isinstance(s.value, Op)
+        if s.value.name in ("+", "fma") and s.lanes == value(s.buf.shape[-1]):
+            used = frozenset(v for i in s.idx for v in free(i))
+            out[s.buf] = Sum(1, used, s.limit)
+    every = {buf for e in exprs(s) for buf in _read(e)} | stored((s,))
+    return {buf: out.get(buf) for buf in every if buf.space == "register"}
+
+
+def whole(x: Sum, s: For) -> bool:
+    """Can all elements of a tile be set ahead of a loop? Their lanes must then be the same in all iterations."""
+    if x.limit is None:
+        return True
+    inside = {t.var for t in walk_stmts((s,)) if isinstance(t, (For, Let))}
+    return not free(x.limit) & inside and not _read(x.limit)
+
+
+def joined(a: Sums, b: Sums, how: Callable[[int, int], int]) -> Sums:
+    """What two blocks do with buffers."""
+    out = {**a, **b}
+    for buf in a.keys() & b.keys():
+        x, y = a[buf], b[buf]
+        same = x is not None and y is not None and x.limit is y.limit
+        out[buf] = Sum(how(x.chain, y.chain), x.used | y.used, x.limit) if same and x and y else None
+    return out
+
+
+def _read(e: Expr) -> set[Buffer]:
+    return {x.buf for x in walk(e) if isinstance(x, (Load, Ref))}
+
+
+def _zero(dtype: DType, idx: tuple[Expr, ...], lanes: int) -> Expr:
+    return const(0.0, dtype)
+
+
+def _total(buf: Buffer, part: Buffer, limit: Expr | None, idx: tuple[Expr, ...], lanes: int) -> Expr:
+    return load(buf, idx, lanes, limit) + load(part, idx, lanes, limit)
+
+
+def _piece(count: int | None) -> int:
+    """Iterations that have a sum of their own: if possible a divisor near the square root of their number."""
+    if count is None:
+        return PIECE
+    wanted = max(math.isqrt(count), SHORT)
+    return next((n for n in range(wanted, min(2 * wanted, LONGEST) + 1) if count % n == 0), min(wanted, PIECE))
