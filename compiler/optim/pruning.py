@@ -45,7 +45,7 @@ class Pruning(ABC):
 
     @abstractmethod
     def first(self, p: Array) -> dict[str, Array]:
-        """What the state of a parameter has before the first update: its mask, bool of its shape."""
+        """Return arrays for the initial state of a parameter: its mask, bool of its shape."""
 
     @abstractmethod
     def after(self, update: int, read: Callable[[], Mapping[str, Any]], write: Callable[[Any], None]) -> None:
