@@ -34,11 +34,11 @@ SKIPS_ALLOWED = 0  # may only fall; a test that cannot run somewhere belongs to 
 # Generated cases belong to families. Of each test of a family the fast tier takes the first share of the cases, but one
 # at least; the slow tier takes the second share, `make thorough` the rest. The seed decides which cases these are.
 FAMILIES = {
-    "samples": (1 / 40, 1 / 15),  # of op records and of operators
-    "random": (1 / 32, 1 / 12),  # graphs, programs, geometries
-    "choices": (1 / 36, 1 / 12),  # schedules out of spaces
-    "shapes": (1 / 24, 1 / 11),  # sizes, axes, layouts
-    "cases": (1 / 16, 1 / 8),  # combinations of dtypes and attributes
+    "samples": (1 / 40, 1 / 20),  # of op records and of operators
+    "random": (1 / 32, 1 / 16),  # graphs, programs, geometries
+    "choices": (1 / 36, 1 / 16),  # schedules out of spaces
+    "shapes": (1 / 24, 1 / 14),  # sizes, axes, layouts
+    "cases": (1 / 16, 1 / 10),  # combinations of dtypes and attributes
 }
 # Workers inherit it. Its default gives all runs of a day the same cases.
 SEED = os.environ.setdefault("DNNC_TEST_SEED", datetime.date.today().isoformat())
