@@ -47,7 +47,7 @@ def enlarged(x: Array) -> Array:
 
 
 def train(net: Any, steps: int, rate: float, data: Data, title: str, hook: Callable[[Any], Any] | None = None) -> float:
-    """Train a network in place; its accuracy on the test images. `hook`: what is told of the optimizer."""
+    """Train a network in place; its accuracy on the test images. `hook`: called with the optimizer."""
     x, y, x_test, y_test = data
     optimizer = optim.Adam(lr=rate)
     if hook is not None:

@@ -27,7 +27,7 @@ Data = tuple[Array, Array, Array, Array]
 
 
 def train(net: Any, steps: int, seed: int, data: Data, title: str, hook: Callable[[Any], Any] | None = None) -> float:
-    """Train a network in place; its accuracy on the test images. `hook`: what is told of the optimizer."""
+    """Train a network in place; its accuracy on the test images. `hook`: called with the optimizer."""
     x, y, x_test, y_test = data
     optimizer = optim.Adam(lr=RATE)
     if hook is not None:

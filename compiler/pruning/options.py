@@ -1,4 +1,4 @@
-"""What `dnnc.prune` is told, checked as it is given."""
+"""Options of `dnnc.prune` and their checks."""
 
 from __future__ import annotations
 

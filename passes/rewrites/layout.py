@@ -241,8 +241,8 @@ class Layouts(ABC):
             u.set_input(k, packed)
 
     def reads_blocks(self, n: Node) -> bool:
-        """A reduction of images' spatial axes, or of all but the axis of the innermost block, reads a block as it lies:
-        vectors of channels, or of filters.
+        """A reduction of images' spatial axes, or of all but the axis of the innermost block, reads a block in
+        memory order: vectors of channels, or of filters.
         """
         return Trait.ACCUMULATES in n.op.traits and self.within_blocks(n)
 

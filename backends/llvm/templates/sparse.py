@@ -72,7 +72,7 @@ Knob = Mapping[str, "int | str"]
 
 @dataclass(frozen=True)
 class Product:
-    """A product for this builder: `weights` as they lie in memory, the other factor, and the sides."""
+    """A product for this builder: `weights` in their memory layout, the other factor, and the sides."""
 
     form: Contraction
     encoding: Sparse
