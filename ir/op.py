@@ -119,6 +119,7 @@ class Index:
     addressed: Callable[..., Sequence[Dim]]
     wraps: bool = True  # negative indices count from the end
     loads: bool = True  # indices say which elements of other operands are read
+    starts: int | None = None  # the position of the operand that says where rows of indices begin: rising numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ class OpDef:
     vjp(b, node, cotangents, needed) -> cotangents of operands by position: a mapping with values of the operands' types
       for those of `needed` that have one. `cotangents` has one for each result, None for zero. Without it, the tensor
       expression or the decomposition says how; see `dnnc.ir.autodiff`.
+    vjp_operands: positions of operands that the vjp alone reads, forgotten once gradients are taken.
     jvp(b, node, tangents) -> tangents of the results, None for zero; without it, the transpose of the vjp.
     sharding(*input types, **attrs) -> for each operand and result the factor of each of its axes.
     quantization(b, node, operands) -> the node on quantized operands.
@@ -190,6 +192,7 @@ class OpDef:
     decompose_serial: Callable[..., Any] | None = None
     batching: Callable[..., Sequence[Any]] | None = None
     vjp: Callable[..., Mapping[int, Any]] | None = None
+    vjp_operands: tuple[int, ...] = ()
     jvp: Callable[..., Sequence[Any]] | None = None
     sharding: Callable[..., Sequence[Any]] | None = None
     quantization: Callable[..., Any] | None = None
