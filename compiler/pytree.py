@@ -13,7 +13,6 @@ import numpy as np
 from dnnc.ir.errors import InputError, a_type
 
 
-
 class Static:
     """What is no array and is told from others by its identity: a program is compiled for it."""
 

@@ -150,6 +150,8 @@ class OpDef:
     -> list of arrays.
     contraction: of ops with Trait.CONTRACTION and a tensor expression of one of these forms.
     cost: HEAVY by itself for ops with one of the traits HEAVY.
+    open_sizes: names of the axes of its operands, None for those whose size decides how fast a kernel is: eagerly, one
+      program serves all sizes of the others.
     neutral: the second operand that changes nothing, -0.0 and 0.0 being two numbers: op(x, neutral) is x.
     index: the operand that holds indices.
     deciding: how many operands, the first ones, say whether and how often its bodies run.
@@ -184,6 +186,7 @@ class OpDef:
     cost: Cost = Cost.CHEAP
     neutral: float | bool | None = None
     index: Index | None = None
+    open_sizes: tuple[tuple[str | None, ...], ...] = ()
     deciding: int = 0
     wide_operands: tuple[int, ...] = ()
     reduced: Callable[..., tuple[int, ...]] | None = None

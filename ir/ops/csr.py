@@ -177,6 +177,7 @@ CSR_OPS: tuple[OpDef, ...] = (
         traits=LOOPS,
         terms=lambda values, *_, **__: values.shape[0],
         index=Index(3, lambda values, x, *_, **__: (x.shape[0],), wraps=False, starts=2),
+        open_sizes=(("stored",), ("terms", None), ("starts",), ("stored",)),
         vjp_operands=(4, 5, 6, 7),
         samples=(
             sample("f32[7]", "f32[7, 9]", "i32[5]", "i32[7]", domain=(0, 6)),
@@ -196,6 +197,7 @@ CSR_OPS: tuple[OpDef, ...] = (
         traits=LOOPS,
         terms=lambda a, *_, **__: a.shape[1],
         index=Index(3, lambda a, b, *_, **__: (a.shape[0], b.shape[0]), wraps=False),
+        open_sizes=(("rows", None), ("terms", None), ("stored",), ("stored",)),
         vjp_operands=(4, 5, 6, 7),
         samples=(
             sample("f32[7, 9]", "f32[8, 9]", "i32[11]", "i32[11]", domain=(0, 6)),

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import SERIAL_BELOW
+from dnnc.backends.llvm.templates.common import SERIAL_BELOW, stride
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import (
@@ -95,6 +95,8 @@ def segments_of(problem: Problem) -> Segments | None:
     single: dict[Expr, Expr] = {v: const(0) for v in form.outer if v not in rows and v not in wide}
     (store,) = stores
     store = replace(store, idx=tuple(substitute(i, single) for i in store.idx), value=substitute(store.value, single))
+    if wide and value(stride(store.buf.offset(store.idx), wide[0])) != 1:
+        return None
     r = replace(r, term=substitute(r.term, single))
     return Segments(r, rows.pop(), wide[0] if wide else None, store, stored[0])
 
@@ -168,11 +170,11 @@ def _first_row(b: Builder, p: Segments, rows: Expr, share: Expr, shares: int) ->
         low, high = at[0], at[1]
         b.store(at, (0,), select(live & ahead, middle + 1, low))
         b.store(at, (1,), select(op("&", live, op("not", ahead)), middle, high))
-    return b.let("edge", minimum(maximum(select(share < shares, at[1], rows), 0), rows))
+    return minimum(maximum(select(share < shares, at[1], rows), 0), rows)
 
 
 def _row(b: Builder, p: Segments, i: Expr, lanes: int, tiles: int) -> None:
-    lo, hi = (b.let(name, substitute(e, {p.row: i})) for name, e in zip(("begin", "end"), p.bounds))
+    lo, hi = (substitute(e, {p.row: i}) for e in p.bounds)
     if p.column is None:
         _gathered(b, p, i, lo, hi, lanes)
         return
