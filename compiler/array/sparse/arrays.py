@@ -142,9 +142,7 @@ class SparseArray:
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, SparseArray):
-            from dnnc.array.sparse.spgemm import multiplied
-
-            return multiplied(self.tocsr(), other.tocsr())
+            raise TypeInputError("matmul: products of two sparse arrays are not supported; toarray() makes one dense")
         x = _operand(other, self)
         if x is None:
             return NotImplemented
