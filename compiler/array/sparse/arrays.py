@@ -21,6 +21,7 @@ from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import kind_of
 from dnnc.array.sparse import products
 from dnnc.array.sparse.conversions import blocked, is_sparse, of_blocks, of_scipy, shape_of, taken
+from dnnc.array.sparse.spgemm import multiplied
 from dnnc.array.sparse.structure import Host, Structure, of_places
 from dnnc.array.statistical import sum as sum_
 from dnnc.ir.errors import InputError, a_type
@@ -142,7 +143,9 @@ class SparseArray:
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, SparseArray):
-            raise TypeInputError("matmul: products of two sparse arrays are not supported; toarray() makes one dense")
+            a, b = self.tocsr(), other.tocsr()
+            data, structure = multiplied(a.data, a.structure, b.data, b.structure)
+            return _made(csr_array, data=data, structure=structure)
         x = _operand(other, self)
         if x is None:
             return NotImplemented
