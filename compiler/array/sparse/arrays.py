@@ -276,9 +276,13 @@ class csr_array(SparseArray):
 
     @property
     def T(self) -> csr_array:
-        return _made(
-            csr_array, data=products.transposed(self.data, self.structure), structure=self.structure.transposed
-        )
+        held: tuple[Any, Any] | None = self.__dict__.get("_turned")  # of these values: they may have been written to
+        if held is None or held[0] is not self.data._parts:
+            data, structure = products.transposed(self.data, self.structure), self.structure.transposed
+            held = self.data._parts, _made(csr_array, data=data, structure=structure)
+            if products.at_hand(self.data):
+                self._turned = held
+        return held[1]
 
     def to_scipy(self) -> Any:
         return _scipy().csr_array((self.data.numpy(), self.indices, self.indptr), shape=self.shape)

@@ -66,8 +66,8 @@ def matmul(values: Array, s: Structure, x: Array) -> Array:
     shape = (m, *x.shape[1:])
     if 0 in (s.stored, *shape):
         return zeros(shape, dtype=x.dtype, device=x.device)
-    y = _apply("csr_matmul", s, OPERANDS, values, reshape(x, (k, 1)) if x.ndim == 1 else x)
-    return reshape(y, shape) if x.ndim == 1 else y
+    y = _apply("csr_matmul", s, OPERANDS, values, shaped(x, (k, 1)) if x.ndim == 1 else x)
+    return shaped(y, shape) if x.ndim == 1 else y
 
 
 def sampled(s: Structure, x: Array, y: Array) -> Array:
@@ -81,6 +81,11 @@ def sampled(s: Structure, x: Array, y: Array) -> Array:
     if 0 in (s.stored, x.shape[1]):
         return zeros((s.stored,), dtype=x.dtype, device=x.device)
     return _apply("csr_sampled", s, ("rows", "columns"), x, matrix_transpose(y))
+
+
+def shaped(x: Array, shape: tuple[int, ...]) -> Array:
+    """The elements in another shape."""
+    return from_buffer(x.numpy().reshape(shape), HOST) if at_hand(x) else reshape(x, shape)
 
 
 def taken(x: Array, s: Structure, name: str) -> Array:
