@@ -18,6 +18,7 @@ from dnnc.ir.errors import InputError
 from dnnc.tools.sample_graphs import graph_of
 from dnnc.view.collect import View, collect
 from dnnc.view.page import TEXTS, html
+from dnnc.view.scopes import numbered, tree
 
 DIGITS = str(Path(__file__).resolve().parents[3] / "examples" / "digits.onnx")
 GRAPH = "def g(x: f32[4, 8], *, w: f32[8, 16]):\n    return softmax(relu(matmul(x, w)))"
@@ -90,8 +91,6 @@ def test_a_browser_shows_it_without_errors(place: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 def test_ten_thousand_nodes(tmp_path: Path) -> None:
-    from dnnc.view.scopes import numbered, tree
-
     view = View("many", "llvm", [("target", "llvm")])
     view.scopes, home = numbered(tree([()] * 10_000))
     for k in range(10_000):
