@@ -107,9 +107,7 @@ class LlvmBackend(Backend):
         return CpuExpressions(cache, self.threads)
 
     def function(self, kernel: Kernel, cache: KernelCache) -> Callable[[Sequence[Array], Sequence[int]], None] | None:
-        from dnnc.backends.llvm.single import function_of  # loads the compiler
-
-        return function_of(kernel, self.target, self.expressions(cache, False))
+        return self._toolchain.function_of(kernel, self.target, self.expressions(cache, False))
 
     def unfit(self, code_version: str, target: Any) -> str:
         if code_version != self.code_version:

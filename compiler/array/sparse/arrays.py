@@ -7,6 +7,7 @@ change. Columns of a row are sorted, and duplicates are added up.
 from __future__ import annotations
 
 import builtins
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from dnnc.ir.errors import InputError, a_type
 DENSE = (Array, np.ndarray, np.generic)
 
 
-class SparseArray:
+class SparseArray(ABC):
     """What sparse arrays share: shape, arithmetic, conversions. Make one by `csr_array`, `coo_array`, `bsr_array`."""
 
     __array_ufunc__ = None  # NumPy leaves operators to this class
@@ -40,8 +41,9 @@ class SparseArray:
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, int]:
-        raise NotImplementedError
+        """Rows and columns."""
 
     @property
     def ndim(self) -> int:
@@ -77,9 +79,9 @@ class SparseArray:
 
     # --- formats ------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def tocsr(self) -> csr_array:
         """The same elements in compressed rows."""
-        raise NotImplementedError
 
     def tocoo(self) -> coo_array:
         """The same elements by coordinates."""
@@ -103,9 +105,9 @@ class SparseArray:
 
     todense = toarray
 
+    @abstractmethod
     def to_scipy(self) -> Any:
         """The array of `scipy.sparse` with the same elements in the same format."""
-        raise NotImplementedError
 
     def with_data(self, data: Any) -> Any:
         """Other values at the same places: `a.with_data(xp.exp(a.data))`.
@@ -131,9 +133,9 @@ class SparseArray:
         return self.with_data(self.data.to_device(device))
 
     @property
+    @abstractmethod
     def T(self) -> Any:
         """The transpose. Its structure is computed once."""
-        raise NotImplementedError
 
     def transpose(self) -> Any:
         """The transpose."""
@@ -413,7 +415,7 @@ def _made(kind: type, **fields: Any) -> Any:
 
 
 def _scipy() -> Any:
-    import scipy.sparse
+    import scipy.sparse  # an optional package
 
     return scipy.sparse
 
