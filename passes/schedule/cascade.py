@@ -136,14 +136,17 @@ class _Cascade:
         return make_loop(name, (s.extent + (piece - 1)) // piece, s.kind, body)
 
     def piece(self, count: int | None, chain: int) -> int:
-        """The iterations, of `chain` additions each, that have a sum of their own: a divisor of their number near its
-        square root, if there is one."""
+        """The iterations, of `chain` additions each, that have a sum of their own.
+
+        A divisor of their number that makes pieces about as long as there are pieces, or else pieces of nearly one length.
+        """
         least, most = -(-self.short // chain), self.longest // chain
         if count is None:
             return max(PIECE // chain, 1)
-        wanted = min(max(min(math.isqrt(count), PIECE), least), most)
-        sizes = (*range(wanted, min(2 * wanted, most) + 1), *range(wanted - 1, least - 1, -1))
-        return next((n for n in sizes if count % n == 0), wanted)
+        wanted = min(max(min(math.isqrt(count * chain) // chain, PIECE), least), most)
+        double = min(2 * wanted, most)
+        sizes = (*range(wanted, double + 1), *range(wanted - 1, least - 1, -1))
+        return next((n for n in sizes if count % n == 0), -(-count // -(-count // double)))
 
     def apart(self, sums: dict[Buffer, Sum], name: str, b: Block) -> Block:
         """Add up the terms of a block in buffers of their own, and these sums to the buffers."""

@@ -13,6 +13,8 @@ from dnnc.passes.schedule.state import Schedule
 SERIAL_BELOW = (
     16384  # elements times operations under which a second thread costs more (a barrier, cold caches) than it saves
 )
+# additions at least that have a sum of their own, which costs a pass over the tile: 16 channels of 3 x 3 taps
+PART = 144
 
 
 def offsets(b: Block) -> list[Expr]:

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import dots
-from dnnc.backends.llvm.templates.common import try_fuse
+from dnnc.backends.llvm.templates.common import PART, try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
 from dnnc.backends.llvm.templates.stored import blocked, prefetch_codes, scale_sums, weights_of
@@ -39,7 +39,7 @@ from dnnc.ir.ops.window import node_window
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.types import product
 from dnnc.passes.lower.form import Axis, Contraction, Normed
-from dnnc.passes.schedule.cascade import LONGEST, cascade
+from dnnc.passes.schedule.cascade import cascade
 from dnnc.passes.schedule.k_blocking import LIMIT, stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
@@ -66,8 +66,6 @@ STRETCH = 0.15  # of the L2 cache: the panels' share of a stretch, beside the ro
 PEELED = 2
 SMALL = 1 << 22  # operations up to which one thread alone may be as fast
 ORDER: tuple[str, ...] = ()  # with strict numerics every sum is one chain, whatever the other knobs
-# additions of a long sum that have a sum of their own, which costs a pass over the tile
-PART = LONGEST // 2
 
 
 def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | None:
@@ -384,7 +382,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
             for other in others:
                 s.apply(join, first, other)
     if apart:
-        s.apply(cascade, PART, 2 * LONGEST)
+        s.apply(cascade, PART)
     return s.done()
 
 
