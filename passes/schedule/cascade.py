@@ -138,7 +138,8 @@ class _Cascade:
     def piece(self, count: int | None, chain: int) -> int:
         """The iterations, of `chain` additions each, that have a sum of their own.
 
-        A divisor of their number that makes pieces about as long as there are pieces, or else pieces of nearly one length.
+        A divisor of their number that makes about as many pieces as a piece has additions, or else pieces of nearly
+        one length.
         """
         least, most = -(-self.short // chain), self.longest // chain
         if count is None:
