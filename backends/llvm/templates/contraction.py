@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import dots
-from dnnc.backends.llvm.templates.common import PART, try_fuse
+from dnnc.backends.llvm.templates.common import CHAIN, PART, try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
 from dnnc.backends.llvm.templates.stored import blocked, prefetch_codes, scale_sums, weights_of
@@ -382,7 +382,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
             for other in others:
                 s.apply(join, first, other)
     if apart:
-        s.apply(cascade, PART)
+        s.apply(cascade, PART, CHAIN)
     return s.done()
 
 

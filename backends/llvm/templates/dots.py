@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import PART, parallel_outer, worth
+from dnnc.backends.llvm.templates.common import CHAIN, PART, parallel_outer, worth
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
 from dnnc.ir.op import ContractionForm
@@ -112,6 +112,6 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         s.apply(version, tap, "im" + sums)
     s.apply(annotate, "unroll", *(n for n in (f"im{sums}_b", f"jn{sums}_b") if s.has(n))).apply(narrow)
     if not knobs.get("chain"):
-        s.apply(cascade, PART)
+        s.apply(cascade, PART, CHAIN)
     parallel_outer(s, [image, "jo", *rows, "po"], worth(knobs, problem.form.elements))
     return s.done()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from native_check import one_node, run_native
 
+from dnnc.backends.llvm.templates.common import CHAIN
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
@@ -90,7 +91,7 @@ def checked_product(g: Graph, x: Array, others: Array, want: Array) -> None:
     """A product of a graph's two inputs, one of which has 1 among small terms."""
     (made,) = run_native(g, [x, others])
     assert made.shape == want.shape
-    assert np.max(np.abs(made - want) / want) <= 2 * LONGEST * 2.0**-25
+    assert np.max(np.abs(made - want) / want) <= 2 * CHAIN * 2.0**-25
 
 
 PRODUCTS = {
