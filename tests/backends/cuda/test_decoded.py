@@ -109,10 +109,14 @@ def test_rows_are_made_by_the_blocks(case: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cols, slices, split", [(64, 2, 2), (32, 4, 1), (32, 3, 4)])
-def test_sums_are_divided(cols: int, slices: int, split: int) -> None:
-    """Among warps and blocks of a cluster, some of which have a round less."""
+@pytest.mark.parametrize("stages", [0, 1, 3])
+def test_sums_are_divided(cols: int, slices: int, split: int, stages: int) -> None:
+    """Among warps and blocks of a cluster, some of which have a round less; codes on their way in registers or in
+    shared memory.
+    """
     g, p = problem(product(8, 640, 64, "u4", 32, 8))
-    kernel = verify_kernel(decoded.apply(p, {"cols": cols, "slices": slices, "split": split, "flight": 1}, H200))
+    knobs = {"cols": cols, "slices": slices, "split": split, "flight": 1, "stages": stages}
+    kernel = verify_kernel(decoded.apply(p, knobs, H200))
     text = show_kernel(kernel)
     assert show_kernel(parse_kernel(text)) == text
     x, y = np.random.default_rng(1).standard_normal((8, 640)).astype(np.float16), np.full((8, 64), np.nan, np.float16)
