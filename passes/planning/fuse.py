@@ -153,7 +153,7 @@ class _Fuser:
                 continue
             last = p.nodes[-1]
             outs = joiner.outputs(p.nodes) or list(last.outputs[:1])
-            one = p.kind in ("map", "reduction", "contraction") and self.one_kernel(p, outs)
+            one = p.kind in ("map", "reduction", "contraction", "scatter") and self.one_kernel(p, outs)
             inside.update(v for n in p.nodes[:-1] for v in n.outputs if not joiner.is_read(v, p.nodes))
             made = [tuple(last.outputs)] if p.kind == "control" else [tuple(outs)] if one else [(v,) for v in outs]
             groups += [Group(p.nodes, vs, p.kind) for vs in made]

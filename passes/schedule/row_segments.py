@@ -67,7 +67,7 @@ class _Blocks:
             self.last = b.alloc("last", i64, self.groups, space="shared")
             with b.loop("t", self.threads, "thread.x") as self.t:
                 self.group, self.lane = self.t // self.across, self.t % self.across
-                if self.s.initial is not None:
+                if self.s.starts:
                     self._start()
                 with b.loop("round", self.rounds) as self.turn:
                     total = self._list()
