@@ -290,9 +290,7 @@ class _Lowering:
             value_ = substitute(self.resolve(own.updates.value), at)
             found.append(Beside(outs[v], None if v in self.inplace and there else initial, value_))
         (out, *beside) = found
-        return Scattered(
-            out.out, stage.axes, out.initial, put.axes, index, out.value, put.combine, tuple(beside)
-        )
+        return Scattered(out.out, stage.axes, out.initial, put.axes, index, out.value, put.combine, tuple(beside))
 
     # --- loops --------------------------------------------------------------------------------------------------------
 

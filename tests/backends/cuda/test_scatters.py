@@ -9,7 +9,9 @@ import dnnc
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 
-CACHES = """def g(keys: {t}[2, 6, 8], values: {t}[2, 6, 8], at: i64[3, 2], other: i64[3, 2], k: {t}[3, 8], v: {t}[3, 8]):
+CACHES = """def g(
+    keys: {t}[2, 6, 8], values: {t}[2, 6, 8], at: i64[3, 2], other: i64[3, 2], k: {t}[3, 8], v: {t}[3, 8]
+):
     a = scatter_nd(keys, at, mul(k, 2.0){how})
     b = scatter_nd(values, {at}, v{how})
     return a, b"""
@@ -35,16 +37,20 @@ def test_updates_of_the_same_places_are_one_kernel(t: str, how: str, repeated: b
         np.testing.assert_array_equal(np.asarray(got), want)
 
 
+F32 = CACHES.format(t="f32", at="at", how="")
+BOTH = {"keys": "a", "values": "b"}
+
+
 @pytest.mark.parametrize(
     "text, donate",
     [
-        (CACHES.format(t="f32", at="other", how=""), {"keys": "a", "values": "b"}),  # other places
-        (CACHES.format(t="f32", at="at", how=""), {"keys": "a"}),  # a copy of one array
-        (CACHES.format(t="f32", at="at", how="").replace("at, v)", "at, v, reduction='add')"), {"keys": "a", "values": "b"}),
-        (CACHES.format(t="f32", at="at", how="").replace("scatter_nd(values", "scatter_nd(a"), {"keys": "b"}),
-        (CACHES.format(t="f32", at="at", how="").replace("8]", "8192]"), {"keys": "a", "values": "b"}),  # large updates
+        (CACHES.format(t="f32", at="other", how=""), BOTH),  # other places
+        (F32, {"keys": "a"}),  # a copy of one array
+        (F32.replace("at, v)", "at, v, reduction='add')"), BOTH),
+        (F32.replace("scatter_nd(values", "scatter_nd(a"), {"keys": "b"}),
+        (F32.replace("8]", "8192]"), BOTH),  # large updates
     ],
-)  # fmt: skip
+)
 def test_others_keep_kernels_of_their_own(text: str, donate: dict[str, str]) -> None:
     if "scatter_nd(a" in text:
         text = text.replace("return a, b", "return b").replace("values: f32[2, 6, 8], ", "")
