@@ -60,6 +60,8 @@ CASES = [
     (3, 256, 64, "u4", 32, 8, f16),
     (16, 384, 96, "u4", 64, "each", f16),
     (20, 128, 64, "i4", 128, None, bf16),
+    (20, 256, 64, "u4", 64, "each", f16),  # codes in rings in shared memory
+    (40, 768, 64, "i4", 256, None, f16),
     (1, 256, 64, "i8", 256, None, f16),
     (9, 256, 32, "u8", 64, "each", f16),
     (2, 128, 32, "i8", 64, None, bf16),
@@ -133,9 +135,9 @@ def test_compiled(arch: str) -> None:
     cases = [(1, 4096, 4096, "u4", 128, 8, f16), (16, 4096, 4096, "u4", 128, "each", bf16), (64, 4096, 4096, "i4", 128)]
     for case in (*cases, (16, 4096, 4096, "i8", 4096, None, f16), (1, 4096, 4096, "u8", 128, "each", bf16)):
         p = problem(product(*case))[1]
-        kernels += [decoded.apply(p, dict(k), FACTS[arch]) for k in decoded.candidates(p, FACTS[arch])[:2]]
+        kernels += [decoded.apply(p, dict(k), FACTS[arch]) for k in decoded.candidates(p, FACTS[arch])[:1]]
     code = compile_cuda(emit_module([(k, f"k_{i}") for i, k in enumerate(kernels)], FACTS[arch]), arch)
-    assert len(kernels) == 10 and code.spills == 0 and code.local_bytes == 0, code.log
+    assert len(kernels) == 5 and code.spills == 0 and code.local_bytes == 0, code.log
 
 
 @pytest.mark.parametrize(

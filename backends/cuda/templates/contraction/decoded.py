@@ -49,8 +49,8 @@ MADE_ROWS = gemv_norm.ROWS  # that every block may compute for itself
 ROWS = 8  # of x that fill the tensor core's second factor
 VECTOR = 8  # elements of a sum that a lane has of a column in one step
 TILE = 16  # columns that fill its first one
-MANY = 4  # tiles of rows whose sums leave registers for half the codes in flight
 HELD = 2  # tiles of rows whose elements are asked for ahead of their use: more would not fit into registers
+RINGS = 2  # rounds of codes in shared memory, where sums of more tiles take the registers
 COPIED = (4, 8, 16)  # bytes of a vector that goes to shared memory beside the threads
 FLIGHT = 4  # steps of which a warp asks for the codes ahead
 WARPS = 16  # of a block at most
@@ -61,7 +61,7 @@ RATE, LATENCY, START = (
     1500,
 )  # bytes a cycle that an SM gets of memory; cycles: of each wave of blocks, and of a launch
 ROUND = 2200  # cycles from asking for the codes of a round until they are used up, of a busy memory: fitted to one H100
-X_RATE = 40  # bytes a cycle that an SM gets of the second-level cache
+X_RATE = 64  # bytes a cycle that an SM gets of the second-level cache
 BUSY = 24  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
 
 
@@ -230,8 +230,10 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
     tiles = -(-m // ROWS)
     out = []
     for strips, slices, split in product((1, 2, 4, 8), (1, 2, 4, 8, 16), SPLITS if target.has_tma else (1,)):
-        s = Shape(strips * d.strip, slices, split, _steps(d, FLIGHT if tiles <= MANY else FLIGHT // 2))
+        s = Shape(strips * d.strip, slices, split, _steps(d, FLIGHT))
         rounds = k // DEPTH // s.flight
+        if tiles > HELD and rounds >= slices * split * RINGS:
+            s = replace(s, stages=RINGS)
         if n % s.cols or strips * slices > WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
             continue
         if (
@@ -278,9 +280,8 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     at_once = min(most, together)
     codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
     waves, rest = divmod(most, at_once)
-    memory = sum(
-        n * codes / min(RATE, n * warps * s.flight * 512 / ROUND) for n in [at_once] * waves + [rest] * (rest > 0)
-    )
+    flying = warps * s.flight * max(s.stages, 1) * 512
+    memory = sum(n * codes / min(RATE, n * flying / ROUND) for n in [at_once] * waves + [rest] * (rest > 0))
     others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
     end = s.slices * s.split * tiles * ROWS * s.cols * 4 / 64
     return START + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
