@@ -277,7 +277,7 @@ class _Blocks:
         b.store(here, (0,), start + select(run, const(RUN), const(BATCH)))
         b.branch(
             run,
-            lambda: self._run(b.let("from", within(start, self.size - RUN + 1)), acc),
+            lambda: self._run(b.let("at_run", within(start, self.size - RUN + 1)), acc),
             lambda: self._batch(start, end, head, last, acc),
         )
 
