@@ -385,7 +385,7 @@ class _Fuser:
 
     def queries_of(self, u: Node) -> Value | None:
         """The queries of an attention, if they are so few that a block has all of a head: it computes them itself."""
-        q = u.inputs[0] if u.op.name == "attention" and not self.serial_rows else None
+        q = u.inputs[0] if u.op.contraction is ContractionForm.ATTENTION and not self.serial_rows else None
         if q is None or u.inputs.count(q) > 1:
             return None
         rows = value(const(q.type.shape[-2]))
