@@ -265,7 +265,7 @@ def graph_of(model: Any, opts: CompileOptions) -> Graph:
 
 
 def _read(model: Any, opts: CompileOptions) -> Graph:
-    opened = load(model)
+    opened = load(model, opts.custom_ops)
     there = declared(opened).dims
     unknown = sorted(set(opts.dims) - set(there))
     if unknown:

@@ -56,7 +56,8 @@ MACHINE_OPTIONS = (
     "target",
     "cache",
     "tune",
-)  # the target has its place, the cache is of the machine that compiled, of `tune` the winners are kept
+    "custom_ops",
+)  # the target has its place, the cache is of the machine that compiled, of `tune` the winners are kept, functions never
 Destination = str | os.PathLike[str] | BinaryIO
 
 
