@@ -15,7 +15,7 @@ from dnnc.cli.console import show_code, show_json
 from dnnc.cli.models import load_saved, need_source
 from dnnc.compile_program import schedule
 from dnnc.frontends.onnx import read_model
-from dnnc.frontends.onnx.reader import load
+from dnnc.frontends.trace.onnx_operators import load_with
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.text import show_kernel
@@ -124,7 +124,7 @@ def _show_text(text: str, stage: str, as_json: bool) -> None:
 def read_graph(model: str, dims: dict[str, Any], custom_ops: Mapping[str, Any] | None = None) -> Graph:
     """Return the graph of a model or graph text with these dims fixed. InputError for a compiled model."""
     need_source(model)
-    graph = load_graph(model) if model.endswith(".py") else read_model(load(model, custom_ops), dims=dims).graph
+    graph = load_graph(model) if model.endswith(".py") else read_model(load_with(model, custom_ops), dims=dims).graph
     fixed = {n: d for n, d in dims.items() if isinstance(d, int) and (model.endswith(".py") or n in graph.dims)}
     return specialise(graph, fixed)
 

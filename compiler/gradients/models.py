@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
 from dnnc.frontends.onnx.reader import load
+from dnnc.frontends.trace.onnx_operators import load_with
 from dnnc.ir import checks
 from dnnc.ir.autodiff.paths import cut_at, require_path
 from dnnc.ir.autodiff.reverse import pullback, zeros
@@ -66,7 +67,7 @@ def grad_of_model(
             )
         read = read_graph(model)
     else:
-        read = read_onnx(load(model, custom_ops), wrt, dims, shapes, values)
+        read = read_onnx(load_with(model, custom_ops), wrt, dims, shapes, values)
     return read.gradient(wrt, of, value, cotangent)
 
 

@@ -23,10 +23,11 @@ from dnnc.array.lazy import Lazy, leaf
 from dnnc.array.sizes import plain
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
-from dnnc.frontends.onnx.reader import Model, initial_arrays, load
+from dnnc.frontends.onnx.reader import Model, initial_arrays
 from dnnc.frontends.onnx.signature import declared
 from dnnc.frontends.onnx.weights import cut, is_float, running_statistics, weights_of_layers, with_initializers
 from dnnc.frontends.trace.functions import Replay
+from dnnc.frontends.trace.onnx_operators import load_with
 from dnnc.gradients.models import as_constant
 from dnnc.ir.autodiff.paths import cut_at
 from dnnc.ir.dtype import from_numpy, i32, i64
@@ -75,7 +76,7 @@ def from_onnx(
         InputError: a name that the model does not have.
         GradientError: `trainable` names what has no gradient.
     """
-    opened = with_initializers(load(model, custom_ops))
+    opened = with_initializers(load_with(model, custom_ops))
     if outputs is not None:
         opened = cut(opened, [outputs] if isinstance(outputs, str) else list(outputs))
     wanted = None if trainable is None else [trainable] if isinstance(trainable, str) else list(trainable)

@@ -37,7 +37,6 @@ def read(
     dims: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int | None]] | None = None,
     values: Mapping[str, Any] | None = None,
-    custom_ops: Mapping[str, Callable[..., Any] | str] | None = None,
 ) -> Graph:
     """The graph of an ONNX model.
 
@@ -48,7 +47,6 @@ def read(
         shapes: shapes of inputs, by name, in place of the model's; None leaves a dim symbolic.
         values: contents of inputs, by name, on which shapes depend. These inputs stay in the signature and are not
             read.
-        custom_ops: definitions of operators by `domain::Operator`, see `CompileOptions`.
 
     Raises:
         ModelError: not a model, malformed, or unsafe to read.
@@ -56,7 +54,7 @@ def read(
             would help.
         ShapeError: shapes that do not fit together.
     """
-    return read_model(load(model, custom_ops), name=name, dims=dims, shapes=shapes, values=values).graph
+    return read_model(model, name=name, dims=dims, shapes=shapes, values=values).graph
 
 
 def read_model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +35,15 @@ class Model:
     custom: Mapping[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)  # converters, ahead of all
 
 
-def load(model: Any, custom_ops: Mapping[str, Any] | None = None) -> Model:
+def load(model: Any) -> Model:
     """Read a model.
 
     Args:
         model: the path of an `.onnx` file, its bytes, or a ModelProto; or what was read before.
-        custom_ops: definitions of operators by `domain::Operator`, see `CompileOptions`.
 
     Raises:
         ModelError: there is no such file, it is no ONNX model, or it is damaged.
-        InputError: `custom_ops` is of another kind.
     """
-    if custom_ops:
-        from dnnc.frontends.trace.onnx_operators import converters  # loads dnnc.array
-
-        return replace(load(model), custom=converters(custom_ops))
     if isinstance(model, Model):
         return model
     proto = read_proto(model)

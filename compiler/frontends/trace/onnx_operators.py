@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dnnc.array.core import Array
 from dnnc.array.creation import asarray
 from dnnc.array.custom import custom_op
 from dnnc.frontends.onnx.call import KNOWN_LIMIT, Call
+from dnnc.frontends.onnx.reader import Model, load
 from dnnc.frontends.trace.spec import Spec
 from dnnc.frontends.trace.tracer import trace
 from dnnc.ir import checks
@@ -86,6 +87,11 @@ class Nest:
                 "function"
             )
         return self.op(*arrays)
+
+
+def load_with(model: Any, custom_ops: Mapping[str, Callable[..., Any] | str] | None) -> Model:
+    """Read a model with these operators. Errors are those of `load` and `converters`."""
+    return replace(load(model), custom=converters(custom_ops)) if custom_ops else load(model)
 
 
 def converters(custom_ops: Mapping[str, Callable[..., Any] | str]) -> dict[tuple[str, str], Converter]:
