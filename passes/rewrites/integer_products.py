@@ -201,8 +201,9 @@ def _in_floats(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], b
     zero, column = known(b.graph, x.zero), (-1, *(1,) * (w.data.ndim - 2))
     sums = w.sums().astype(np.float32)
     given = None if bias is None else b.graph.constants.get(bias)
-    inside = given is not None and is_exact(w, given)  # the bias is the start of sums that stay exact
-    first = (given if inside else 0) - (zero or 0) * sums
+    first, inside = -(zero or 0) * sums, given is not None and is_exact(w, given)
+    if given is not None and inside:  # sums that start at the bias stay exact
+        first = given + first
     start = b.constant(first.astype(np.float32)) if first.any() else None
     y = b.conv(x.q, w.data.astype(np.float32), start, **{**attrs, "out_dtype": f32})
     if zero is None:
