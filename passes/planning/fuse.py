@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import gcd, prod
 
 from dnnc.ir.encodings import Quads
 from dnnc.ir.expr import const, value
@@ -38,6 +38,7 @@ from dnnc.passes.rewrites.stored_weights import decodes
 IN_PLACE_BYTES = 1 << 16  # of smaller arrays a second copy costs less than the start of another kernel
 L1_SETS, L1_WAYS, LINE = 64, 8, 64  # of a first-level cache of 32 KB, which all have; bytes
 MOST_QUERIES = 16  # of a head, that the block that reads them may compute
+MOST_READS = 16  # of an element of bytes, by the windows that see it
 LEAST_COPIED = 128  # terms of a sum for which an operand is copied first
 CUT = "it is kept apart: no schedule held for the larger kernel, or the tuner measured that apart is faster"
 UNFUSED = "this optimisation level fuses nothing"
@@ -368,7 +369,10 @@ class _Fuser:
             Trait.REDUCTION in u.op.traits
         ):  # not a window, which reads each element several times, nor what is itself a choice among operands
             again = n.op.cost >= Cost.LIGHT and not self.once_in_row(n, u)
-            return v is u.inputs[0] and not again and Trait.WINDOW not in u.op.traits and n.op.name != "concat"
+            slides = Trait.WINDOW in u.op.traits and not self.reads_bytes(n, u)
+            return v is u.inputs[0] and not again and not slides and n.op.name != "concat"
+        if Trait.RESAMPLES in u.op.traits:
+            return self.reads_bytes(n, u)
         if self.queries_of(u) is v:
             return True
         if Trait.CONTRACTION in u.op.traits:
@@ -381,6 +385,26 @@ class _Fuser:
             if turned and (_reads_fours(u, v) or (self.serial_rows and copied_first(v, u))):
                 return False
             return v.type.row_major and (turned or _looks_up_matrices(n, u))
+        return False
+
+    def reads_bytes(self, n: Node, u: Node) -> bool:
+        """Had a window or a resize better read the bytes that n makes numbers of, a quarter of the memory?
+
+        It makes the numbers again for each element that it computes of them. Light steps with constants take less time
+        than memory where these are few.
+        """
+        kernel, strides = (u.attrs.get(name) or (1,) for name in ("kernel", "strides"))
+        if not self.serial_rows or prod(kernel) > MOST_READS * prod(strides):
+            return False
+        while is_pointwise(n) and n.op.cost < Cost.LIGHT:
+            of = [x for x in n.inputs if x is not None and x.type.size != 1]
+            if len(of) != 1 or not _same(of[0].type.shape, n.output.type.shape):
+                return False
+            if of[0].type.dtype.bits <= 8:
+                return True
+            if of[0].node is None or len({w for w, _ in of[0].uses}) > 1 or of[0] in self.outputs:
+                return False
+            n = of[0].node
         return False
 
     def queries_of(self, u: Node) -> Value | None:
