@@ -150,20 +150,20 @@ def move_bytes(m: Match) -> Value:
 
 
 def average_bytes(m: Match) -> Value:
-    """avg_pool(dequantize(x, s, z))   ->   mul(sub(avg_pool(cast(x)), z), s); likewise an interpolation
+    """avg_pool(dequantize(x, s, z))   ->   mul(sub(avg_pool(cast(x)), z), s)
 
     A window sums integers, exactly, and has no scale to multiply each of them by. Zeros that it counts around the image
     are no codes: there z is subtracted first.
     """
-    n, b = m.root, m.b
+    n = m.root
     found, scale, zero = _dequantized(m, m.operand(n, 0))
-    m.require(n.op.name != "resize" or (n.attrs["mode"] != "nearest" and n.attrs["extrapolation"] is None), "no mean")
     at = known(m.graph, zero)
     m.require(scale.type.dtype is f32 and at is not None, "the scale is no float32, or its zero point no constant")
     first = bool(n.attrs.get("count_include_pad") and any(n.attrs["pads"] or ()))
-    numbers = b.cast(found.inputs[0], to=f32)
-    mean = b.node(n.op, [b.sub(numbers, float(at)) if first and at else numbers], n.attrs).output
-    return b.mul(b.sub(mean, float(at)) if at and not first else mean, b.reshape(scale, shape=()))  # type: ignore[no-any-return]
+    numbers = m.b.cast(found.inputs[0], to=f32)
+    mean = m.b.node(n.op, [m.b.sub(numbers, float(at)) if first and at else numbers], n.attrs).output
+    mean = m.b.sub(mean, float(at)) if at and not first else mean
+    return m.b.mul(mean, m.b.reshape(scale, shape=()))  # type: ignore[no-any-return]
 
 
 def transpose_weights(m: Match) -> Value:
@@ -403,7 +403,7 @@ RULES = (
     Rule(quantize_ahead, ("quantize_linear",)),
     Rule(dequantize_unsigned, ("dequantize_linear",)),
     Rule(move_bytes, CHOSEN),
-    Rule(average_bytes, ("avg_pool", "resize"), exact=False),
+    Rule(average_bytes, ("avg_pool",), exact=False),
     Rule(transpose_weights, ("transpose",)),
     Rule(convolve_bytes, ("conv",), exact=False),
     Rule(multiply_bytes, ("matmul",), exact=False),
