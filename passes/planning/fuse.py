@@ -27,7 +27,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Cost, Trait
 from dnnc.ir.types import product
 from dnnc.passes.analysis.alias import find_aliases, root
-from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
+from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of, numbers_of_bytes
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
 from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part, Several, computing
@@ -394,18 +394,7 @@ class _Fuser:
         than memory where these are few.
         """
         kernel, strides = (u.attrs.get(name) or (1,) for name in ("kernel", "strides"))
-        if not self.serial_rows or prod(kernel) > MOST_READS * prod(strides):
-            return False
-        while is_pointwise(n) and n.op.cost < Cost.LIGHT:
-            of = [x for x in n.inputs if x is not None and x.type.size != 1]
-            if len(of) != 1 or not _same(of[0].type.shape, n.output.type.shape):
-                return False
-            if of[0].type.dtype.bits <= 8:
-                return True
-            if of[0].node is None or len({w for w, _ in of[0].uses}) > 1 or of[0] in self.outputs:
-                return False
-            n = of[0].node
-        return False
+        return self.serial_rows and prod(kernel) <= MOST_READS * prod(strides) and numbers_of_bytes(n)
 
     def queries_of(self, u: Node) -> Value | None:
         """The queries of an attention, if they are so few that a block has all of a head: it computes them itself."""
