@@ -140,8 +140,8 @@ def move_bytes(m: Match) -> Value:
     the nearest element of an image
     """
     n = m.root
-    nearest = n.attrs.get("mode", "nearest") == "nearest" and n.attrs.get("extrapolation") is None
-    m.require(n.op.name != "resize" or nearest, "{} computes new elements", n.op.name)
+    chooses = n.attrs.get("mode") == "nearest" and n.attrs.get("extrapolation") is None
+    m.require(chooses or Trait.RESAMPLES not in n.op.traits, "{} computes new elements", n.op.name)
     m.require([v for v in n.inputs if v is not None] == [n.inputs[0]], "{} has several operands", n.op.name)
     m.require(len(n.outputs) == 1, "{} has several results", n.op.name)
     found, _, _ = _dequantized(m, m.operand(n, 0))
