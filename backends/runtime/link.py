@@ -246,9 +246,10 @@ class Linker:
 
     def kernel_call(self, s: Step, graph: Graph) -> Call:
         written = stored(s.nest.entry.body)
-        args = tuple(self.place(v, graph) for v in s.params)
+        places = [self.place(v, graph) for v in s.params]
         buffers: Sequence[Buffer] = s.nest.entry.buffers
-        writes = tuple(a for a, b in zip(args, buffers) if b in written)
+        writes = tuple(a for a, b in zip(places, buffers) if b in written)
+        args = (*(MemoryRef("size", n) for n in s.sizes), *places)
         return Call(self.symbols[s.text], args, writes, tuple(self.position[d] for d in s.dims), s.parallel)
 
     def control_call(self, s: ControlStep, graph: Graph) -> Call:

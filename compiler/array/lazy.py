@@ -451,7 +451,8 @@ def _along(reached: Reached, wanted: Sequence[Lazy], device: str | None) -> list
     others = set(wanted)
     while reached.along:
         held, reached.along = [ref() for ref in reached.along], []
-        new = [x for x in held if x is not None and x.call is not None and x.device == device and x not in others]
+        live = [x for x in held if x is not None and x.call is not None and x.device == device and x not in others]
+        new = list(dict.fromkeys(live))  # a call may be met by itself and in the history of a step
         reached.reach(new)
         others.update(new)
         out += new

@@ -22,6 +22,7 @@ from dnnc.passes.lower.digits import lower_digits
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.recurrence import lower_recurrence
+from dnnc.passes.lower.size_generic import Family, Kind, Nest, family_of, nest_of
 from dnnc.passes.planning.fuse import FusionPlan, Group, plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
@@ -61,7 +62,8 @@ class Step:
     """One kernel call: which values its buffers are, which of them each output of the group is (by number), which dims
     its scalars are. `nest` is the kernel as it was lowered
     for the first group that is like this one; it has the name, the parameters and the places of the scheduled one and
-    writes the same of them. `refusal` tells of the schedule that was to be used, where another one had to be.
+    writes the same of them. `refusal` tells of the schedule that was to be used, where another one had to be. `sizes`:
+    of a kernel that serves several, its first arguments.
     """
 
     group: Group
@@ -73,6 +75,7 @@ class Step:
     dims: tuple[Var, ...]
     flops: int | Expr
     refusal: Refusal | None = None
+    sizes: tuple[int, ...] = ()
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -291,6 +294,7 @@ def build_steps(
     ladder: Ladder | None = None,
     known: Known | None = None,
     groups: KnownGroups | None = None,
+    parallel_from: int = 0,
 ) -> tuple[AnyStep, ...]:
     """Lower and schedule every group: equal groups are lowered once, equal naive kernels scheduled once.
 
@@ -305,11 +309,19 @@ def build_steps(
         known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for
             them.
         groups: of programs made before, by the same templates, choices and intrinsics; those of this one are added.
+        parallel_from: `TargetFacts.parallel_from`.
 
     Unfit: the ladder may step down, and groups of several nodes have no schedule that holds.
     """
     made = _Steps(
-        memory, templates, choose, spelled, ladder or Ladder(), known, KnownGroups() if groups is None else groups
+        memory,
+        templates,
+        choose,
+        spelled,
+        ladder or Ladder(),
+        known,
+        KnownGroups() if groups is None else groups,
+        parallel_from,
     )
     steps = made.of(region)
     if made.unfit:
@@ -339,11 +351,12 @@ class _Made:
     make: Callable[[], Kernel]
     refusal: Refusal | None = None
     nest: str = ""
+    sizes: tuple[int, ...] = ()
 
     def step(self, g: Group, params: tuple[Value, ...]) -> Step:
-        low = self.problem.lowered
+        low, flops = self.problem.lowered, self.problem.flops
         return Step(
-            g, low.kernel, self.scheduled, self.make, params, low.outputs, low.dims, self.problem.flops, self.refusal
+            g, low.kernel, self.scheduled, self.make, params, low.outputs, low.dims, flops, self.refusal, self.sizes
         )
 
 
@@ -355,6 +368,7 @@ class KnownGroups:
         self._made: dict[
             Hashable, tuple[_Made, tuple[int, ...]]
         ] = {}  # and which of a group's values the parameters are
+        self.families: dict[Kind, list[tuple[Family, _Made]]] = {}  # kernels that serve several sizes
 
     def find(self, like: Hashable) -> tuple[_Made, tuple[int, ...]] | None:
         return self._made.get(like)
@@ -367,6 +381,7 @@ class KnownGroups:
     def forget(self, nests: Collection[str]) -> None:
         """Drop the groups whose naive kernels are these."""
         self._made = {like: found for like, found in self._made.items() if found[0].nest not in nests}
+        self.families.clear()
 
 
 @dataclass(frozen=True)
@@ -414,6 +429,7 @@ class Planner:
             self.ladder,
             self.known,
             self.groups,
+            self.ctx.facts.parallel_from,
         )
         return ScheduledGraph(self.graph, region.fusion, memory, steps, region, self)
 
@@ -446,6 +462,7 @@ class _Steps:
         ladder: Ladder,
         known: Known | None,
         groups: KnownGroups,
+        parallel_from: int,
     ) -> None:
         self.memory, self.templates, self.choose, self.spelled, self.ladder, self.known = (
             memory,
@@ -455,12 +472,15 @@ class _Steps:
             ladder,
             known,
         )
-        self.groups = groups
+        self.groups, self.parallel_from = groups, parallel_from
+        self.problems: dict[Hashable, Problem] = {}  # lowered already, by likeness
         self.unfit: list[tuple[Group, str]] = []
         self.unfit_like: dict[Hashable, str] = {}
         self.made: dict[tuple[str, frozenset[str]], _Made] = {}
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
+        if self.parallel_from:
+            self.join_sizes(region)
         made = (
             self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g)
             for g in region.fusion.groups
@@ -483,7 +503,7 @@ class _Steps:
             why = self.unfit_like.get(like)
             if why is None:
                 try:
-                    made = self.lowered(graph, g)
+                    made = self.lowered(graph, g, like)
                 except Exception as e:
                     if not self.ladder.down or len(g.nodes) == 1:
                         raise
@@ -496,16 +516,79 @@ class _Steps:
         made, places = found
         return made.step(g, tuple(values[k] for k in places))
 
-    def lowered(self, graph: Graph, g: Group) -> _Made:
-        """A group that is like none before it. It may still be the same nest as one."""
+    def problem(self, graph: Graph, g: Group) -> Problem:
         low = lower_group(graph, g, self.memory.inplace)
-        problem = classify(g.nodes, low, {*graph.constants, *graph.parameters})
-        nest = show_kernel(low.kernel)
+        return classify(g.nodes, low, {*graph.constants, *graph.parameters})
+
+    def lowered(self, graph: Graph, g: Group, like: Hashable = None) -> _Made:
+        """A group that is like none before it. It may still be the same nest as one."""
+        problem = self.problems.pop(like, None) or self.problem(graph, g)
+        nest = show_kernel(problem.kernel)
         key = nest, problem.constants
         made = self.made.get(key)
         if made is None:
             made = self.made[key] = self.found(nest, problem) or self.new(nest, problem, len(g.nodes))
         return replace(made, problem=problem, nest=nest)
+
+    def join_sizes(self, region: Region) -> None:
+        """Enter kernels that serve several sizes for the groups that differ in sizes alone."""
+        alike: dict[Kind, dict[Hashable, tuple[Group, Nest]]] = {}
+        for g in region.fusion.groups:
+            if g.kind in ("host", "control") or Trait.RECURRENT in g.nodes[0].op.traits:
+                continue
+            like = likeness(region.graph, g.nodes, g.outputs, self.memory.inplace)
+            if like in self.problems or self.groups.find(like) is not None:
+                continue
+            try:
+                problem = self.problems[like] = self.problem(region.graph, g)
+            except Exception:  # it fails again where it is scheduled
+                continue
+            nest = nest_of(problem.lowered)
+            if nest is not None and not self.ladder.refused(show_kernel(problem.kernel)):
+                alike.setdefault(nest.kind, {})[like] = g, nest
+        for kind, members in alike.items():
+            families = self.groups.families.setdefault(kind, [])
+            self.serve(families, members)
+            frames: dict[str, list[Nest]] = {}
+            for _, nest in members.values():
+                frames.setdefault(nest.frame, []).append(nest)
+            for nests in sorted(frames.values(), key=len, reverse=True):
+                if len({n.numbers for n in nests}) > 1 and (family := family_of(nests)) is not None:
+                    made = self.generic(family)
+                    if made is not None:
+                        families.append((family, made))
+            self.serve(families, members)
+
+    def generic(self, family: Family) -> _Made | None:
+        """The kernel of a family; None where no schedule holds."""
+        problem = Problem(family.lowered, 0, inplace=family.lowered.inplace)
+        nest = show_kernel(problem.kernel)
+        try:
+            return self.found(nest, problem) or self.new(nest, problem, 1)
+        except DnncError:
+            return None
+
+    def serve(self, families: Sequence[tuple[Family, _Made]], members: dict[Hashable, tuple[Group, Nest]]) -> None:
+        """Enter the kernels of families for the groups that belong to one, and take these from the members."""
+        for like, (g, nest) in list(members.items()):
+            for family, made in families:
+                sizes = family.sizes(nest)
+                if sizes is None:
+                    continue
+                problem = self.problems.pop(like)
+                work = problem.form.elements
+                parallel = made.scheduled.parallel and isinstance(work, int) and work >= self.parallel_from
+                values = (*group_inputs(g.nodes), *g.outputs)
+                own = replace(
+                    made,
+                    problem=problem,
+                    scheduled=replace(made.scheduled, parallel=parallel),
+                    nest=show_kernel(problem.kernel),
+                    sizes=sizes,
+                )
+                self.groups.add(like, own, tuple(map(values.index, problem.lowered.params)))
+                del members[like]
+                break
 
     def found(self, nest: str, problem: Problem) -> _Made | None:
         """What is known of a nest."""
