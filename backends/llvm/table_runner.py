@@ -2,9 +2,9 @@
 
 In: calls with places, and the addresses of their kernels. Out: a table of int64, and the address of `i64 plan(frame,
 bases, table, tid, nthreads)`, which the pool runs like any entry function. `bases` are addresses: the arena, the
-constants, 0, to which a kernel's sizes are added, the buffers of the call; then the sizes that a program with a symbolic size is told, then a counter for each
-kernel whose shares are claimed. A program's own entry function saves about a nanosecond per argument and costs LLVM
-four milliseconds: models have one, expressions do not.
+constants, 0, to which a kernel's sizes are added, the buffers of the call; then the sizes that a program with a
+symbolic size is told, then a counter for each kernel whose shares are claimed. A program's own entry function saves
+about a nanosecond per argument and costs LLVM four milliseconds: models have one, expressions do not.
 
     table  ::= record* 0
     record ::= kernel address, flags, number of arguments, (base, bytes)*

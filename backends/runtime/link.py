@@ -70,9 +70,9 @@ def describe(program: ScheduledGraph, symbols: Mapping[str, str]) -> tuple[Compi
         s = steps[0]
         names = dict.fromkeys(loc.name for x in steps for n in x.group.nodes for loc in n.locs)
         calls_ = tuple(map(step_nodes, steps))
-        where = locations(s.nest.locs)
+        where, parallel = locations(s.nest.locs), any(x.parallel for x in steps)
         out.append(
-            CompiledKernel(s.nest.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names))
+            CompiledKernel(s.nest.name, symbols[text], text, str(s.choice), parallel, where, calls_, tuple(names))
         )
     return tuple(out)
 
@@ -91,15 +91,22 @@ def describe_control(program: ScheduledGraph, texts: Sequence[str]) -> tuple[Com
 
 
 def work_of(program: ScheduledGraph, symbols: Mapping[str, str]) -> dict[str, tuple[Dim, Dim]]:
-    """By symbol, floating-point operations and bytes (both ways) of a call of each kernel, loop and branch."""
+    """By symbol, floating-point operations and bytes (both ways) of a call of each kernel, loop and branch: of the
+    average call of a kernel that serves several sizes.
+    """
     out: dict[str, tuple[Dim, Dim]] = {}
     for text, steps in unique_kernels(program).items():
-        out[symbols[text]] = unwrap(const(steps[0].flops)), _moved(steps[0])
+        work = [(unwrap(const(s.flops)), _moved(s)) for s in (steps if steps[0].sizes else steps[:1])]
+        out[symbols[text]] = work[0] if len(work) == 1 else (_mean([w[0] for w in work]), _mean([w[1] for w in work]))
     for s, symbol in zip(program.control, control_names(program)):
         length = s.node.attrs.get("length")
         flops = [const(k.flops) * (1 if length is None else length) for k in _kernels(s)]
         out[symbol] = unwrap(sum(flops, const(0))), _moved(s)
     return out
+
+
+def _mean(numbers: Sequence[int]) -> int:
+    return sum(numbers) // len(numbers)
 
 
 def _moved(s: AnyStep) -> Dim:

@@ -56,8 +56,9 @@ class MemoryRef:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel: `writes` are among `args` (of a loop also its body's memory); `dims` index the dims array. Its arguments
-    are the dims, then `args`, of which those of a kernel that serves several sizes begin with them.
+    """A kernel: `writes` are among `args` (of a loop also its body's memory); `dims` index the dims array.
+
+    The kernel's arguments are the dims, then `args`, which begin with the sizes of a kernel that serves several.
     """
 
     symbol: str

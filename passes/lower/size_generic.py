@@ -80,9 +80,9 @@ class Family:
         buffers = zip(self.lowered.kernel.entry.buffers, nest.lowered.kernel.entry.buffers)
         for d, n in ((d, value(n)) for b, c in buffers for d, n in zip(b.shape, c.shape)):
             ts, _ = terms(d)
-            if len(ts) == 1 and n is not None:
-                (v, factor) = ts[0]
-                found.setdefault(self.lowered.dims.index(v), n // factor)  # type: ignore[arg-type]
+            if ts and n is not None:
+                number = next(k for k, v in enumerate(self.lowered.dims) if v is ts[0][0])
+                found.setdefault(number, n // ts[0][1])
         floats = nest.floats
         mine = [w for w in self.words if isinstance(w, float) or (isinstance(w, Varying) and w.is_float)]
         if len(floats) != len(mine):
@@ -228,11 +228,11 @@ def _as_vectors(lowered: Lowered) -> Lowered | None:
         return e if i is None else load(vectors[e.buf], (i,))
 
     made = []
-    for s in stores:
-        i, e = at(s.buf, s.idx), vector(s.value)
+    for st in stores:
+        i, e = at(st.buf, st.idx), vector(st.value)
         if i is not axis or not free(e) <= {axis} or any(isinstance(x, Load) and x.buf in vectors for x in walk(e)):
             return None
-        made.append(Store(vectors[s.buf], (axis,), e))
+        made.append(Store(vectors[st.buf], (axis,), e))
     params: tuple[Param, ...] = tuple(vectors[p] if isinstance(p, Buffer) else p for p in entry.params)
     name = "copy" if len(made) == 1 and isinstance(made[0].value, Load) else entry.name
     nest = For(axis, const(0), const(count), "range", tuple(made))
