@@ -66,9 +66,7 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
     env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
     if unchecked(step, env, most) is not None:  # the report says so
         return
-    inputs = calmed(
-        step, {v: draw(rng, graph, v, env, index_limits(step, v, env)) for v in group_inputs(step.group.nodes)}
-    )
+    inputs = calmed(step, drawn(rng, graph, step, env))
     probes = [_Probe.of(step, v, inputs, env, rng) for v in step.group.outputs]
     try:
         wanted = [p.reference(step, inputs, env) for p in probes]
@@ -172,6 +170,29 @@ def sample_dim(v: Var, least: int = 19) -> int:
     hi = v.hi if isinstance(v.hi, int) else 1 << 30
     n = max(lo, min(hi, least))
     return min(-(-n // v.div) * v.div, max(hi // v.div * v.div, v.div))
+
+
+def drawn(rng: np.random.Generator, graph: Graph, step: Step, env: Mapping[Expr, Expr]) -> dict[Value, Array]:
+    """The inputs of a kernel."""
+    begins = {
+        n.inputs[n.op.index.starts]: n.inputs[n.op.index.operand]
+        for n in step.group.nodes
+        if n.op.index is not None and n.op.index.starts is not None
+    }
+    return {
+        v: draw(rng, graph, v, env, index_limits(step, v, env))
+        if (indices := begins.get(v)) is None or v in graph.constants
+        else starts(rng, v.type, env, concrete_shape(indices.type, env)[0])
+        for v in group_inputs(step.group.nodes)
+    }
+
+
+def starts(rng: np.random.Generator, t: TensorType, env: Mapping[Expr, Expr], count: int) -> Array:
+    """Where rows of `count` elements begin: some are empty, the first may be long."""
+    (n,) = concrete_shape(t, env)
+    cuts = np.sort(rng.integers(count * int(rng.integers(2)) // 2, count + 1, n))
+    cuts[:1], cuts[-1:] = 0, count
+    return cuts.astype(t.dtype.numpy)
 
 
 def draw(

@@ -1,6 +1,6 @@
 """Value and gradient of models beside their forward in training mode, and beside PyTorch's, on the CPU.
 
-    python benchmarks/gradients.py [--only resnet50] [--batch 8] [--threads 2] [--rounds 5] [--profile]
+    python benchmarks/gradients.py [--only resnet50] [--batch 8] [--threads 2] [--seconds 40] [--profile]
 
 A model of the table is a module whose result is a loss. It is exported as ONNX in training mode with its parameters as
 inputs, since they change with every step. Its forward is that graph, value and gradient the same with the cotangents of
@@ -36,6 +36,7 @@ from dnnc.frontends.onnx import read
 from dnnc.ir.autodiff.reverse import pullback
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
+from dnnc.tools.timing import alternate
 
 Array = np.ndarray[Any, Any]
 
@@ -152,6 +153,7 @@ def lstm_lm(batch: int, words: int = 10000, width: int = 650, steps: int = 35) -
     return Model(Language(words, width), tuple(torch.randint(0, words, (batch, steps)) for _ in range(2)))
 
 
+REPEATS = 3
 MODELS: dict[str, tuple[Callable[[int], Model], int]] = {  # and its batch
     "mlp": (mlp, 128), "resnet50": (resnet50, 8), "bert_base": (bert, 4), "lstm_lm": (lstm_lm, 20),
 }  # fmt: skip
@@ -254,16 +256,6 @@ def in_child(name: str, batch: int, threads: int) -> float:
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
-def medians(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds + 1):
-        for call, t in zip(calls, times):
-            start = time.perf_counter()
-            call()
-            t.append(time.perf_counter() - start)
-    return [statistics.median(t[1:]) for t in times]
-
-
 def error(model: Model, results: Sequence[Array], names: Sequence[str]) -> float:
     """The median of the differences from PyTorch's gradients, relative to their norms.
 
@@ -298,7 +290,9 @@ def compare(name: str, a: argparse.Namespace, table: Table, console: Console) ->
 
     both()
     difference = error(model, results[-len(names) :], names)
-    times = medians([lambda: f(*arrays), lambda: g(*arrays), ahead, both], a.rounds)
+    calls = [lambda: f(*arrays), lambda: g(*arrays), ahead, both]
+    rounds = alternate(calls, REPEATS, a.seconds, lambda _: None)
+    times = [statistics.median(t for repeat in rounds for t in repeat[k]) for k in range(4)]
     cells = [f"{t * 1e3:.1f}" for t in times]
     memory = needed(g, results), in_child(name, a.batch, a.threads)
     table.add_row(
@@ -315,7 +309,7 @@ def main() -> None:
     ap.add_argument("--only", default="", help="part of a name")
     ap.add_argument("--batch", type=int, default=0, help="default: the model's")
     ap.add_argument("--threads", type=int, default=2)
-    ap.add_argument("--rounds", type=int, default=5, help="calls of each")
+    ap.add_argument("--seconds", type=float, default=40, help="for the times of a model; slow ones take longer")
     ap.add_argument("--cold", action="store_true", help="compile value and gradient without the cache first")
     ap.add_argument("--profile", action="store_true", help="print where the time goes")
     a = ap.parse_args()

@@ -12,7 +12,12 @@ import numpy as np
 
 from dnnc.ir.errors import InputError, a_type
 
-FIXED = (bool, int, float, complex, str, bytes, type(None), np.dtype, enum.Enum, type)
+
+class Static:
+    """What is no array and is told from others by its identity: a program is compiled for it."""
+
+
+FIXED = (Static, bool, int, float, complex, str, bytes, type(None), np.dtype, enum.Enum, type)
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ class Index:
     addressed: Callable[..., Sequence[Dim]]
     wraps: bool = True  # negative indices count from the end
     loads: bool = True  # indices say which elements of other operands are read
+    starts: int | None = None  # the position of the operand that says where rows of indices begin: rising numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,8 @@ class OpDef:
     -> list of arrays.
     contraction: of ops with Trait.CONTRACTION and a tensor expression of one of these forms.
     cost: HEAVY by itself for ops with one of the traits HEAVY.
+    open_sizes: names of the axes of its operands, None for those whose size decides how fast a kernel is: eagerly, one
+      program serves all sizes of the others.
     neutral: the second operand that changes nothing, -0.0 and 0.0 being two numbers: op(x, neutral) is x.
     index: the operand that holds indices.
     deciding: how many operands, the first ones, say whether and how often its bodies run.
@@ -163,6 +166,7 @@ class OpDef:
     vjp(b, node, cotangents, needed) -> cotangents of operands by position: a mapping with values of the operands' types
       for those of `needed` that have one. `cotangents` has one for each result, None for zero. Without it, the tensor
       expression or the decomposition says how; see `dnnc.ir.autodiff`.
+    vjp_operands: positions of operands that the vjp alone reads, forgotten once gradients are taken.
     jvp(b, node, tangents) -> tangents of the results, None for zero; without it, the transpose of the vjp.
     sharding(*input types, **attrs) -> for each operand and result the factor of each of its axes.
     quantization(b, node, operands) -> the node on quantized operands.
@@ -182,6 +186,7 @@ class OpDef:
     cost: Cost = Cost.CHEAP
     neutral: float | bool | None = None
     index: Index | None = None
+    open_sizes: tuple[tuple[str | None, ...], ...] = ()
     deciding: int = 0
     wide_operands: tuple[int, ...] = ()
     reduced: Callable[..., tuple[int, ...]] | None = None
@@ -190,6 +195,7 @@ class OpDef:
     decompose_serial: Callable[..., Any] | None = None
     batching: Callable[..., Sequence[Any]] | None = None
     vjp: Callable[..., Mapping[int, Any]] | None = None
+    vjp_operands: tuple[int, ...] = ()
     jvp: Callable[..., Sequence[Any]] | None = None
     sharding: Callable[..., Sequence[Any]] | None = None
     quantization: Callable[..., Any] | None = None

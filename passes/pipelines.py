@@ -91,6 +91,14 @@ def in_rows(graph: Graph, ctx: PassContext) -> bool:
     return ctx.facts.lanes > 1 and results_in_rows(graph)
 
 
+def forget_structures(graph: Graph, ctx: PassContext) -> bool:
+    """csr_matmul(.., columns, rows, order)  ->  csr_matmul(.., columns, None, None)"""
+    found = [(n, k) for n in graph.nodes() for k in n.op.vjp_operands if k < len(n.inputs) and n.inputs[k] is not None]
+    for n, k in found:
+        n.set_input(k, None)
+    return bool(found)
+
+
 def drop_marks(graph: Graph, ctx: PassContext) -> bool:
     """recomputed(x, token) -> x"""
     return replace_each(graph, {"recomputed": lambda n: n.inputs[0]})
@@ -113,6 +121,11 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
     return changed
 
 
+FORGET = Pass(
+    "forget-structures",
+    nested(forget_structures),
+    "operands that only derivatives read are nobody's; first, since gradients were taken before",
+)
 QUANTIZED = Pass(
     "quantized",
     quantized,
@@ -273,7 +286,7 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    QUANTIZED, STORED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN,
+    FORGET, QUANTIZED, STORED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN,
     CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,

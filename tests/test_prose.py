@@ -16,11 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Sentences that break a rule, on pages that were written before there were rules. These numbers may only fall.
-LEFT: dict[str, int] = {
-    "docs/internals/benchmarks.md": 1,
-    "docs/internals/design.md": 56,
-    "docs/pruning.md": 1,
-}
+LEFT: dict[str, int] = {"docs/pruning.md": 1}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -386,6 +386,9 @@ class FuncEmitter:
         picked = gathers.picked(self, e)
         if picked:
             return self.from_memory(picked, e.buf.dtype, lanes)
+        single = gathers.one_by_one(self, e)
+        if single:
+            return self.from_memory(single, e.buf.dtype, lanes)
         off = self.operand(e.buf.offset(e.idx), lanes)
         p = self.pure(
             f"getelementptr {stored(e.buf.dtype, 1)}, ptr {self.values[e.buf]}, <{lanes} x i64> {off}", off, here=True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,10 @@ class ExpressionCompiler:
         return found if self.place is None else OnDevice(found, self.place)
 
     def _as_model(self, graph: Graph) -> Callable[[Sequence[Any]], list[Any]]:
+        """A model; sizes that are not known have bounds, within which one program serves."""
         names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
-        f = compile_for(graph, names, self.opts, self.backend, self.cache)
+        opts = replace(self.opts, dims={n: (v.lo, v.hi) for n, v in graph.dims.items() if isinstance(v.hi, int)})
+        f = compile_for(graph, names, opts, self.backend, self.cache)
         place = self.place
 
         def run(arrays: Sequence[Any]) -> list[Any]:

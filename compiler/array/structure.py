@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dnnc.ir.expr import var
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.types import TensorType
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 FLAT_SIZE = 1 << 18  # elements up to which one program serves all sizes; beyond, knowing the size is worth a program
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
+MOST = (1 << 31) - 1  # the largest size of an axis that a program does not know
 TRACKED, ROOT = 1, 2  # of values: they have a history; it begins with them
 
 
@@ -145,6 +147,29 @@ def flat_shape(
             if t.shape and t.shape != shape:
                 return None
     return shape if found else None  # type: ignore[return-value]
+
+
+def open_types(reached: Reached, outputs: Sequence[Lazy]) -> list[TensorType] | None:
+    """The types of the leaves with names for the sizes that a program need not know: of one op that has such sizes."""
+    (call, *more) = reached.calls
+    names = call.op.open_sizes
+    if more or not names or [*call.inputs] != [*reached.leaves] or len(names) != len(call.inputs) or len(outputs) > 1:
+        return None
+    shapes = [x.type.shape for x in reached.leaves]
+    if any(not all(0 < d <= MOST for d in s) for s in shapes):  # type: ignore[operator]
+        return None
+    return [
+        TensorType(x.type.dtype, tuple(d if n is None else var(n, lo=1, hi=MOST) for n, d in zip(axes, x.type.shape)))
+        for axes, x in zip(names, reached.leaves)
+    ]
+
+
+def graph_of_call(call: Call, types: Sequence[TensorType]) -> Graph:
+    """The graph of one call on inputs of these types."""
+    g = Graph("expression")
+    made = Builder(g).op(call.op, *(g.add_input(f"x{k}", t) for k, t in enumerate(types)), **call.attrs)
+    g.outputs = [made]
+    return g
 
 
 def graph_of(

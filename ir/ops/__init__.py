@@ -10,6 +10,7 @@ from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.ops.conv import CONV_OPS
 from dnnc.ir.ops.conv_backward import CONV_BACKWARD_OPS
 from dnnc.ir.ops.create import CREATE_OPS
+from dnnc.ir.ops.csr import CSR_OPS
 from dnnc.ir.ops.decode import DECODE_OPS
 from dnnc.ir.ops.deform import DEFORM_OPS
 from dnnc.ir.ops.derivatives import DERIVATIVE_OPS
@@ -43,6 +44,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "cast": CAST_OPS,
     "reduce": REDUCE_OPS,
     "matmul": MATMUL_OPS,
+    "sparse": CSR_OPS,
     "attention": ATTENTION_OPS,
     "conv": (*CONV_OPS, *CONV_BACKWARD_OPS),
     "pool": (*POOL_OPS, *POOL_BACKWARD_OPS),

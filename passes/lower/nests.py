@@ -32,11 +32,13 @@ from dnnc.ir.expr import (
     const,
     free,
     load,
+    maximum,
     minimum,
     op,
     rebuild,
     select,
     substitute,
+    terms,
     value,
     var,
     walk,
@@ -468,7 +470,8 @@ class _Lowering:
         rs: list[Var] = []
         with ExitStack() as scopes:
             for v, end in zip(stage.reduce, ends):
-                rs.append(scopes.enter_context(self.b.loop(f"r{len(rs)}", end)))
+                lo, hi, cond = _loaded_range(v, const(end), cond)
+                rs.append(scopes.enter_context(self.b.loop(f"r{len(rs)}", hi, lo=lo)))
                 cond, term = (self.resolve(substitute(e, {v: rs[-1]})) for e in (cond, term))
                 self.place(cond, bound | {*rs})  # reductions for each step of this one
                 if len(rs) < len(ends):
@@ -581,6 +584,25 @@ def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Ex
 def _uncast(e: Expr) -> Expr:
     """The element that is converted, or e."""
     return e.args[0] if isinstance(e, Op) and e.name.startswith("cast_") else e
+
+
+def _loaded_range(v: Var, end: Expr, cond: Expr) -> tuple[Expr, Expr, Expr]:
+    """The range of a reduction's axis, which has `end` steps, and what is left of its condition: bounds that parameters
+    hold, `starts[i] <= v` and `v < starts[i + 1]`, are bounds of the loop. So it takes the steps of its row alone.
+    """
+    lo, hi, left = const(0), end, const(True, boolean)
+    for c in _conjuncts(cond):
+        loads = [x for x in walk(c) if isinstance(x, Load)]
+        gap = c.args[1] - c.args[0] - int(c.name == "<") if isinstance(c, Op) and c.name in ("<", "<=") else None
+        slope = dict(terms(gap)[0]).get(v, 0) if gap is not None and loads else 0
+        alone = gap is not None and slope in (1, -1) and v not in free(gap - v * slope)
+        if gap is None or not alone or any(isinstance(x.buf, te.Tensor) for x in loads):
+            left = left & c
+        elif slope == 1:
+            lo = maximum(lo, v - gap)
+        else:
+            hi = minimum(hi, gap + v + 1)
+    return lo, hi, left
 
 
 def _conjuncts(c: Expr) -> list[Expr]:

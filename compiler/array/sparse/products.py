@@ -1,0 +1,113 @@
+"""Products of sparse matrices with arrays, and what is made of them: sums, dense arrays, elements at the stored places.
+
+Values are arrays of `dnnc.array`: lazy, traced, differentiable. Structures are data of the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dnnc.array.core import Array, array_of, cast
+from dnnc.array.creation import ones, zeros
+from dnnc.array.elementwise import one
+from dnnc.array.errors import TypeInputError, ValueInputError
+from dnnc.array.lazy import Lazy, apply
+from dnnc.array.manipulation import matrix_transpose, reshape, result_type
+from dnnc.array.sparse.structure import Host, Structure, operand
+
+OPERANDS = ("starts", "columns")
+ALL = ("rows", "t_starts", "t_rows", "order")  # what derivatives read besides
+
+
+def numbers(name: str, *arrays: Array) -> list[Array]:
+    """Arrays of one dtype of real numbers."""
+    dtype = result_type(*arrays)
+    if np.dtype(dtype).kind not in "iuf" and str(dtype) != "bfloat16":
+        raise TypeInputError(f"{name}: expected real numbers, got {dtype}; cast them by astype")
+    return [cast(x, dtype) for x in arrays]
+
+
+def _apply(op: str, s: Structure, names: tuple[str, ...], *factors: Array) -> Array:
+    """An op on a structure; where derivatives may be asked for, it gets what they read."""
+    parts = [one(x) for x in factors]
+    more = tuple(n for n in ("starts", "rows") if n not in names) + ALL[1:] if any(map(_followed, parts)) else ()
+    operands = [s.value(n, factors[0].device) for n in (*names, *more)]
+    return array_of(apply(op, *parts, *operands, trusted=True))
+
+
+def _followed(x: Lazy) -> bool:
+    return x.traced or bool(x.tracked)
+
+
+def matmul(values: Array, s: Structure, x: Array) -> Array:
+    """The product of a sparse matrix [M, K] with a matrix [K, N] or a vector [K]."""
+    m, k = s.shape
+    if x.ndim not in (1, 2) or x.shape[0] != k:
+        raise ValueInputError(f"matmul: expected a vector [{k}] or a matrix [{k}, N] beside {s.shape}, got {x.shape}")
+    values, x = numbers("matmul", values, x)
+    shape = (m, *x.shape[1:])
+    if 0 in (s.stored, *shape):
+        return zeros(shape, dtype=x.dtype, device=x.device)
+    y = _apply("csr_matmul", s, OPERANDS, values, reshape(x, (k, 1)) if x.ndim == 1 else x)
+    return reshape(y, shape) if x.ndim == 1 else y
+
+
+def sampled(s: Structure, x: Array, y: Array) -> Array:
+    """The elements of x @ y, of [M, D] and [D, K], at the stored places."""
+    (m, k), fits = s.shape, x.ndim == y.ndim == 2 and x.shape[1] == y.shape[0]
+    if not fits or (x.shape[0], y.shape[1]) != s.shape:
+        raise ValueInputError(
+            f"sddmm: expected [{m}, D] and [D, {k}] for a pattern {s.shape}, got {x.shape}, {y.shape}"
+        )
+    x, y = numbers("sddmm", x, y)
+    if 0 in (s.stored, x.shape[1]):
+        return zeros((s.stored,), dtype=x.dtype, device=x.device)
+    return _apply("csr_sampled", s, ("rows", "columns"), x, matrix_transpose(y))
+
+
+def taken(x: Array, s: Structure, name: str) -> Array:
+    """The rows of an array that one of the structure's arrays of indices says."""
+    return gathered(x, s.value(name, x.device))
+
+
+def gathered(x: Array, indices: Lazy | Host) -> Array:
+    """The rows of an array that indices say, which are in range."""
+    indices = indices if isinstance(indices, Lazy) else operand(indices, x.device)
+    if 0 in x.shape or 0 in indices.shape:
+        return zeros((*indices.shape, *x.shape[1:]), dtype=x.dtype, device=x.device)
+    return array_of(*(apply("gather", p, indices, axis=0) for p in x._parts))
+
+
+def transposed(values: Array, s: Structure) -> Array:
+    """The values of the transpose."""
+    return taken(values, s, "order")
+
+
+def dense(values: Array, s: Structure, onto: Array | None = None) -> Array:
+    """The matrix as an array, or added to one."""
+    kind, device = values.dtype, values.device
+    base = zeros(s.shape, dtype=kind, device=device) if onto is None else onto
+    if not s.stored:
+        return base
+    flat = reshape(base, (s.shape[0] * s.shape[1],))
+    how = "none" if onto is None else "add"
+    put = [
+        apply("scatter_nd", p, s.value("places", device), q, reduction=how) for p, q in zip(flat._parts, values._parts)
+    ]
+    return reshape(array_of(*put), s.shape)
+
+
+def sum_rows(values: Array, s: Structure) -> Array:
+    """The sum of each row."""
+    return matmul(values, s, ones((s.shape[1],), dtype=values.dtype, device=values.device))
+
+
+def merged(values: Array, begins: Any, order: Any) -> Array:
+    """Sums of runs of values, or of blocks, in an order: those of one place become one element. Runs begin there."""
+    count = values.shape[0]
+    s = Structure((len(begins) - 1, count), begins, order)
+    flat = reshape(values, (count, values.size // max(count, 1)))
+    made = matmul(ones((count,), dtype=values.dtype, device=values.device), s, flat)
+    return reshape(made, (len(begins) - 1, *values.shape[1:]))
