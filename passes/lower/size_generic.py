@@ -31,6 +31,7 @@ from dnnc.passes.lower.nests import Lowered
 NUMBER = re.compile(r"(?<![\w.])(?<!\d\()(?<!\de[-+])(\d+\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+(?![\w.]))")
 RESERVED = re.compile(r"\bs\d+\b")  # names of sizes
 LANES = 16  # sizes of the innermost loop that are multiples of it have no tail on any CPU
+LARGE = 16 << 20  # bytes of an array for which a target may have code of its own, such as non-temporal stores
 PLACES = 4096  # numbers of a text, beyond which it is not worth the time
 
 Number = int | float
@@ -107,11 +108,16 @@ class Family:
 
 
 def nest_of(lowered: Lowered) -> Nest | None:
-    """A kernel as a possible member of a family; None if it has reductions, memory of its own or symbolic sizes."""
+    """A kernel as a possible member of a family; None if it has reductions, memory of its own, symbolic sizes or large
+    arrays.
+    """
     if type(lowered.form) is not Map or lowered.dims or len(lowered.kernel.funcs) > 1 or not lowered.form.outer:
         return None
     lowered = _as_vectors(lowered) or lowered
-    if any(isinstance(s, Alloc) for s in walk_stmts(lowered.kernel.entry.body)) or not _innermost(lowered):
+    entry = lowered.kernel.entry
+    if any(isinstance(s, Alloc) for s in walk_stmts(entry.body)) or not _innermost(lowered):
+        return None
+    if any((value(b.size()) or 0) * b.dtype.bytes >= LARGE for b in entry.buffers):
         return None
     text = show_kernel(lowered.kernel)
     numbers = tuple(int(w) if w.isdigit() else float(w) for w in NUMBER.findall(text))
