@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache as cache_result
 from typing import TYPE_CHECKING, Any
@@ -64,12 +64,22 @@ def schedule(
     options: CompileOptions,
     manager: PassManager | None = None,
     cache: KernelCache | None = None,
+    dump: Callable[[str, Graph], None] | None = None,
 ) -> ScheduledGraph:
-    """Run the graph passes (which change the graph in place), plan, and schedule kernels. `cache` keeps schedules."""
+    """Run the graph passes (which change the graph in place), plan, and schedule kernels.
+
+    Args:
+        graph: the imported graph.
+        backend: schedules and facts of the target.
+        options: of the compilation.
+        manager: keeps records of the passes.
+        cache: keeps schedules.
+        dump: see PassContext.
+    """
     choose = choose_of(options, backend, cache)
     scheduled = schedule_graph(
         graph,
-        context_of(options, backend),
+        replace(context_of(options, backend), dump=dump),
         templates_of(options, backend),
         choose,
         options.opt_level,
@@ -117,6 +127,17 @@ def compile_program(c: GraphCompiler, dims: Mapping[Var, int]) -> Program:
 
     c.log.add(report() if found is None else cache_result(report))  # the memory curve takes as long as all else
     return program
+
+
+def rescheduled(
+    c: GraphCompiler, program: ProgramReport, dump: Callable[[str, Graph], None] | None = None
+) -> ScheduledGraph:
+    """A program of this model scheduled again from the imported graph, to look at its stages. `dump`: see PassContext.
+
+    The choices are those of the compilation: they follow from the graph, the options and the tuning log.
+    """
+    graph = _specialised(c.graph, {} if program.symbolic else program.dims, c.shared if program.symbolic else None)
+    return schedule(graph, c.backend, c.options, cache=c.cache, dump=dump)
 
 
 def _specialised(graph: Graph, sizes: Mapping[str, int], lows: Mapping[str, int] | None) -> Graph:

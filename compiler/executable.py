@@ -112,7 +112,7 @@ class Executable:
     @property
     def report(self) -> Report:
         """What the compilation did: passes, kernels, memory, time; print it."""
-        return self._compiler.report(self._signature, self.programs)
+        return replace(self._compiler.report(self._signature, self.programs), view=partial(_write_page, self))
 
     def source(self, stage: str, kernel: str | None = None) -> str:
         """Return the last program's text ("graph", "operator", "llvm", "asm", "cuda", "ptx"), or one kernel's.
@@ -332,6 +332,12 @@ class Executable:
         file = io.BytesIO()
         self.save(file)
         return _restored, (file.getvalue(), self.options.cache)
+
+
+def _write_page(f: Executable, path: Any, profile: Profile | None) -> None:
+    from dnnc.view import write_html  # loads the passes, which a call does without
+
+    write_html(f, path, profile)
 
 
 def _restored(data: bytes, cache: Any) -> Executable:

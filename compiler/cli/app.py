@@ -31,6 +31,7 @@ from dnnc.cli.options import (
 from dnnc.cli.prune_options import prune_
 from dnnc.cli.quantize_options import quantize_
 from dnnc.cli.values import number, whole
+from dnnc.cli.view_options import view_
 
 if TYPE_CHECKING:
     from dnnc.cli.models import Job
@@ -285,6 +286,11 @@ app.command(
     epilog="Example:  dnnc prune model.onnx --data images.npz --explore --html explore.html  and  dnnc prune "
     "model.onnx --sparsity 0.9",
 )(compiles("inputs", "precision", "memory", "tune", "strict_compile")(prune_))
+
+
+app.command("view", epilog="Example:  dnnc view digits.onnx --dims N=1 -o digits.html")(
+    compiles("strict_compile")(view_)
+)
 
 
 @app.command("profile", epilog="Example:  dnnc profile model.onnx --dims batch=1 --detail")

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
-from dnnc.ir.errors import count
+from dnnc.ir.errors import InputError, count
 from dnnc.report.tables import plain_text, report_tables
 
 if TYPE_CHECKING:
     from dnnc.passes.base import PassRecord
     from dnnc.signature import TensorSpec
+    from dnnc.tools.profile import Profile
 
 LADDER = "schedule ladder"  # the record of what had to be scheduled or grouped in another way
 Count = Union[int, str]  # a number, or its expression in symbolic dims
@@ -98,6 +100,7 @@ class Report:
     programs: tuple[ProgramReport, ...]
     notes: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
+    view: Callable[..., None] | None = field(default=None, compare=False)  # writes the page
 
     @property
     def fallbacks(self) -> list[str]:
@@ -119,7 +122,7 @@ class Report:
         out = {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
-            if f.name not in ("inputs", "outputs", "programs")
+            if f.name not in ("inputs", "outputs", "programs", "view")
         }
         out["inputs"], out["outputs"] = ([_plain(s) for s in specs] for specs in (self.inputs, self.outputs))
         out["programs"] = [{**_plain(p), "calls": p.calls, "from_cache": p.from_cache} for p in self.programs]
@@ -128,6 +131,26 @@ class Report:
     def to_json(self) -> str:
         """The report as a JSON object."""
         return json.dumps(self.as_dict(), indent=2)
+
+    def html(self, path: str | os.PathLike[str], profile: Profile | None = None) -> None:
+        """Write a page about the model: one file, which loads nothing. `dnnc view` writes the same.
+
+        It has the graph as imported and as fused, folded by layer, and for each node its source, the passes that
+        changed it, its kernel, its code and the reason why it is not fused further; memory over the program.
+
+        Args:
+            path: the page; it is replaced at once.
+            profile: adds times against the roofline: `f.report.html("f.html", f.profile(x))`.
+
+        Raises:
+            InputError: the file cannot be written; the report is a copy without its executable.
+        """
+        if self.view is None:
+            raise InputError("html: this report is a copy without its executable; take f.report of the model")
+        self.view(path, profile)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "view"}  # the executable stays behind
 
     def __repr__(self) -> str:
         kernels = sum(len(p.kernels) for p in self.programs)

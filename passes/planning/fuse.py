@@ -17,8 +17,8 @@ in front of it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import gcd
 
 from dnnc.ir.encodings import Quads
@@ -38,6 +38,8 @@ from dnnc.passes.rewrites.stored_weights import decodes
 IN_PLACE_BYTES = 1 << 16  # of smaller arrays a second copy costs less than the start of another kernel
 L1_SETS, L1_WAYS, LINE = 64, 8, 64  # of a first-level cache of 32 KB, which all have; bytes
 LEAST_COPIED = 128  # terms of a sum for which an operand is copied first
+CUT = "it is kept apart: no schedule held for the larger kernel, or the tuner measured that apart is faster"
+UNFUSED = "this optimisation level fuses nothing"
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
 
@@ -58,10 +60,14 @@ class Group:
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """Groups in order of execution, and the values that lie in another one's memory: (value, that one, byte)."""
+    """Groups in order of execution, and the values that lie in another one's memory: (value, that one, byte).
+
+    `apart`: of nodes that did not join their readers' group, the reason, for people.
+    """
 
     groups: tuple[Group, ...]
     views: tuple[tuple[Value, Value, int], ...]
+    apart: Mapping[Node, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
         views = (f"view: {a.name} = {b.name}" + (f" + {at}" if at else "") for a, b, at in self.views)
@@ -123,11 +129,12 @@ class _Fuser:
         self.promised: dict[Node, list[Node]] = {}  # nodes whose numbers are made within the group -> what makes them
         self.along: set[Node] = set()  # nodes that are computed along the rows of their group, or once for each
         self.indexing: set[Node] = set()  # nodes of which an index is made within their group
+        self.reasons: dict[Node, str] = {}  # why nodes are in none of their readers' groups
 
     def walk(self) -> None:
         """Put each node into a group."""
         for n in reversed(self.nodes):
-            g = self.target(n) if self.fuse and n not in self.cut else None
+            g = self.target(n) if self.fuse and n not in self.cut else self.stay(n, CUT if self.fuse else UNFUSED)
             if g is None:
                 g = self.order[n]
                 self.members[g], self.kind[g] = [], "map"
@@ -159,6 +166,7 @@ class _Fuser:
         return FusionPlan(
             tuple(in_order(self.graph, groups, self.order, self.aliases.of)),
             tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside),
+            self.reasons,
         )
 
     def one_kernel(self, p: Part, outputs: Sequence[Value]) -> bool:
@@ -172,47 +180,66 @@ class _Fuser:
         return n.outputs[0] in self.aliases.made
 
     def target(self, n: Node) -> int | None:
-        """The group that a node joins, or None for one of its own."""
-        alone = not is_kernel(kind_of(n)) or not n.op.traits.isdisjoint((Trait.SEQUENTIAL, Trait.SCATTER))
-        if len(n.outputs) != 1 or n.output in self.outputs or alone or not n.output.uses:
-            return None
+        """The group that a node joins, or None for one of its own; `reasons` then has the reason."""
+        why = self.fixed_apart(n)
+        if why:
+            return self.stay(n, why)
         users = [u for u, _ in n.output.uses]
         groups = {self.group_of[u] for u in users}
         if len(groups) != 1:
-            return None
+            return self.stay(n, "several kernels read its result, which is computed once")
         g = groups.pop()
-        if not is_kernel(self.kind[g]) or computing([n, *self.members[g][::-1]]) > MAX_NODES:
-            return None
+        if not is_kernel(self.kind[g]):
+            return self.stay(n, "its reader is a loop, a branch, or a step on the host")
+        if computing([n, *self.members[g][::-1]]) > MAX_NODES:
+            return self.stay(n, f"the kernel would have more than {MAX_NODES} nodes")
         if len(self.members[g]) == 1 and self.no_kernel(self.members[g][0]):
-            return None  # it takes the memory as it is
+            return self.stay(n, "its reader takes the memory as it is")
         if self.stays_in_row(n, g):
             return g
         if self.no_kernel(n) and not self.permuted_view(n):
-            return None
+            return self.stay(n, "it is a view of memory, for which nothing is computed")
         product = self.product_of(n)
         if product is not None:
             self.ahead[n] = product
             return g
         anchored = kind_of(n) != "map"
         if anchored and self.kind[g] != "map":
-            return None  # two anchors would run in one nest
+            return self.stay(n, f"a {kind_of(n)} and its reader's {self.kind[g]} do not share a loop nest")
         if kind_of(n) == "contraction" and self.updates(g):
-            return None  # a contraction's tiles overlap, so its result cannot take the memory of what it reads
-        if not all(self.allowed(n, u, anchored) for u in users):
-            return None
+            return self.stay(n, "the update behind it works in place, and tiles of a contraction overlap")
+        for u in users:
+            if not self.allowed(n, u, anchored):
+                return self.stay(n, f"{u.op.name} would read its elements in another order, or compute them repeatedly")
         if any(self.reads_index(u, n.output) for u in users):
             if Trait.ELEMENTWISE not in n.op.traits and not self.repeats_index(n, users):
                 # an index is written several times into an expression: chains of gathers would grow exponentially
-                return None
+                return self.stay(n, "it is an index, which its reader would compute repeatedly")
             self.indexing.add(n)
         if self.kind[g] == "contraction" and any(self.feeds_product(u) for u in users):
-            return None  # it would be computed again for every tile that reads it
+            return self.stay(n, "it would be computed again for every tile of the contraction that reads it")
         follows = self.kind[g] == "map" and all(self.follows(n.output, u) for u in users)
         if not anchored and not follows and not _widens(n) and self.epilogue_of(n):
-            return None  # better at the end of the contraction that feeds it, where the value is in registers
+            # better at the end of the contraction that feeds it, where the value is in registers
+            return self.stay(n, "it is the epilogue of the contraction ahead, whose result is in registers")
         if all(self.follows(n.output, u) for u in users):
             self.aligned.add(n)
         return g
+
+    def fixed_apart(self, n: Node) -> str:
+        """Why a node joins no group, whatever reads it; empty where it may."""
+        if len(n.outputs) != 1:
+            return "it has several results"
+        if n.output in self.outputs:
+            return "its result is an output of the graph"
+        if not is_kernel(kind_of(n)) or not n.op.traits.isdisjoint((Trait.SEQUENTIAL, Trait.SCATTER)):
+            return f"{n.op.name} is a kernel of its own"
+        return "" if n.output.uses else "nothing reads its result"
+
+    def stay(self, n: Node, why: str) -> int | None:
+        """No group; `why` for people."""
+        self.reasons[n] = why
+        return None
 
     def updates(self, g: int) -> bool:
         """Does an element-wise group give a large donated input new contents that it computes of the old ones?"""

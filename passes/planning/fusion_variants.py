@@ -91,7 +91,7 @@ def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
         parts = cut(g, variant.cuts)
         fresh += parts
         groups += parts  # where the group stood: they read what it read, and what read it comes behind
-    plan = FusionPlan(tuple(groups), region.fusion.views)
+    plan = FusionPlan(tuple(groups), region.fusion.views, region.fusion.apart)
     inplace = {v: region.inplace[v] for v in kept}
     nested = {g: tuple(vary(r, chosen) for r in inner) for g, inner in region.nested.items()}
     inplace |= find_inplace(region.graph, FusionPlan(tuple(fresh), plan.views))

@@ -1,0 +1,38 @@
+"""The options of `dnnc view`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dnnc.cli.options import Json, Seed
+
+if TYPE_CHECKING:
+    from dnnc.cli.models import Job
+
+
+def view_(
+    job: Job,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE.html", help="The page. Default: the model's name.", show_default=False
+        ),
+    ] = "",
+    onnx: Annotated[
+        str,
+        typer.Option(metavar="FILE.onnx", help="Also write the fused graph, for Netron.", show_default=False),
+    ] = "",
+    timed: Annotated[bool, typer.Option("--profile/--no-profile", help="Measure times of kernels.")] = True,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Write a page about a model: its graph as imported and as fused, passes, code, times, memory.
+
+    The page is one file and loads nothing. With --onnx the graph after all passes is written with a function for each
+    kernel; no runtime runs it.
+    """
+
+    import_module("dnnc.cli.view").view_command(job, output, onnx, timed, seed, as_json)
