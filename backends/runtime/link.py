@@ -97,7 +97,7 @@ def work_of(program: ScheduledGraph, symbols: Mapping[str, str]) -> dict[str, tu
     out: dict[str, tuple[Dim, Dim]] = {}
     for text, steps in unique_kernels(program).items():
         work = [(unwrap(const(s.flops)), _moved(s)) for s in (steps if steps[0].sizes else steps[:1])]
-        out[symbols[text]] = work[0] if len(work) == 1 else (_mean([w[0] for w in work]), _mean([w[1] for w in work]))
+        out[symbols[text]] = work[0] if len(work) == 1 else (_mean([f for f, _ in work]), _mean([b for _, b in work]))
     for s, symbol in zip(program.control, control_names(program)):
         length = s.node.attrs.get("length")
         flops = [const(k.flops) * (1 if length is None else length) for k in _kernels(s)]
@@ -105,8 +105,8 @@ def work_of(program: ScheduledGraph, symbols: Mapping[str, str]) -> dict[str, tu
     return out
 
 
-def _mean(numbers: Sequence[int]) -> int:
-    return sum(numbers) // len(numbers)
+def _mean(numbers: Sequence[Dim]) -> Dim:
+    return unwrap(sum(map(const, numbers), const(0)) // len(numbers))  # type: ignore[no-any-return]
 
 
 def _moved(s: AnyStep) -> Dim:

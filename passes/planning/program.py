@@ -422,7 +422,8 @@ class _Steps:
             why = self.unfit_like.get(like)
             if why is None:
                 try:
-                    problem, places = self.problems.pop(like, None) or self.placed(graph, g)
+                    known = self.problems.pop(like) if like in self.problems else None
+                    problem, places = known or self.placed(graph, g)
                     made = self.made_of(problem, len(g.nodes))
                 except Exception as e:
                     if not self.ladder.down or len(g.nodes) == 1:

@@ -38,7 +38,6 @@ FEW_ELEMENTS, MANY = (
     2048,
     1 << 20,
 )  # elements times operations for which one thread is certainly fast enough, or certainly not
-UNKNOWN = 2  # iterations that a loop of a symbolic size is taken to have where work is shared
 RUN = 256  # bytes of a row that are read one after the other where vectors of other rows could come between them
 PAIR = 2  # tiles side by side of the rows that are read: two cache lines, which CPUs bring together, or one
 ORDER: tuple[str, ...] = ()  # nothing is summed
@@ -150,12 +149,12 @@ def share(s: Schedule, work: int | Expr, few: int) -> None:
 
 def shared(s: Schedule, loop: For, few: int, alone: bool) -> bool:
     """Make a nest parallel, its outermost loops fused up to the one by which there are `few` iterations."""
-    names, count = [loop.var.name], value(loop.extent) or UNKNOWN
+    names, count = [loop.var.name], value(loop.extent) or 1
     while count < few and len(loop.body) == 1 and isinstance(inner := loop.body[0], For) and inner.kind == "range":
         size = value(inner.extent)
         if size is None and (count >= few // 2 or not any(isinstance(x, For) for x in inner.body)):
             break  # an index that is divided by a size costs more than a vector
-        loop, count = inner, count * (size or UNKNOWN)
+        loop, count = inner, count * (size or 1)
         names.append(loop.var.name)
     while names:
         mark = s.mark()
