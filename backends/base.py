@@ -348,6 +348,10 @@ class Backend:
         """What runs programs of array expressions; None if they go the way of models."""
         return None
 
+    def function(self, kernel: Kernel, cache: KernelCache) -> Callable[[Sequence[Array], Sequence[int]], None] | None:
+        """One kernel as a function of host arrays, read and written in place, and sizes; None if it cannot run so."""
+        return None
+
     @property
     def device(self) -> Callable[[], Device] | None:
         """Opens the device on which arrays lie (TargetError: it is not here); None if they lie on the host."""

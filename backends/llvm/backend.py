@@ -106,6 +106,9 @@ class LlvmBackend(Backend):
     def expressions(self, cache: KernelCache, check: bool) -> CpuExpressions:
         return CpuExpressions(cache, self.threads)
 
+    def function(self, kernel: Kernel, cache: KernelCache) -> Callable[[Sequence[Array], Sequence[int]], None] | None:
+        return self._toolchain.function_of(kernel, self.target, self.expressions(cache, False))
+
     def unfit(self, code_version: str, target: Any) -> str:
         if code_version != self.code_version:
             return f"it was compiled for {code_version}, this is {self.code_version}"

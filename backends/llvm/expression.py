@@ -113,6 +113,15 @@ class CpuExpression(CpuInstance):
         self.put(held)
         return results
 
+    def on(self, arrays: Sequence[Array], sizes: Sequence[int]) -> None:
+        """Run on contiguous arrays, which are read and written in place, of such sizes."""
+        held = self.take()
+        held.pointers[HEAD + len(arrays) : HEAD + len(arrays) + len(sizes)] = sizes
+        held.record[CALL_NTHREADS] = self.nthreads
+        if self.run(held.address, arrays, ()):
+            self.fail(held.frame)
+        self.put(held)
+
     def _adopted(self, held: CallFrame | None) -> CallFrame:
         found = super()._adopted(held)
         found.pointers[HEAD + len(self.program.inputs) + len(self.outputs) :] = 0  # counters begin so

@@ -22,6 +22,7 @@ from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.instance import CpuInstance
 from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.llvm.single import function_of
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.timing import Timed
 from dnnc.backends.runtime.frames import Frame
@@ -35,7 +36,7 @@ from dnnc.passes.planning.program import ScheduledGraph, Step, is_parallel
 
 Array = np.ndarray[Any, Any]
 
-__all__ = ["CpuBench", "build", "ceilings", "facts", "templates"]
+__all__ = ["CpuBench", "build", "ceilings", "facts", "function_of", "templates"]
 
 
 def describe(scheduled: ScheduledGraph, target: CpuTarget) -> Program:

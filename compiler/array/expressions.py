@@ -144,7 +144,8 @@ class ExpressionCompiler:
     def _as_model(self, graph: Graph) -> Callable[[Sequence[Any]], list[Any]]:
         """A model; sizes that are not known have bounds, within which one program serves."""
         names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
-        opts = replace(self.opts, dims={n: (v.lo, v.hi) for n, v in graph.dims.items() if isinstance(v.hi, int)})
+        dims = {n: (v.lo if isinstance(v.lo, int) else 0, v.hi) for n, v in graph.dims.items() if isinstance(v.hi, int)}
+        opts = replace(self.opts, dims=dims)
         f = compile_for(graph, names, opts, self.backend, self.cache)
         place = self.place
 

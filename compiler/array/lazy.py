@@ -387,11 +387,11 @@ class Programs:
         if types is None:
             return self.get(reached, outputs, device)(data)  # type: ignore[arg-type]
         (call,) = reached.calls
-        key = "open", device, call.key, tuple((t.dtype.name, t.shape) for t in types)
+        opened = "open", device, call.key, tuple((t.dtype.name, t.shape) for t in types)
         with self.lock:
-            if key not in self.made:
-                self._enter(key, compiler(device).compile(lambda: graph_of_call(call, types)))
-            found = self.last = self.made[key]
+            if opened not in self.made:
+                self._enter(opened, compiler(device).compile(lambda: graph_of_call(call, types)))
+            found = self.last = self.made[opened]
         return found(data)  # type: ignore[no-any-return]
 
 

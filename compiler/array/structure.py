@@ -156,7 +156,7 @@ def open_types(reached: Reached, outputs: Sequence[Lazy]) -> list[TensorType] | 
     if more or not names or [*call.inputs] != [*reached.leaves] or len(names) != len(call.inputs) or len(outputs) > 1:
         return None
     shapes = [x.type.shape for x in reached.leaves]
-    if any(not all(0 < d <= MOST for d in s) for s in shapes):  # type: ignore[operator]
+    if any(not all(0 < d <= MOST for d in s) for s in shapes):
         return None
     return [
         TensorType(x.type.dtype, tuple(d if n is None else var(n, lo=1, hi=MOST) for n, d in zip(axes, x.type.shape)))

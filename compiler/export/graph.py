@@ -45,7 +45,9 @@ INSIDE = frozenset(
     "eliminated_pivot eliminate block_sums block_running positions differs run_lengths "
     "unravel suppress row_starts triples".split()
 )
-ABSENT = frozenset("roi_weights roi_rows roi_bins roi_max string_rank sign_words differing_bits".split())
+ABSENT = frozenset(
+    "roi_weights roi_rows roi_bins roi_max string_rank sign_words differing_bits csr_matmul csr_sampled".split()
+)
 CONTROL: dict[str, Callable[..., list[str]]] = {"cond": cond, "loop": loop}
 
 

@@ -176,13 +176,13 @@ class _Builder:
         ran = [p for p in report.passes if p.seconds or p.changed]  # others are remarks
         self.view.passes += [_pass_row(p, why.get(p.name, "")) for p in ran]
         same = len(ran) >= found.passes
-        for c in found.changes:
+        for change in found.changes:
             self.view.changes.append(
                 {
-                    "pass": start + c.number if same else -1,
-                    "before": _lines(c.before),
-                    "after": _lines(c.after),
-                    "nodes": sorted(c.origins),
+                    "pass": start + change.number if same else -1,
+                    "before": _lines(change.before),
+                    "after": _lines(change.after),
+                    "nodes": sorted(change.origins),
                 }
             )
 

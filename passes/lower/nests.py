@@ -32,13 +32,11 @@ from dnnc.ir.expr import (
     const,
     free,
     load,
-    maximum,
     minimum,
     op,
     rebuild,
     select,
     substitute,
-    terms,
     value,
     var,
     walk,
@@ -49,6 +47,7 @@ from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, Param, Store, call
 from dnnc.ir.op import Trait
 from dnnc.ir.types import Dense, Layout, Part, TensorType
 from dnnc.passes.analysis.outputs import main_output, places_in
+from dnnc.passes.lower.conditions import conjuncts, loaded_range
 from dnnc.passes.lower.form import Form, Map, Reduction, Rows, Scan, Weighted, contraction
 from dnnc.passes.lower.kept import choose_kept, pending
 from dnnc.passes.lower.scatter import Scattered, combine, write
@@ -470,13 +469,13 @@ class _Lowering:
         rs: list[Var] = []
         with ExitStack() as scopes:
             for v, end in zip(stage.reduce, ends):
-                lo, hi, cond = _loaded_range(v, const(end), cond)
+                lo, hi, cond = loaded_range(v, const(end), cond)
                 rs.append(scopes.enter_context(self.b.loop(f"r{len(rs)}", hi, lo=lo)))
                 cond, term = (self.resolve(substitute(e, {v: rs[-1]})) for e in (cond, term))
                 self.place(cond, bound | {*rs})  # reductions for each step of this one
                 if len(rs) < len(ends):
                     self.place(term, bound | {*rs})
-            conds = tuple(_conjuncts(self.settle(cond)))
+            conds = tuple(conjuncts(self.settle(cond)))
             for c in conds:
                 scopes.enter_context(self.b.when(c))
             self.place(term, bound | {*rs})
@@ -584,28 +583,3 @@ def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Ex
 def _uncast(e: Expr) -> Expr:
     """The element that is converted, or e."""
     return e.args[0] if isinstance(e, Op) and e.name.startswith("cast_") else e
-
-
-def _loaded_range(v: Var, end: Expr, cond: Expr) -> tuple[Expr, Expr, Expr]:
-    """The range of a reduction's axis, which has `end` steps, and what is left of its condition: bounds that parameters
-    hold, `starts[i] <= v` and `v < starts[i + 1]`, are bounds of the loop. So it takes the steps of its row alone.
-    """
-    lo, hi, left = const(0), end, const(True, boolean)
-    for c in _conjuncts(cond):
-        loads = [x for x in walk(c) if isinstance(x, Load)]
-        gap = c.args[1] - c.args[0] - int(c.name == "<") if isinstance(c, Op) and c.name in ("<", "<=") else None
-        slope = dict(terms(gap)[0]).get(v, 0) if gap is not None and loads else 0
-        alone = gap is not None and slope in (1, -1) and v not in free(gap - v * slope)
-        if gap is None or not alone or any(isinstance(x.buf, te.Tensor) for x in loads):
-            left = left & c
-        elif slope == 1:
-            lo = maximum(lo, v - gap)
-        else:
-            hi = minimum(hi, gap + v + 1)
-    return lo, hi, left
-
-
-def _conjuncts(c: Expr) -> list[Expr]:
-    if isinstance(c, Op) and c.name == "&":
-        return [*_conjuncts(c.args[0]), *_conjuncts(c.args[1])]
-    return [] if isinstance(c, Const) and c.value else [c]

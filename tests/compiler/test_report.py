@@ -62,7 +62,7 @@ def test_memory_is_the_plan_of_the_program(net: Any) -> None:
 
 def test_passes_and_stages_are_timed(net: Any) -> None:
     (p,) = net.report.programs
-    assert [x.name for x in p.passes[:2]] == ["quantized", "stored-weights"]
+    assert [x.name for x in p.passes[:2]] == ["forget-structures", "quantized"]
     assert {x.nodes_before for x in p.passes[:1]} == {4}
     assert set(p.seconds) == {"passes", "compile", "check", "link"} and min(p.seconds.values()) > 0
     assert net.report.seconds == pytest.approx(sum(p.seconds.values()))
@@ -95,7 +95,8 @@ def test_every_stage_is_in_the_table() -> None:
 def test_notes_of_passes_are_shown_and_many_are_cut(net: Any) -> None:
     assert "noted by passes" not in str(net.report)
     (p,) = net.report.programs
-    noting = dataclasses.replace(p.passes[0], notes=tuple(f"remark {k}" for k in range(12)))
+    quantized = next(x for x in p.passes if x.name == "quantized")
+    noting = dataclasses.replace(quantized, notes=tuple(f"remark {k}" for k in range(12)))
     text = plain_text(program_tables(dataclasses.replace(p, passes=(noting,))))
     assert (
         "noted by passes\n  quantized  remark 0\n" in text

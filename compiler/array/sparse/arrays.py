@@ -7,6 +7,7 @@ change. Columns of a row are sorted, and duplicates are added up.
 from __future__ import annotations
 
 import builtins
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import kind_of
 from dnnc.array.sparse import products
 from dnnc.array.sparse.conversions import blocked, is_sparse, of_blocks, of_scipy, shape_of, taken
+from dnnc.array.sparse.spgemm import multiplied
 from dnnc.array.sparse.structure import Host, Structure, of_places
 from dnnc.array.statistical import sum as sum_
 from dnnc.ir.errors import InputError, a_type
@@ -28,7 +30,7 @@ from dnnc.ir.errors import InputError, a_type
 DENSE = (Array, np.ndarray, np.generic)
 
 
-class SparseArray:
+class SparseArray(ABC):
     """What sparse arrays share: shape, arithmetic, conversions. Make one by `csr_array`, `coo_array`, `bsr_array`."""
 
     __array_ufunc__ = None  # NumPy leaves operators to this class
@@ -39,8 +41,9 @@ class SparseArray:
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, int]:
-        raise NotImplementedError
+        """Rows and columns."""
 
     @property
     def ndim(self) -> int:
@@ -76,9 +79,9 @@ class SparseArray:
 
     # --- formats ------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def tocsr(self) -> csr_array:
         """The same elements in compressed rows."""
-        raise NotImplementedError
 
     def tocoo(self) -> coo_array:
         """The same elements by coordinates."""
@@ -102,9 +105,9 @@ class SparseArray:
 
     todense = toarray
 
+    @abstractmethod
     def to_scipy(self) -> Any:
         """The array of `scipy.sparse` with the same elements in the same format."""
-        raise NotImplementedError
 
     def with_data(self, data: Any) -> Any:
         """Other values at the same places: `a.with_data(xp.exp(a.data))`.
@@ -130,9 +133,9 @@ class SparseArray:
         return self.with_data(self.data.to_device(device))
 
     @property
+    @abstractmethod
     def T(self) -> Any:
         """The transpose. Its structure is computed once."""
-        raise NotImplementedError
 
     def transpose(self) -> Any:
         """The transpose."""
@@ -142,7 +145,9 @@ class SparseArray:
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, SparseArray):
-            raise TypeInputError("matmul: products of two sparse arrays are not supported; toarray() makes one dense")
+            a, b = self.tocsr(), other.tocsr()
+            data, structure = multiplied(a.data, a.structure, b.data, b.structure)
+            return _made(csr_array, data=data, structure=structure)
         x = _operand(other, self)
         if x is None:
             return NotImplemented
@@ -273,9 +278,13 @@ class csr_array(SparseArray):
 
     @property
     def T(self) -> csr_array:
-        return _made(
-            csr_array, data=products.transposed(self.data, self.structure), structure=self.structure.transposed
-        )
+        held: tuple[Any, Any] | None = self.__dict__.get("_turned")  # of these values: they may have been written to
+        if held is None or held[0] is not self.data._parts:
+            data, structure = products.transposed(self.data, self.structure), self.structure.transposed
+            held = self.data._parts, _made(csr_array, data=data, structure=structure)
+            if products.at_hand(self.data):
+                self._turned = held
+        return held[1]
 
     def to_scipy(self) -> Any:
         return _scipy().csr_array((self.data.numpy(), self.indices, self.indptr), shape=self.shape)
@@ -406,7 +415,7 @@ def _made(kind: type, **fields: Any) -> Any:
 
 
 def _scipy() -> Any:
-    import scipy.sparse
+    import scipy.sparse  # an optional package
 
     return scipy.sparse
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import Array, array_of, cast
+from dnnc.array.core import Array, array_of, cast, from_buffer
 from dnnc.array.creation import ones, zeros
+from dnnc.array.devices import HOST
 from dnnc.array.elementwise import one
 from dnnc.array.errors import TypeInputError, ValueInputError
-from dnnc.array.lazy import Lazy, apply
+from dnnc.array.lazy import Lazy, apply, materialise
 from dnnc.array.manipulation import matrix_transpose, reshape, result_type
 from dnnc.array.sparse.structure import Host, Structure, operand
 
@@ -30,15 +31,30 @@ def numbers(name: str, *arrays: Array) -> list[Array]:
 
 
 def _apply(op: str, s: Structure, names: tuple[str, ...], *factors: Array) -> Array:
-    """An op on a structure; where derivatives may be asked for, it gets what they read."""
+    """An op on a structure; where derivatives may be asked for, it gets what they read.
+
+    Otherwise it runs at once, by itself: so one program serves all structures.
+    """
     parts = [one(x) for x in factors]
-    more = tuple(n for n in ("starts", "rows") if n not in names) + ALL[1:] if any(map(_followed, parts)) else ()
+    traced = any(map(followed, factors))
+    more = tuple(n for n in ("starts", "rows") if n not in names) + ALL[1:] if traced else ()
     operands = [s.value(n, factors[0].device) for n in (*names, *more)]
-    return array_of(apply(op, *parts, *operands, trusted=True))
+    if traced:
+        return array_of(apply(op, *parts, *operands, trusted=True))
+    materialise(parts)
+    made = apply(op, *parts, *operands, trusted=True)
+    materialise([made])
+    return array_of(made)
 
 
-def _followed(x: Lazy) -> bool:
-    return x.traced or bool(x.tracked)
+def at_hand(x: Array) -> bool:
+    """Is it an array of the host that nobody follows? Moving its elements about needs no program."""
+    return x.device == HOST and not followed(x)
+
+
+def followed(x: Array) -> bool:
+    """May somebody ask for derivatives?"""
+    return any(p.traced or bool(p.tracked) for p in x._parts)
 
 
 def matmul(values: Array, s: Structure, x: Array) -> Array:
@@ -50,8 +66,8 @@ def matmul(values: Array, s: Structure, x: Array) -> Array:
     shape = (m, *x.shape[1:])
     if 0 in (s.stored, *shape):
         return zeros(shape, dtype=x.dtype, device=x.device)
-    y = _apply("csr_matmul", s, OPERANDS, values, reshape(x, (k, 1)) if x.ndim == 1 else x)
-    return reshape(y, shape) if x.ndim == 1 else y
+    y = _apply("csr_matmul", s, OPERANDS, values, shaped(x, (k, 1)) if x.ndim == 1 else x)
+    return shaped(y, shape) if x.ndim == 1 else y
 
 
 def sampled(s: Structure, x: Array, y: Array) -> Array:
@@ -67,6 +83,11 @@ def sampled(s: Structure, x: Array, y: Array) -> Array:
     return _apply("csr_sampled", s, ("rows", "columns"), x, matrix_transpose(y))
 
 
+def shaped(x: Array, shape: tuple[int, ...]) -> Array:
+    """The elements in another shape."""
+    return from_buffer(x.numpy().reshape(shape), HOST) if at_hand(x) else reshape(x, shape)
+
+
 def taken(x: Array, s: Structure, name: str) -> Array:
     """The rows of an array that one of the structure's arrays of indices says."""
     return gathered(x, s.value(name, x.device))
@@ -74,6 +95,8 @@ def taken(x: Array, s: Structure, name: str) -> Array:
 
 def gathered(x: Array, indices: Lazy | Host) -> Array:
     """The rows of an array that indices say, which are in range."""
+    if at_hand(x) and (at := indices.data if isinstance(indices, Lazy) else indices) is not None:
+        return from_buffer(np.take(x.numpy(), at, 0), HOST)
     indices = indices if isinstance(indices, Lazy) else operand(indices, x.device)
     if 0 in x.shape or 0 in indices.shape:
         return zeros((*indices.shape, *x.shape[1:]), dtype=x.dtype, device=x.device)
@@ -91,6 +114,10 @@ def dense(values: Array, s: Structure, onto: Array | None = None) -> Array:
     base = zeros(s.shape, dtype=kind, device=device) if onto is None else onto
     if not s.stored:
         return base
+    if at_hand(base) and at_hand(values):
+        made = base.numpy().copy()
+        made.reshape(-1)[s.places[:, 0]] += values.numpy()
+        return from_buffer(made, HOST)
     flat = reshape(base, (s.shape[0] * s.shape[1],))
     how = "none" if onto is None else "add"
     put = [

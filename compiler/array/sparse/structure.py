@@ -23,7 +23,7 @@ INT32 = np.iinfo(np.int32).max
 
 
 class Structure(Static):
-    """The stored elements of a matrix, row by row, the columns of a row rising.
+    """The stored elements of a matrix, row by row; none is stored twice. Columns of a row rise, but in products.
 
     Attributes:
         shape: of the matrix.

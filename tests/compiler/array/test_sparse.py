@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,12 @@ import dnnc
 import dnnc.array as xp
 from dnnc.array import sparse
 from dnnc.array.lazy import PROGRAMS_MADE
+from dnnc.array.sparse import spgemm
+from dnnc.ir.dtype import f32, i32
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
+from support import random_sparse
 
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
 TOLERANCE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-12}
@@ -50,6 +58,14 @@ def test_products(dtype: str, columns: int) -> None:
 
 
 SHAPES = [(1, 1, 1.0), (1, 40, 0.5), (40, 1, 0.5), (7, 9, 0.0), (0, 5, 0.0), (5, 0, 0.0), (64, 64, 1.0)]
+
+
+SEED = zlib.crc32(os.environ["DNNC_TEST_SEED"].encode())  # others every day
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 16))
+def test_random_arrays(seed: int) -> None:
+    random_sparse.run(seed)
 
 
 @pytest.mark.parametrize("m,k,density", SHAPES)
@@ -111,6 +127,71 @@ def test_elements_and_sums() -> None:
     assert (s + 0) is s and s.astype("float64").dtype == np.float64
     x, y = rng.standard_normal((20, 11)).astype(np.float32), rng.standard_normal((11, 30)).astype(np.float32)
     close(sparse.sddmm(s, x, y), (x @ y) * (d != 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_two_sparse_arrays(dtype: str) -> None:
+    for m, k, n, density in (
+        (5, 6, 7, 0.4),
+        (60, 70, 80, 0.1),
+        (1, 40, 1, 1.0),
+        (30, 20, 10, 0.0),
+        (300, 200, 260, 0.2),
+    ):
+        a, b = (random(*s, density, "float32" if dtype == "float16" else dtype) for s in ((m, k), (k, n)))
+        s, t = (sparse.csr_array(x, dtype=dtype) for x in (a, b))
+        x, y = (z.toarray().numpy().astype(np.float64) for z in (s, t))
+        c = s @ t
+        assert c.shape == (m, n) and c.dtype == np.dtype(dtype)
+        assert c.nnz == ((a != 0).astype(int) @ (b != 0).astype(int)).nnz  # zeros that are sums are stored
+        close(c, x @ y)
+
+
+def test_a_product_is_an_operand_like_others() -> None:
+    """Its columns stand in the order in which they were met."""
+    a, b = random(40, 30, 0.2), random(30, 50, 0.2)
+    c, d = sparse.csr_array(a) @ sparse.coo_array(b), (a @ b).toarray().astype(np.float64)
+    x = rng.standard_normal((50, 4)).astype(np.float32)
+    close(c @ x, d @ x)
+    close(c.T, d.T)
+    close(c.T @ x[:40], d.T @ x[:40])
+    close(c + c.T.T, 2 * d)
+    close(c * sparse.csr_array(d.astype(np.float32)), d * d)
+    close(c.tobsr((2, 5)), d)
+    close(c @ c.T, d @ d.T)
+    close(sparse.csr_array(c.to_scipy()), d)
+
+
+def test_products_in_parts_and_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = random(200, 90, 0.1), random(90, 150, 0.1)
+    want = a.toarray().astype(np.float64) @ b.toarray()
+    monkeypatch.setattr(spgemm, "SERIAL_BELOW", 1)
+    for most in (1 << 28, 3000, 1):
+        monkeypatch.setattr(spgemm, "AT_ONCE", most)
+        close(sparse.csr_array(a) @ sparse.csr_array(b), want)
+    d = np.zeros((40, 40), np.float32)
+    d[39] = 1.0  # all products are of the last row
+    close(sparse.csr_array(d) @ sparse.csr_array(d), d @ d)
+
+
+def test_kernels_of_sparse_products_in_the_interpreter() -> None:
+    """Verified, and without races between shares."""
+    a, b = random(9, 8, 0.4), random(8, 7, 0.4)
+    s, t = (x.astype(np.int32) for x in (a.indptr, b.indptr))
+    structure = {"starts": s, "columns": a.indices, "b_starts": t, "b_columns": b.indices}
+    sizes = {"M": 9, "K": 8, "N": 7, "Y": a.nnz, "Z": b.nnz}
+    most = np.zeros(9, np.int64)
+    kernel = verify_kernel(spgemm.bound_kernel(i32))
+    run_kernel(kernel, {**sizes, **structure, "most": most})
+    assert (most <= 7).all() and (most >= np.diff((a @ b).indptr)).all()
+    kernel = verify_kernel(spgemm.fill_kernel(i32, f32, 2))
+    assert show_kernel(parse_kernel(show_kernel(kernel))) == show_kernel(kernel)
+    begins = np.array([0, most[:4].sum(), most.sum()])
+    out = {"c_columns": np.zeros(most.sum(), np.int32), "c": np.zeros(most.sum(), np.float32), "counts": most.copy()}
+    mark = np.full((2, 7), -1, np.int32)
+    values = {"a": a.data, "b": b.data, "edges": np.array([0, 4, 9]), "begins": begins, "mark": mark}
+    run_kernel(kernel, {**sizes, "C": len(out["c"]), **structure, **values, **out})
+    assert out["counts"].tolist() == np.diff((a @ b).indptr).tolist()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (4, 5), (20, 30)])
@@ -260,6 +341,18 @@ def test_gradients_of_sampled_products_and_second_ones() -> None:
     v = xp.asarray(rng.standard_normal(9))
     h = dnnc.hessian(lambda v: xp.sum((s @ v) ** 3))(v)
     close(h, 6 * d.T @ np.diag(d @ v.numpy()) @ d)
+
+
+def test_gradients_of_products_of_two_sparse_arrays() -> None:
+    a, b = random(12, 9, 0.3, "float64"), random(9, 10, 0.3, "float64")
+    s, t, d, e = sparse.csr_array(a), sparse.csr_array(b), a.toarray(), b.toarray()
+
+    def squares(a: Any, b: Any) -> Any:
+        return xp.sum((a @ b).data ** 2)
+
+    of_a, of_b = dnnc.jit(dnnc.grad(squares, argnums=(0, 1)))(s, t)
+    close(of_a, 2 * (d @ e) @ e.T * (d != 0))
+    close(of_b, 2 * d.T @ (d @ e) * (e != 0))
 
 
 def test_masked_training_keeps_one_copy_of_the_weights() -> None:
