@@ -158,8 +158,7 @@ def family_of(nests: Sequence[Nest]) -> Family | None:
             return f"bits_f32(cast_i32(s{w.size}))"
         return f"s{w.size}" if w.factor == 1 else f"({w.factor}*s{w.size})"
 
-    shared = [LANES if g % LANES == 0 else 1 for g in divisors.values()]
-    head = [*(f"dim[{d}, None, {d}]" for d in shared), *("dim[0, None]" for _ in floats)]
+    head = [*(_dim(min(ratio) * g, g) for ratio, g in divisors.items()), *("dim[0, None]" for _ in floats)]
     params = "".join(f"s{k}: {t}, " for k, t in enumerate(head))
     frame = nests[0].frame
     kernel = parse_kernel(_filled(frame, tuple(words), word).replace("(", f"({params}", 1))
@@ -182,6 +181,12 @@ def _ratio(column: Sequence[Number]) -> tuple[tuple[int, ...], int]:
     """Integers divided by their greatest common divisor, and the divisor."""
     g = math.gcd(*column)  # type: ignore[arg-type]
     return tuple(int(n) // g for n in column), g
+
+
+def _dim(least: int, divisor: int) -> str:
+    """The type of a size that is at least `least` in all members, where it is small, and a multiple of `divisor`."""
+    step = LANES if divisor % LANES == 0 else 1
+    return f"dim[{min(least, LANES)}, None, {step}]"
 
 
 def _bits(x: float) -> int:

@@ -10,6 +10,8 @@ import pytest
 
 import dnnc
 from dnnc.backends.llvm import build, facts
+from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.templates import templates
 from dnnc.ir.errors import InternalError
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.text import show_kernel
@@ -17,6 +19,8 @@ from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.lower.size_generic import Family, Nest, family_of, nest_of
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.planning.program import lower_group
+from dnnc.passes.schedule.problem import Problem
+from dnnc.passes.schedule.step import schedule
 from dnnc.tools.sample_graphs import graph_of
 
 LLVM = {"target": "llvm", "cache": False}
@@ -42,7 +46,7 @@ def test_sizes_in_the_same_ratio_are_one() -> None:
         *(f"def g(x: f32[8, {c}, {h}, {h}], s: f32[{c}, 1, 1]): return relu(add(x, s))" for c, h in ((4, 16), (12, 32)))
     )
     assert [made.sizes(n) for n in found] == [(4, 16), (12, 32)]
-    assert "s0: dim[1, None], s1: dim[16, None, 16]" in show_kernel(made.lowered.kernel)
+    assert "s0: dim[4, None], s1: dim[16, None, 16]" in show_kernel(made.lowered.kernel)
 
 
 def test_chains_over_whole_arrays_are_vectors_of_any_rank() -> None:
@@ -68,6 +72,14 @@ def test_a_nest_that_only_looks_alike_is_no_member() -> None:
     made, _ = family(text.format(n=64, m=32), text.format(n=128, m=64))
     (other,) = nests(text.format(n=64, m=48))
     assert other is not None and made.sizes(other) is None
+
+
+def test_places_of_vectors_are_not_divided_by_sizes() -> None:
+    body = "def g(x: f32[1, {c}, {n}, {n}, 16], s: f32[1, {c}, 1, 1, 16]): return mul(x, s)"
+    made, _ = family(*(body.format(c=c, n=n) for c, n in ((6, 20), (4, 40), (12, 28))))
+    kernel, _ = schedule(Problem(made.lowered, 0), templates(parse_target("llvm -threads=2")))
+    text = show_kernel(kernel)
+    assert "parallel" in text and "s1" in text and "//" not in text and "%" not in text
 
 
 def test_reductions_and_symbolic_sizes_stay_as_they_are() -> None:
