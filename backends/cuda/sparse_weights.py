@@ -54,9 +54,19 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
 
 def best_bundles(array: Array, axis: int, pixels: int, target: GpuTarget) -> tuple[float, Bundles | None]:
     """The encoding of the fastest kernel by its estimated cycles; infinity and None where none fits."""
-    stored = matrix_of(array, axis) != 0
+    found = min(costs(matrix_of(array, axis) != 0, pixels, target), key=lambda row: row[0], default=None)
+    if found is None:
+        return math.inf, None
+    cost, _, height, depth = found
+    return cost, Bundles.of(array, axis, height, depth)
+
+
+def costs(stored: Array, pixels: int, target: GpuTarget) -> list[tuple[float, sparse.Shape, int, int]]:
+    """Estimated cycles of all blocks and encodings of a matrix [rows, columns] that fit: rows of a bundle, columns of
+    a piece.
+    """
     rows, terms = stored.shape
-    best: tuple[float, int, int] = (math.inf, 0, 0)
+    out = []
     for depth in sorted({-(-terms // (STEP * n)) * STEP for n in DEPTHS}):
         if depth > MOST_DEPTH or (depth < LEAST_DEPTH and depth < terms):
             continue
@@ -66,11 +76,9 @@ def best_bundles(array: Array, axis: int, pixels: int, target: GpuTarget) -> tup
             if height > max(rows, HEIGHTS[0]) * 2:
                 continue
             most = int(np.add.reduceat(packs, np.arange(0, rows, height)).max())
-            w = sparse.Work(pixels, rows, terms, height, depth, int(packs.sum()), most)
-            for s in sparse.shapes(w, target):
-                best = min(best, (sparse.cycles(w, s, target), height, depth))
-    cost, height, depth = best
-    return cost, Bundles.of(array, axis, height, depth) if height else None
+            w = sparse.Work(pixels, rows, terms, height, depth, int(packs.sum()), most, int(packs.max()))
+            out += [(sparse.cycles(w, s, target), s, height, depth) for s in sparse.shapes(w, target)]
+    return out
 
 
 @lru_cache(256)
