@@ -81,6 +81,9 @@ class TargetFacts:
     # given a contraction: may its kernel go on with the result and store several arrays, in the memory of what it reads
     # at the same elements too?
     stores_several: Callable[[Any], bool] | None = None
+    # elements from which all threads take part in an element-wise kernel that serves several sizes; 0: each kernel
+    # knows its sizes
+    parallel_from: int = 0
     # given the form of a loop (`dnnc.passes.lower.recurrent_form`): is there a kernel for all of its steps?
     supports_scan_kernel: Callable[[Any], bool] | None = None
 
