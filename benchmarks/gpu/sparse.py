@@ -120,7 +120,9 @@ def rmat(rng: Any, m: int, k: int, count: int) -> Any:
 
 @dataclass(frozen=True)
 class Made:
-    """A kernel: `words` of its weights where they are sparse; `cycles`: what the model expects."""
+    """A kernel: `words` of its weights where they are sparse, and what these are made of, `kept`: a bitmap and the
+    other numbers; `cycles`: what the model expects.
+    """
 
     case: Case
     choice: str
@@ -130,6 +132,7 @@ class Made:
     cycles: float
     gain: float  # over the dense kernel by the model
     words: Any = None
+    kept: Any = None
 
 
 def problem_of(c: Case, encoding: Bundles | None = None) -> Problem:
@@ -141,12 +144,12 @@ def problem_of(c: Case, encoding: Bundles | None = None) -> Problem:
     return classify(nodes, lower(g, nodes, g.outputs))
 
 
-def made(c: Case, p: Problem, choice: str, kernel: Any, cycles: float, words: Any = None) -> Made:
+def made(c: Case, p: Problem, choice: str, kernel: Any, cycles: float, words: Any = None, kept: Any = None) -> Made:
     kernel = decompose(kernel, spelled("standard"))
     code = compile_cuda(emit_kernel(kernel, "kernel", TARGET), TARGET.arch)
     dense = sparse_weights.dense_cycles(c.p, c.k, c.m, TARGET)
     names = tuple(b.name for b in p.kernel.entry.params)
-    return Made(c, choice, code, launch_of(kernel), names, cycles, dense / cycles, words)
+    return Made(c, choice, code, launch_of(kernel), names, cycles, dense / cycles, words, kept)
 
 
 def build(c: Case, candidates: int) -> list[Made]:
@@ -158,11 +161,12 @@ def build(c: Case, candidates: int) -> list[Made]:
             made(c, p, f"{t.name}{knobs}", t.apply(p, dict(knobs)), sparse_weights.dense_cycles(c.p, c.k, c.m, TARGET))
         ]
     w, out = weights(c), []
+    kept = np.packbits(w != 0), w[w != 0]
     for cycles, shape, height, depth in ranked(w, c.p)[:candidates]:
         encoding = Bundles.of(w, 1, height, depth)
         p, knobs = problem_of(c, encoding), dict(sparse.knobs_of(shape))
         choice = f"height={height}, depth={depth}, {', '.join(f'{k}={v}' for k, v in knobs.items())}"
-        out.append(made(c, p, choice, sparse.apply(p, knobs, TARGET), cycles, encoding.pack(w)[0]))
+        out.append(made(c, p, choice, sparse.apply(p, knobs, TARGET), cycles, encoding.pack(w)[0], kept))
     return out
 
 
@@ -194,6 +198,15 @@ def error_of(y: Any, want: Any) -> float:
     return gap if gap == gap else float("inf")
 
 
+def whole(m: Made) -> Any:
+    """The weights of a kernel, as its maker drew them."""
+    if m.kept is None:
+        return weights(m.case)
+    w = np.zeros(m.case.k * m.case.m, np.float32)
+    w[np.unpackbits(m.kept[0], count=len(w)).view(np.bool_)] = m.kept[1]
+    return w.reshape(m.case.k, m.case.m)
+
+
 def rivals(w: Any, x: Any) -> dict[str, Any]:
     """Calls of libraries for x @ w."""
     import torch
@@ -223,7 +236,7 @@ def timed(found: dict[Case, list[Made]]) -> list[dict[str, Any]]:
     dense: dict[tuple[int, int, int], dict[str, float]] = {}
     for c, kernels in found.items():
         torch.manual_seed(0)
-        x, w = torch.randn(c.p, c.k, device="cuda"), torch.from_numpy(weights(c)).cuda()
+        x, w = torch.randn(c.p, c.k, device="cuda"), torch.from_numpy(whole(kernels[0])).cuda()
         want = x.double() @ w.double()
         graphs, keep, ours = {}, [], []
         for n, m in enumerate(kernels):
