@@ -23,6 +23,7 @@ from dnnc.parameters import Parameters, frozen
 from dnnc.program_cache import ModelCompiler, ProgramCache
 from dnnc.report import Report
 from dnnc.report.layout import cut
+from dnnc.report.notebook import folded
 from dnnc.signature import Signature, TensorSpec, described, shapes_of
 
 if TYPE_CHECKING:
@@ -155,6 +156,10 @@ class Executable:
             for specs in (self.inputs, self.outputs)
         )
         return f"<Executable for {self.options.target}: {cut(f'{took} -> {gave}', WIDTH - 40)}>"
+
+    def _repr_html_(self) -> str:
+        report = self.report
+        return folded(repr(self), report._repr_html_())
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.report import KernelReport, ProgramReport
+from dnnc.report.notebook import html_of
 from dnnc.report.profile_tables import profile_tables
 from dnnc.report.tables import plain_text
 from dnnc.tools.trace import Timeline, chrome_trace, timeline, write_trace
@@ -127,6 +128,9 @@ class Profile:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        return html_of(profile_tables(self))
 
 
 def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]], repeats: int | None = None) -> Profile:
