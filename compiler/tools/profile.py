@@ -22,10 +22,12 @@ from dnnc.donation import packed
 from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
+from dnnc.options import cache_folder
 from dnnc.report import KernelReport, ProgramReport
 from dnnc.report.notebook import html_of
 from dnnc.report.profile_tables import profile_tables
 from dnnc.report.tables import plain_text
+from dnnc.tools.ceilings import best_ceilings
 from dnnc.tools.trace import Timeline, chrome_trace, timeline, write_trace
 
 if TYPE_CHECKING:
@@ -164,7 +166,7 @@ def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]],
     dims = {v.name: n for v, n in sizes.items()} or dict(report.dims)
     if dims != dict(report.dims):
         report = resized(report, program, sizes)
-    limits = backend.ceilings(samples.threads)
+    limits = best_ceilings(backend, samples.threads, cache_folder(f.options.cache))
     return summarize(f.report.name, f.report.target, dims, report, samples, limits, program.calls)
 
 

@@ -43,6 +43,7 @@ def objects() -> dict[str, tuple[Any, str]]:
         "Graph": (f.graph, "9 nodes, (image: f32[N, 1, 8, 8]) -> logits: f32[N, 10]"),
         "wide graph": (parse(WIDE), "<Graph wide: 1 nodes"),
         "Jitted": (doubled, "doubled(x"),
+        "bound": (f.bind([x], [np.zeros((1, 10), np.float32)]), "1 input and 1 output"),
         "Spec": (dnnc.Spec(("n", 3)), "Spec("),
         "inputs": (f.inputs, "image"),
     }
@@ -83,7 +84,7 @@ def balanced(text: str) -> str:
 
 @pytest.mark.slow
 def test_notebooks_get_html() -> None:
-    shown = {n: x for n, (x, _) in objects().items() if n not in ("Jitted", "Spec", "inputs")}
+    shown = {n: x for n, (x, _) in objects().items() if n not in ("Jitted", "Spec", "inputs", "bound")}
     shown["Array"] = dnnc.array.asarray([1.5, 2.0])
     for name, x in shown.items():
         text = balanced(x._repr_html_())
