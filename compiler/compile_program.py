@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 
 def context_of(options: CompileOptions, backend: Backend, fold_limit: int = FOLD_LIMIT) -> PassContext:
     """What passes may ask. `fold_limit`: bytes up to which values are computed while compiling."""
+    facts = backend.facts(options.numerics)
+    if options.tune is not None:  # a log names schedules of kernels that know their sizes
+        facts = replace(facts, parallel_from=0)
     return pass_context(
-        backend.facts(options.numerics),
+        facts,
         numerics=options.numerics,
         precision=options.precision,
         fold_limit=fold_limit,
@@ -73,10 +76,12 @@ def schedule(
         cache: keeps schedules.
         dump: see PassContext.
     """
-    choose = choose_of(options, backend, cache)
+    choose, context = choose_of(options, backend, cache), replace(context_of(options, backend), dump=dump)
+    if not graph.donated:  # a model is compiled once and called often, and kernels that know their sizes are faster
+        context = replace(context, facts=replace(context.facts, parallel_from=0))
     scheduled = schedule_graph(
         graph,
-        replace(context_of(options, backend), dump=dump),
+        context,
         templates_of(options, backend),
         choose,
         options.opt_level,

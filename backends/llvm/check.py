@@ -29,7 +29,7 @@ def run_native(
 
     def execute(buffers: Mapping[Value, Array], zones: Mapping[Value, Array]) -> tuple[int, int, int]:
         frame = Frame(64)
-        scalars = [ctypes.c_int64(dims[d]) for d in step.dims]
+        scalars = [ctypes.c_int64(n) for n in (*step.sizes, *(dims[d] for d in step.dims))]
         pointers = [ctypes.c_void_p(buffers[v].ctypes.data) for v in step.params]
         kinds = (
             *[ctypes.c_int64] * len(scalars),

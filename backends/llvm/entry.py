@@ -229,6 +229,8 @@ class _Entry:
         return self.known[key]
 
     def address(self, p: MemoryRef) -> str:
+        if p.space == "size":
+            return f"inttoptr (i64 {p.number} to ptr)"
         key = (p.space, p.number, p.offset, p.inside)
         if key in self.known:
             return self.known[key]
@@ -289,7 +291,9 @@ class _Entry:
 
     def call(self, c: Call, callee: str) -> None:
         args = [f"i64 {self.dim(k)}" for k in c.dims] + [f"ptr {self.address(a)}" for a in c.args]
-        text = f"  call void {callee}({', '.join([*args, 'ptr %frame', 'i64 %tid', 'i64 %nthreads'])})"
+        # thread 0 alone does all of a kernel, though it were written for several
+        threads = "i64 %nthreads" if c.parallel else "i64 1"
+        text = f"  call void {callee}({', '.join([*args, 'ptr %frame', 'i64 %tid', threads])})"
         if c.parallel:
             self.lines.append(text)
             return

@@ -8,6 +8,8 @@ from dnnc.backends.llvm.spelling import spelled
 from dnnc.backends.llvm.templates import recurrence
 from dnnc.ir.target import TargetFacts
 
+PARALLEL_FROM = 2048  # elements: a second thread then saves more than its cold cache costs
+
 
 def facts(cpu: CpuTarget, numerics: str) -> TargetFacts:
     """Kernels of whole loops reorder sums, so strict numerics have none."""
@@ -19,5 +21,6 @@ def facts(cpu: CpuTarget, numerics: str) -> TargetFacts:
         multiplies_bytes=True,
         decodes_weights=True,
         runs_sparse_rows=cpu.vector_bits == 512 and sparse_rows.available(cpu.feature_set),
+        parallel_from=PARALLEL_FROM,
         supports_scan_kernel=scan,
     )

@@ -31,7 +31,7 @@ from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.shapes import concrete_shape
 
 Array = np.ndarray[Any, Any]
-HEAD = 2  # words in front of the buffers: addresses of the arena and of the constants, which the table runner reads
+HEAD = 3  # words in front of the buffers: addresses of the arena and the constants, and 0, which the table runner reads
 
 
 @cache

@@ -4,8 +4,9 @@
     vfmadd231ps d(values){1to16}, zmm_x, zmm_r             for each stored element (r, k) of the group
 
 LLVM takes seconds for a function of so many instructions, moves loads and spills sums; so this is bytes, written into
-the module's assembly, a microsecond an element. Displacements to values stay one byte: the pointer steps. x86-64 with
-AVX-512, System V calls.
+the module's assembly, a microsecond an element. Displacements stay one byte: pointers step. CPUs fetch few lines of
+code ahead, which costs two thirds of the speed where code comes from memory; so code prefetches what the group after it
+needs, code and values, each time a part of it. x86-64 with AVX-512, System V calls.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from dnnc.ir.sparse import Pattern
 Array = Any
 VECTOR = 64  # bytes
 REGISTERS = 32
-MOST_ROWS = 28  # sums; four registers are left for x
-STEP = 256  # values that displacements of one byte reach
+MOST_ROWS = 30  # sums; two registers are left for x
+STEP = 256  # values, or vectors of x, that displacements of one byte reach
+LINE = 64  # bytes of a cache line
+PREFETCHES = 4  # parts in which a group is prefetched
+ENTRY = 16  # bytes of the table for a group: where its code and values begin, sizes of their parts
 QUADS = 256  # words of a line
 
 
@@ -30,25 +34,35 @@ def available(features: frozenset[str]) -> bool:
     return "avx512f" in features and sys.platform != "win32"
 
 
-def assembly(symbol: str, pattern: Pattern, group: int, strides: tuple[int, int]) -> str:
-    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 group)`.
+def assembly(symbol: str, pattern: Pattern, group: int) -> str:
+    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 group, int64 next, int64 part)`.
+
+    Parts 0, 1, .. of group `next` are prefetched between the products; part `PREFETCHES` stands for all that is up to
+    the second group behind this one, ahead of them.
 
     Args:
         symbol: its name.
         pattern: of the whole matrix.
         group: rows of a group.
-        strides: bytes between rows of y, and between columns of x.
     """
     code, ahead, table, groups = bytearray(), 0, [], pattern.by_groups(group)
-    begin = 8 * len(groups)
+    begin = ENTRY * (len(groups) + 2)
     for stored in groups:
-        table += [begin + len(code), 4 * ahead + STEP * 2]
-        code += _group(stored, *strides)
-        ahead += int(stored.sum())
+        made, count = _group(stored), int(stored.sum())
+        table += [begin + len(code), 4 * ahead, LINE * _part(len(made)), LINE * _part(4 * count)]
+        code += made
+        ahead += count
+    table += [begin + len(code), 4 * ahead, 0, 0] * 2  # past the last group
     lines = [
         ".text", ".p2align 6", f".hidden {symbol}", f".globl {symbol}", f"{symbol}:",
-        f"leaq {symbol}.table(%rip), %rax", "movslq 4(%rax,%rcx,8), %r8", "movslq (%rax,%rcx,8), %rcx",
-        "addq %r8, %rdx", "addq %rax, %rcx", "jmpq *%rcx", ".p2align 4", f"{symbol}.table:",
+        f"leaq {symbol}.table(%rip), %r10", f"imulq ${ENTRY}, %r8, %r8", f"imulq ${ENTRY}, %rcx, %r11",
+        "addq %r10, %r8", "addq %r10, %r11", f"cmpq ${PREFETCHES}, %r9", "jb 5f",
+        *_burst(0, "%r10"), *_burst(4, "%rdx"), "xorl %r9d, %r9d", "movq %r11, %r8",
+        "5:", "movslq 8(%r8), %rax", "imulq %r9, %rax", "movslq 12(%r8), %rcx", "imulq %r9, %rcx",
+        "movslq (%r8), %r9", "addq %r9, %rax", "addq %r10, %rax",  # code of the next group
+        "movslq 4(%r8), %r9", "addq %r9, %rcx", "addq %rdx, %rcx",  # its values
+        "movslq 4(%r11), %r9", f"leaq {STEP * 2}(%rdx,%r9), %rdx", f"addq ${VECTOR * STEP // 2}, %rsi",
+        "movslq (%r11), %r9", "addq %r10, %r9", "jmpq *%r9", ".p2align 4", f"{symbol}.table:",
     ]  # fmt: skip
     data = np.array(table, "<i4").tobytes() + bytes(code)
     words = np.frombuffer(data + b"\x90" * (-len(data) % 8), "<u8").tolist()
@@ -56,10 +70,26 @@ def assembly(symbol: str, pattern: Pattern, group: int, strides: tuple[int, int]
     return "\n".join(f'module asm "{line}"' for line in lines)
 
 
-def _group(stored: Array, y_stride: int, x_stride: int) -> bytes:
+def _burst(column: int, base: str) -> list[str]:
+    """Prefetch what a column of the table says, from group `next` (r8) up to the second one behind this group (r11)."""
+    label = 1 + column // 4
+    return [
+        f"movslq {column}(%r8), %rax", f"movslq {2 * ENTRY + column}(%r11), %rcx", f"addq {base}, %rax",
+        f"addq {base}, %rcx", f"{label}:", "prefetcht1 (%rax)", f"addq ${LINE}, %rax",
+        "cmpq %rcx, %rax", f"jb {label}b",
+    ]  # fmt: skip
+
+
+def _part(size: int) -> int:
+    """Lines of one of the parts into which bytes are cut."""
+    return -(-size // (LINE * PREFETCHES))
+
+
+def _group(stored: Array) -> bytes:
     """Code of one group: sums are 0, products, stores, return. `stored`: bool[columns, rows]."""
     rows = np.arange(stored.shape[1])
-    return _clear(rows) + _products(stored, x_stride) + _store(rows, y_stride) + b"\xc5\xf8\x77\xc3"  # vzeroupper, ret
+    stores = bytes(_moves(rows, rows, 0x11, 7).tobytes())
+    return _clear(rows) + _products(stored) + stores + b"\xc5\xf8\x77\xc3"  # vzeroupper, ret
 
 
 def _bit(number: Array, k: int) -> Array:
@@ -79,33 +109,30 @@ def _clear(r: Array) -> bytes:
     return out.tobytes()
 
 
-def _moves(r: Array, offsets: Array, opcode: int, base: int) -> Array:
-    """vmovups between zmm_r and offset(base): opcode 0x10 loads, 0x11 stores; base 6 is rsi, 7 is rdi."""
-    out = np.empty((len(r), 10), np.uint8)
+def _moves(r: Array, vectors: Array, opcode: int, base: int) -> Array:
+    """vmovups between zmm_r and vectors(base): opcode 0x10 loads, 0x11 stores; base 6 is rsi, 7 is rdi."""
+    out = np.empty((len(r), 7), np.uint8)
     out[:, 0] = 0x62
     out[:, 1] = 0x61 | _bit(r, 3) << 7 | _bit(r, 4) << 4
     out[:, 2:5] = 0x7C, 0x48, opcode
-    out[:, 5] = 0x80 | base | (r & 7) << 3
-    out[:, 6:] = offsets.astype("<i4").view(np.uint8).reshape(-1, 4)
+    out[:, 5] = 0x40 | base | (r & 7) << 3
+    out[:, 6] = vectors & 255  # counted in vectors
     return out
 
 
-def _store(r: Array, stride: int) -> bytes:
-    return bytes(_moves(r, r * stride, 0x11, 7).tobytes())
-
-
-def _products(stored: Array, stride: int) -> bytes:
-    """vmovups k * stride(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx"""
+def _products(stored: Array) -> bytes:
+    """vmovups k(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx; addq $16384, %rsi;
+    prefetcht1 i(%rax); prefetcht1 i(%rcx)
+    """
     k, r = np.nonzero(stored)
-    if not len(k):
+    count = len(k)
+    if not count:
         return b""
-    spare = REGISTERS - stored.shape[1]
-    first, j = np.r_[True, k[1:] != k[:-1]], np.arange(len(k))
-    x = stored.shape[1] + (np.cumsum(first) - 1) % spare
-    step = (j > 0) & (j % STEP == 0)
-    end = np.cumsum(7 + 10 * first + 7 * step)
-    out, at = np.zeros(end[-1], np.uint8), end - 7
-    fma = np.empty((len(k), 7), np.uint8)
+    first, j = np.r_[True, k[1:] != k[:-1]], np.arange(count)
+    columns = int(first.sum())
+    x = stored.shape[1] + (np.cumsum(first) - 1) % (REGISTERS - stored.shape[1])
+    pages = np.diff(k // STEP, prepend=0)  # by which the pointer to x steps
+    fma = np.empty((count, 7), np.uint8)
     fma[:, 0] = 0x62
     fma[:, 1] = 0x62 | _bit(r, 3) << 7 | _bit(r, 4) << 4
     fma[:, 2] = 0x05 | (~x & 15) << 3
@@ -113,9 +140,29 @@ def _products(stored: Array, stride: int) -> bytes:
     fma[:, 4] = 0xB8
     fma[:, 5] = 0x42 | (r & 7) << 3
     fma[:, 6] = (j % STEP - STEP // 2) & 255
-    out[at[:, None] + np.arange(7)] = fma
-    ahead = at[step] - 7 - 10 * first[step]
-    out[ahead[:, None] + np.arange(7)] = np.frombuffer(b"\x48\x81\xc2\x00\x04\x00\x00", np.uint8)
-    ahead = at[first] - 10
-    out[ahead[:, None] + np.arange(10)] = _moves(x[first], k[first] * stride, 0x10, 6)
-    return bytes(out.tobytes())
+    pieces = [  # of the code of each element, and which elements have them
+        (_prefetches(0, j, count, _part(7 * (count + columns) + 13 * stored.shape[1]))),
+        (_prefetches(1, j, count, _part(4 * count))),
+        (_steps(2, np.full(count, 4 * STEP)), (j > 0) & (j % STEP == 0)),
+        (_steps(6, pages * STEP * VECTOR), pages > 0),
+        (_moves(x, k % STEP - STEP // 2, 0x10, 6), first),
+        (fma, np.ones(count, bool)),
+    ]
+    there = np.repeat(np.stack([has for _, has in pieces], 1), 7, 1)
+    return bytes(np.concatenate([made for made, _ in pieces], 1)[there].tobytes())
+
+
+def _prefetches(base: int, j: Array, count: int, lines: int) -> tuple[Array, Array]:
+    """prefetcht1 i(base): base 0 is rax, 1 is rcx; and which of the elements `j` have one, as far apart as they can."""
+    out, every = np.empty((count, 7), np.uint8), max(count // lines, 1)
+    out[:, :3] = 0x0F, 0x18, 0x90 | base
+    out[:, 3:] = (j // every * LINE).astype("<i4").view(np.uint8).reshape(-1, 4)
+    return out, (j % every == 0) & (j < lines * every)
+
+
+def _steps(register: int, sizes: Array) -> Array:
+    """addq $size, register: 2 is rdx, 6 is rsi"""
+    out = np.empty((len(sizes), 7), np.uint8)
+    out[:, :3] = 0x48, 0x81, 0xC0 | register
+    out[:, 3:] = sizes.astype("<i4").view(np.uint8).reshape(-1, 4)
+    return out

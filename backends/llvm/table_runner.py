@@ -2,9 +2,9 @@
 
 In: calls with places, and the addresses of their kernels. Out: a table of int64, and the address of `i64 plan(frame,
 bases, table, tid, nthreads)`, which the pool runs like any entry function. `bases` are addresses: the arena, the
-constants, the buffers of the call; then the sizes that a program with a symbolic size is told, then a counter for each
-kernel whose shares are claimed. A program's own entry function saves about a nanosecond per argument and costs LLVM
-four milliseconds: models have one, expressions do not.
+constants, 0, to which a kernel's sizes are added, the buffers of the call; then the sizes that a program with a
+symbolic size is told, then a counter for each kernel whose shares are claimed. A program's own entry function saves
+about a nanosecond per argument and costs LLVM four milliseconds: models have one, expressions do not.
 
     table  ::= record* 0
     record ::= kernel address, flags, number of arguments, (base, bytes)*
@@ -16,7 +16,8 @@ are SHARES for each thread, a kernel computes share k when it is told to be thre
 takes the next. Which thread computes a number changes nothing of it.
 
 Kernels take their arguments, then frame, tid and nthreads, all in the integer class of the C calling convention, in
-which a caller may pass more than the callee looks at: one call of WIDTHS words serves every kernel with fewer.
+which a caller may pass more than the callee looks at: one call of WIDTHS words serves every kernel with fewer. A
+kernel that thread 0 runs alone is told of one thread.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LARGE = (
 )  # bytes that a kernel moves if it is worth claims: a share takes ten microseconds or more, a claim a tenth of one
 WIDTHS = (8, 16, 32, 64)  # words that a call may pass
 MOST_ARGUMENTS = WIDTHS[-1] - 3
-ARENA, CONSTANTS, BUFFERS = 0, 1, 2  # positions among the bases
+ARENA, CONSTANTS, ZERO, BUFFERS = 0, 1, 2, 3  # positions among the bases
 CPU = "x86-64" if has_threads() else "generic"  # of the runner, which only moves addresses
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
@@ -110,7 +111,8 @@ last:
   %tid.p = getelementptr i64, ptr %frame.p, i64 1
   store i64 %tid, ptr %tid.p
   %nthreads.p = getelementptr i64, ptr %frame.p, i64 2
-  store i64 %nthreads, ptr %nthreads.p
+  %sharers = select i1 %alls, i64 %nthreads, i64 1
+  store i64 %sharers, ptr %nthreads.p
   %total = add i64 %count, 3
   %claim = and i64 %flags, {CLAIMED}
   %claims.f = icmp ne i64 %claim, 0
@@ -228,6 +230,8 @@ def table_of(records: Sequence[Record], addresses: Mapping[str, int]) -> Table:
 def _based(p: MemoryRef) -> tuple[int, int]:
     if p.space == "buffer":
         return BUFFERS + p.number, p.inside
+    if p.space == "size":
+        return ZERO, p.number
     return (CONSTANTS, p.number) if p.space == "constant" else (ARENA, p.offset)
 
 

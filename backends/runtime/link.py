@@ -70,9 +70,9 @@ def describe(program: ScheduledGraph, symbols: Mapping[str, str]) -> tuple[Compi
         s = steps[0]
         names = dict.fromkeys(loc.name for x in steps for n in x.group.nodes for loc in n.locs)
         calls_ = tuple(map(step_nodes, steps))
-        where = locations(s.nest.locs)
+        where, parallel = locations(s.nest.locs), any(x.parallel for x in steps)
         out.append(
-            CompiledKernel(s.nest.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names))
+            CompiledKernel(s.nest.name, symbols[text], text, str(s.choice), parallel, where, calls_, tuple(names))
         )
     return tuple(out)
 
@@ -91,15 +91,22 @@ def describe_control(program: ScheduledGraph, texts: Sequence[str]) -> tuple[Com
 
 
 def work_of(program: ScheduledGraph, symbols: Mapping[str, str]) -> dict[str, tuple[Dim, Dim]]:
-    """By symbol, floating-point operations and bytes (both ways) of a call of each kernel, loop and branch."""
+    """By symbol, floating-point operations and bytes (both ways) of a call of each kernel, loop and branch: of the
+    average call of a kernel that serves several sizes.
+    """
     out: dict[str, tuple[Dim, Dim]] = {}
     for text, steps in unique_kernels(program).items():
-        out[symbols[text]] = unwrap(const(steps[0].flops)), _moved(steps[0])
+        work = [(unwrap(const(s.flops)), _moved(s)) for s in (steps if steps[0].sizes else steps[:1])]
+        out[symbols[text]] = work[0] if len(work) == 1 else (_mean([f for f, _ in work]), _mean([b for _, b in work]))
     for s, symbol in zip(program.control, control_names(program)):
         length = s.node.attrs.get("length")
         flops = [const(k.flops) * (1 if length is None else length) for k in _kernels(s)]
         out[symbol] = unwrap(sum(flops, const(0))), _moved(s)
     return out
+
+
+def _mean(numbers: Sequence[Dim]) -> Dim:
+    return unwrap(sum(map(const, numbers), const(0)) // len(numbers))  # type: ignore[no-any-return]
 
 
 def _moved(s: AnyStep) -> Dim:
@@ -246,9 +253,10 @@ class Linker:
 
     def kernel_call(self, s: Step, graph: Graph) -> Call:
         written = stored(s.nest.entry.body)
-        args = tuple(self.place(v, graph) for v in s.params)
+        places = [self.place(v, graph) for v in s.params]
         buffers: Sequence[Buffer] = s.nest.entry.buffers
-        writes = tuple(a for a, b in zip(args, buffers) if b in written)
+        writes = tuple(a for a, b in zip(places, buffers) if b in written)
+        args = (*(MemoryRef("size", n) for n in s.sizes), *places)
         return Call(self.symbols[s.text], args, writes, tuple(self.position[d] for d in s.dims), s.parallel)
 
     def control_call(self, s: ControlStep, graph: Graph) -> Call:

@@ -28,8 +28,10 @@ ConstantPlace = tuple[int, Array, TensorType]  # byte in the block of constants,
 class MemoryRef:
     """Where a kernel argument lies."""
 
-    space: str  # "buffer" (input or output of the call), "constant", "parameter" or "arena"
-    number: int  # of the buffer; of a constant its byte offset; index into the table of parameters; of the arena's slot
+    # "buffer" (input or output of the call), "constant", "parameter", "arena"; "size" is no place but a number
+    space: str
+    # of the buffer; of a constant its byte offset; index into the table of parameters; of the arena's slot; the size
+    number: int
     offset: int = -1  # byte in a static arena; -1 where sizes are symbolic
     nbytes: int = -1  # bytes in a static arena; -1 where sizes are symbolic
     inside: int = 0  # byte at which the argument begins within its slot; a static offset counts it already
@@ -37,7 +39,7 @@ class MemoryRef:
 
     def meets(self, other: MemoryRef) -> bool:
         """May the two overlap?"""
-        if self.space != other.space or self.space in ("constant", "parameter"):
+        if self.space != other.space or self.space in ("constant", "parameter", "size"):
             return False
         if self.space == "buffer":
             apart = self.nbytes >= 0 <= other.nbytes and (
@@ -54,7 +56,10 @@ class MemoryRef:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel: `writes` are among `args` (of a loop also its body's memory); `dims` index the dims array."""
+    """A kernel: `writes` are among `args` (of a loop also its body's memory); `dims` index the dims array.
+
+    The kernel's arguments are the dims, then `args`, which begin with the sizes of a kernel that serves several.
+    """
 
     symbol: str
     args: tuple[MemoryRef, ...]

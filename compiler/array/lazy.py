@@ -99,18 +99,19 @@ class Call:
         for x in inputs:
             if x is None:
                 continue
-            if x.depth > depth:
-                depth = x.depth
+            call, place = x.call, x.device
+            if call is not None:
+                if x.depth > depth:
+                    depth = x.depth
+                heavy = heavy or call.heavy
             if x.traced:
                 traced = True
             if x.tracked:
                 tracked = True
-            if x.device is not None and x.device != device:
+            if place is not device and place is not None and place != device:
                 if device is not None and not any(i is not None and i.traced for i in inputs):
                     common(op.name, [i.device for i in inputs if i is not None])
-                device = x.device
-            if not heavy and x.call is not None:
-                heavy = x.call.heavy
+                device = place
         self.depth, self.traced, self.heavy = depth + 1, traced, heavy
         self.tracked = TRACKED if tracked and _RECORDING.get() else 0
         self.device = None if traced else device
@@ -313,7 +314,8 @@ def _typed(name: str, names: tuple[str, ...], *given: Any) -> Applied:
     full = complete(op, dict(zip(names, given)))
     operands = given[len(names) :]
     values = [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])]
-    return op, full, tuple(infer(op, values, full)), (name, *full.values())  # type: ignore[arg-type]
+    key = repr((name, *full.values()))  # text, whose hash is computed once
+    return op, full, tuple(infer(op, values, full)), key  # type: ignore[arg-type]
 
 
 def depends(call: Call) -> bool:
@@ -460,7 +462,8 @@ def _along(reached: Reached, wanted: Sequence[Lazy], device: str | None) -> list
     others = set(wanted)
     while reached.along:
         held, reached.along = [ref() for ref in reached.along], []
-        new = [x for x in held if x is not None and x.call is not None and x.device == device and x not in others]
+        live = [x for x in held if x is not None and x.call is not None and x.device == device and x not in others]
+        new = list(dict.fromkeys(live))  # a call may be met by itself and in the history of a step
         reached.reach(new)
         others.update(new)
         out += new

@@ -182,7 +182,7 @@ class Restored:
 
     def _calls(self, p: SavedProgram, constants: int, dims: int) -> tuple[Call, ...]:
         buffers = len(self.model.inputs) + len(self.model.outputs)
-        limits = dict(zip(SPACES, (buffers, constants, len(p.lives))))
+        limits = {**dict(zip(SPACES, (buffers, constants, len(p.lives)))), "size": 1 << 63}
 
         def places(saved: Sequence[SavedPlace]) -> tuple[MemoryRef, ...]:
             for space, number, *_ in saved:

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Protocol, Union
 
 from dnnc.ir.arena import Arena
-from dnnc.ir.errors import DnncError, InternalError, locations
+from dnnc.ir.errors import InternalError, locations
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.loops.count import statements
@@ -22,12 +22,14 @@ from dnnc.passes.lower.digits import lower_digits
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.recurrence import lower_recurrence
+from dnnc.passes.lower.size_generic import Family, Kind, Nest, family_of, nest_of
 from dnnc.passes.planning.fuse import FusionPlan, Group, plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
+from dnnc.passes.planning.scheduling import applied, try_schedules
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
-from dnnc.passes.schedule.step import NAIVE, Choose, apply_choice, candidates, offer
+from dnnc.passes.schedule.step import NAIVE, Choose, schedule
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Step:
     """One kernel call: which values its buffers are, which of them each output of the group is (by number), which dims
     its scalars are. `nest` is the kernel as it was lowered
     for the first group that is like this one; it has the name, the parameters and the places of the scheduled one and
-    writes the same of them. `refusal` tells of the schedule that was to be used, where another one had to be.
+    writes the same of them. `refusal` tells of the schedule that was to be used, where another one had to be. `sizes`:
+    of a kernel that serves several, its first arguments.
     """
 
     group: Group
@@ -73,6 +76,7 @@ class Step:
     dims: tuple[Var, ...]
     flops: int | Expr
     refusal: Refusal | None = None
+    sizes: tuple[int, ...] = ()
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -121,7 +125,6 @@ class ControlStep:
 AnyStep = Union[Step, ControlStep]
 Revise = Callable[[Region, MemoryPlan], "tuple[Region, MemoryPlan]"]  # another plan of the same graph
 ANY_TARGET = TargetFacts()
-TURNS = 8  # schedules of a nest that are tried, beside the first of each template
 
 
 @dataclass(frozen=True)
@@ -185,92 +188,6 @@ def _walk(steps: Sequence[AnyStep], graph: Graph) -> Iterator[tuple[AnyStep, Gra
                 yield from _walk(b.steps, b.graph)
 
 
-def _applied(
-    problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str], limited: bool = True
-) -> Kernel:
-    """The kernel by one schedule. `limited`: in the number of its statements."""
-    return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled), limited)
-
-
-def _scheduled(
-    problem: Problem,
-    templates: Sequence[Template],
-    choose: Choose,
-    spelled: Collection[str],
-    ladder: Ladder,
-    nest: str,
-    nodes: int,
-) -> tuple[Kernel, Choice, Refusal | None]:
-    """A kernel by the schedule chosen. Where one does not hold, another is taken:
-
-    - What is not the templates' own first choice may come out of a log that another version wrote: then that first
-      choice is.
-    - Where the ladder may step down, the other schedules are tried. At last an error says that a group of several nodes
-      is to be split; a single node, and what has sizes that leave too little to be proved, stays as it was lowered.
-    """
-    symbolic = bool(problem.lowered.dims)
-    refused = ladder.refused(nest)
-    offered = (
-        [] if ladder.naive_only(nest) else [c for c in _candidates(problem, templates, ladder) if c not in refused]
-    )
-    if not offered and not ladder.down:
-        offer(problem, templates)  # raises: no template takes it
-    first = next((Refusal(c, why) for c, why in refused.items()), None)
-    for k, choice in enumerate(_turns(problem, templates, offered, choose, ladder)):
-        try:
-            return _applied(problem, templates, choice, spelled), choice, first
-        except Exception as e:  # knobs that a template no longer has may fail in any way
-            own = choice == offered[0]
-            if not ladder.down and (own or k > 0):
-                if isinstance(e, DnncError):
-                    raise
-                where = f"{problem.kernel.name}{locations(problem.kernel.locs)}"
-                raise InternalError(f"schedule {choice} does not apply to {where}: {reason(e)}") from e
-            first = first or Refusal(choice, reason(e.__cause__ or e))
-            ladder.refuse(nest, choice, reason(e.__cause__ or e), nodes)
-    if ladder.down and nodes > 1 and (not symbolic or ladder.naive_only(nest)):
-        raise InternalError(first.why if first is not None else f"no template schedules {problem.kernel.name}")
-    return _applied(problem, templates, NAIVE, spelled, limited=False), NAIVE, first
-
-
-def _candidates(problem: Problem, templates: Sequence[Template], ladder: Ladder) -> list[Choice]:
-    """Every schedule that some template offers. Where the ladder may step down, a template that fails offers none."""
-    if not ladder.down:
-        return candidates(problem, templates)
-    found: list[Choice] = []
-    for t in templates:
-        try:
-            found += candidates(problem, [t])
-        except Exception as e:
-            ladder.notes.append(
-                f"{problem.kernel.name}{locations(problem.kernel.locs)}: template {t.name} offers no schedule: "
-                f"{reason(e)}"
-            )
-    return found
-
-
-def _turns(
-    problem: Problem, templates: Sequence[Template], offered: Sequence[Choice], choose: Choose, ladder: Ladder
-) -> Iterator[Choice]:
-    """Schedules to try, in order: the chosen one, the templates' first choice, each template's first."""
-    if not offered:
-        return
-    try:
-        choice = choose(problem, offered)
-    except Exception:
-        if not ladder.down:
-            raise
-        choice = offered[0]
-    tried = {choice}
-    yield choice
-    by_template = {c.template: c for c in reversed(offered)}
-    rest = [offered[0], *(by_template[t.name] for t in templates if t.name in by_template), *offered]
-    for c in rest:
-        if c not in tried and len(tried) < TURNS + len(by_template):
-            tried.add(c)
-            yield c
-
-
 def plan_region(graph: Graph, fuse: bool = True, facts: TargetFacts = ANY_TARGET, cut: Collection[Node] = ()) -> Region:
     """Group nodes, nested ones too, and find work in place. `cut`: nodes kept apart from their readers' groups."""
     fusion = plan_fusion(graph, fuse, facts.align, facts.fuses_norm, cut, facts.serial_rows, facts.stores_several)
@@ -291,6 +208,7 @@ def build_steps(
     ladder: Ladder | None = None,
     known: Known | None = None,
     groups: KnownGroups | None = None,
+    parallel_from: int = 0,
 ) -> tuple[AnyStep, ...]:
     """Lower and schedule every group: equal groups are lowered once, equal naive kernels scheduled once.
 
@@ -305,11 +223,19 @@ def build_steps(
         known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for
             them.
         groups: of programs made before, by the same templates, choices and intrinsics; those of this one are added.
+        parallel_from: `TargetFacts.parallel_from`.
 
     Unfit: the ladder may step down, and groups of several nodes have no schedule that holds.
     """
     made = _Steps(
-        memory, templates, choose, spelled, ladder or Ladder(), known, KnownGroups() if groups is None else groups
+        memory,
+        templates,
+        choose,
+        spelled,
+        ladder or Ladder(),
+        known,
+        KnownGroups() if groups is None else groups,
+        parallel_from,
     )
     steps = made.of(region)
     if made.unfit:
@@ -339,11 +265,12 @@ class _Made:
     make: Callable[[], Kernel]
     refusal: Refusal | None = None
     nest: str = ""
+    sizes: tuple[int, ...] = ()
 
     def step(self, g: Group, params: tuple[Value, ...]) -> Step:
-        low = self.problem.lowered
+        low, flops = self.problem.lowered, self.problem.flops
         return Step(
-            g, low.kernel, self.scheduled, self.make, params, low.outputs, low.dims, self.problem.flops, self.refusal
+            g, low.kernel, self.scheduled, self.make, params, low.outputs, low.dims, flops, self.refusal, self.sizes
         )
 
 
@@ -355,6 +282,7 @@ class KnownGroups:
         self._made: dict[
             Hashable, tuple[_Made, tuple[int, ...]]
         ] = {}  # and which of a group's values the parameters are
+        self.families: dict[Kind, list[tuple[Family, _Made]]] = {}  # kernels that serve several sizes
 
     def find(self, like: Hashable) -> tuple[_Made, tuple[int, ...]] | None:
         return self._made.get(like)
@@ -365,8 +293,13 @@ class KnownGroups:
             del self._made[next(iter(self._made))]
 
     def forget(self, nests: Collection[str]) -> None:
-        """Drop the groups whose naive kernels are these."""
-        self._made = {like: found for like, found in self._made.items() if found[0].nest not in nests}
+        """Drop the groups whose naive kernels are these, or whose kernels of several sizes."""
+        self._made = {
+            like: (made, places)
+            for like, (made, places) in self._made.items()
+            if made.nest not in nests and made.scheduled.text not in nests
+        }
+        self.families.clear()
 
 
 @dataclass(frozen=True)
@@ -414,6 +347,7 @@ class Planner:
             self.ladder,
             self.known,
             self.groups,
+            self.ctx.facts.parallel_from,
         )
         return ScheduledGraph(self.graph, region.fusion, memory, steps, region, self)
 
@@ -424,7 +358,7 @@ class Planner:
             nodes = len(f.step.group.nodes)
             if not self.ladder.down or (nodes == 1 and f.step.choice == NAIVE):
                 raise f.error
-            nest = show_kernel(f.step.nest)
+            nest = f.step.text if f.step.sizes else show_kernel(f.step.nest)
             if nest not in nests:
                 self.ladder.refuse(nest, f.step.choice, f"{f.stage}: {reason(f.error)}", nodes, built=True)
             nests.add(nest)
@@ -446,6 +380,7 @@ class _Steps:
         ladder: Ladder,
         known: Known | None,
         groups: KnownGroups,
+        parallel_from: int,
     ) -> None:
         self.memory, self.templates, self.choose, self.spelled, self.ladder, self.known = (
             memory,
@@ -455,12 +390,16 @@ class _Steps:
             ladder,
             known,
         )
-        self.groups = groups
+        self.groups, self.parallel_from = groups, parallel_from
+        # lowered already, by likeness, and which of the group's values the parameters are
+        self.problems: dict[Hashable, tuple[Problem, tuple[int, ...]]] = {}
         self.unfit: list[tuple[Group, str]] = []
         self.unfit_like: dict[Hashable, str] = {}
         self.made: dict[tuple[str, frozenset[str]], _Made] = {}
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
+        if self.parallel_from:
+            self.join_sizes(region)
         made = (
             self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g)
             for g in region.fusion.groups
@@ -474,8 +413,8 @@ class _Steps:
                 f"{g.nodes[0].op.name}{locations(g.outputs[0].locs)} runs on the host and cannot be a kernel"
             )
         if Trait.RECURRENT in g.nodes[0].op.traits:  # its body reads values that the node does not list
-            made = self.lowered(graph, g)
-            return made.step(g, made.problem.lowered.params)
+            problem = self.lowered(graph, g)
+            return self.made_of(problem, len(g.nodes)).step(g, problem.lowered.params)
         values = (*group_inputs(g.nodes), *g.outputs)
         like = likeness(graph, g.nodes, g.outputs, self.memory.inplace)
         found = self.groups.find(like)
@@ -483,7 +422,9 @@ class _Steps:
             why = self.unfit_like.get(like)
             if why is None:
                 try:
-                    made = self.lowered(graph, g)
+                    known = self.problems.pop(like) if like in self.problems else None
+                    problem, places = known or self.placed(graph, g)
+                    made = self.made_of(problem, len(g.nodes))
                 except Exception as e:
                     if not self.ladder.down or len(g.nodes) == 1:
                         raise
@@ -491,21 +432,89 @@ class _Steps:
             if why is not None:
                 self.unfit.append((g, why))
                 return None
-            found = made, tuple(map(values.index, made.problem.lowered.params))
+            found = made, places
             self.groups.add(like, *found)
         made, places = found
         return made.step(g, tuple(values[k] for k in places))
 
-    def lowered(self, graph: Graph, g: Group) -> _Made:
-        """A group that is like none before it. It may still be the same nest as one."""
+    def lowered(self, graph: Graph, g: Group) -> Problem:
         low = lower_group(graph, g, self.memory.inplace)
-        problem = classify(g.nodes, low, {*graph.constants, *graph.parameters})
-        nest = show_kernel(low.kernel)
+        return classify(g.nodes, low, {*graph.constants, *graph.parameters})
+
+    def placed(self, graph: Graph, g: Group) -> tuple[Problem, tuple[int, ...]]:
+        """A lowered group, and which of its values the parameters are."""
+        problem, values = self.lowered(graph, g), (*group_inputs(g.nodes), *g.outputs)
+        return problem, tuple(map(values.index, problem.lowered.params))
+
+    def made_of(self, problem: Problem, nodes: int) -> _Made:
+        """The kernel of a group that is like none before it. It may still be the same nest as one."""
+        nest = show_kernel(problem.kernel)
         key = nest, problem.constants
         made = self.made.get(key)
         if made is None:
-            made = self.made[key] = self.found(nest, problem) or self.new(nest, problem, len(g.nodes))
+            made = self.made[key] = self.found(nest, problem) or self.new(nest, problem, nodes)
         return replace(made, problem=problem, nest=nest)
+
+    def join_sizes(self, region: Region) -> None:
+        """Enter kernels that serve several sizes for the groups that differ in sizes alone."""
+        alike: dict[Kind, dict[Hashable, Nest]] = {}
+        for g in region.fusion.groups:
+            if g.kind in ("host", "control") or Trait.RECURRENT in g.nodes[0].op.traits:
+                continue
+            like = likeness(region.graph, g.nodes, g.outputs, self.memory.inplace)
+            if like in self.problems or self.groups.find(like) is not None:
+                continue
+            try:
+                problem, _ = self.problems[like] = self.placed(region.graph, g)
+            except Exception:  # it fails again where it is scheduled
+                continue
+            nest = nest_of(problem.lowered)
+            if nest is not None and not self.ladder.refused(show_kernel(problem.kernel)):
+                alike.setdefault(nest.kind, {})[like] = nest
+        for kind, members in alike.items():
+            families = self.groups.families.setdefault(kind, [])
+            self.serve(families, members)
+            frames: dict[str, list[Nest]] = {}
+            for nest in members.values():
+                frames.setdefault(nest.frame, []).append(nest)
+            for nests in sorted(frames.values(), key=len, reverse=True):
+                if len({n.numbers for n in nests}) > 1 and (family := family_of(nests)) is not None:
+                    made = self.generic(family)
+                    if made is not None:
+                        families.append((family, made))
+            self.serve(families, members)
+
+    def generic(self, family: Family) -> _Made | None:
+        """The kernel of a family; None where no schedule holds, or its code failed before."""
+        problem = Problem(family.lowered, 0, inplace=family.lowered.inplace)
+        nest = show_kernel(problem.kernel)
+        try:
+            made = self.found(nest, problem)
+            if made is None:
+                kernel, choice = schedule(problem, self.templates)
+                scheduled = Scheduled.of(verify_kernel(decompose(kernel, self.spelled)), choice)
+                made = _Made(problem, scheduled, lambda: applied(problem, self.templates, choice, self.spelled))
+                if self.known is not None:
+                    self.known.record(nest, problem, scheduled)
+        except Exception:  # each size has a kernel of its own then, whose failure is an error
+            return None
+        return None if self.ladder.refused(made.scheduled.text) else made
+
+    def serve(self, families: Sequence[tuple[Family, _Made]], members: dict[Hashable, Nest]) -> None:
+        """Enter the kernels of families for the groups that belong to one, and take these from the members."""
+        for like, nest in list(members.items()):
+            for family, made in families:
+                sizes = family.sizes(nest)
+                if sizes is None:
+                    continue
+                problem, places = self.problems.pop(like)
+                work = problem.form.elements
+                parallel = made.scheduled.parallel and isinstance(work, int) and work >= self.parallel_from
+                scheduled, text = replace(made.scheduled, parallel=parallel), show_kernel(problem.kernel)
+                own = replace(made, problem=problem, scheduled=scheduled, nest=text, sizes=sizes)
+                self.groups.add(like, own, places)
+                del members[like]
+                break
 
     def found(self, nest: str, problem: Problem) -> _Made | None:
         """What is known of a nest."""
@@ -515,7 +524,7 @@ class _Steps:
 
         @cache
         def make() -> Kernel:
-            kernel = _applied(problem, self.templates, known.choice, self.spelled)
+            kernel = applied(problem, self.templates, known.choice, self.spelled)
             if show_kernel(kernel) != known.text:
                 raise InternalError(
                     f"schedule {known.choice} makes another kernel of {problem.kernel.name} than before: clear the "
@@ -528,7 +537,7 @@ class _Steps:
     def new(self, nest: str, problem: Problem, nodes: int) -> _Made:
         """A nest of so many nodes that nobody has scheduled."""
         verify_kernel(problem.kernel, limited=nodes > 1)
-        kernel, choice, refusal = _scheduled(
+        kernel, choice, refusal = try_schedules(
             problem, self.templates, self.choose, self.spelled, self.ladder, nest, nodes
         )
         made = Scheduled.of(kernel, choice)

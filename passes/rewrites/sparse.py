@@ -13,6 +13,7 @@ from dnnc.ir.graph import Graph, Node
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import CoreRates
+from dnnc.ir.types import Array, Encoding
 from dnnc.passes.rewrites.winograd import cycles as winograd_cycles
 from dnnc.passes.rewrites.winograd import winograd_tile
 
@@ -24,10 +25,11 @@ ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end 
 TURN = 4  # cycles to transpose a vector of a square
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
 CODE = 14  # bytes of code and values for each nonzero
+LINE = 64  # bytes that one instruction prefetches
 NEAR_CODE = 24 << 10  # bytes that stay in the instruction cache
 FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
 MOVE, FAR_MOVE = 6.5, 13.0  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
-MOST_CODE = 12 << 20  # bytes of a program: less than half of a last-level cache
+MOST_CODE = 24 << 20  # bytes of a program: what last-level caches of servers hold
 FEW_PIXELS = 4  # whose products are sums over gathered elements
 ELEMENT = 8  # bytes of a nonzero in a loop
 GATHERED = 1.0  # cycles to gather one element
@@ -38,7 +40,7 @@ NEAR = 0.85  # of the L2 cache's rate
 class Verdict:
     """`encoding`: None where the weights stay dense; `why`: a line for the report."""
 
-    encoding: Sparse | None
+    encoding: Encoding | None
     why: str
 
 
@@ -69,9 +71,39 @@ class SparseWeights:
             return None
         if self.note is not None:
             self.note(verdict.why)
-        if verdict.encoding is not None and verdict.encoding.group > 1:
-            self.room -= verdict.encoding.pattern.count * CODE
-        return verdict.encoding
+        found = verdict.encoding
+        if not isinstance(found, Sparse):
+            return None
+        if found.group > 1:
+            self.room -= found.pattern.count * CODE
+        return found
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Constant weights many of which are 0. `axis`: of the rows, the results of a pixel; `head`: of a report's line."""
+
+    array: Array
+    axis: int
+    count: int  # not 0
+    head: str
+
+    @property
+    def rows(self) -> int:
+        return int(self.array.shape[self.axis])
+
+
+def zeros_of(graph: Graph, n: Node) -> Zeros | None:
+    """The weights of a product or convolution where they are known and many of them are 0; else None."""
+    x, w = n.inputs[:2]
+    array = graph.constants.get(w) if w is not None else None
+    if x is None or w is None or array is None or array.ndim < 2 or array.size == 0 or array.dtype.kind != "f":
+        return None
+    count = int(np.count_nonzero(array))
+    if not 0 < count <= MOST_DENSITY * array.size:  # of zeros alone: what stands for weights that are not there
+        return None
+    axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
+    return Zeros(array, axis, count, f"{w.name}, {count / array.size:.1%} of {array.size} not 0:")
 
 
 def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int = 0) -> Verdict | None:
@@ -84,21 +116,15 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
         rates: of a core.
         room: bytes that straight-line code may still take; 0: there is none.
     """
-    x, w = n.inputs[:2]
-    array = graph.constants.get(w) if w is not None else None
-    if x is None or w is None or array is None or array.ndim < 2 or array.size == 0 or array.dtype.kind != "f":
+    found = zeros_of(graph, n)
+    if found is None:
         return None
-    count = int(np.count_nonzero(array))
-    if not 0 < count <= MOST_DENSITY * array.size:  # of zeros alone: what stands for weights that are not there
-        return None
-    head = f"{w.name}, {count / array.size:.1%} of {array.size} not 0:"
+    array, axis, rows, count, head = found.array, found.axis, found.rows, found.count, found.head
     reason = _unfit(n, lanes)
     if reason:
         return Verdict(None, f"{head} dense, {reason}")
-    rows = array.shape[0] if n.op.contraction is ContractionForm.CONVOLUTION else array.shape[-1]
     pixels = math.prod(_sizes(n.output.type.shape)) // rows
     terms = array.size // rows
-    axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
     if pixels <= FEW_PIXELS:  # both wait for memory
         sparse = count * max(ELEMENT / rates.memory, pixels * GATHERED)
         gain = max(4 / rates.memory, pixels / (lanes * rates.fma)) * array.size / sparse
@@ -157,7 +183,8 @@ def code_cycles(
     move = (rows + terms) * (MOVE if near else FAR_MOVE)
     size = count * CODE  # comes from memory once at least, then from the L2 cache, mostly ahead of its use
     again = 0.0 if size <= NEAR_CODE else 0.5 / rates.l2 if size <= FAR_CODE else 1 / rates.memory
-    fetched = size * (1 / rates.memory + (strips[0] - 1) * again)
+    ahead = strips[0] / LINE / rates.loads if strips[1] > 1 else 0.0  # prefetching
+    fetched = size * (1 / rates.memory + (strips[0] - 1) * again + ahead)
     return strips[0] * strips[1] * (max(count / rates.fma, loads) + move) + fetched
 
 

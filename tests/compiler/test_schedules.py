@@ -46,7 +46,7 @@ CPU = "llvm -mcpu=skylake-avx512"
 
 def unscheduled(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on nothing may be scheduled."""
-    monkeypatch.setattr("dnnc.passes.planning.program._scheduled", lambda *_: pytest.fail("its schedule is known"))
+    monkeypatch.setattr("dnnc.passes.planning.program.try_schedules", lambda *_: pytest.fail("its schedule is known"))
 
 
 def program(target: str, cache: Path | None, text: str = NET, **more: Any) -> ScheduledGraph:
@@ -160,9 +160,9 @@ def test_other_targets_have_their_own_schedules(tmp_path: Path) -> None:
 
 def test_other_sources_know_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    whole = __import__("dnnc.passes.planning.program", fromlist=["_scheduled"])._scheduled
+    whole = __import__("dnnc.passes.planning.program", fromlist=["try_schedules"]).try_schedules
     monkeypatch.setattr(
-        "dnnc.passes.planning.program._scheduled",
+        "dnnc.passes.planning.program.try_schedules",
         lambda problem, *rest: asked.append(problem.kernel.name) or whole(problem, *rest),
     )
     program(CPU, tmp_path)

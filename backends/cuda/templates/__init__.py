@@ -16,12 +16,13 @@ from dnnc.backends.cuda.templates.contraction import (
     mma,
     patch,
     simt,
+    sparse,
     tf32,
     tf32x3,
     wgmma,
     window,
 )
-from dnnc.backends.cuda.templates.reduction import recurrence, reduce, scatter, sequence
+from dnnc.backends.cuda.templates.reduction import recurrence, reduce, scatter, segments, sequence
 from dnnc.ir.loops.stmt import Eval, For, Kernel, walk_stmts
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 from dnnc.passes.schedule.state import replace_stmt
@@ -38,6 +39,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
     made = (
         _template("attention", attention, target),
         _template("recurrence", recurrence, target),  # loops that are one kernel
+        _template("sparse", sparse, target),  # weights with zeros that are not stored
         _template("decoded", decoded, target),  # weights of few bits
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),
@@ -53,6 +55,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("map", maps, target),
         _template("sequence", sequence, target),
         _template("scatter", scatter, target),
+        _template("segments", segments, target),  # rows that begin where memory says
         _template("reduce", reduce, target),
         _template("threads", threads, target),  # every kernel
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import SERIAL_BELOW, fused, offsets, stride, try_fuse, worth
-from dnnc.ir.bounds import nonneg
+from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, value, walk
@@ -114,6 +114,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         shared = [n for other in chains[:k] + chains[k + 1 :] for n in other]
         own = [n for n in chain if n not in shared]
         nest(s, own, f"{k or ''}", lanes, int(knobs["unroll"]), lockstep, bool(knobs.get("turn", 1)))
+    if problem.lowered.dims:  # proofs about symbolic sizes have no room for variables that are numbers
+        s.apply(single, *(x.var.name for x in walk_stmts(s.body) if isinstance(x, For) and value(x.extent) == 1))
     share(s, worth(knobs, problem.form.elements), few)
     return s.done()
 
@@ -147,12 +149,12 @@ def share(s: Schedule, work: int | Expr, few: int) -> None:
 
 def shared(s: Schedule, loop: For, few: int, alone: bool) -> bool:
     """Make a nest parallel, its outermost loops fused up to the one by which there are `few` iterations."""
-    names, count = [loop.var.name], value(loop.extent) or 1
+    names, count = [loop.var.name], _least(loop)
     while count < few and len(loop.body) == 1 and isinstance(inner := loop.body[0], For) and inner.kind == "range":
-        size = value(inner.extent)
-        if size is None and not any(isinstance(x, For) for x in inner.body):
-            break
-        loop, count = inner, count * (size or 1)
+        vectors = not any(isinstance(x, For) for x in inner.body)
+        if value(inner.extent) is None and (count >= few // 2 or vectors):
+            break  # an index that is divided by a size costs more than a vector
+        loop, count = inner, count * _least(inner)
         names.append(loop.var.name)
     while names:
         mark = s.mark()
@@ -165,6 +167,11 @@ def shared(s: Schedule, loop: For, few: int, alone: bool) -> bool:
             s.restore(mark)
             names.pop()
     return False
+
+
+def _least(loop: For) -> int:
+    """Iterations of a loop, of a symbolic one the least; at least 1."""
+    return max(bounds(const(loop.extent))[0] or 1, 1)
 
 
 def at_seams(s: Schedule, names: list[str], lanes: int, few: int) -> list[list[str]]:
@@ -239,11 +246,10 @@ def split_digits(s: Schedule, names: list[str], lanes: int, few: tuple[int, ...]
     out: list[str] = []
     for name in names:
         loop = s.loop(name)
-        size, n = digits(loop, offsets(loop.body)), value(loop.extent)
+        size = digits(loop, offsets(loop.body))
         fits = (
             size is not None
-            and n is not None
-            and n % size == 0
+            and value(loop.extent % size) == 0
             and (name != names[-1] or size % lanes == 0 or size in few)
         )
         if size is None or not fits:
@@ -336,12 +342,13 @@ def transposed(s: Schedule, names: list[str], tag: str, lanes: int) -> bool:
             outer, inner = [], []
             for name, part in ((row, "r"), (names[-1], "c")):
                 n = s.extent(name)
-                if not isinstance(n, int) or n < 2:
-                    raise ScheduleError(f"{name} is too short for a tile")
-                if n <= lanes:
+                if (n < 2) if isinstance(n, int) else value(n % lanes) != 0:
+                    raise ScheduleError(f"{name} is too short for a tile, or has a tail that nobody knows")
+                if isinstance(n, int) and n <= lanes:
                     inner.append(name)
                     continue
-                s.apply(split, name, lanes, (f"{part}o{tag}", f"{part}v{tag}"), tail="overlap")
+                tail = "overlap" if isinstance(n, int) else "guard"
+                s.apply(split, name, lanes, (f"{part}o{tag}", f"{part}v{tag}"), tail=tail)
                 outer.append(f"{part}o{tag}")
                 inner.append(f"{part}v{tag}")
             if len(outer) == 2 and nonneg(const(s.extent(outer[0])) - PAIR):

@@ -26,8 +26,9 @@ were checked when it was made.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -63,6 +64,7 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.transposition import zipped
 
 MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
+PREFETCHES = 4  # vectors of a strip during which code is prefetched
 MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
 
 INSTRUCTION = 10  # bytes of code of a product
@@ -127,7 +129,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     every = -(-p.pixels.size // target.lanes)
     most, vector = MOST_TILES if p.encoding.group == 1 else MOST_VECTORS, 4 * target.lanes
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
-    near = [t for t in even if t <= most and p.terms * (t | 1) * vector <= target.l2 // 2]
+    near = [t for t in even if t <= most and p.terms * t * vector <= target.l2 // 2]
     # threads keep their pixels from one kernel to the next, so rows are shared only where there are too few strips
     rows = min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
     settings = [(t, 1 if -(-every // t) >= target.threads else rows) for t in near or [1]]
@@ -158,7 +160,7 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     rounds = -(-strips * shares // target.threads)
     sizes = p.encoding.pattern.stored / shares, p.rows.size / shares, p.terms
     code = p.encoding.group > 1
-    held = (p.terms * (tiles | 1) + _block(p, target.lanes) * tiles * code) * 4 * target.lanes
+    held = (p.terms + _block(p, target.lanes) * code) * tiles * 4 * target.lanes
     if code:
         return code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1)
     return rounds * tiles * loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
@@ -206,42 +208,94 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     with b.loop("s", strips * shares, "parallel") as item:
         first = b.let("first", item // shares * (tiles * lanes))
         share = item % shares
-        x = b.alloc("strip", f32, -(-p.terms // lanes) * lanes, tiles | 1, lanes, space="local")
+        x = b.alloc("strip", f32, tiles, -(-p.terms // lanes) * lanes, lanes, space="local")
         (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
-        ends = [b.let(name, _end(p, block, share + j, shares)) for j, name in enumerate(("begin", "end"))]
-        with b.loop("rb", ends[1], lo=ends[0]) as rb:
-            start = rb * block
-            y = b.alloc("sums", f32, block, tiles, lanes, space="local")
-            if p.encoding.group > 1:
-                _groups(b, p, x, y, rb, tiles)
-            else:
-                with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
-                    acc = _row(b, p, x, r, tiles, lanes)
-                    with b.loop("v", tiles, "unroll") as v:
-                        b.store(y, (r - start, v, 0), acc.at(v, 0, lanes=lanes), lanes)
-            if p.transposed:
-                with b.loop("q", minimum(block // lanes, -(-p.rows.size // lanes) - rb * (block // lanes))) as q:
-                    with b.loop("v", tiles) as v:
-                        _along_rows(b, p, y, q, start + q * lanes, v, first, lanes)
-            else:
-                with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
-                    with b.loop("v", tiles) as v:
-                        total = y.at(r - start, v, 0, lanes=lanes)
-                        b.emit(_along_pixels(p, r, first + v * lanes, tiles * lanes, total))
+        begin, end = (b.let(name, _end(p, block, share + j, shares)) for j, name in enumerate(("begin", "end")))
+        strip = Strip(x, first, block, begin, _is_first(item, strips * shares, target.threads))
+        with b.loop("rb", end, lo=begin) as rb:
+            _rows(b, p, strip, rb)
     return p.form.kernel.with_body(b.block())
 
 
-def _groups(b: Builder, p: Product, x: Buffer, y: Buffer, rb: Expr, tiles: int) -> None:
-    """The sums of a block of rows, a vector of pixels after the other: x of one stays in the first-level cache."""
-    group, lanes = p.encoding.group, _int(x.shape[-1])
-    begin, _ = p.encoding.sections["values"]
-    each, every = _int(y.shape[0]) // group, -(-p.encoding.pattern.rows // group)
-    vector, of = ("v", tiles), ("g", minimum(each, every - rb * each))
-    near = _code_bytes(p) * each <= NEAR_CODE
-    with b.loop(*(vector if near else of)) as i, b.loop(*(of if near else vector)) as j:
-        v, g = (i, j) if near else (j, i)
-        at = y.ref(g * group, v, 0, lanes=lanes), x.ref(0, v, 0, lanes=lanes), p.weights.ref(begin)
-        b.sparse_rows(*at, rb * each + g, p.encoding.pattern, group)
+def _is_first(item: Expr, items: int, threads: int) -> Expr:
+    """Is an item of a parallel loop the first one of a thread?"""
+    return op("<", (items - item * threads % items) % items, const(threads))
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A strip of vectors of pixels: `x`: [tiles, columns, lanes], of the other factor."""
+
+    x: Buffer
+    first: Expr  # pixel
+    block: int  # rows that are walked together
+    begin: Expr  # block of rows
+    cold: Expr  # does it meet the code for the first time?
+
+    @property
+    def tiles(self) -> int:
+        return _int(self.x.shape[0])
+
+    @property
+    def lanes(self) -> int:
+        return _int(self.x.shape[-1])
+
+
+def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
+    """The results of a block of rows for a strip."""
+    tiles, lanes, block, start = strip.tiles, strip.lanes, strip.block, rb * strip.block
+    near = p.encoding.group > 1 and _code_bytes(p) * block // p.encoding.group <= NEAR_CODE
+    y = b.alloc("sums", f32, 1 if near else tiles, block, lanes, space="local")
+    if p.encoding.group > 1 and not near:
+        with b.loop("g", _groups(p, rb, block)) as g, b.loop("v", tiles) as v:
+            _group(b, p, strip, (y, v), (rb, g, v), 1)
+    elif p.encoding.group == 1:
+        with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
+            acc = _row(b, p, strip.x, r, tiles, lanes)
+            with b.loop("v", tiles, "unroll") as v:
+                b.store(y, (v, r - start, 0), acc.at(v, 0, lanes=lanes), lanes)
+    with b.loop("v", tiles) as v, b.when(_exists(p, strip.first // lanes + v, lanes)):
+        to = const(0) if near else v
+        if near:
+            with b.loop("g", _groups(p, rb, block)) as g:
+                _group(b, p, strip, (y, to), (rb, g, v), block // p.encoding.group)
+        _finish(b, p, block, start, strip.first + v * lanes, tiles * lanes, partial(_row_of, y, to))
+
+
+def _exists(p: Product, vector: Expr, lanes: int) -> Expr:
+    """Is a vector of a strip one of pixels?"""
+    return op("<", vector, const(-(-p.pixels.size // lanes)))
+
+
+def _row_of(y: Buffer, *at: Expr) -> Expr:
+    return y.at(*at, 0, lanes=_int(y.shape[-1]))
+
+
+def _groups(p: Product, rb: Expr, block: int) -> Expr:
+    """How many groups a block of rows has."""
+    each, every = block // p.encoding.group, -(-p.encoding.pattern.rows // p.encoding.group)
+    return minimum(each, every - rb * each)
+
+
+def _group(
+    b: Builder, p: Product, strip: Strip, y: tuple[Buffer, Expr], at: tuple[Expr, Expr, Expr], step: int
+) -> None:
+    """The sums of a group of rows for one vector of pixels: `at` its block, its number in there, and the vector.
+
+    The last vectors prefetch the code that is `step` groups on. A strip with few vectors does it where it is cold.
+    """
+    group, (sums, to), (rb, g, v) = p.encoding.group, y, at
+    every, (values, _) = -(-p.encoding.pattern.rows // group), p.encoding.sections["values"]
+    number = b.let("group", rb * (strip.block // group) + g)
+    leads = op("<", maximum(rb - strip.begin, g), const(1))  # the share's first one, which nothing prefetched
+    few = strip.tiles < PREFETCHES
+    late = const(-1) if few else v - (strip.tiles - PREFETCHES)
+    whole = strip.cold if few else op("<", maximum(maximum(rb - strip.begin, g), v), const(1))
+    behind = minimum(number + step, every - 1)
+    ahead = select(whole, select(leads, number, behind), select(op("<", late, const(0)), number, behind))
+    part = select(whole, const(PREFETCHES), maximum(late, 0))
+    refs = sums.ref(to, g * group, 0, lanes=strip.lanes), strip.x.ref(v, 0, 0, lanes=strip.lanes), p.weights.ref(values)
+    b.sparse_rows(refs, number, (ahead, part), p.encoding.pattern, group)
 
 
 def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> Buffer:
@@ -254,7 +308,7 @@ def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> 
         weight = op("bits_f32", p.weights[begin + n], dtype=f32)
         column = b.let("column", _word(p, "columns", n))
         with b.loop("v", tiles, "unroll") as v:
-            b.store(acc, (v, 0), fma(weight, x.at(column, v, 0, lanes=lanes), acc.at(v, 0, lanes=lanes)), lanes)
+            b.store(acc, (v, 0), fma(weight, x.at(v, column, 0, lanes=lanes), acc.at(v, 0, lanes=lanes)), lanes)
     return acc
 
 
@@ -325,7 +379,7 @@ def _gather(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
         at = first + v * lanes
         wide = Vectorizer(p.pixels.loops[0], at, _int(lanes))
         wide.limit = _limit(p, at, tiles * _int(lanes))
-        b.store(x, (k, v, 0), wide.expr(substitute(p.other.value, p.form.red.at(k))), _int(lanes))
+        b.store(x, (v, k, 0), wide.expr(substitute(p.other.value, p.form.red.at(k))), _int(lanes))
 
 
 def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
@@ -348,10 +402,10 @@ def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> No
         with b.loop("j", lanes, "unroll") as j:
             place = (k * lanes + j) * p.taps.size + tap
             if channels % lanes == 0:
-                b.store(x, (place, v, 0), square.at(j, 0, lanes=lanes), lanes)
+                b.store(x, (v, place, 0), square.at(j, 0, lanes=lanes), lanes)
             else:
                 with b.when(k * lanes + j < channels):
-                    b.store(x, (place, v, 0), square.at(j, 0, lanes=lanes), lanes)
+                    b.store(x, (v, place, 0), square.at(j, 0, lanes=lanes), lanes)
 
 
 def _clamped(e: Expr) -> Expr:
@@ -376,12 +430,27 @@ def _along_pixels(p: Product, r: Expr, first: Expr, strip: int, total: Expr) -> 
     return _stored(p, p.pixels.loops[0], first, _limit(p, first, strip), total.lanes, p.rows.at(r), total)
 
 
-def _along_rows(b: Builder, p: Product, y: Buffer, q: Expr, row: Expr, v: Expr, first: Expr, lanes: int) -> None:
+def _finish(
+    b: Builder, p: Product, block: int, start: Expr, first: Expr, strip: int, total: Callable[[Expr], Expr]
+) -> None:
+    """Store the results of a block of rows that begins with row `start`, for the vector of pixels from `first` on."""
+    lanes = total(const(0)).lanes
+    if p.transposed:
+        with b.loop("q", minimum(block // lanes, -(-p.rows.size // lanes) - start // lanes)) as q:
+            _along_rows(b, p, q, start + q * lanes, first, total, lanes)
+    else:
+        with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
+            b.emit(_along_pixels(p, r, first, strip, total(r - start)))
+
+
+def _along_rows(
+    b: Builder, p: Product, q: Expr, row: Expr, first: Expr, total: Callable[[Expr], Expr], lanes: int
+) -> None:
     """Turn square `q` of a block's sums, which begins with `row`, finish it, and store each pixel's."""
-    square = zipped(b, lambda j: y.at(q * lanes + j, v, 0, lanes=lanes), const(lanes), lanes, lanes, "u")
+    square = zipped(b, lambda j: total(q * lanes + j), const(lanes), lanes, lanes, "u")
     lane = p.rows.loops[-1]
     with b.loop("j", lanes, "unroll") as j:
-        pixel = b.let("pixel", first + v * lanes + j)
+        pixel = b.let("pixel", first + j)
         inner = len(p.rows.loops) > 1  # panels of as many rows as there are lanes
         env = {**p.pixels.at(pixel), **({p.rows.loops[0]: row // lanes} if inner else {})}
         start = const(0) if inner else row

@@ -145,7 +145,7 @@ class History:
             leaves[last] = 0
         else:
             made[(first, last.index) if last.index else first] = last
-        count = 0
+        count, behind = 0, TRACKED
         self.along: list[weakref.ref[Lazy]] = []
         self.digest = ""
         while stack:
@@ -159,7 +159,7 @@ class History:
                 if i is None:
                     words.append(-1)
                     continue
-                c = None if i.tracked != TRACKED else i.origin if i.call is None else i.call
+                c = None if i.tracked != behind else i.call or i.origin
                 if c is None or not c.tracked:
                     words.append(-2 - leaves.setdefault(i, len(leaves)))
                     continue

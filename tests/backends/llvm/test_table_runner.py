@@ -12,6 +12,7 @@ from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.runtime import runtime
 from dnnc.backends.llvm.table_runner import (
     BARRIER,
+    BUFFERS,
     CLAIMED,
     CONSTANTS,
     COUNTER,
@@ -19,6 +20,7 @@ from dnnc.backends.llvm.table_runner import (
     MOST_ARGUMENTS,
     PARALLEL,
     SHARES,
+    ZERO,
     Record,
     can_run,
     counters,
@@ -53,8 +55,8 @@ def test_arguments_arrive(count: int) -> None:
     loaded = summing(count)
     data = np.arange(1, count + 1, dtype=np.int64)
     out = np.zeros(4, np.int64)
-    pointers = (ctypes.c_void_p * 4)(0, 0, data.ctypes.data, out.ctypes.data)
-    args = [word for k in range(count - 1) for word in (2, 8 * k)] + [3, 0]
+    pointers = (ctypes.c_void_p * (BUFFERS + 2))(0, 0, 0, data.ctypes.data, out.ctypes.data)
+    args = [word for k in range(count - 1) for word in (BUFFERS, 8 * k)] + [BUFFERS + 1, 0]
     table = table_of([Record("k_sum", 0, tuple(args))], {"k_sum": loaded.address("k_sum")})
     frame = Frame(0)
     assert runtime().run(runner().entry, frame.address, ctypes.addressof(pointers), table.ctypes.data, 1) == 0
@@ -65,8 +67,8 @@ def test_serial_kernels_run_once_and_parallel_ones_on_all_threads() -> None:
     loaded = summing(1)
     for flags, expected in ((0, [1, 0]), (PARALLEL, [1, 2])):
         out = np.zeros(2, np.int64)
-        pointers = (ctypes.c_void_p * 3)(0, 0, out.ctypes.data)
-        table = table_of([Record("k_sum", flags, (2, 0))], {"k_sum": loaded.address("k_sum")})
+        pointers = (ctypes.c_void_p * (BUFFERS + 1))(0, 0, 0, out.ctypes.data)
+        table = table_of([Record("k_sum", flags, (BUFFERS, 0))], {"k_sum": loaded.address("k_sum")})
         frame = Frame(0)
         runtime().run(runner().entry, frame.address, ctypes.addressof(pointers), table.ctypes.data, 2)
         assert out.tolist() in (expected, [1, 0])  # the second where another test has the pool: a run is alone then
@@ -78,9 +80,18 @@ def test_records_name_bases_and_barriers() -> None:
     second = Call("k_b", (write, read), (read,), (0,), True)
     a, b = records_of([first, second], buffers=2)
     assert a == Record("k_a", PARALLEL, (CONSTANTS, 128, 0, 64))
-    assert b == Record("k_b", PARALLEL + 1, (4, 0, 0, 64, 3, 0))  # its size stands behind the two buffers
+    assert b == Record(
+        "k_b", PARALLEL + 1, (BUFFERS + 2, 0, 0, 64, BUFFERS + 1, 0)
+    )  # its size stands behind the buffers
     assert can_run([first, second])
     assert not can_run([Call("k_c", (MemoryRef("arena", 0),), (), (), False)])  # a place that only a call's sizes tell
+
+
+def test_a_size_is_a_number_and_no_place() -> None:
+    size, place = MemoryRef("size", 7), MemoryRef("buffer", 0, inside=64)
+    (record,) = records_of([Call("k_a", (size, place), (place,), (), False)], buffers=1)
+    assert record == Record("k_a", 0, (ZERO, 7, BUFFERS, 64))
+    assert not size.meets(MemoryRef("size", 7))
 
 
 def test_large_kernels_are_claimed_in_shares_unless_their_threads_meet() -> None:
@@ -93,11 +104,11 @@ def test_large_kernels_are_claimed_in_shares_unless_their_threads_meet() -> None
     records = records_of(calls, 2, {"k_a", "k_b", "k_c", "k_d"})
     assert [r.flags & CLAIMED != 0 for r in records] == [True, False, False, False, True]
     assert [r.flags >> COUNTER for r in records] == [
-        2 + 2 + 3,
+        BUFFERS + 2 + 3,
         0,
         0,
         0,
-        2 + 2 + 3 + 1,
+        BUFFERS + 2 + 3 + 1,
     ]  # behind two buffers and three sizes
     assert counters(records) == 2
 
@@ -114,13 +125,13 @@ def test_each_share_is_computed_once_by_whoever_claims_it(threads: int) -> None:
     target = parse_target("llvm")
     loaded = load_objects([compile_text("\n".join(lines) + "\n", target.cpu, target.features)])
     out = np.zeros(2 * SHARES, np.int64)
-    pointers = (ctypes.c_void_p * 5)(0, 0, out.ctypes.data, 0, 0)
-    flags = [PARALLEL + CLAIMED + (3 << COUNTER), BARRIER + PARALLEL + CLAIMED + (4 << COUNTER)]
-    table = table_of([Record("k_count", f, (2, 0)) for f in flags], {"k_count": loaded.address("k_count")})
+    pointers = (ctypes.c_void_p * (BUFFERS + 3))(0, 0, 0, out.ctypes.data, 0, 0)
+    flags = [PARALLEL + CLAIMED + (BUFFERS + 1 << COUNTER), BARRIER + PARALLEL + CLAIMED + (BUFFERS + 2 << COUNTER)]
+    table = table_of([Record("k_count", f, (BUFFERS, 0)) for f in flags], {"k_count": loaded.address("k_count")})
     frame = Frame(0)
     for _ in range(200):
         out[:] = 0
         assert runtime().run(runner().entry, frame.address, ctypes.addressof(pointers), table.ctypes.data, threads) == 0
         alone = [2, *[0] * (out.size - 1)]  # also where another test has the pool
         assert out.tolist() in ([2 * out.size] * out.size if threads == 2 else alone, alone)
-        assert not pointers[3] and not pointers[4]
+        assert not pointers[BUFFERS + 1] and not pointers[BUFFERS + 2]
