@@ -24,6 +24,7 @@ from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.options import cache_folder
 from dnnc.report import KernelReport, ProgramReport
+from dnnc.report.collect import kernel_reports
 from dnnc.report.notebook import html_of
 from dnnc.report.profile_tables import profile_tables
 from dnnc.report.tables import plain_text
@@ -189,8 +190,6 @@ def resized(report: ProgramReport, program: Program, sizes: Mapping[Var, int]) -
     if not program.work:
         unknown = tuple(dataclasses.replace(k, flops="", bytes="") for k in report.kernels)
         return dataclasses.replace(report, kernels=unknown)
-    from dnnc.report.collect import kernel_reports  # loads the passes, which a loaded program does without
-
     return dataclasses.replace(report, kernels=kernel_reports(program, sizes))
 
 
