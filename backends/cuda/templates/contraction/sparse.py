@@ -30,7 +30,7 @@ from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.ir.bundles import PACK, Bundles
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, cast, const, fma, load, maximum, minimum, op, substitute, value, walk
+from dnnc.ir.expr import Expr, Load, Op, cast, const, fma, load, maximum, minimum, op, substitute, value, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
@@ -108,7 +108,6 @@ class Product:
     c: Contraction
     encoding: Bundles
     weights: Buffer
-    early: bool  # are the weights a constant?
 
     @property
     def work(self) -> Work:
@@ -133,11 +132,14 @@ def product_of(problem: Problem) -> Product | None:
     name = dict(zip(problem.lowered.params, problem.kernel.entry.buffers))[weights].name
     found = [[x for x in o.loads if x.buf.name == name] for o in (c.a, c.b)]
     sizes = encoding.pattern.rows, encoding.pattern.columns
+    e = c.b.value  # the element and nothing else: what is stored, or 0
+    if not (isinstance(e, Op) and e.name == "select" and isinstance(e.args[1], Op) and e.args[1].name == "bits_f32"):
+        return None
     if found[0] or not found[1] or c.b.conds or c.batch.loops or (c.cols.size, c.red.size) != sizes:
         return None
     if not _in_order(c, encoding, found[1]):
         return None
-    return Product(c, encoding, found[1][0].buf, name in problem.constants)
+    return Product(c, encoding, found[1][0].buf)
 
 
 def _in_order(c: Contraction, e: Bundles, reads: list[Load]) -> bool:
