@@ -22,7 +22,7 @@ BEST = 5  # schedules of a task that are listed
 MICRO = 1e6
 # by why a schedule was measured: one colour each, told apart also by those who do not see all colours
 COLOURS = {
-    "default": "#000000",
+    "default": "#999999",
     "last winner": "#cc79a7",
     "predicted": "#0072b2",
     "neighbour of the best": "#009e73",
