@@ -189,7 +189,9 @@ def _positive(e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
 
 
 def _at_corner(e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
-    for v in sorted((x for x in free(e) if isinstance(x.lo, Expr) or isinstance(x.hi, Expr)), key=sort_key):
+    """Replace a variable by one of its bounds, where `bounds` of e did not: they are symbolic, or its factor is."""
+    of_products = {f for t, _ in terms(e)[0] if isinstance(t, Product) for f in t.factors}
+    for v in sorted((x for x in free(e) if not _box(x) or x in of_products), key=sort_key):
         slope = _slope(e, v)
         if slope is None:
             continue

@@ -8,16 +8,16 @@ from functools import lru_cache
 import numpy as np
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction import simt, sparse, tf32x3
+from dnnc.backends.cuda.templates.contraction import patch, simt, sparse, tf32x3
 from dnnc.backends.cuda.templates.contraction.mma import Shape as TileShape
 from dnnc.ir.bundles import PACK, Bundles, matrix_of
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import ContractionForm
-from dnnc.ir.types import Array, tensor
+from dnnc.ir.types import Array, TensorType, tensor
 from dnnc.passes.lower.nests import lower
-from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.rewrites.channels_last import last as channels_last
 from dnnc.passes.rewrites.sparse import Verdict, zeros_of
 from dnnc.passes.schedule.problem import Problem, classify
 
@@ -44,7 +44,11 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
     if reason:
         return Verdict(None, f"{found.head} dense, {reason}")
     pixels = math.prod(int(str(d)) for d in n.output.type.shape) // found.rows
-    dense = dense_cycles(pixels, found.array.size // found.rows, found.rows, target)
+    if n.op.contraction is ContractionForm.CONVOLUTION:
+        image, filters = (tuple(int(str(d)) for d in v.type.shape) for v in n.inputs[:2] if v is not None)
+        dense = convolution_cycles(image, filters, tuple(n.attrs.items()), target)
+    else:
+        dense = dense_cycles(pixels, found.array.size // found.rows, found.rows, target)
     cost, encoding = best_bundles(found.array, found.axis, pixels, target)
     gain = dense / cost
     if encoding is None or gain < GAIN:
@@ -54,9 +58,19 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
 
 def best_bundles(array: Array, axis: int, pixels: int, target: GpuTarget) -> tuple[float, Bundles | None]:
     """The encoding of the fastest kernel by its estimated cycles; infinity and None where none fits."""
-    stored = matrix_of(array, axis) != 0
+    found = min(costs(matrix_of(array, axis) != 0, pixels, target), key=lambda row: row[0], default=None)
+    if found is None:
+        return math.inf, None
+    cost, _, height, depth = found
+    return cost, Bundles.of(array, axis, height, depth)
+
+
+def costs(stored: Array, pixels: int, target: GpuTarget) -> list[tuple[float, sparse.Shape, int, int]]:
+    """Estimated cycles of all blocks and encodings of a matrix [rows, columns] that fit: rows of a bundle, columns of
+    a piece.
+    """
     rows, terms = stored.shape
-    best: tuple[float, int, int] = (math.inf, 0, 0)
+    out = []
     for depth in sorted({-(-terms // (STEP * n)) * STEP for n in DEPTHS}):
         if depth > MOST_DEPTH or (depth < LEAST_DEPTH and depth < terms):
             continue
@@ -66,11 +80,9 @@ def best_bundles(array: Array, axis: int, pixels: int, target: GpuTarget) -> tup
             if height > max(rows, HEIGHTS[0]) * 2:
                 continue
             most = int(np.add.reduceat(packs, np.arange(0, rows, height)).max())
-            w = sparse.Work(pixels, rows, terms, height, depth, int(packs.sum()), most)
-            for s in sparse.shapes(w, target):
-                best = min(best, (sparse.cycles(w, s, target), height, depth))
-    cost, height, depth = best
-    return cost, Bundles.of(array, axis, height, depth) if height else None
+            w = sparse.Work(pixels, rows, terms, height, depth, int(packs.sum()), most, int(packs.max()))
+            out += [(sparse.cycles(w, s, target), s, height, depth) for s in sparse.shapes(w, target)]
+    return out
 
 
 @lru_cache(256)
@@ -79,9 +91,28 @@ def dense_cycles(pixels: int, terms: int, rows: int, target: GpuTarget) -> float
     g = Graph("dense")
     x, w = g.add_input("x", tensor(f32, pixels, terms)), g.add_input("w", tensor(f32, terms, rows))
     g.outputs = [Builder(g).matmul(x, w)]
-    (group,) = plan_fusion(g).groups
-    problem = classify(group.nodes, lower(g, group.nodes, group.outputs))
-    return min(simt.estimate(problem, target), _tensor_cores(problem, target))
+    return _cycles(g, target)
+
+
+@lru_cache(256)
+def convolution_cycles(
+    image: tuple[int, ...], filters: tuple[int, ...], attrs: tuple[tuple[str, object], ...], target: GpuTarget
+) -> float:
+    """The same for a convolution of images, with channels last, by filters of these sizes."""
+    g, last = Graph("dense"), channels_last(len(image), 0)
+    x, w = (g.add_input(n, TensorType(f32, size, last)) for n, size in (("x", image), ("w", filters)))
+    y = Builder(g).conv(x, w, **dict(attrs))
+    y.type = TensorType(f32, y.type.shape, last)
+    g.outputs = [y]
+    return _cycles(g, target)
+
+
+def _cycles(g: Graph, target: GpuTarget) -> float:
+    nodes = list(g.nodes())
+    problem = classify(nodes, lower(g, nodes, g.outputs))
+    image = patch.image_of(problem, target)
+    patches = [] if image is None else patch.ranked(image, target)[:1]
+    return min([simt.estimate(problem, target), _tensor_cores(problem, target), *(cost for cost, _ in patches)])
 
 
 def _tensor_cores(problem: Problem, target: GpuTarget) -> float:

@@ -69,11 +69,16 @@ class Running:
         self.passed = [n for n in outputs if n in given]
         added = tuple(n for n in dict.fromkeys(outputs) if n not in given and n not in final)
         self.extra = dict(extra or {})
-        settings = {**options, "outputs": added, "dims": sizes(samples, options.get("dims", {}))}
+        settings = {**options, "dims": sizes(samples, options.get("dims", {}))}
         if parameters:
             settings["parameters"] = list(parameters)
-        self.executable = compile(proto, tell, **settings)
         self.final = [v.name for v in proto.graph.output]
+        # outputs of the file, since the graph has no name of its own for what a node without effect returns
+        proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in added)
+        try:
+            self.executable = compile(proto, tell, **settings)
+        finally:
+            del proto.graph.output[len(self.final) :]
 
     def __call__(self, feed: Feed) -> dict[str, Array]:
         results = self.executable({**feed, **self.extra})

@@ -47,7 +47,8 @@ def model_inputs(values: Sequence[onnx.ValueInfoProto], dims: Mapping[str, Any])
             raise InputError(f"input {v.name} is no array of numbers: calibration cannot feed it")
         fixed = {n: s for n, s in dims.items() if isinstance(s, int)}
         shape = tuple(
-            d.dim_value if d.HasField("dim_value") else fixed.get(d.dim_param, d.dim_param) for d in t.shape.dim
+            d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else fixed.get(d.dim_param, d.dim_param)
+            for d in t.shape.dim  # some files write an open size as -1
         )
         out.append(Input(v.name, np.dtype(helper.tensor_dtype_to_np_dtype(t.elem_type)), shape))
     return out

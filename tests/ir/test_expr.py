@@ -191,6 +191,15 @@ def test_quotients_of_a_window_are_shown_to_be_inside() -> None:
     assert nonneg(at // 16 * 3 + 5, (const(-16) <= at,)) and not nonneg(at // 16 * 3 + 2, (const(-16) <= at,))
 
 
+def test_rows_of_an_open_width_are_shown_to_be_inside() -> None:
+    """Row 14 + r of 16 rows of n vectors, where r is a number and n is a size: they are factors of one product."""
+    n = var("n", lo=1, hi=4000)
+    r, column = var("r", lo=0, hi=1), var("c", lo=0, hi=n - 1)
+    left = 256 * n - (16 * column + 16 * (r * n) + 224 * n + 16)
+    assert nonneg(left) and not nonneg(left - 1)
+    assert not nonneg(left - 16 * (r * n))
+
+
 def test_the_group_of_a_masked_lane_is_shown_to_be_inside() -> None:
     """Lane l of block b of 8 channels in groups of 4, r within the group: the lanes past the 8 are masked."""
     lane, b, r = var("l", lo=0, hi=15), var("b", lo=0, hi=0), var("r", lo=0, hi=3)

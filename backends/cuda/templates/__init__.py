@@ -22,7 +22,7 @@ from dnnc.backends.cuda.templates.contraction import (
     wgmma,
     window,
 )
-from dnnc.backends.cuda.templates.reduction import recurrence, reduce, scatter, sequence
+from dnnc.backends.cuda.templates.reduction import recurrence, reduce, scatter, segments, sequence
 from dnnc.ir.loops.stmt import Eval, For, Kernel, walk_stmts
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 from dnnc.passes.schedule.state import replace_stmt
@@ -55,6 +55,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("map", maps, target),
         _template("sequence", sequence, target),
         _template("scatter", scatter, target),
+        _template("segments", segments, target),  # rows that begin where memory says
         _template("reduce", reduce, target),
         _template("threads", threads, target),  # every kernel
     )

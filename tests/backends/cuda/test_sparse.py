@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.types import TensorType
@@ -93,14 +95,26 @@ def test_the_kernel_means_the_product(case: str) -> None:
     assert np.abs(f(x) - want).max() <= 1e-5 * np.abs(want).max()
 
 
-def problem(pixels: int, k: int, rows: int, height: int, depth: int) -> tuple[Graph, Problem]:
+def problem(
+    pixels: int, k: int, rows: int, height: int, depth: int, weights: Array | None = None
+) -> tuple[Graph, Problem]:
     """A product with bundles of so many rows in pieces of so many columns."""
-    g = product(pixels, k, rows)
+    g = product(pixels, k, rows, weights)
     n = next(n for n in g.nodes() if n.op.name == "matmul")
     w = g.constants[n.inputs[1]]  # type: ignore[index]
     n.set_input(1, g.constant(w, "w", (), TensorType(f32, w.shape, Bundles.of(w, 1, height, depth))))
     (group,) = plan_fusion(g).groups
     return g, classify(group.nodes, lower(g, group.nodes, group.outputs), g.constants)
+
+
+def result(g: Graph, p: Problem, kernel: Kernel, x: Array) -> Array:
+    """The output of a kernel in the interpreter."""
+    values = {v: g.constants.get(v, x) for v in p.lowered.params[:-1]}
+    arrays = {b.name: np.array(v.type.encoding.pack(values[v])[0]) for v, b in zip(values, p.kernel.entry.buffers)}
+    name = p.kernel.entry.buffers[-1].name
+    arrays[name] = np.full(p.lowered.params[-1].type.physical, np.nan, np.float32)
+    run_kernel(kernel, arrays)
+    return arrays[name]
 
 
 @pytest.mark.slow
@@ -110,14 +124,34 @@ def test_all_blocks_agree(height: int, depth: int) -> None:
     g, p = problem(70, 40, 50, height, depth)
     x = RNG.standard_normal((70, 40)).astype(np.float32)
     (want,) = run(g.copy(), [x], "float64")
-    values = {v: g.constants.get(v, x) for v in p.lowered.params[:-1]}
     for knobs in sparse.candidates(p, H200):
         kernel = verify_kernel(sparse.apply(p, dict(knobs), H200))
         assert show_kernel(parse_kernel(show_kernel(kernel))) == show_kernel(kernel)
-        arrays = {b.name: np.array(v.type.encoding.pack(values[v])[0]) for v, b in zip(values, p.kernel.entry.buffers)}
-        arrays["y"] = np.full((70, 50), np.nan, np.float32)
-        run_kernel(kernel, arrays)
-        assert np.abs(arrays["y"] - want).max() <= 1e-5 * np.abs(want).max(), knobs
+        assert np.abs(result(g, p, kernel, x) - want).max() <= 1e-5 * np.abs(want).max(), knobs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(12))
+def test_random_patterns_and_blocks(number: int) -> None:
+    """Sizes that nothing divides, rows that are empty, full or alone; cases of a day."""
+    rng = np.random.default_rng([number, *os.environ["DNNC_TEST_SEED"].encode()])
+    while True:
+        pixels, k, rows = (int(rng.integers(2, n)) for n in (80, 90, 70))
+        height, depth = int(rng.choice([16, 32, 64, 128])), -(-k // int(rng.integers(1, 4)) // 8) * 8 + 8
+        kind = str(rng.choice(["random", "skewed", "none", "one", "all"]))
+        density = {"none": 0.0, "one": 0.0, "all": 1.0}.get(kind, rng.random() ** 2)
+        w = np.where(rng.random((rows, k)) < density, rng.standard_normal((rows, k)), 0).astype(np.float32)
+        w *= rng.random((rows, 1)) < (1 / (1 + np.arange(rows)[:, None]) if kind == "skewed" else 1)
+        if kind == "one":
+            w[int(rng.integers(rows))] = 1
+        g, p = problem(pixels, k, rows, height, depth, w)
+        if found := sparse.space(p, H200):
+            break
+    kernel = verify_kernel(sparse.apply(p, knobs := dict(found[int(rng.integers(len(found)))]), H200))
+    x = rng.standard_normal((pixels, k)).astype(np.float32)
+    (want,) = run(g.copy(), [x], "float64")
+    gap = np.abs(result(g, p, kernel, x) - want).max()
+    assert gap <= 1e-5 * max(np.abs(want).max(), 1e-30), (pixels, k, rows, height, depth, kind, knobs)
 
 
 @pytest.mark.slow

@@ -266,3 +266,23 @@ def test_functions_and_saved_models(tmp_path: Path) -> None:
     said: list[str] = []
     dnnc.quantize(f, x, inputs=[dnnc.Spec(("N", 6))], progress=lambda stage, done, of: said.append(stage))
     assert {"calibrate", "compare outputs", "time kernels"} <= set(said)
+
+
+@pytest.mark.slow
+def test_a_batch_of_minus_one_and_a_slice_of_everything() -> None:
+    """Some exporters write an open size as -1; a layer may read what a node without effect returns."""
+    text = """
+      agraph (float[N, 3, 8, 8] x) => (float[N, 4, 6, 6] y) {
+        s = Slice(x, first, last, axes)
+        y = Conv(s, w)
+      }"""
+    proto = model(text, w=(4, 3, 3, 3))
+    numbers = {"first": [0, 0], "last": [2**62, 2**62], "axes": [2, 3]}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.array(v, np.int64), n) for n, v in numbers.items())
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    outputs = len(proto.graph.output)
+    x = images(5)
+    q = dnnc.quantize(proto, [x, {"x": x[:1]}])
+    assert [layer.scheme for layer in q.layers] == ["int8"] and q.samples == 6
+    assert q.error is not None and q.error < 0.02
+    assert len(q.model.graph.output) == outputs

@@ -1,7 +1,8 @@
 """Products of sparse constant weights: rows of the weights times pixels, one multiply-add for each stored element.
 
     for block in block.x(tiles of pixels x bundles of rows):
-        for t in thread.x(..):                      a team of threads has a few rows, each thread 4 neighbouring pixels
+        for t in thread.x(..):                      a team of threads has a few rows, each thread 4 neighbouring pixels;
+                                                    `slices` teams share a row, each has every so many packs
             for each piece of the sum:
                 x[piece, pixels] = the other factor, transposed on its way into shared memory
                 for each row of the team: for each pack of 4 elements:
@@ -16,8 +17,10 @@ tiles, vector loads, rows in the order of their lengths; columns are shared thro
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product as pairs
 from typing import Any
 
@@ -27,29 +30,33 @@ from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.ir.bundles import PACK, Bundles
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, cast, const, fma, load, minimum, op, substitute, value, walk
+from dnnc.ir.expr import Expr, Load, Op, cast, const, fma, load, maximum, minimum, op, substitute, value, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
-ORDER: tuple[str, ...] = ()  # a sum is one thread's, in the order of the columns
+ORDER = ("slices",)
 VECTOR = 4  # pixels of a thread
 SWIZZLE = 8  # rows of shared memory whose vectors lie in different banks
 SIDE = 16  # pixels of half a warp, which it moves together
 PIXELS = (32, 64, 128)
 MOST_ROWS = 8  # of a team: its sums are in registers
 AHEAD = 4  # vectors that a thread asks for before it waits
+SLICES = (1, 2, 4, 8)
 READ = 32  # elements that an SM reads from shared memory in a cycle
 EFFICIENCY = 0.6  # of that rate, beside reading indices: loops whose ends are not foreseen
 ROW_START = 12  # cycles of a warp's scheduler to begin a row
+CHAIN = 90  # cycles of a warp for a pack, in which it waits for indices, elements and products
+ROW_WAIT = 150  # the same for a row
 MOVED = 30  # elements in a cycle that go through registers into shared memory
-START = 650  # cycles of a launch
+START = 2000  # cycles of a launch, and of what a block begins and ends with
+CLOCK = 1.755e9
 
 
 @dataclass(frozen=True)
 class Work:
     """Sizes of a product: pixels, rows of the weights, terms of a sum; of the encoding: rows of a bundle, columns of a
-    piece, packs of all bundles and of the largest one.
+    piece, packs of all bundles, of the largest one and of the longest row.
     """
 
     pixels: int
@@ -59,6 +66,7 @@ class Work:
     depth: int
     packs: int
     most: int
+    longest: int
 
     @property
     def pieces(self) -> int:
@@ -68,13 +76,19 @@ class Work:
     def bundles(self) -> int:
         return -(-self.rows // self.height)
 
+    @property
+    def count(self) -> int:
+        """Rows of all bundles."""
+        return self.bundles * self.height
+
 
 @dataclass(frozen=True)
 class Shape:
-    """`pixels` of a block, and its `warps`."""
+    """`pixels` of a block, and its `warps`; `slices` teams share a row."""
 
     pixels: int
     warps: int
+    slices: int = 1
 
     @property
     def lanes(self) -> int:
@@ -83,7 +97,8 @@ class Shape:
 
     @property
     def teams(self) -> int:
-        return self.warps * 32 // self.lanes
+        """Of a slice."""
+        return self.warps * 32 // self.lanes // self.slices
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,6 @@ class Product:
     c: Contraction
     encoding: Bundles
     weights: Buffer
-    early: bool  # are the weights a constant?
 
     @property
     def work(self) -> Work:
@@ -104,8 +118,8 @@ class Product:
 def work_of(e: Bundles, pixels: int) -> Work:
     """The work of a product of weights and so many pixels."""
     ends = e.starts[:: e.height * e.pieces]
-    most = int((ends[1:] - ends[:-1]).max())
-    return Work(pixels, e.pattern.rows, e.pattern.columns, e.height, e.depth, e.packs, most)
+    most, longest = (int((at[1:] - at[:-1]).max()) for at in (ends, e.starts[:: e.pieces]))
+    return Work(pixels, e.pattern.rows, e.pattern.columns, e.height, e.depth, e.packs, most, longest)
 
 
 def product_of(problem: Problem) -> Product | None:
@@ -118,11 +132,14 @@ def product_of(problem: Problem) -> Product | None:
     name = dict(zip(problem.lowered.params, problem.kernel.entry.buffers))[weights].name
     found = [[x for x in o.loads if x.buf.name == name] for o in (c.a, c.b)]
     sizes = encoding.pattern.rows, encoding.pattern.columns
+    e = c.b.value  # the element and nothing else: what is stored, or 0
+    if not (isinstance(e, Op) and e.name == "select" and isinstance(e.args[1], Op) and e.args[1].name == "bits_f32"):
+        return None
     if found[0] or not found[1] or c.b.conds or c.batch.loops or (c.cols.size, c.red.size) != sizes:
         return None
     if not _in_order(c, encoding, found[1]):
         return None
-    return Product(c, encoding, found[1][0].buf, name in problem.constants)
+    return Product(c, encoding, found[1][0].buf)
 
 
 def _in_order(c: Contraction, e: Bundles, reads: list[Load]) -> bool:
@@ -147,21 +164,26 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
         return []
     work = p.work
     found = sorted(shapes(work, target), key=lambda s: cycles(work, s, target))
-    return [(("pixels", s.pixels), ("warps", s.warps)) for s in found]
+    return [knobs_of(s) for s in found[:8]]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    return []  # the candidates are all
+    p = product_of(problem)
+    return [] if p is None else [knobs_of(s) for s in shapes(p.work, target)]
+
+
+def knobs_of(s: Shape) -> Knobs:
+    return (("pixels", s.pixels), ("warps", s.warps), ("slices", s.slices))
 
 
 def shapes(w: Work, target: GpuTarget) -> Iterator[Shape]:
     """All blocks that registers and shared memory hold, no more pixels than there are but for the least."""
-    for pixels, each in pairs(PIXELS, (1, 2, 4, 8)):
+    for pixels, each, slices in pairs(PIXELS, (1, 2, 4, 8), SLICES):
         lanes = pixels // VECTOR
-        threads = w.height * lanes // each
+        threads = w.height * lanes // each * slices
         if threads % 32 or not 64 <= threads <= 1024 or w.height % each:
             continue
-        s = Shape(pixels, threads // 32)
+        s = Shape(pixels, threads // 32, slices)
         crowded = threads * registers(w, s) > target.registers
         if (pixels == PIXELS[0] or pixels < 2 * w.pixels) and not crowded and shared(w, s) <= target.shared_bytes:
             yield s
@@ -169,29 +191,33 @@ def shapes(w: Work, target: GpuTarget) -> Iterator[Shape]:
 
 def registers(w: Work, s: Shape) -> int:
     """Of a thread, about."""
-    return 44 + VECTOR * (w.height // s.teams)
+    return 44 + (VECTOR + 2) * (w.height // s.teams)
 
 
 def shared(w: Work, s: Shape) -> int:
     """Bytes of a block."""
-    return max(w.depth + 1, w.height) * s.pixels * 4
+    return max(w.depth + 1, w.height * s.slices) * s.pixels * 4
 
 
 def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
-    """Estimated cycles of the busiest multiprocessor: its reads of shared memory, copies, and what waits for memory."""
-    tiles = -(-w.pixels // s.pixels)
+    """Estimated cycles of the busiest multiprocessor: what its blocks ask of shared memory, of copies and of the
+    schedulers, or as long as a block takes alone, as often as blocks follow one another.
+    """
+    tiles, threads = -(-w.pixels // s.pixels), s.warps * 32
     blocks = tiles * w.bundles
     share = max(w.packs / w.bundles * -(-blocks // target.sms), w.most)  # packs of the busiest
     most = -(-blocks // target.sms)
     together = min(most, resident(target, s.warps, registers(w, s), shared(w, s)))
     products = share * PACK * s.pixels / READ / EFFICIENCY
-    busy = min(1.0, together * s.warps / 12)  # fewer warps wait for indices, then for elements
-    starts = w.height * w.pieces * s.lanes / 32 * ROW_START / 4
-    copied = s.pixels * w.terms
-    copies = copied * max(4 / L2_RATE, 1 / MOVED) + s.pixels * w.height * (4 / L2_RATE + 2 / READ)
-    waits = (w.pieces + 1) * LATENCY / together
-    memory = 4 * (w.pixels * (w.terms + w.rows) + 2 * w.packs * PACK) / (target.bandwidth * 1e9 / 1.755e9)
-    return START + LATENCY + max(products / busy + most * (starts + copies + waits), memory)
+    each = w.height // s.teams
+    starts = w.height * s.slices * w.pieces * s.lanes / 32 * ROW_START / 4
+    copied, results = s.pixels * w.terms, s.pixels * w.height
+    copies = copied * max(4 / L2_RATE, 1 / MOVED) + results * (4 / L2_RATE + (1 + s.slices) / READ)
+    rounds = w.pieces * -(-s.pixels * min(w.depth, w.terms) // (VECTOR * threads * AHEAD)) + 1
+    chain = max(w.longest, w.packs / w.count * each) / s.slices * CHAIN + each * w.pieces * ROW_WAIT
+    alone = rounds * LATENCY + chain
+    memory = 4 * (w.pixels * (w.terms + w.rows) + 2 * w.packs * PACK) / (target.bandwidth * 1e9 / CLOCK)
+    return START + max(products + most * (starts + copies), -(-most // together) * alone, memory)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -201,7 +227,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     p = product_of(problem)
     if p is None:
         raise ScheduleError("the weights are no bundles of sparse rows, or memory has another order")
-    return _Writer(p, Shape(int(knobs["pixels"]), int(knobs["warps"]))).build()
+    return _Writer(p, Shape(int(knobs["pixels"]), int(knobs["warps"]), int(knobs.get("slices", 1)))).build()
 
 
 class _Writer:
@@ -219,7 +245,7 @@ class _Writer:
         with b.loop("block", tiles * e.bundles, "block.x") as block:
             self.bundle = b.let("bundle", block % e.bundles)  # neighbouring blocks read the same pixels
             self.first = b.let("first", block // e.bundles) * s.pixels
-            high = max(e.depth + 1, e.height)
+            high = max(e.depth + 1, e.height * s.slices)
             self.x = b.alloc("x", f32, high, s.pixels, space="shared", swizzle=SWIZZLE)
             with b.loop("t", self.threads, "thread.x") as t:
                 self.body(t)
@@ -227,23 +253,30 @@ class _Writer:
 
     def body(self, t: Expr) -> None:
         b, e, s = self.b, self.e, self.s
-        lane, team = b.let("lane", t % s.lanes), b.let("team", t // s.lanes)
+        self.lane, team = b.let("lane", t % s.lanes), b.let("team", t // s.lanes)
+        self.slice = b.let("slice", team // s.teams)
+        team = b.let("place", team % s.teams)
         sums = b.alloc("sums", f32, self.each, VECTOR)
         with b.loop("r", self.each, "unroll") as r:
             b.store(sums, (r, 0), const(0, f32), VECTOR)
         with b.loop("z", -(-s.pixels // self.threads)) as z, b.when(t + z * self.threads < s.pixels):
             b.store(self.x, (e.depth, t + z * self.threads), const(0, f32))
         with b.loop("piece", e.pieces) as piece:
+            ends = b.alloc("ends", self.p.weights.dtype, self.each, 2)  # all are asked for at once, with the pixels
+            with b.loop("r", self.each, "unroll") as r, b.loop("k", 2, "unroll") as k:
+                at = self.slot(team, r) * e.pieces + piece + k
+                b.store(ends, (r, k), self.p.weights[e.sections["starts"][0] + at])
             if e.pieces > 1:
                 b.do("barrier")
             self.fill(t, piece)
             b.do("barrier")
             with b.loop("r", self.each, "unroll") as r:
-                self.row(sums, r, self.slot(team, r), piece, lane)
+                self.row(sums, r, ends)
         b.do("barrier")
         with b.loop("r", self.each, "unroll") as r:
-            row = self.number("rows", self.slot(team, r), e.height)
-            b.store(self.x, (row, lane * VECTOR), sums.at(r, 0, lanes=VECTOR), VECTOR)
+            begin, _ = e.sections["rows"]
+            row = self.trusted(self.p.weights[begin + self.slot(team, r)], e.height)
+            b.store(self.x, (self.slice * e.height + row, self.lane * VECTOR), sums.at(r, 0, lanes=VECTOR), VECTOR)
         b.do("barrier")
         self.finish(t)
 
@@ -252,32 +285,34 @@ class _Writer:
         turned = op("select", op("==", r % 2, const(0)), team, const(self.s.teams - 1) - team)
         return self.bundle * self.e.height + r * self.s.teams + turned
 
-    def number(self, section: str, i: Expr, most: int) -> Expr:
+    @staticmethod
+    def trusted(number: Expr, most: int) -> Expr:
         """An index out of the encoding, below `most`."""
-        begin, _ = self.e.sections[section]
-        return call("trusted", cast(self.p.weights[begin + i], i64), 0, most)
+        return call("trusted", cast(number, i64), 0, most)
 
-    def row(self, sums: Buffer, r: Expr, slot: Expr, piece: Expr, lane: Expr) -> None:
-        """Add a piece of a row's products to its sums; the next pack is on its way meanwhile."""
-        b, e, w = self.b, self.e, self.p.weights
+    def row(self, sums: Buffer, r: Expr, ends: Buffer) -> None:
+        """Add a slice of a piece of a row's products to its sums; the next pack is on its way meanwhile."""
+        b, e, w, slices = self.b, self.e, self.p.weights, self.s.slices
         begins = {name: e.sections[name][0] for name in ("values", "columns")}
-        at = b.let("at", slot * e.pieces + piece)
-        low, high = (b.let(n, self.number("starts", at + k, e.packs + 1)) for k, n in enumerate(("low", "high")))
+        low, high = (b.let(name, self.trusted(ends[r, k], e.packs + 1)) for k, name in enumerate(("low", "high")))
         next_values, next_columns = (b.alloc(f"next_{n}", w.dtype, PACK) for n in begins)
 
         def ask(pack: Expr) -> None:
+            at = b.let("pack", minimum(pack, e.packs))
             for name, to in (("values", next_values), ("columns", next_columns)):
-                b.store(to, (0,), load(w, (begins[name] + pack * PACK,), PACK), PACK)
+                b.store(to, (0,), load(w, (begins[name] + at * PACK,), PACK), PACK)
 
-        ask(minimum(low, e.packs))
-        with b.loop("p", high, lo=low) as p:
+        ask(low + self.slice)
+        whole = slices == 1
+        count = high if whole else maximum(high - low - self.slice + (slices - 1), 0) // slices
+        with b.loop("p", count, lo=low if whole else 0) as p:
             values, columns = (b.alloc(n, w.dtype, PACK) for n in begins)
             b.store(values, (0,), next_values.at(0, lanes=PACK), PACK)
             b.store(columns, (0,), next_columns.at(0, lanes=PACK), PACK)
-            ask(p + 1)
+            ask(p + 1 if whole else low + self.slice + (p + 1) * slices)
             with b.loop("j", PACK, "unroll") as j:
-                column = call("trusted", cast(columns[j], i64), 0, e.depth + 1)
-                x = self.x.at(column, lane * VECTOR, lanes=VECTOR)
+                column = self.trusted(columns[j], e.depth + 1)
+                x = self.x.at(column, self.lane * VECTOR, lanes=VECTOR)
                 weight = op("bits_f32", values[j], dtype=f32)
                 b.store(sums, (r, 0), fma(weight, x, sums.at(r, 0, lanes=VECTOR)), VECTOR)
 
@@ -332,6 +367,8 @@ class _Writer:
             with b.when((q < self.e.height // VECTOR) & (self.first + pixel < self.c.rows.size)):
                 made = b.alloc("made", f32, VECTOR)
                 with b.loop("j", VECTOR, "unroll") as j:
-                    b.store(made, (j,), self.x[minimum(row, self.e.height - VECTOR) + j, pixel])
+                    first = minimum(row, self.e.height - VECTOR) + j
+                    parts = [self.x[first + n * self.e.height, pixel] for n in range(s.slices)]
+                    b.store(made, (j,), reduce(operator.add, parts))
                 start = self.bundle * self.e.height + row
                 store_row(b, self.c, {}, self.first + pixel, start, made, (const(0),), VECTOR)
