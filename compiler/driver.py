@@ -40,7 +40,7 @@ __all__ = ["Executable", "TensorSpec", "compile"]
 
 def compile(
     model: Any,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     *,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     parameters: Mapping[str, Any] | Sequence[str] | bool | None = None,
@@ -51,7 +51,7 @@ def compile(
     Args:
         model: path to an .onnx file, its bytes, an onnx.ModelProto, a dnnc.ir Graph, a function of array code, a
             torch.nn.Module, or a program of torch.export.
-        progress: called with (stage, done, of) while kernels compile.
+        progress: True shows a bar on a terminal or in a notebook; a function is called with (stage, done, of).
         inputs: for a function, the arguments of `dnnc.trace`, a Spec for each array; or a dict of them by argument
             name.
         parameters: weights that are bound by reference and may change, see `Executable.refit`. For a function: a dict
@@ -66,6 +66,12 @@ def compile(
         DnncError: a subclass that names the fault of the model, the options or the target.
     """
     opts = make_options(options)
+    if progress is True:
+        from dnnc.report.bar import Bar  # loads rich
+
+        with Bar() as bar:
+            return compile(model, bar, inputs=inputs, parameters=parameters, **options)
+    progress = None if progress is False else progress
     checks.optional_function(progress, "progress")
     check_parameters(parameters)
     if is_torch(model):

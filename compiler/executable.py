@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Union, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Union
 
 import numpy as np
 
@@ -15,7 +15,7 @@ import dnnc
 from dnnc.backends.base import Instance
 from dnnc.backends.runtime.arrays import is_device_array, to_host
 from dnnc.donation import Donation, donated
-from dnnc.ir.errors import InputError, UnsupportedError
+from dnnc.ir.errors import InputError, UnsupportedError, count
 from dnnc.ir.graph import Graph
 from dnnc.memory import check_fits
 from dnnc.options import CompileOptions
@@ -23,6 +23,7 @@ from dnnc.parameters import Parameters, frozen
 from dnnc.program_cache import ModelCompiler, ProgramCache
 from dnnc.report import Report
 from dnnc.report.layout import cut
+from dnnc.report.notebook import folded
 from dnnc.signature import Signature, TensorSpec, described, shapes_of
 
 if TYPE_CHECKING:
@@ -156,6 +157,10 @@ class Executable:
         )
         return f"<Executable for {self.options.target}: {cut(f'{took} -> {gave}', WIDTH - 40)}>"
 
+    def _repr_html_(self) -> str:
+        report = self.report
+        return folded(repr(self), report._repr_html_())
+
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **named: Any) -> Results:
@@ -244,9 +249,7 @@ class Executable:
         instance = self.cache.instance(tuple([a.shape for a in arrays]))
         results = self._buffers(instance, arrays, outputs)
         run: Callable[..., Any] = instance.into if self._donation is None else partial(self._execute, instance)
-        call = partial(run, arrays, results)
-        setattr(call, "check", _checked)  # noqa: B010  # as calls on a device have
-        return cast(Bound, call)
+        return _Bound(run, arrays, results)
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
         """Profile a call on these inputs by kernel, as a printable table. `repeats`: default about a second."""
@@ -357,5 +360,11 @@ def _restored(data: bytes, cache: Any, custom_ops: Any) -> Executable:
     return dnnc.load(io.BytesIO(data), cache=cache, custom_ops=custom_ops)
 
 
-def _checked() -> None:
-    """A call on the host is done when it returns, and has raised what there was to raise."""
+class _Bound(partial[object]):
+    """A call on the host, on buffers of its own."""
+
+    def check(self) -> None:
+        """Nothing: the call is done when it returns, and has raised what there was to raise."""
+
+    def __repr__(self) -> str:
+        return f"<call bound to {count(len(self.args[0]), 'input')} and {count(len(self.args[1]), 'output')}>"

@@ -6,7 +6,10 @@ are the kernels that the same compilation would make; space, cost model and runn
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,12 +49,15 @@ from dnnc.ir.errors import InputError, TuneError, a_type
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, specialise
 from dnnc.ir.target import parse_target
-from dnnc.options import CompileOptions, available_cpus, make_options
+from dnnc.options import CompileOptions, available_cpus, cache_folder, make_options
 from dnnc.passes.analysis.segments import Segment, needs_host, prepare, split
 from dnnc.passes.base import pass_context
 from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Choice, Problem
+from dnnc.report.notebook import html_of
+from dnnc.report.tables import Table, plain_text
 from dnnc.report.tuning import write_html
+from dnnc.report.tuning_tables import result_tables
 from dnnc.tune_option import choose_of, setting_of
 
 if TYPE_CHECKING:
@@ -64,6 +70,7 @@ if TYPE_CHECKING:
 Space = Callable[
     [Problem, Sequence[Choice]], Sequence[Choice]
 ]  # a problem and what dnnc would search -> what to search instead
+logger = logging.getLogger("dnnc")
 RUNNERS = ("process", "ray")
 KEY = 4  # characters that a key is told by, at least
 
@@ -89,15 +96,30 @@ class Tuned:
         """Time of the model's kernels with the schedules that dnnc picks unmeasured, over that with the winners."""
         return self.result.speedup
 
+    def tables(self) -> list[Table]:
+        """The result as tables."""
+        return result_tables(self.result, self.name)
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.log.sessions[-1].model if self.log.sessions else ""
+
+    def __str__(self) -> str:
+        return plain_text(self.tables())
+
+    def _repr_html_(self) -> str:
+        return html_of(self.tables())
+
     def __repr__(self) -> str:
         r = self.result
         return (
             f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; "
-            ".compile() takes the winners>"
+            ".compile() takes the winners; print it>"
         )
 
     def compile(
-        self, progress: Callable[[str, int, int], None] | None = None, **options: Unpack[Options]
+        self, progress: Callable[[str, int, int], None] | bool | None = None, **options: Unpack[Options]
     ) -> Executable:
         """Compile the model with the winners. Options that differ from the tuning run may give untuned kernels."""
         winners = Winners(self.log.winners(), "" if self.log.path is None else str(self.log.path))
@@ -106,7 +128,8 @@ class Tuned:
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write a report of the search, one file that needs no network. TuneError where plotly or jinja2 is missing."""
 
-        write_html(self.result, path, str(getattr(self.model, "name", self.model)))
+        sessions = self.log.sessions
+        write_html(self.result, path, self.name, sessions[-1] if sessions else None)
 
 
 def tune(
@@ -133,7 +156,8 @@ def tune(
         model: as for `dnnc.compile`; symbolic dims must be fixed by `dims`.
         target: what to tune for; its device must be here, or in the cluster.
         budget: seconds. The search may end sooner, when little more is to be gained.
-        log: a path to which is appended, or an open Log; None keeps it in memory. Last winners in it compete again.
+        log: the path of a tuning log to append to, or an open Log. Its last winners compete again. None: a log for
+            this model in the folder `tuning` of the cache; with `cache=False` trials stay in memory.
         callbacks: called with each event, in this thread.
         trials: measurements to make at most, but for the finals.
         resume: take the trials in the log as made now: nothing is measured twice.
@@ -180,7 +204,10 @@ def tune(
         stopped,
         variations=lambda keys: variations(made, setting, keys),
     )
-    with opened(log) as book, running(runner, opts, setting, devices) as runs:
+    with (
+        opened(kept(opts, name, tasks) if log is None else log) as book,
+        running(runner, opts, setting, devices) as runs,
+    ):
         began = Session(
             name, setting.target, {t.key: n for t, n in tasks}, machine.name, version(), time.time(), budget
         )
@@ -189,6 +216,10 @@ def tune(
             tasks, runs, book, budget, replace(plan, version=version(), batch=max(plan.batch, _capacity(runs)))
         )
         book.append(replace(began, seconds=result.seconds))
+    faster = result.speedup
+    logger.info(
+        "%s for %s: %d trials in %.1f s, %.2f times as fast", name, target, result.trials, result.seconds, faster
+    )
     return Tuned(result, book, model, opts)
 
 
@@ -353,6 +384,20 @@ def own_model(machine: Machine) -> Model:
 
 
 # --- what is open while it searches -----------------------------------------------------------------------------------
+
+
+def kept(opts: CompileOptions, name: str, tasks: Sequence[tuple[Task, int]]) -> Path | None:
+    """The log of a model in the cache folder; None where there is no such folder, or none that can be written."""
+    folder = cache_folder(opts.cache)
+    if folder is None:
+        return None
+    try:
+        (folder / "tuning").mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    digest = hashlib.sha256("".join(sorted(t.key for t, _ in tasks)).encode()).hexdigest()
+    path = folder / "tuning" / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:60]}-{digest[:10]}.jsonl"
+    return path if os.access(path if path.exists() else path.parent, os.W_OK) else None
 
 
 @contextmanager

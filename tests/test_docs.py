@@ -67,6 +67,24 @@ def test_links_lead_somewhere() -> None:
     assert not bad
 
 
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as the site names them."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    words = (re.sub(r"[`*]|\]\([^)]*\)|\[", "", h).lower() for h in re.findall(r"^#+ (.+)$", prose, re.M))
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", w).strip()) for w in words}
+
+
+def test_links_lead_to_headings() -> None:
+    bad = []
+    for path in DOCUMENTS:
+        prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
+        for target, anchor in re.findall(r"\]\(([\w./-]*\.md|)#([^)\s]+)\)", prose):
+            page = path.parent / target if target else path
+            if page.exists() and "api" not in page.parts and anchor not in anchors(page.read_text()):
+                bad.append(f"{path.name}: {target}#{anchor}")
+    assert not bad
+
+
 def test_the_site_has_every_page() -> None:
     pages = {p.relative_to(ROOT / "docs").as_posix() for p in DOCUMENTS[1:]}
     listed = re.findall(r"^ +- (?:[^:\n]+: )?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)

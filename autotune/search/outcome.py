@@ -93,6 +93,7 @@ class Result:
     reason: str
     fusions: tuple[Fused, ...] = ()
     parts: tuple[Outcome, ...] = ()
+    predicted: float = math.nan  # seconds of a call that a longer search is expected to reach; not a number: unknown
 
     @property
     def untuned(self) -> float:
@@ -106,6 +107,11 @@ class Result:
     @property
     def speedup(self) -> float:
         return self.untuned / self.tuned if self.tuned > 0 else 1.0
+
+    @property
+    def further(self) -> float:
+        """How many times as fast as now the kernels are expected to be after a longer search; 1 where unknown."""
+        return max(self.tuned / self.predicted, 1.0) if self.predicted > 0 else 1.0
 
 
 Callback = Callable[[Event], None]

@@ -460,7 +460,9 @@ class _Session:
         outcomes = tuple(self._outcome(e) for e in self.entries)
         parts = tuple(self._outcome(e) for e in self.rivals.entries)
         fused = tuple(sorted(self.fused, key=lambda f: -f.calls * f.together))
-        return Result(outcomes, self.plan.clock() - self.start, self.made, self.failed, reason, fused, parts)
+        p = self._progress()
+        made = Result(outcomes, self.plan.clock() - self.start, self.made, self.failed, reason, fused, parts)
+        return replace(made, predicted=made.tuned * p.predicted / p.current if p.current > 0 else math.nan)
 
     def _outcome(self, e: Entry) -> Outcome:
         s = e.search

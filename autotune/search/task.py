@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -48,6 +48,18 @@ class Task:
     setting: Setting  # where and how it runs
     flops: int  # of one call
     others: tuple[int, ...] = ()  # for each further output the number of the input whose memory it takes, or -1
+    nodes: tuple[str, ...] = field(default=(), compare=False)  # of the model, one for each call, for people
+
+    @cached_property
+    def shape(self) -> str:
+        """The type of the first output, such as `f32[1, 64, 56, 56]`."""
+        return str(parse(self.graph).outputs[0].type).partition(" @")[0] if self.graph else ""
+
+    @property
+    def node(self) -> str:
+        """The node of the first call, and how many more calls there are: `layer1.0.conv2 +3`."""
+        more = len(self.nodes) - 1
+        return (self.nodes[0] if self.nodes else "") + (f" +{more}" if more > 0 else "")
 
     @cached_property
     def rebuilt(self) -> tuple[Graph, Group, Problem]:
@@ -77,7 +89,7 @@ class Task:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Task:
-        many: dict[str, Any] = {k: tuple(record[k]) for k in ("constants", "others") if k in record}
+        many: dict[str, Any] = {k: tuple(record[k]) for k in ("constants", "others", "nodes") if k in record}
         return Task(**{**record, **many, "setting": Setting(**record["setting"])})
 
 
@@ -97,12 +109,20 @@ def extract(program: ScheduledGraph, setting: Setting) -> list[tuple[Task, int]]
     """Tasks of a program with their numbers of calls, in order. Kernels with sizes of run time are left out."""
     found: dict[str, Task] = {}
     calls: Counter[str] = Counter()
+    nodes: dict[str, list[str]] = {}
     for step, graph in program.walk():
         if isinstance(step, Step) and not step.dims:
             task = task_of(graph, step.group, program.memory.inplace, setting)
             found.setdefault(task.key, task)
             calls[task.key] += 1
-    return [(t, calls[key]) for key, t in found.items()]
+            nodes.setdefault(task.key, []).append(node_of(step.group))
+    return [(replace(t, nodes=tuple(nodes[key])), calls[key]) for key, t in found.items()]
+
+
+def node_of(group: Group) -> str:
+    """The model's name of what a group computes: of its last node that has one, or of its first output."""
+    named = [loc.name for n in group.nodes for loc in n.locs if loc.name]
+    return named[-1] if named else group.outputs[0].name
 
 
 def task_of(graph: Graph, group: Group, inplace: Mapping[Value, Value], setting: Setting) -> Task:

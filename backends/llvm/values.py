@@ -14,7 +14,7 @@ from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LI
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, f16, f32, f64, i32, i64, u32
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import COMPARE, Const, Expr, Op, cast, value
+from dnnc.ir.expr import COMPARE, Const, Expr, Op, cast, unwrap, value
 from dnnc.ir.loops.intrinsics import cast_target
 from dnnc.ir.loops.pieces import ROWS
 from dnnc.ir.loops.verify import scalarise
@@ -541,6 +541,18 @@ def _zip(em: FuncEmitter, e: Op) -> str:
     return em.pure(f"shufflevector {ty} {a}, {ty} {b}, <{e.lanes} x i32> <{order}>", a, b, here=True)
 
 
+def _interleave(em: FuncEmitter, e: Op) -> str:
+    a, b = (em.operand(x, e.lanes) for x in e.args[:2])
+    unit, group = (int(unwrap(x)) for x in e.args[2:])
+    start = group // 2 * (e.name == "interleave_high")
+    places = []
+    for k in range(e.lanes):
+        turn, at = divmod(k % group, unit)
+        places.append(k // group * group + start + turn // 2 * unit + at + turn % 2 * e.lanes)
+    order, ty = ", ".join(f"i32 {p}" for p in places), vector(e.dtype, e.lanes)
+    return em.pure(f"shufflevector {ty} {a}, {ty} {b}, <{e.lanes} x i32> <{order}>", a, b, here=True)
+
+
 def _lanes(em: FuncEmitter, e: Op) -> str:
     return "<" + ", ".join(f"i64 {k}" for k in range(e.lanes)) + ">"
 
@@ -581,5 +593,6 @@ _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "lanes": _lanes, "dot4": dot4, "lookup": lookup,
     "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
     "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
+    "interleave_low": _interleave, "interleave_high": _interleave,
     "trusted": lambda em, e: em.operand(e.args[0], e.lanes),
 }  # fmt: skip

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from html import escape
 from importlib import import_module
 from typing import Any
 
@@ -339,6 +340,10 @@ class Array(Operators, Methods):
         if any(p.traced for p in self._parts):
             return f"<traced array of {self._dtype}, shape {self.shape}>"
         return repr(self._contents()).replace("array(", "Array(", 1)
+
+    def _repr_html_(self) -> str:
+        facts = f"{self._dtype}, shape {self.shape}, {self.device}"
+        return f"<pre>{escape(repr(self))}</pre><small>{escape(facts)}</small>"
 
     def __str__(self) -> str:
         return self.__repr__() if any(p.traced for p in self._parts) else str(self._contents())

@@ -14,11 +14,12 @@ import typer
 
 from dnnc.artifact.format import SUFFIX, is_artifact
 from dnnc.cli.arguments import Array, make_arrays
-from dnnc.cli.console import Bar, show_json, show_tables
+from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.models import Job, open_model, open_with_arrays, prepare
 from dnnc.cli.outputs import check_output, job_reads
 from dnnc.ir.errors import InputError, count
 from dnnc.ir.files import replacing
+from dnnc.report.bar import Bar
 from dnnc.report.tables import Table, report_tables, show_bytes, show_seconds
 
 FIRST = 4  # values of an output that are shown

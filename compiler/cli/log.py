@@ -47,8 +47,8 @@ def best_command(path: str, pattern: str, as_json: bool) -> None:
     decided = log.decided()
     rows = [_best_row(log, t, decided.get(t.key)) for t in tasks]
     title = f"{path}: {sum(t.key in decided for t in tasks)} of {len(tasks)} tasks have a winner"
-    columns = ("key", "task", "time", "untuned", "gain", "used", "schedule")
-    table = Table(title, columns, tuple(rows), frozenset(("time", "untuned", "gain")))
+    columns = ("key", "task", "node", "shape", "time", "untuned", "gain", "used", "schedule")
+    table = Table(title, columns, tuple(rows), frozenset(("time", "untuned", "gain")), ("shape", "node"), "see --json")
     show_tables([table, *_fusion_tables(log, tasks)])
 
 
@@ -196,10 +196,12 @@ def _task_table(log: Log, tasks: Sequence[Task]) -> Table:
             "" if best is None else show_seconds(best.median),
             "" if winner is None else show_seconds(winner.seconds),
         )
-        return t.key[:SHORT], t.name, t.kind, show_count(t.flops), str(len(trials)), str(failed), *times, _gain(winner)
+        counts = show_count(t.flops), str(len(trials)), str(failed)
+        return t.key[:SHORT], t.name, t.node, t.shape, t.kind, *counts, *times, _gain(winner)
 
-    columns = ("key", "task", "kind", "flops", "trials", "failed", "best trial", "winner", "gain")
-    return Table(f"tasks: {len(tasks)}", columns, tuple(map(row, tasks)), frozenset(columns[3:]))
+    columns = ("key", "task", "node", "shape", "kind", "flops", "trials", "failed", "best trial", "winner", "gain")
+    drop = ("kind", "flops", "failed", "shape")
+    return Table(f"tasks: {len(tasks)}", columns, tuple(map(row, tasks)), frozenset(columns[5:]), drop, "see --json")
 
 
 def _fusion_tables(log: Log, tasks: Sequence[Task]) -> list[Table]:
@@ -235,14 +237,14 @@ def _trial_row(t: Trial) -> tuple[str, ...]:
 
 
 def _best_row(log: Log, t: Task, winner: Winner | None) -> tuple[str, ...]:
-    best = log.best(t.key)
+    best, named = log.best(t.key), (t.key[:SHORT], t.name, t.node, t.shape)
     if winner is not None:
         untuned = "" if winner.baseline is None else show_seconds(winner.baseline)
         used = "no: see fusion" if t.key in log.fused() and log.fused()[t.key].taken else "yes"
-        return t.key[:SHORT], t.name, show_seconds(winner.seconds), untuned, _gain(winner), used, str(winner.choice)
+        return *named, show_seconds(winner.seconds), untuned, _gain(winner), used, str(winner.choice)
     if best is not None:
-        return t.key[:SHORT], t.name, show_seconds(best.median), "", "", "no: not compared yet", str(best.choice)
-    return t.key[:SHORT], t.name, "", "", "", "no: nothing ran", ""
+        return *named, show_seconds(best.median), "", "", "no: not compared yet", str(best.choice)
+    return *named, "", "", "", "no: nothing ran", ""
 
 
 def _gain(winner: Winner | None) -> str:

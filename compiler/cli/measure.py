@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import typer
 
-from dnnc.cli.console import Bar, show_json, show_tables
+from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.models import Job, open_with_arrays
 from dnnc.cli.outputs import check_output, job_reads
 from dnnc.options import thread_count
+from dnnc.report.bar import Bar
 from dnnc.report.bench_tables import bench_tables
 from dnnc.report.profile_tables import profile_tables
 from dnnc.tools.bench import bench

@@ -9,11 +9,12 @@ from typing import Any
 import typer
 
 from dnnc.cli.arguments import load_model
-from dnnc.cli.console import Bar, show_json, show_tables
+from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.model_tool import Files as Files
 from dnnc.cli.model_tool import check_outputs, compiling, load_metric, show_result
 from dnnc.cli.models import Job, need_source
 from dnnc.pruning.entry import explore_pruning, prune
+from dnnc.report.bar import Bar
 from dnnc.report.layout import Table
 
 

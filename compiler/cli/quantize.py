@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from dnnc.cli.arguments import load_model
-from dnnc.cli.console import Bar
 from dnnc.cli.errors import say
 from dnnc.cli.model_tool import Files as Files
 from dnnc.cli.model_tool import check_outputs, compiling, load_metric, show_result
 from dnnc.cli.models import Job, need_source
 from dnnc.quantization.entry import quantize
 from dnnc.quantization.result import Quantized
+from dnnc.report.bar import Bar
 
 RANDOM = (
     "warning: calibrating on RANDOM numbers. The speed of the result is right, its accuracy means nothing; give --data "

@@ -26,10 +26,10 @@ from dnnc.cli.models import Job, custom_ops, need_source
 from dnnc.cli.outputs import LOGS, check_output, read_by
 from dnnc.report.tables import Table, show_seconds
 from dnnc.report.tuning import needed
+from dnnc.report.tuning_tables import gain, result_tables, time_of
 from dnnc.tune_session import Tuned, tune
 
 UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-LOGGED = "dnnc log best LOG"  # where schedules are listed
 SHOWN = 6  # tasks in the display while it searches
 
 
@@ -95,7 +95,7 @@ def tune_command(job: Job, effort: Effort, as_json: bool) -> None:
     if as_json:
         show_json({"model": job.model, "log": log, **result_data(tuned.result)})
     else:
-        show_tables(result_tables(job, log, tuned, effort.report))
+        show_tables(shown(job, log, tuned, effort.report))
 
 
 class Interrupt:
@@ -146,9 +146,10 @@ class Display:
     def __call__(self, e: Event) -> None:
         if e.task is not None and e.trial is not None:
             key = e.task.key
-            _, trials, _, best, text = self._tasks.get(key, (e.task.name, 0, math.inf, math.inf, ""))
+            _, trials, _, best, text = self._tasks.get(key, ("", 0, math.inf, math.inf, ""))
             text = str(e.trial.choice) if e.best < best else text
-            self._tasks[key] = (e.task.name, trials + (e.kind == "trial"), e.default, e.best, text)
+            name = f"{e.task.name} {e.task.node}"
+            self._tasks[key] = (name, trials + (e.kind == "trial"), e.default, e.best, text)
             self._order = [key, *(k for k in self._order if k != key)]
         if self._live is not None:
             self._live.update(rendered(self.view(e), self._console.width))
@@ -160,13 +161,16 @@ class Display:
             f"{p.seconds:.0f} of {p.budget:.0f} s, ends in {p.eta:.0f} s at the latest · {p.trials} trials, "
             f"{p.failures} failed · "
             f"{p.done} of {p.tasks} tasks decided\n"
-            f"kernels {show_seconds(p.untuned)} -> {show_seconds(p.current)}: {p.speedup:.2f} times as fast, "
-            f"{p.predicted_speedup:.2f} predicted"
+        ) + (
+            f"kernels {show_seconds(p.untuned)} -> {show_seconds(p.current)}: {p.speedup:.2f} times as fast so far, "
+            f"{p.predicted_speedup:.2f} predicted; finals measure the best again"
+            if p.untuned
+            else "the default schedules are measured first"
         )
         rows = []
         for key in self._order[:SHOWN]:
             name, trials, default, best, text = self._tasks[key]
-            rows.append((name, str(trials), _time(default), _time(best), _gain(default, best), text))
+            rows.append((name, str(trials), time_of(default), time_of(best), gain(default, best), text))
         columns = ("task", "trials", "default", "best", "gain", "schedule")
         return Table(title, columns, tuple(rows), frozenset(columns[1:5]), ("schedule",))
 
@@ -174,72 +178,14 @@ class Display:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def result_tables(job: Job, log: str, tuned: Tuned, report: str) -> list[Table]:
-    """What won, task by task, and how to use it."""
-    r = tuned.result
-    rows = tuple(_row(o, r) for o in sorted(r.outcomes, key=_weight, reverse=True))
-    title = (
-        f"{job.model}: {len(r.outcomes)} tasks, {r.trials} trials, {r.failures} of them failed, "
-        f"{show_seconds(r.seconds)}; ended as {_ended(r.reason)}"
-    )
-    columns = ("task", "calls", "share", "trials", "default", "tuned", "gain", "schedule", "why")
-    right = frozenset(("calls", "share", "trials", "default", "tuned", "gain"))
-    faster = f"kernels of a call: {show_seconds(r.untuned)} -> {show_seconds(r.tuned)}, {r.speedup:.2f} times as fast"
+def shown(job: Job, log: str, tuned: Tuned, report: str) -> list[Table]:
+    """What won, and how to use it."""
     dims = "".join(f" --dims {d}" for d in job.dims)
     use = f"dnnc compile {job.model}{dims} --tune {log} takes these schedules"
-    lines = [Table(faster, (), ()), Table(use, (), ()), *([Table(f"report: {report}", (), ())] if report else [])]
-    return [
-        Table(title, columns, rows, right, ("schedule", "why", "calls", "share", "trials"), f"see {LOGGED}"),
-        *fusion_tables(r),
-        *lines,
-    ]
-
-
-def fusion_tables(r: Result) -> list[Table]:
-    """Groups that were measured in another way too; nothing where there are none."""
-    if not r.fusions:
-        return []
-    columns = ("group", "calls", "as it was", "in another way", "time", "compiled", "why")
-    rows = tuple(
-        (f.task.name, str(f.calls), _time(f.together), f.name, _time(f.apart), _way(f), f.verdict) for f in r.fusions
-    )
-    return [
-        Table(
-            "fusion: groups and what else they can be made of",
-            columns,
-            rows,
-            frozenset(("calls", "as it was", "time")),
-            ("why", "calls"),
-            f"see {LOGGED}",
-        )
-    ]
-
-
-def _way(f: Fused) -> str:
-    return f.name if f.taken else "as it was"
-
-
-def _row(o: Outcome, r: Result) -> tuple[str, ...]:
-    share = o.calls * o.default / r.untuned if r.untuned and math.isfinite(o.default) else 0.0
-    choice = "" if o.choice is None else "default" if o.choice == o.base else str(o.choice)
-    times = (_time(o.default), _time(o.seconds), _gain(o.default, o.seconds))
-    return (o.task.name, str(o.calls), f"{share:.0%}", str(len(o.points)), *times, choice, o.verdict)
-
-
-def _weight(o: Outcome) -> float:
-    return o.calls * o.default if math.isfinite(o.default) else 0.0
-
-
-def _ended(reason: str) -> str:
-    return "you asked" if reason == "stopped" else reason
-
-
-def _time(seconds: float) -> str:
-    return show_seconds(seconds) if math.isfinite(seconds) else "-"
-
-
-def _gain(default: float, seconds: float) -> str:
-    return f"{default / seconds:.2f}x" if math.isfinite(default) and math.isfinite(seconds) and seconds > 0 else "-"
+    none = "the log changes nothing: the default schedules are as fast"
+    changed = tuned.result.speedup > 1 or any(f.taken for f in tuned.result.fusions)
+    lines = [Table(use if changed else none, (), ()), *([Table(f"report: {report}", (), ())] if report else [])]
+    return [*result_tables(tuned.result, job.model), *lines]
 
 
 def result_data(r: Result) -> dict[str, Any]:
@@ -252,6 +198,7 @@ def result_data(r: Result) -> dict[str, Any]:
         "untuned": r.untuned,
         "tuned": r.tuned,
         "speedup": r.speedup,
+        "predicted": None if math.isnan(r.predicted) else r.predicted,
         "tasks": [outcome_data(o) for o in r.outcomes],
         "parts": [outcome_data(o) for o in r.parts],
         "fusions": [fused_data(f) for f in r.fusions],
@@ -273,6 +220,8 @@ def outcome_data(o: Outcome) -> dict[str, Any]:
     return {
         "key": o.task.key,
         "name": o.task.name,
+        "nodes": list(o.task.nodes),
+        "shape": o.task.shape,
         "calls": o.calls,
         "space": o.choices,
         "trials": len(o.points),

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from dnnc.cli.arguments import Array, parse_cache
-from dnnc.cli.console import Bar, show_json, show_tables
+from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.errors import USER
 from dnnc.cli.models import Job, open_with_arrays
 from dnnc.ir.errors import UnsupportedError
@@ -17,6 +17,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.shapes import bind_dims, specialise
 from dnnc.options import CompileOptions
+from dnnc.report.bar import Bar
 from dnnc.report.tables import Table
 from dnnc.tools.accuracy import differences
 from dnnc.tools.bisect import OWN_FAULT, Finding, bisect

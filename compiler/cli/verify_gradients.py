@@ -10,7 +10,7 @@ import typer
 
 from dnnc.bound import of_graph
 from dnnc.cli.arguments import Array, load_model, make_arrays, parse_dims, parse_inputs
-from dnnc.cli.console import Bar, show_json, show_tables
+from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.errors import USER
 from dnnc.cli.models import Job, compile_options, need_source
 from dnnc.cli.verify import fixed
@@ -21,6 +21,7 @@ from dnnc.gradients.check import Checked, Loss, Point, Verdict, directional, dot
 from dnnc.gradients.models import Model, read_graph, read_onnx
 from dnnc.ir.errors import GradientError, InputError
 from dnnc.ir.graph import Graph
+from dnnc.report.bar import Bar
 from dnnc.report.tables import Table, show_count
 from dnnc.tools.accuracy import differences
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dnnc.cli.console import Bar, show_json, show_tables
+from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.models import Job, open_with_arrays
 from dnnc.cli.outputs import check_output, job_reads
 from dnnc.executable import Executable
 from dnnc.export.fused import write_fused
 from dnnc.ir.errors import DnncError, TargetError, UnsupportedError, count
+from dnnc.report.bar import Bar
 from dnnc.report.tables import Table, show_bytes
 from dnnc.tools.profile import Profile
 from dnnc.view import write_html

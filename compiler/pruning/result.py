@@ -12,6 +12,7 @@ import onnx
 from dnnc.quantization.reported import Reported
 from dnnc.report import pruned as report
 from dnnc.report.layout import Table
+from dnnc.report.notebook import html_of
 from dnnc.report.tables import plain_text
 
 
@@ -109,6 +110,9 @@ class Pruned(Reported):
         """Write the report as a page."""
         report.write_html(self, path)
 
+    def _repr_html_(self) -> str:
+        return html_of(self.tables())
+
     def __repr__(self) -> str:
         return f"<Pruned {self.name[:60]}: {self.method}, {self.sparsity:.1%} of the weights gone; print it>"
 
@@ -182,6 +186,9 @@ class Exploration:
 
     def __str__(self) -> str:
         return plain_text(self.tables())
+
+    def _repr_html_(self) -> str:
+        return html_of(self.tables())
 
     def __repr__(self) -> str:
         return f"<Exploration {self.name[:60]}: {len(self.points)} points, {len(self.layers)} layers; print it>"

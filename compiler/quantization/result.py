@@ -10,6 +10,7 @@ import onnx
 
 from dnnc.quantization.reported import Reported
 from dnnc.report.layout import Table
+from dnnc.report.notebook import html_of
 from dnnc.report.quantized import tables, write_html
 
 FLOAT = "float"
@@ -87,6 +88,9 @@ class Quantized(Reported):
     def tables(self) -> list[Table]:
         """The report as tables."""
         return tables(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self.tables())
 
     def __repr__(self) -> str:
         quantised = sum(x.scheme != FLOAT for x in self.layers)

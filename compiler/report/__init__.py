@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
 from dnnc.ir.errors import InputError, count
+from dnnc.report.notebook import html_of
 from dnnc.report.tables import plain_text, report_tables
 
 if TYPE_CHECKING:
@@ -158,6 +159,9 @@ class Report:
 
     def __str__(self) -> str:
         return plain_text(report_tables(self))
+
+    def _repr_html_(self) -> str:
+        return html_of(report_tables(self, passes=False))
 
 
 def _plain(x: Any) -> Any:

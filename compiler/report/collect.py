@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dnnc.backends.runtime.program import Program
 from dnnc.ir.expr import Expr, Var, const, value
 from dnnc.ir.shapes import as_env, resolve
 from dnnc.ir.types import Dim
-from dnnc.passes.base import PassRecord
 from dnnc.report import Count, KernelReport, MemoryReport, ProgramReport
 from dnnc.report.log import Laps, Log
+
+if TYPE_CHECKING:
+    from dnnc.passes.base import PassRecord
 
 __all__ = ["Laps", "Log", "kernel_reports", "program_report"]
 

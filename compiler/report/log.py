@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Union
 
-from dnnc.report import ProgramReport, Report
+from dnnc.report import LADDER, ProgramReport, Report
 
 if TYPE_CHECKING:
     from dnnc.signature import Signature
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 Noted = Union[ProgramReport, Callable[[], ProgramReport]]
 KEPT = 16  # reports of specialisations of one model
+logger = logging.getLogger("dnnc")
 
 
 class Laps:
@@ -58,6 +60,21 @@ class Log:
     def add(self, program: Noted) -> None:
         """Note a program; one that was loaded comes as a function, read when somebody asks."""
         self._programs.append(program)
+        if isinstance(program, ProgramReport):
+            self._tell(program)
+        else:
+            logger.info("%s for %s: loaded", self.name, self.target)
+
+    def _tell(self, p: ProgramReport) -> None:
+        """Give the logger `dnnc` a program: INFO what was compiled, WARNING lesser schedules, DEBUG each pass."""
+        how = f"compiled, {p.from_cache} of them from the cache"
+        sizes = f" at {', '.join(f'{n}={d}' for n, d in p.dims.items())}" if p.dims else ""
+        seconds = sum(p.seconds.values())
+        logger.info("%s%s for %s: %d kernels, %s, %.2f s", self.name, sizes, self.target, len(p.kernels), how, seconds)
+        for r in p.passes:
+            logger.debug("%s: pass %s took %.2f ms", self.name, r.name, r.seconds * 1e3)
+            for note in r.notes if r.name in (LADDER, "cache") else ():
+                logger.warning("%s: %s", self.name, note)
 
     @property
     def programs(self) -> tuple[ProgramReport, ...]:

@@ -15,6 +15,9 @@ LAYOUT = {
     "height": 320,
     "margin": {"l": 60, "r": 20, "t": 10, "b": 45},
     "template": "plotly_white",
+    "paper_bgcolor": "rgba(0,0,0,0)",  # of the page, light or dark
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"color": "#7a8290"},
     "legend": {"orientation": "h", "y": 1.12},
 }
 
@@ -59,6 +62,8 @@ def figure(x: str, y: str, **axes: Any) -> Any:
     made = go.Figure(layout=LAYOUT)
     made.update_xaxes(title=x, **axes)
     made.update_yaxes(title=y, **axes)
+    for update in (made.update_xaxes, made.update_yaxes):
+        update(gridcolor="rgba(128,128,128,0.25)", zerolinecolor="rgba(128,128,128,0.4)")
     return made
 
 

@@ -36,7 +36,7 @@ def _ceilings(p: Profile) -> Table:
     rows += [
         (v.name, f"up to {show_bytes(v.capacity)}" if v.capacity else "", show_rate(v.rate, "GB/s")) for v in c.levels
     ]
-    title = f"what {count(p.threads, 'thread')} of this machine can do at most, measured"
+    title = f"what {count(p.threads, 'thread')} of this machine can do at most, the best of all measurements"
     return Table(title, ("", "data", "rate"), tuple(rows), frozenset(("data", "rate")))
 
 

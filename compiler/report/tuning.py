@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from dnnc.autotune.log.record import Session
 from dnnc.autotune.search.fusion_variants import Fused
 from dnnc.autotune.search.outcome import Outcome, Point, Result
 from dnnc.ir.errors import TuneError
 from dnnc.report import pages
 from dnnc.report.pages import drawn, figure, page
 from dnnc.report.tables import show_seconds
+from dnnc.report.tuning_tables import divided, further, weight
 
 BEST = 5  # schedules of a task that are listed
 MICRO = 1e6
 # by why a schedule was measured: one colour each, told apart also by those who do not see all colours
 COLOURS = {
-    "default": "#000000",
+    "default": "#999999",
     "last winner": "#cc79a7",
     "predicted": "#0072b2",
     "neighbour of the best": "#009e73",
@@ -33,16 +36,16 @@ def needed() -> None:
     pages.needed(TuneError)
 
 
-def write_html(result: Result, path: str | os.PathLike[str], model: str) -> None:
+def write_html(result: Result, path: str | os.PathLike[str], model: str, session: Session | None = None) -> None:
     """Write the report of a search. TuneError where a package is missing or the file cannot be written."""
-    pages.write(html(result, model), path, TuneError)
+    pages.write(html(result, model, session), path, TuneError)
 
 
-def html(result: Result, model: str) -> str:
-    """The page."""
+def html(result: Result, model: str, session: Session | None = None) -> str:
+    """The page. `session`: adds machine, date, budget and version."""
     needed()
-    outcomes = sorted(result.outcomes, key=_weight, reverse=True)
-    parts = sorted(result.parts, key=_weight, reverse=True)
+    outcomes = sorted(result.outcomes, key=weight, reverse=True)
+    parts = sorted(result.parts, key=weight, reverse=True)
     predictions = _predictions([*outcomes, *parts])
     return page(
         "tuning.html.j2",
@@ -50,9 +53,12 @@ def html(result: Result, model: str) -> str:
         target=", ".join(dict.fromkeys(o.task.setting.target for o in outcomes)),
         reason="it was asked to" if result.reason == "stopped" else result.reason,
         figures=_figures(result),
+        facts=_facts(session) if session is not None else [],
+        further=further(result),
         course=drawn(_course(result), "course"),
         predictions=drawn(predictions, "predictions") if predictions is not None else "",
         tasks=[_task(k, o, result, drawn(_curve(o), f"curve-{k}")) for k, o in enumerate(outcomes)],
+        shown=[outcomes.index(o) for o in divided(outcomes)[0]],
         fusions=[_fused(f) for f in result.fusions],
         parts=[_task(k, o, result, drawn(_curve(o), f"curve-{k}")) for k, o in enumerate(parts, len(outcomes))],
     )
@@ -72,8 +78,14 @@ def _figures(r: Result) -> list[tuple[str, str]]:
     ]
 
 
-def _weight(o: Outcome) -> float:
-    return o.calls * o.default if math.isfinite(o.default) else 0.0
+def _facts(s: Session) -> list[tuple[str, str]]:
+    """Where, when and how long the search ran."""
+    return [
+        ("machine", s.machine or "unknown"),
+        ("began", time.strftime("%Y-%m-%d %H:%M", time.localtime(s.at)) if s.at else "unknown"),
+        ("budget", "none" if s.budget is None else show_seconds(s.budget)),
+        ("dnnc", s.version or "unknown"),
+    ]
 
 
 def _shown(seconds: float | None) -> str:
@@ -87,9 +99,12 @@ def _task(number: int, o: Outcome, r: Result, curve: Any) -> dict[str, Any]:
         "anchor": f"task-{number}",
         "key": o.task.key[:10],
         "name": o.task.name,
+        "node": o.task.node,
+        "nodes": ", ".join(o.task.nodes),
+        "shape": o.task.shape,
         "kind": o.task.kind,
         "calls": o.calls,
-        "share": f"{_weight(o) / r.untuned:.0%}" if r.untuned else "-",
+        "share": f"{weight(o) / r.untuned:.0%}" if r.untuned else "-",
         "trials": len(o.points),
         "space": o.choices,
         "default": _shown(o.default),
@@ -148,7 +163,7 @@ def _course(r: Result) -> Any:
             best[key] = p.seconds
             xs.append(p.at)
             ys.append(100 * sum(calls[k] * s for k, s in best.items()) / whole)
-    drawing = figure("seconds of tuning", "% of the untuned time", rangemode="tozero")
+    drawing = figure("seconds of tuning", "% of the untuned time")
     drawing.add_scatter(
         x=[*xs, r.seconds],
         y=[*ys, ys[-1]],
@@ -212,13 +227,12 @@ def _curve(o: Outcome) -> Any:
         marker = {"symbol": "x", "color": "#d55e00", "size": 7}
         drawing.add_scatter(
             x=[k for k, _ in bad],
-            y=[0] * len(bad),
+            y=[min(ys, default=0.0)] * len(bad),
             text=[f"{p.status}: {p.choice}" for _, p in bad],
             mode="markers",
             name="failed",
             marker=marker,
         )
     if math.isfinite(o.default):
-        drawing.add_hline(y=o.default * MICRO, line={"dash": "dot", "color": "#000000"})
-    drawing.update_yaxes(rangemode="tozero")
+        drawing.add_hline(y=o.default * MICRO, line={"dash": "dot", "color": OTHER})
     return drawing

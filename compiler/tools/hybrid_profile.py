@@ -16,6 +16,8 @@ from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Value
 from dnnc.ir.shapes import Bindings
+from dnnc.options import cache_folder
+from dnnc.tools.ceilings import best_ceilings
 from dnnc.tools.profile import CallTime, KernelTime, Profile
 from dnnc.tools.trace import HOST, Span, Timeline, joined
 
@@ -48,7 +50,7 @@ def profile(
     total, count = _seconds(lambda: program.call(arrays), repeats)
     dims = {x.name: n for x, n in sorted(bound.items(), key=lambda item: item[0].name)}
     threads = max((p.threads for p in parts), default=1)
-    limits = parts[0].ceilings if parts else backend.ceilings(threads)
+    limits = parts[0].ceilings if parts else best_ceilings(backend, threads, cache_folder(f.options.cache))
     return _together(f, parts, host, total, count, dims, limits, joined(run))
 
 

@@ -22,9 +22,13 @@ from dnnc.donation import packed
 from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
+from dnnc.options import cache_folder
 from dnnc.report import KernelReport, ProgramReport
+from dnnc.report.collect import kernel_reports
+from dnnc.report.notebook import html_of
 from dnnc.report.profile_tables import profile_tables
 from dnnc.report.tables import plain_text
+from dnnc.tools.ceilings import best_ceilings
 from dnnc.tools.trace import Timeline, chrome_trace, timeline, write_trace
 
 if TYPE_CHECKING:
@@ -128,6 +132,9 @@ class Profile:
     def __str__(self) -> str:
         return self.text()
 
+    def _repr_html_(self) -> str:
+        return html_of(profile_tables(self))
+
 
 def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]], repeats: int | None = None) -> Profile:
     """Call a compiled model on these inputs again and again and say where the time goes.
@@ -160,7 +167,7 @@ def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]],
     dims = {v.name: n for v, n in sizes.items()} or dict(report.dims)
     if dims != dict(report.dims):
         report = resized(report, program, sizes)
-    limits = backend.ceilings(samples.threads)
+    limits = best_ceilings(backend, samples.threads, cache_folder(f.options.cache))
     return summarize(f.report.name, f.report.target, dims, report, samples, limits, program.calls)
 
 
@@ -183,8 +190,6 @@ def resized(report: ProgramReport, program: Program, sizes: Mapping[Var, int]) -
     if not program.work:
         unknown = tuple(dataclasses.replace(k, flops="", bytes="") for k in report.kernels)
         return dataclasses.replace(report, kernels=unknown)
-    from dnnc.report.collect import kernel_reports  # loads the passes, which a loaded program does without
-
     return dataclasses.replace(report, kernels=kernel_reports(program, sizes))
 
 

@@ -186,18 +186,20 @@ def chart(name: str) -> str:
         figure.add_bar(y=labels, x=values, name=series, orientation="h", hovertemplate=HOVER)
     if "line" in record:
         figure.add_vline(x=record["line"], line_dash="dot", line_color="#888")
+    above = len(labels) > 20  # the axis of a long chart: the legend then stands above its title
+    place = {"yref": "container", "y": 1, "yanchor": "top"} if above else {"y": 1.02, "yanchor": "bottom"}
     figure.update_layout(
         barmode="group",
         height=90 + (10 + 13 * len(record["series"])) * len(labels),
-        margin={"l": 10, "r": 10, "t": 30, "b": 40},
+        margin={"l": 10, "r": 10, "t": 80 if above else 30, "b": 40},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": "#888"},
         showlegend=len(record["series"]) > 1,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "reversed"},
+        legend={"orientation": "h", "traceorder": "reversed", **place},
         xaxis={
             "title": record["unit"],
-            "side": "top" if len(labels) > 20 else "bottom",
+            "side": "top" if above else "bottom",
             "gridcolor": "rgba(128,128,128,0.25)",
             "type": record.get("axis", "linear"),
         },

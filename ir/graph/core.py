@@ -15,6 +15,7 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import IntEnum
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -463,8 +464,18 @@ class Graph:
     def __str__(self) -> str:
         return self.text()
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the text below a line that unfolds it."""
+        lines = self.text().split("\n")
+        more = f"\n... {len(lines) - SHOWN_LINES} lines more: print it" if len(lines) > SHOWN_LINES else ""
+        text = escape("\n".join(lines[:SHOWN_LINES]) + more)
+        return f"<details><summary><code>{escape(repr(self))}</code></summary><pre>{text}</pre></details>"
+
 
 Copies = dict[Graph, tuple[Graph, dict["Value | None", Value]]]  # of prologues, with their values
+
+
+SHOWN_LINES = 300  # of a text in a notebook
 
 
 def identifier(name: str) -> str:

@@ -207,6 +207,10 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("hprod", lambda v: _tree(v, np.multiply), lambda v: (v.dtype, 1)),
     # the lower (upper) halves of two vectors, lane by lane in turn
     Intrinsic("zip_low", lambda a, b: _zip(a, b, 0), _first), Intrinsic("zip_high", lambda a, b: _zip(a, b, 1), _first),
+    # units of elements of two vectors in turn, of the lower (upper) half of each group of lanes;
+    # `interleave_low(a, b, unit, group)`
+    Intrinsic("interleave_low", lambda a, b, unit, group: _interleave(a, b, unit, group, 0), _first),
+    Intrinsic("interleave_high", lambda a, b, unit, group: _interleave(a, b, unit, group, 1), _first),
     # 0, 1, 2, ... as a vector; `lanes(n)`
     Intrinsic("lanes", lambda n: np.arange(int(np.ravel(n)[0]))[None, :], lambda n: (i64, int(n.value))),
     # x in [lo, hi): an index known only at run time; clamps and sets Frame.status outside
@@ -254,6 +258,13 @@ def _zip(a: Array, b: Array, half: int) -> Array:
     n = a.shape[-1] // 2
     both = np.stack([x[..., half * n : half * n + n] for x in (a, b)], -1)
     return both.reshape(*both.shape[:-2], 2 * n)
+
+
+def _interleave(a: Array, b: Array, unit: Array, group: Array, half: int) -> Array:
+    a, b = np.broadcast_arrays(a, b)
+    each, whole = int(np.ravel(unit)[0]), int(np.ravel(group)[0])
+    parts = [x.reshape(*x.shape[:-1], -1, 2, whole // each // 2, each)[..., half, :, :] for x in (a, b)]
+    return np.stack(parts, -2).reshape(a.shape)
 
 
 def cast_target(name: str) -> tuple[DType, bool] | None:

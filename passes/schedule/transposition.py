@@ -12,6 +12,8 @@ from dnnc.ir.loops.stmt import Block, Buffer, Builder, For, Store, call, loop_va
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.state import edit, only
 
+SHUFFLED = 16  # bytes of a group of lanes, within which shuffles are fast
+
 
 def transpose_tile(b: Block, rows: str, columns: str, lanes: int = 0) -> Block:
     """`for r in range(4): for c in range(4): y[r, c] = f(x[c, r])`  ->
@@ -174,6 +176,8 @@ def zipped(b: Builder, row: Callable[[Expr], Expr], count: Expr, m: int, n: int,
     """m vectors of n lanes, zipped log2(m) times: a transposition if m = n. `row`: vector j < `count`; others 0."""
     first, made = row(const(0)), value(count)
     assert made is not None
+    if made == m == n and n * first.dtype.bytes > SHUFFLED:
+        return _transposed(b, row, n, SHUFFLED // first.dtype.bytes, name)
     tile = b.alloc(name + "0", first.dtype, m, n)
     with b.loop(f"{name}c", made, "unroll") as j:
         b.store(tile, (j, 0), row(j), n)
@@ -186,5 +190,31 @@ def zipped(b: Builder, row: Callable[[Expr], Expr], count: Expr, m: int, n: int,
             pair = load(tile, (h, 0), n), load(tile, (h + m // 2, 0), n)
             b.store(to, (2 * h, 0), call("zip_low", *pair), n)
             b.store(to, (2 * h + 1, 0), call("zip_high", *pair), n)
+        tile = to
+    return tile
+
+
+def _transposed(b: Builder, row: Callable[[Expr], Expr], n: int, c: int, name: str) -> Buffer:
+    """n vectors of n lanes, transposed by shuffles within groups of c lanes, then of whole groups.
+
+    CPUs with vectors of several groups do the former twice as fast as shuffles of any lanes, or in half the
+    instructions. Rounds zip vector h with vector h + n/2. Seen as bits of a number, that moves the highest bit of the
+    row's number into the lanes, and the lanes' highest into the row's. So rows begin, and end, with the number's two
+    halves in turned order.
+    """
+    groups, dtype = n // c, row(const(0)).dtype
+    tile = b.alloc(name + "0", dtype, n, n)
+    with b.loop(f"{name}c", c, "unroll") as i, b.loop(f"{name}g", groups, "unroll") as g:
+        b.store(tile, (i * groups + g, 0), row(g * c + i), n)
+    for k in range(1, n.bit_length()):
+        to = b.alloc(f"{name}{k}", dtype, n, n)
+        shuffle = (1, c) if k < c.bit_length() else (c, n)
+        last = k == n.bit_length() - 1
+        with b.loop(f"{name}c", c, "unroll") as i, b.loop(f"{name}g", groups // 2, "unroll") as g:
+            h = i * (groups // 2) + g
+            pair = load(tile, (h, 0), n), load(tile, (h + n // 2, 0), n)
+            for half, which in enumerate(("low", "high")):
+                to_row = (2 * g + half) * c + i if last else 2 * h + half
+                b.store(to, (to_row, 0), call(f"interleave_{which}", *pair, *shuffle), n)
         tile = to
     return tile

@@ -18,10 +18,10 @@ from command_line import dnnc, dnnc_json
 from onnx import TensorProto, helper
 from rich.console import Console
 
-from dnnc.cli.console import Bar
 from dnnc.ir.errors import InternalError
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.text import parse_kernel
+from dnnc.report.bar import Bar
 
 ROOT = Path(__file__).resolve().parents[2]
 W = np.arange(12, dtype=np.float32).reshape(3, 4) / 8 - 0.5

@@ -165,7 +165,7 @@ def test_the_display_shows_state_and_forecast() -> None:
         and "34 trials, 5 failed" in text
         and "1 of 3 tasks decided" in text
     )
-    assert "1.25 times as fast, 1.60 predicted" in text
+    assert "1.25 times as fast so far, 1.60 predicted" in text
     assert "conv_relu" in text and "2.00x" in text and str(space(0)[0])[:20] in text
 
 

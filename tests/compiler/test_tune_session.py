@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +17,7 @@ import pytest
 
 import dnnc
 from dnnc.autotune.log.file import Log, read
-from dnnc.autotune.search.outcome import Event
+from dnnc.autotune.search.outcome import Event, Outcome, Point, Result
 from dnnc.autotune.search.search import search
 from dnnc.autotune.search.trial import Request
 from dnnc.driver import compile
@@ -24,7 +26,9 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
 from dnnc.options import CompileOptions
 from dnnc.passes.schedule.problem import Choice, Problem
+from dnnc.report.tuning_tables import further, result_tables
 from dnnc.tune_session import Tuned, tasks_of, tune
+from support import landscape
 from support.landscape import FakeRunner
 
 TEXT = """\
@@ -296,6 +300,69 @@ def test_names_in_the_report_are_text(made: Tuned) -> None:
 
     page = Page(html(made.result, "<script>alert(1)</script>"))
     assert any("alert(1)" in w for w in page.words) and not any("alert(1)" in s for s in page.scripts)
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def result(gains: Sequence[float], predicted: float = math.nan) -> Result:
+    """Tasks with these gains over a default of 1 ms, the first ones called most often."""
+    base, other = Choice("a", ()), Choice("b", ())
+    points = (Point(0.0, base, "default", None, "ok", 1e-3),)
+    outcomes = tuple(
+        Outcome(landscape.task(f"t{k}"), len(gains) - k, 2, 1e-3, 1e-3 / g, other, base, "", "", points)
+        for k, g in enumerate(gains)
+    )
+    return Result(outcomes, 9.0, len(gains), 0, "all trials are made", predicted=predicted)
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 66])
+def test_tasks_without_a_gain_are_folded(count: int) -> None:
+    gains = [1.5 if k % 3 == 0 else 1.0 for k in range(count)]
+    table, *rest = result_tables(result(gains), "net")
+    shown = [r[0] for r in table.rows]
+    if count <= 10:
+        assert len(shown) == count and "and " not in rest[0].title
+        return
+    assert shown == [f"t{k}" for k in range(0, count, 3)][:20]
+    assert rest[0].title.startswith(f"and {count - len(shown)} tasks")
+    assert ("without a gain" in rest[0].title) == (count // 3 < 20)
+
+
+def test_no_task_with_a_gain_leaves_the_heaviest_row() -> None:
+    table, rest, *_ = result_tables(result([1.0] * 30), "net")
+    assert [r[0] for r in table.rows] == ["t0"] and "29 tasks without a gain" in rest.title
+
+
+@pytest.mark.parametrize(
+    ("predicted", "says"), [(math.nan, "no prediction"), (1e-3, "less than 1 %"), (0.5e-3, "about 2.00 times as fast")]
+)
+def test_what_more_time_would_bring(predicted: float, says: str) -> None:
+    assert says in further(result([1.0], predicted))
+    unmeasured = replace(result([1.0]).outcomes[0], points=())
+    assert "1 task of 2 had no time" in further(replace(result([1.0]), outcomes=(unmeasured, *result([1.0]).outcomes)))
+
+
+@pytest.mark.slow
+def test_tasks_know_their_nodes_and_shapes(made: Tuned) -> None:
+    for o in made.result.outcomes:
+        assert len(o.task.nodes) == o.calls and o.task.shape.startswith("f32[")
+        assert o.task == replace(o.task, nodes=())  # one workload, whatever it is called
+    assert not math.isnan(made.result.predicted) and made.result.further >= 1
+
+
+@pytest.mark.slow
+def test_without_a_path_the_log_is_in_the_cache(tmp_path: Path) -> None:
+    def again(**more: Any) -> Tuned:
+        return tuned(trials=8, **{"cache": tmp_path, **more})
+
+    first, second = again(), again()
+    (path,) = (tmp_path / "tuning").iterdir()
+    assert first.log.path == second.log.path == path and len(second.log.sessions) == 2
+    assert path.name.startswith("net-") and path.suffix == ".jsonl"
+    assert again(cache=False).log.path is None
+    os.chmod(path, 0o400)
+    assert os.geteuid() == 0 or again().log.path is None  # where it cannot be written, trials stay in memory
 
 
 def test_public() -> None:

@@ -385,11 +385,26 @@ def _gather(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
 def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
     """Turn squares of neighbouring channels of as many pixels, for each tap of a window."""
     lanes = _int(x.shape[-1])
+    with b.loop("v", tiles) as v:
+        _by_fullness(b, p, first + v * lanes, lanes, lambda whole: _squares(b, p, x, v, first + v * lanes, whole))
+
+
+def _by_fullness(b: Builder, p: Product, first: Expr, lanes: int, body: Callable[[bool], None]) -> None:
+    """The code for a vector that begins with pixel `first`: once for all lanes, once for those that are pixels."""
+    if p.pixels.size % lanes == 0:
+        body(True)
+    else:
+        b.branch(op("<", first + (lanes - 1), const(p.pixels.size)), lambda: body(True), lambda: body(False))
+
+
+def _squares(b: Builder, p: Product, x: Buffer, v: Expr, first: Expr, whole: bool) -> None:
+    """Turn the squares of a vector of pixels. `whole`: each lane is one."""
+    lanes = _int(x.shape[-1])
     channel, channels = p.form.red.loops[0], Axis(p.form.red.loops[:1]).size
-    with b.loop("v", tiles) as v, b.loop("tap", p.taps.size) as tap, b.loop("k", -(-channels // lanes)) as k:
+    with b.loop("tap", p.taps.size) as tap, b.loop("k", -(-channels // lanes)) as k:
 
         def row(j: Expr) -> Expr:
-            at = minimum(first + v * lanes + j, p.pixels.size - 1)
+            at = first + j if whole else minimum(first + j, p.pixels.size - 1)
             env = {**p.pixels.at(at), **p.taps.at(tap)}
             e = Vectorizer(channel, k * lanes, lanes).expr(_clamped(substitute(p.other.value, env)))
             if channels % lanes:
@@ -448,15 +463,18 @@ def _along_rows(
 ) -> None:
     """Turn square `q` of a block's sums, which begins with `row`, finish it, and store each pixel's."""
     square = zipped(b, lambda j: total(q * lanes + j), const(lanes), lanes, lanes, "u")
-    lane = p.rows.loops[-1]
-    with b.loop("j", lanes, "unroll") as j:
-        pixel = b.let("pixel", first + j)
-        inner = len(p.rows.loops) > 1  # panels of as many rows as there are lanes
-        env = {**p.pixels.at(pixel), **({p.rows.loops[0]: row // lanes} if inner else {})}
-        start = const(0) if inner else row
-        limit = None if inner or p.rows.size % lanes == 0 else const(p.rows.size) - start
-        with b.when(pixel < p.pixels.size):
-            b.emit(_stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))
+    lane, inner = p.rows.loops[-1], len(p.rows.loops) > 1  # panels of as many rows as there are lanes
+    start = const(0) if inner else row
+    limit = None if inner or p.rows.size % lanes == 0 else const(p.rows.size) - start
+
+    def stores(whole: bool) -> None:
+        with b.loop("j", lanes, "unroll") as j:
+            pixel = b.let("pixel", first + j)
+            env = {**p.pixels.at(pixel), **({p.rows.loops[0]: row // lanes} if inner else {})}
+            with b.when(const(True) if whole else pixel < p.pixels.size):
+                b.emit(_stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))
+
+    _by_fullness(b, p, first, lanes, stores)
 
 
 def _stored(

@@ -23,6 +23,10 @@ MOST_BYTES = 1 << 31  # of a protobuf; larger models keep their weights in other
 LATEST = {"": 28, "ai.onnx.ml": 5}
 
 
+# Names that exporters give to every graph: the name of the file says more.
+GENERIC = frozenset(("", "main_graph", "main", "graph", "torch_jit", "torch-jit-export", "tf2onnx"))
+
+
 @dataclass(frozen=True)
 class Model:
     """A parsed model: graph, opset of each domain, functions by (domain, name, overload), external data."""
@@ -48,6 +52,8 @@ def load(model: Any) -> Model:
         return model
     proto = read_proto(model)
     if isinstance(model, (str, os.PathLike)):
+        if proto.graph.name in GENERIC and proto.HasField("graph"):
+            proto.graph.name = Path(model).stem
         return _checked(proto, Path(model).parent, str(model))
     return _checked(proto, None, "the ModelProto" if isinstance(model, onnx.ModelProto) else "the given bytes")
 

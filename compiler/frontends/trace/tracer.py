@@ -94,6 +94,10 @@ def trace(fn: Callable[..., Any], /, *specs: Any, **named: Any) -> Graph:
     """
     function(fn, "trace", specs, named)
     leaves, tree = flatten((specs, named), "", Rules((Spec,), any=True))
+    shapes = [x for x in (*specs, *named.values()) if isinstance(x, (tuple, list)) and x and not leaves]
+    for x in shapes:
+        if all(isinstance(d, (int, str)) for d in x):
+            raise InputError(f"trace: {x!r} holds no array; for an array of this shape give dnnc.Spec({tuple(x)!r})")
     return traced(fn, tree, [spec_of(x) for _, x in leaves], [_name(path, fn) for path, _ in leaves]).graph
 
 

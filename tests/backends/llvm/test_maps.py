@@ -71,12 +71,14 @@ def test_a_border_is_filled_and_the_rest_copied() -> None:
 @pytest.mark.family("choices")
 @pytest.mark.parametrize("channels", [16, 24, 36, 3])
 def test_channels_in_blocks_become_rows_by_tiles(channels: int) -> None:
-    w = np.eye(channels, 16, dtype=np.float32)[:, :, None, None]
+    ones = np.eye(16, dtype=np.float32)[np.arange(channels) % 16]
+    w = np.maximum(ones, np.float32(1e-30))[:, :, None, None]  # no zeros: those may be skipped
     g = graph_of(f"def g(x: f32[1, 16, 9, 20], *, w: f32[{channels}, 16, 1, 1]):\n    return conv(x, w)")
     g.constants[next(iter(g.constants))] = w
     if channels >= 8:
         k = [s.kernel for s in program(g).steps if s.kernel.entry.name == "pack"][-1]
-        assert "zip_low" in show_kernel(k) and "lanes" not in show_kernel(k)
+        text = show_kernel(k)
+        assert ("zip_low" in text or "interleave_low" in text) and "lanes" not in text
     same(g, "llvm", "llvm -mcpu=haswell")
 
 

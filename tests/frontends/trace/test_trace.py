@@ -153,3 +153,10 @@ def test_spec_checks_itself() -> None:
         Spec((-1,))
     with pytest.raises(InputError, match="no dtype"):
         Spec((1,), "float8")
+
+
+@pytest.mark.parametrize("shape", [(3,), [2, 3], ("n", 4)])
+def test_a_shape_is_no_array(shape: Any) -> None:
+    with pytest.raises(InputError, match=r"holds no array; for an array of this shape give dnnc\.Spec"):
+        dnnc.trace(lambda x: x, shape)
+    dnnc.trace(lambda x, s: xp.reshape(x, s), dnnc.Spec((4,)), (2, 2))  # beside an array it is an argument

@@ -40,6 +40,19 @@ def test_meaning(n: int) -> None:
     np.testing.assert_array_equal(y, x.T * np.float32(2) + b)
 
 
+@pytest.mark.parametrize("dtype,n", [("f32", 16), ("f64", 8), ("f16", 16), ("i8", 32), ("u8", 16)])
+def test_wide_squares(dtype: str, n: int) -> None:
+    old = parse_kernel(f"""
+def k(x: {dtype}[{n}, {n}], y: {dtype}[{n}, {n}]):
+    for i in range({n}):
+        for j in range({n}):
+            y[i, j] = x[j, i]
+""")
+    new = verify_kernel(Schedule(old).apply(transpose_tile, "i", "j").done())
+    same_results(old, new)
+    assert ("interleave_low" in show_kernel(new)) == (dtype != "u8")  # 16 bytes are one group of lanes
+
+
 def test_text(golden: Callable[..., None]) -> None:
     golden(show_kernel(tiled(TEXT, 4).done()))
 
