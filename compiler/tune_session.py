@@ -54,8 +54,9 @@ from dnnc.passes.analysis.segments import Segment, needs_host, prepare, split
 from dnnc.passes.base import pass_context
 from dnnc.passes.planning.program import ScheduledGraph
 from dnnc.passes.schedule.problem import Choice, Problem
+from dnnc.report.layout import Table
 from dnnc.report.notebook import html_of
-from dnnc.report.tables import Table, plain_text
+from dnnc.report.tables import plain_text
 from dnnc.report.tuning import write_html
 from dnnc.report.tuning_tables import result_tables
 from dnnc.tune_option import choose_of, setting_of

@@ -20,7 +20,8 @@ from dnnc.cli.outputs import check_output, job_reads
 from dnnc.ir.errors import InputError, count
 from dnnc.ir.files import replacing
 from dnnc.report.bar import Bar
-from dnnc.report.tables import Table, report_tables, show_bytes, show_seconds
+from dnnc.report.layout import Table
+from dnnc.report.tables import report_tables, show_bytes, show_seconds
 
 FIRST = 4  # values of an output that are shown
 

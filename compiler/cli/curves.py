@@ -6,8 +6,9 @@ from pathlib import Path
 
 from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.outputs import check_output
+from dnnc.report.layout import Table
 from dnnc.report.run import read, write_html
-from dnnc.report.tables import Table, show_bytes, show_seconds
+from dnnc.report.tables import show_bytes, show_seconds
 
 
 def curves_command(log: str, output: str, report: str, as_json: bool) -> None:

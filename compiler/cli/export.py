@@ -11,7 +11,8 @@ from dnnc.cli.inspect import read_graph
 from dnnc.cli.outputs import check_output, read_by
 from dnnc.export import to_onnx
 from dnnc.export.files import DATA
-from dnnc.report.tables import Table, show_bytes
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_bytes
 
 
 def export_command(path: str, output: str, dims: tuple[str, ...], opset: int | None, as_json: bool) -> None:

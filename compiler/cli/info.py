@@ -14,7 +14,8 @@ from dnnc.cli.console import show_json, show_tables
 from dnnc.ir.errors import count
 from dnnc.ir.ops import FAMILIES
 from dnnc.options import cache_folder
-from dnnc.report.tables import Table, show_bytes
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_bytes
 
 
 def targets_command(as_json: bool) -> None:

@@ -19,7 +19,8 @@ from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.outputs import LOGS, check_output
 from dnnc.ir.errors import TuneError
 from dnnc.passes.planning.fusion_variants import Variant
-from dnnc.report.tables import Table, show_bytes, show_count, show_seconds
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_bytes, show_count, show_seconds
 
 SHORT = 10  # characters of a key that are shown
 SHOWN_TRIALS = 20  # of a task; --json has all of them

@@ -21,7 +21,8 @@ from dnnc.passes.base import Pass, PassContext, PassManager, PassRecord, parse_p
 from dnnc.passes.pipelines import COPY_OUTPUTS, PASSES
 from dnnc.passes.planning.fuse import FusionPlan, plan_fusion
 from dnnc.passes.planning.memory_plan import MemoryPlan, plan_memory
-from dnnc.report.tables import Table, show_bytes, show_seconds
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_bytes, show_seconds
 
 
 def _keeps(graph: Graph, ctx: PassContext) -> bool:

@@ -24,7 +24,8 @@ from dnnc.cli.console import rendered, show_json, show_tables
 from dnnc.cli.errors import say
 from dnnc.cli.models import Job, custom_ops, need_source
 from dnnc.cli.outputs import LOGS, check_output, read_by
-from dnnc.report.tables import Table, show_seconds
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_seconds
 from dnnc.report.tuning import needed
 from dnnc.report.tuning_tables import gain, result_tables, time_of
 from dnnc.tune_session import Tuned, tune

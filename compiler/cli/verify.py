@@ -18,7 +18,7 @@ from dnnc.ir.graph.interp import run
 from dnnc.ir.shapes import bind_dims, specialise
 from dnnc.options import CompileOptions
 from dnnc.report.bar import Bar
-from dnnc.report.tables import Table
+from dnnc.report.layout import Table
 from dnnc.tools.accuracy import differences
 from dnnc.tools.bisect import OWN_FAULT, Finding, bisect
 

@@ -22,7 +22,8 @@ from dnnc.gradients.models import Model, read_graph, read_onnx
 from dnnc.ir.errors import GradientError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.report.bar import Bar
-from dnnc.report.tables import Table, show_count
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_count
 from dnnc.tools.accuracy import differences
 
 TEXTS = {

@@ -11,7 +11,8 @@ from dnnc.executable import Executable
 from dnnc.export.fused import write_fused
 from dnnc.ir.errors import DnncError, TargetError, UnsupportedError, count
 from dnnc.report.bar import Bar
-from dnnc.report.tables import Table, show_bytes
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_bytes
 from dnnc.tools.profile import Profile
 from dnnc.view import write_html
 

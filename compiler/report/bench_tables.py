@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dnnc.ir.errors import count
-from dnnc.report.tables import Table, show_bytes, show_seconds
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from dnnc.tools.bench import Bench, EngineTimes

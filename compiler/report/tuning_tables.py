@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dnnc.autotune.search.fusion_variants import Fused
 from dnnc.autotune.search.outcome import Outcome, Result
 from dnnc.ir.errors import count
-from dnnc.report.tables import Table, show_seconds
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_seconds
 
 LOGGED = "dnnc log best LOG"  # lists all schedules
 ROWS = 20

@@ -17,7 +17,8 @@ from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.text import parse_kernel
 from dnnc.report import KernelReport, Report
 from dnnc.report.collect import Laps
-from dnnc.report.tables import Table, plain_text, program_tables, show_bytes, show_count, show_seconds
+from dnnc.report.layout import Table
+from dnnc.report.tables import plain_text, program_tables, show_bytes, show_count, show_seconds
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {"w": RNG.standard_normal((32, 32), np.float32), "u": RNG.standard_normal((32, 32), np.float32)}
