@@ -158,7 +158,7 @@ def tune(
         target: what to tune for; its device must be here, or in the cluster.
         budget: seconds. The search may end sooner, when little more is to be gained.
         log: the path of a tuning log to append to, or an open Log. Its last winners compete again. None: a log for
-            this model in the folder `tuning` of the cache; with `cache=False` trials stay in memory.
+            this model in the folder `tuning` of the cache; with `cache=False` or `space` trials stay in memory.
         callbacks: called with each event, in this thread.
         trials: measurements to make at most, but for the finals.
         resume: take the trials in the log as made now: nothing is measured twice.
@@ -206,7 +206,7 @@ def tune(
         variations=lambda keys: variations(made, setting, keys),
     )
     with (
-        opened(kept(opts, name, tasks) if log is None else log) as book,
+        opened(kept(opts, name, tasks, libraries) if log is None and space is None else log) as book,
         running(runner, opts, setting, devices) as runs,
     ):
         began = Session(
@@ -387,8 +387,11 @@ def own_model(machine: Machine) -> Model:
 # --- what is open while it searches -----------------------------------------------------------------------------------
 
 
-def kept(opts: CompileOptions, name: str, tasks: Sequence[tuple[Task, int]]) -> Path | None:
-    """The log of a model in the cache folder; None where there is no such folder, or none that can be written."""
+def kept(opts: CompileOptions, name: str, tasks: Sequence[tuple[Task, int]], libraries: bool) -> Path | None:
+    """The log of a model in the cache folder; None where there is no such folder, or none that can be written.
+
+    A search without libraries must not find the trials of one with them: a kernel's winner would be a library's.
+    """
     folder = cache_folder(opts.cache)
     if folder is None:
         return None
@@ -396,7 +399,8 @@ def kept(opts: CompileOptions, name: str, tasks: Sequence[tuple[Task, int]]) -> 
         (folder / "tuning").mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    digest = hashlib.sha256("".join(sorted(t.key for t, _ in tasks)).encode()).hexdigest()
+    told = [*sorted(t.key for t, _ in tasks), f"{libraries=}"]
+    digest = hashlib.sha256("".join(told).encode()).hexdigest()
     path = folder / "tuning" / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:60]}-{digest[:10]}.jsonl"
     return path if os.access(path if path.exists() else path.parent, os.W_OK) else None
 

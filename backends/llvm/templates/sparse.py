@@ -391,8 +391,8 @@ def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> No
 
 def _by_fullness(b: Builder, p: Product, first: Expr, lanes: int, body: Callable[[bool], None]) -> None:
     """The code for a vector that begins with pixel `first`: once for all lanes, once for those that are pixels."""
-    if p.pixels.size % lanes == 0:
-        body(True)
+    if p.pixels.size % lanes == 0 or p.pixels.size < lanes:
+        body(p.pixels.size >= lanes)
     else:
         b.branch(op("<", first + (lanes - 1), const(p.pixels.size)), lambda: body(True), lambda: body(False))
 
