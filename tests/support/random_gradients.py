@@ -29,7 +29,7 @@ from support.random_control import branch, loop
 from support.random_graphs import Array, Generator, Made
 
 DIRECTIONS = 1
-STEPS = (1e-4, 1e-5, 1e-6)
+STEPS = (1e-4, 1e-5, 1e-6, 1e-7)
 AGREE = 3e-5  # of differences with one step and with two, relative to the sum of all terms
 RIGHT = 1e-5
 LARGEST = 1e7  # of a derivative: differences cancel beyond it
