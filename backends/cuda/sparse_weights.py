@@ -18,7 +18,7 @@ from dnnc.ir.op import ContractionForm
 from dnnc.ir.types import Array, TensorType, tensor
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.rewrites.channels_last import last as channels_last
-from dnnc.passes.rewrites.sparse import Verdict, zeros_of
+from dnnc.passes.rewrites.sparse import Verdict, unfit, zeros_of
 from dnnc.passes.schedule.problem import Problem, classify
 
 GAIN = 1.15  # over the dense kernel that is asked for: estimates of both are rough
@@ -124,17 +124,11 @@ def _tensor_cores(problem: Problem, target: GpuTarget) -> float:
 
 def _unfit(n: Node) -> str:
     """Why there is no sparse kernel for a node; empty where there is one."""
-    x, w = n.inputs[:2]
-    assert x is not None and w is not None
-    if {x.type.dtype, w.type.dtype, n.output.type.dtype} != {f32}:
-        return "sparse kernels are of float32"
-    if not (n.output.type.static and x.type.static):
-        return "sizes are not known"
+    if reason := unfit(n):
+        return reason
+    w = n.inputs[1]
+    assert w is not None
     convolves = n.op.contraction is ContractionForm.CONVOLUTION
-    if not convolves and (w.type.rank != 2 or x.type.rank < 2):
-        return "the product is no matrix of weights by another one"
-    if convolves and n.attrs["group"] != 1:
-        return "the convolution has groups"
     rows, channels = w.type.shape[0 if convolves else -1], w.type.shape[1 if convolves else 0]
     if convolves and (int(str(rows)) % sparse.VECTOR or int(str(channels)) % sparse.VECTOR):
         return f"the channels are no multiples of {sparse.VECTOR}"

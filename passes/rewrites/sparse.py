@@ -188,8 +188,8 @@ def code_cycles(
     return strips[0] * strips[1] * (max(count / rates.fma, loads) + move) + fetched
 
 
-def _unfit(n: Node, lanes: int) -> str:
-    """Why there is no sparse kernel for a node; empty where there is one."""
+def unfit(n: Node) -> str:
+    """Why sparse kernels of no target take a node; empty where some may."""
     x, w = n.inputs[:2]
     assert x is not None and w is not None
     if {x.type.dtype, w.type.dtype, n.output.type.dtype} != {f32}:
@@ -200,6 +200,15 @@ def _unfit(n: Node, lanes: int) -> str:
         return "the product is no matrix of weights by another one"
     if n.op.contraction is ContractionForm.CONVOLUTION and n.attrs["group"] != 1:
         return "the convolution has groups"
+    return ""
+
+
+def _unfit(n: Node, lanes: int) -> str:
+    """Why there is no sparse kernel for a node; empty where there is one."""
+    if reason := unfit(n):
+        return reason
+    w = n.inputs[1]
+    assert w is not None
     rows = w.type.shape[0 if n.op.contraction is ContractionForm.CONVOLUTION else -1]
     pixels = math.prod(_sizes(n.output.type.shape)) // int(str(rows))
     gathers = n.op.contraction is ContractionForm.PRODUCT and pixels <= FEW_PIXELS
