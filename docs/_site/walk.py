@@ -114,14 +114,16 @@ class Walk:
                 self.tell(f"nothing is found for {word}")
         print(f"{len(WORDS)} words searched")
 
-    def screenshots(self, folder: Path) -> None:
+    def screenshots(self, folder: Path, browser: Any) -> None:
         """Pictures of ten pages, some of them dark."""
         folder.mkdir(parents=True, exist_ok=True)
         for k, name in enumerate(SHOWN):
-            self.page.emulate_media(color_scheme="dark" if k % 4 == 3 else "light")
-            self.page.goto(f"{self.base}{name}.html")
-            self.page.wait_for_timeout(400)
-            self.page.screenshot(path=str(folder / f"{name.replace('/', '_')}.png"))
+            scheme = "dark" if k % 4 == 3 else "light"
+            page = browser.new_page(viewport={"width": 1300, "height": 900}, color_scheme=scheme)  # nothing is stored
+            page.goto(f"{self.base}{name}.html")
+            page.wait_for_timeout(400)
+            page.screenshot(path=str(folder / f"{name.replace('/', '_')}.png"))
+            page.close()
 
 
 def main() -> int:
@@ -144,7 +146,7 @@ def main() -> int:
         walk.pages()
         walk.search()
         if asked.screenshots:
-            walk.screenshots(asked.screenshots)
+            walk.screenshots(asked.screenshots, browser)
         browser.close()
     print("\n".join(walk.problems) or "no problems")
     return min(len(walk.problems), 1)
