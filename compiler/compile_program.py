@@ -77,7 +77,7 @@ def schedule(
         dump: see PassContext.
     """
     choose, context = choose_of(options, backend, cache), replace(context_of(options, backend), dump=dump)
-    if not graph.donated:  # a model is compiled once and called often: kernels that know their sizes are up to 2 % faster
+    if not graph.donated:  # a model is compiled once and called often, and kernels that know their sizes are faster
         context = replace(context, facts=replace(context.facts, parallel_from=0))
     scheduled = schedule_graph(
         graph,

@@ -16,10 +16,10 @@ from dnnc.compile_graph import compile_graph, open_dims
 from dnnc.executable import Executable
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
-from dnnc.frontends.onnx.reader import load
 from dnnc.frontends.onnx.serialize import take_apart
 from dnnc.frontends.onnx.signature import declared
 from dnnc.frontends.trace import trace
+from dnnc.frontends.trace.onnx_operators import load_with
 from dnnc.import_cache import Condition, ImportCache, ImportCompiler, ImportInputs, Variant
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError, a_type
@@ -162,7 +162,7 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     """Compile what `dnnc.frontends.onnx.read` takes."""
 
     start = time.perf_counter()
-    opened = load(model)
+    opened = load_with(model, opts.custom_ops)
     said = declared(opened)
     unknown = sorted(set(opts.dims) - set(said.dims))
     if unknown:
@@ -212,7 +212,7 @@ def compile_bound(
     """Compile an ONNX model with parameters. UnsupportedError where sizes depend on their contents."""
 
     start = time.perf_counter()
-    opened = load(model)
+    opened = load_with(model, opts.custom_ops)
     while True:
         changed, bound = bound_weights(opened, parameters)
         try:
@@ -245,7 +245,11 @@ def reader(
     def read(given: ImportInputs) -> Variant | Condition:
         try:
             made = read_model(
-                model, values=given.values, shapes=given.shapes, forms=given.forms, decisions=given.decisions
+                load_with(model, opts.custom_ops),
+                values=given.values,
+                shapes=given.shapes,
+                forms=given.forms,
+                decisions=given.decisions,
             )
         except NeedsValues as e:
             if e.condition is None:
@@ -270,7 +274,7 @@ def rereader(model: Any, opts: CompileOptions, progress: Progress | None) -> Rer
     """A function that reads and compiles an ONNX model for the contents of some inputs and the shapes of all."""
 
     def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable:
-        made = read_model(model, values=values, shapes=shapes)
+        made = read_model(load_with(model, opts.custom_ops), values=values, shapes=shapes)
         return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
 
     return read

@@ -331,7 +331,7 @@ class Executable:
             )
         file = io.BytesIO()
         self.save(file)
-        return _restored, (file.getvalue(), self.options.cache)
+        return _restored, (file.getvalue(), self.options.cache, dict(self.options.custom_ops))
 
 
 def _write_page(f: Executable, path: Any, profile: Profile | None) -> None:
@@ -340,8 +340,8 @@ def _write_page(f: Executable, path: Any, profile: Profile | None) -> None:
     write_html(f, path, profile)
 
 
-def _restored(data: bytes, cache: Any) -> Executable:
-    return dnnc.load(io.BytesIO(data), cache=cache)
+def _restored(data: bytes, cache: Any, custom_ops: Any) -> Executable:
+    return dnnc.load(io.BytesIO(data), cache=cache, custom_ops=custom_ops)
 
 
 def _checked() -> None:

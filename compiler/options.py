@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from difflib import get_close_matches
 from inspect import cleandoc
@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from dnnc.backends.registry import check_target
+from dnnc.ir import checks
 from dnnc.ir.errors import InputError, TargetError, TuneError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SearchOptions(TypedDict, total=False):
     threads: int | None
     memory: int | str | None
     strict_compile: bool
+    custom_ops: Mapping[str, Callable[..., Any] | str]
 
 
 class JitOptions(SearchOptions, total=False):
@@ -91,6 +93,8 @@ class CompileOptions:
             their uses. None keeps all values. The report has the peak.
         strict_compile: raise an error if a kernel fails to schedule, to compile or to pass its check. Otherwise dnnc
             takes the next schedule, then smaller groups of nodes, then naive loop nests; `Executable.report` lists it.
+        custom_ops: operators of an ONNX model, {"my.domain::MyOp": function}: a function of dnnc.array that takes the
+            node's inputs, and its attributes as keywords, or the text of a kernel in operator IR.
 
     Raises:
         TargetError: the target is not known, or its -threads= contradicts `threads`.
@@ -112,6 +116,7 @@ class CompileOptions:
     threads: int | None = None
     memory: int | str | None = None
     strict_compile: bool = False
+    custom_ops: Mapping[str, Callable[..., Any] | str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_target(self.target, self.threads)
@@ -140,10 +145,12 @@ class CompileOptions:
         object.__setattr__(self, "dims", MappingProxyType(_check_dims(self.dims)))
         object.__setattr__(self, "outputs", _check_outputs(self.outputs))
         object.__setattr__(self, "donate", MappingProxyType(_check_donate(self.donate)))
+        object.__setattr__(self, "custom_ops", MappingProxyType(checks.operators(self.custom_ops, "custom_ops")))
 
     def __reduce__(self) -> Any:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return _restore, ({**values, "dims": dict(self.dims), "donate": dict(self.donate)},)
+        plain = {n: dict(v) for n, v in values.items() if isinstance(v, MappingProxyType)}
+        return _restore, ({**values, **plain},)
 
 
 def _restore(values: dict[str, Any]) -> CompileOptions:

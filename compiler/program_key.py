@@ -45,6 +45,7 @@ APART = {  # options that have no part in the key, each with the reason
     "tune": "its winners are in the key",
     "verify": "whether kernels are checked is in the key; the model is checked at each compilation",
     "strict_compile": "whether a compilation may step down is in the key, which environment variables decide too",
+    "custom_ops": "the graph has their nodes",
     "cache": "it says where programs are kept, not what they are",
 }
 MARK = "\x01"  # around the number of a line; JSON text has no such character

@@ -39,8 +39,8 @@ from dnnc.backends.registry import backend_class, open_backend
 from dnnc.compile_graph import expose
 from dnnc.compile_program import schedule
 from dnnc.frontends.onnx import NeedsValues, read_model
-from dnnc.frontends.onnx.reader import load
 from dnnc.frontends.onnx.signature import declared
+from dnnc.frontends.trace.onnx_operators import load_with
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, TuneError, a_type
 from dnnc.ir.graph import Graph
@@ -265,7 +265,7 @@ def graph_of(model: Any, opts: CompileOptions) -> Graph:
 
 
 def _read(model: Any, opts: CompileOptions) -> Graph:
-    opened = load(model)
+    opened = load_with(model, opts.custom_ops)
     there = declared(opened).dims
     unknown = sorted(set(opts.dims) - set(there))
     if unknown:

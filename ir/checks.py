@@ -50,6 +50,24 @@ def integer(n: Any, what: str, low: int, error: type[DnncError] = InputError) ->
     return int(n)
 
 
+def operators(given: Any, what: str) -> dict[str, Any]:
+    """Definitions of operators by `domain::Operator`: functions, or texts of the operator IR."""
+    if not isinstance(given, Mapping):
+        raise InputError(f'{what}={_short(given)}: expected a mapping such as {{"my.domain::MyOp": function}}')
+    for name, definition in given.items():
+        domain, _, op = name.partition("::") if isinstance(name, str) else ("", "", "")
+        if not domain or not op.isidentifier():
+            raise InputError(
+                f"{what}: {_short(name)} names no operator; expected domain::Operator, as in my.domain::MyOp"
+            )
+        if not callable(definition) and not isinstance(definition, str):
+            raise InputError(
+                f"{what}[{name!r}]: expected a function of arrays or the text of a kernel in operator IR, got "
+                f"{a_type(definition)}"
+            )
+    return dict(given)
+
+
 def path(given: Any, what: str, error: type[DnncError] = InputError) -> str:
     """The path of a file as text."""
     if not isinstance(given, (str, os.PathLike)):

@@ -127,18 +127,12 @@ class FuncEmitter:
 
     def sparse_rows(self, s: SparseRows) -> str:
         """The symbol of the code of a sparse matrix's rows, which the module's assembly defines."""
-        strides = []
-        for at in s.args[:2]:
-            assert isinstance(at, Ref)
-            stride = value(at.buf.full_strides()[0])
-            assert stride is not None and at.lanes * at.buf.dtype.bytes == sparse_rows.VECTOR
-            strides.append(stride * at.buf.dtype.bytes)
-        key = hashlib.sha256(f"{s.group} {s.pattern} {strides}".encode()).hexdigest()[:16]
+        key = hashlib.sha256(f"{s.group} {s.pattern}".encode()).hexdigest()[:16]
         symbol = f"{self.names[self.func.name]}.rows.{key}"
         if symbol not in self.sparse:
             self.sparse.add(symbol)
-            self.decls.add(f"declare void @{symbol}(ptr, ptr, ptr, i64)")
-            self.decls.add(sparse_rows.assembly(symbol, s.pattern, s.group, (strides[0], strides[1])))
+            self.decls.add(f"declare void @{symbol}(ptr, ptr, ptr, i64, i64)")
+            self.decls.add(sparse_rows.assembly(symbol, s.pattern, s.group))
         return symbol
 
     # --- placing code -------------------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@
     vfmadd231ps d(values){1to16}, zmm_x, zmm_r             for each stored element (r, k) of the group
 
 LLVM takes seconds for a function of so many instructions, moves loads and spills sums; so this is bytes, written into
-the module's assembly, a microsecond an element. Displacements to values stay one byte: the pointer steps. x86-64 with
-AVX-512, System V calls.
+the module's assembly, a microsecond an element. Displacements stay one byte: pointers step. Code runs once where a
+strip has one vector, and CPUs fetch few lines of code ahead; so a group can prefetch the next one's code and values.
+x86-64 with AVX-512, System V calls.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from dnnc.ir.sparse import Pattern
 Array = Any
 VECTOR = 64  # bytes
 REGISTERS = 32
-MOST_ROWS = 28  # sums; four registers are left for x
-STEP = 256  # values that displacements of one byte reach
+MOST_ROWS = 30  # sums; two registers are left for x
+STEP = 256  # values, or vectors of x, that displacements of one byte reach
+LINE = 64  # bytes of a cache line
 QUADS = 256  # words of a line
 
 
@@ -30,25 +32,27 @@ def available(features: frozenset[str]) -> bool:
     return "avx512f" in features and sys.platform != "win32"
 
 
-def assembly(symbol: str, pattern: Pattern, group: int, strides: tuple[int, int]) -> str:
-    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 group)`.
+def assembly(symbol: str, pattern: Pattern, group: int) -> str:
+    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 group, int64 ahead)`.
 
     Args:
         symbol: its name.
         pattern: of the whole matrix.
         group: rows of a group.
-        strides: bytes between rows of y, and between columns of x.
     """
     code, ahead, table, groups = bytearray(), 0, [], pattern.by_groups(group)
-    begin = 8 * len(groups)
+    begin = 8 * (len(groups) + 2)
     for stored in groups:
-        table += [begin + len(code), 4 * ahead + STEP * 2]
-        code += _group(stored, *strides)
+        table += [begin + len(code), 4 * ahead]
+        code += _group(stored)
         ahead += int(stored.sum())
+    table += [begin + len(code), 4 * ahead] * 2  # the last group prefetches nothing
     lines = [
         ".text", ".p2align 6", f".hidden {symbol}", f".globl {symbol}", f"{symbol}:",
-        f"leaq {symbol}.table(%rip), %rax", "movslq 4(%rax,%rcx,8), %r8", "movslq (%rax,%rcx,8), %rcx",
-        "addq %r8, %rdx", "addq %rax, %rcx", "jmpq *%rcx", ".p2align 4", f"{symbol}.table:",
+        f"leaq {symbol}.table(%rip), %rax", "leaq (%rax,%rcx,8), %rcx", "testq %r8, %r8", "je 5f",
+        *_prefetch(0, "%rax"), *_prefetch(4, "%rdx"),
+        "5:", "movslq 4(%rcx), %r8", "movslq (%rcx), %rcx", f"leaq {STEP * 2}(%rdx,%r8), %rdx",
+        f"addq ${VECTOR * STEP // 2}, %rsi", "addq %rax, %rcx", "jmpq *%rcx", ".p2align 4", f"{symbol}.table:",
     ]  # fmt: skip
     data = np.array(table, "<i4").tobytes() + bytes(code)
     words = np.frombuffer(data + b"\x90" * (-len(data) % 8), "<u8").tolist()
@@ -56,10 +60,22 @@ def assembly(symbol: str, pattern: Pattern, group: int, strides: tuple[int, int]
     return "\n".join(f'module asm "{line}"' for line in lines)
 
 
-def _group(stored: Array, y_stride: int, x_stride: int) -> bytes:
+def _prefetch(column: int, base: str) -> list[str]:
+    """Prefetch what a column of the table says of the next group into the L2 cache: from its begin to the one after."""
+    label = 1 if column == 0 else 3
+    return [
+        f"movslq {8 + column}(%rcx), %r9", f"movslq {16 + column}(%rcx), %r10",
+        f"addq {base}, %r9", f"addq {base}, %r10",
+        f"{label}:", "cmpq %r10, %r9", f"jae {label + 1}f", "prefetcht1 (%r9)", f"addq ${LINE}, %r9", f"jmp {label}b",
+        f"{label + 1}:",
+    ]  # fmt: skip
+
+
+def _group(stored: Array) -> bytes:
     """Code of one group: sums are 0, products, stores, return. `stored`: bool[columns, rows]."""
     rows = np.arange(stored.shape[1])
-    return _clear(rows) + _products(stored, x_stride) + _store(rows, y_stride) + b"\xc5\xf8\x77\xc3"  # vzeroupper, ret
+    stores = bytes(_moves(rows, rows, 0x11, 7).tobytes())
+    return _clear(rows) + _products(stored) + stores + b"\xc5\xf8\x77\xc3"  # vzeroupper, ret
 
 
 def _bit(number: Array, k: int) -> Array:
@@ -79,23 +95,19 @@ def _clear(r: Array) -> bytes:
     return out.tobytes()
 
 
-def _moves(r: Array, offsets: Array, opcode: int, base: int) -> Array:
-    """vmovups between zmm_r and offset(base): opcode 0x10 loads, 0x11 stores; base 6 is rsi, 7 is rdi."""
-    out = np.empty((len(r), 10), np.uint8)
+def _moves(r: Array, vectors: Array, opcode: int, base: int) -> Array:
+    """vmovups between zmm_r and vectors(base): opcode 0x10 loads, 0x11 stores; base 6 is rsi, 7 is rdi."""
+    out = np.empty((len(r), 7), np.uint8)
     out[:, 0] = 0x62
     out[:, 1] = 0x61 | _bit(r, 3) << 7 | _bit(r, 4) << 4
     out[:, 2:5] = 0x7C, 0x48, opcode
-    out[:, 5] = 0x80 | base | (r & 7) << 3
-    out[:, 6:] = offsets.astype("<i4").view(np.uint8).reshape(-1, 4)
+    out[:, 5] = 0x40 | base | (r & 7) << 3
+    out[:, 6] = vectors & 255  # counted in vectors
     return out
 
 
-def _store(r: Array, stride: int) -> bytes:
-    return bytes(_moves(r, r * stride, 0x11, 7).tobytes())
-
-
-def _products(stored: Array, stride: int) -> bytes:
-    """vmovups k * stride(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx"""
+def _products(stored: Array) -> bytes:
+    """vmovups k(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx; addq $16384, %rsi"""
     k, r = np.nonzero(stored)
     if not len(k):
         return b""
@@ -103,7 +115,9 @@ def _products(stored: Array, stride: int) -> bytes:
     first, j = np.r_[True, k[1:] != k[:-1]], np.arange(len(k))
     x = stored.shape[1] + (np.cumsum(first) - 1) % spare
     step = (j > 0) & (j % STEP == 0)
-    end = np.cumsum(7 + 10 * first + 7 * step)
+    pages = np.diff(k // STEP, prepend=0)  # by which the pointer to x steps
+    turn = pages > 0
+    end = np.cumsum(7 + 7 * first + 7 * step + 7 * turn)
     out, at = np.zeros(end[-1], np.uint8), end - 7
     fma = np.empty((len(k), 7), np.uint8)
     fma[:, 0] = 0x62
@@ -113,9 +127,17 @@ def _products(stored: Array, stride: int) -> bytes:
     fma[:, 4] = 0xB8
     fma[:, 5] = 0x42 | (r & 7) << 3
     fma[:, 6] = (j % STEP - STEP // 2) & 255
-    out[at[:, None] + np.arange(7)] = fma
-    ahead = at[step] - 7 - 10 * first[step]
-    out[ahead[:, None] + np.arange(7)] = np.frombuffer(b"\x48\x81\xc2\x00\x04\x00\x00", np.uint8)
-    ahead = at[first] - 10
-    out[ahead[:, None] + np.arange(10)] = _moves(x[first], k[first] * stride, 0x10, 6)
+    places = np.arange(7)
+    out[at[:, None] + places] = fma
+    out[(at[first] - 7)[:, None] + places] = _moves(x[first], k[first] % STEP - STEP // 2, 0x10, 6)
+    out[(at[turn] - 14)[:, None] + places] = _steps(6, pages[turn] * STEP * VECTOR)
+    out[(at - 7 * (1 + first + turn))[step][:, None] + places] = _steps(2, np.full(step.sum(), 4 * STEP))
     return bytes(out.tobytes())
+
+
+def _steps(register: int, sizes: Array) -> Array:
+    """addq $size, register: 2 is rdx, 6 is rsi"""
+    out = np.empty((len(sizes), 7), np.uint8)
+    out[:, :3] = 0x48, 0x81, 0xC0 | register
+    out[:, 3:] = sizes.astype("<i4").view(np.uint8).reshape(-1, 4)
+    return out

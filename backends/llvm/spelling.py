@@ -4,7 +4,7 @@
 |---|---|---|
 | truncdiv, truncmod, floormod | division by 0, INT_MIN / -1 | divisor 1 (or the result selected) where it would trap |
 | shl, shr | shift by the width or more | amount masked, result selected |
-| float -> integer | out of range, NaN | llvm.fptosi.sat / llvm.fptoui.sat |
+| float -> integer | out of range, NaN | llvm.fptosi.sat / llvm.fptoui.sat; vectors: clipped, NaN selected |
 | min, max of floats | which operand a NaN gives | NaN propagates: `b is NaN ? b : b > a ? b : a` |
 """
 

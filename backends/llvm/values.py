@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dnnc.backends.llvm.dot_products import dot4
 from dnnc.backends.llvm.lookups import lookup
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
@@ -329,6 +331,8 @@ def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int, inside: 
         i = em.pure(f"fptosi {a} {v} to {wide}", v, here=True)
         i = choose(em, number, i, literal(0, i32, lanes), wide, lanes)
         return i if wide == b else em.pure(f"trunc {wide} {i} to {b}", i, here=True)
+    if src.is_float and lanes > 1 and to is not u32 and to.bits <= 32:
+        return _saturated(em, v, src, to, lanes)
     if src.is_float:
         return em.call(
             f"llvm.fpto{'s' if to.kind == 'i' else 'u'}i.sat.{mangle(to, lanes)}.{mangle(src, lanes)}", b, (a, v)
@@ -339,6 +343,26 @@ def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int, inside: 
         return v
     small = src.kind == "b" or src.bits < to.bits
     return em.pure(f"{('sext' if src.kind == 'i' else 'zext') if small else 'trunc'} {a} {v} to {b}", v, here=lanes > 1)
+
+
+def _saturated(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
+    """Conversion to integers that i32 holds: the nearest one in the range, 0 of NaN.
+
+    LLVM does lane by lane what `llvm.fptosi.sat` means. i32's largest number is no float32: what is above it is chosen.
+    """
+    a, wide, low, high = vector(src, lanes), vector(i32, lanes), *map(float, to.range)
+    rounds_up = src is f32 and to is i32
+    last = literal(np.nextafter(np.float32(high), np.float32(0)).item() if rounds_up else high, src, lanes)
+    number, above, below = (
+        em.pure(f"fcmp {how} {a} {v}, {other}", v, here=True)
+        for how, other in (("ord", v), ("ogt", last), ("olt", literal(low, src, lanes)))
+    )
+    inside = choose(em, below, literal(low, src, lanes), choose(em, above, last, v, a, lanes), a, lanes)
+    i = em.pure(f"fptosi {a} {inside} to {wide}", inside, here=True)
+    if rounds_up:
+        i = choose(em, above, literal(to.range[1], i32, lanes), i, wide, lanes)
+    i = choose(em, number, i, literal(0, i32, lanes), wide, lanes)
+    return i if to.bits == 32 else em.pure(f"trunc {wide} {i} to {vector(to, lanes)}", i, here=True)
 
 
 def _select(em: FuncEmitter, e: Op) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -41,6 +41,7 @@ def load(
     code: bool = True,
     threads: int | None = None,
     cache: bool | str | Path = "auto",
+    custom_ops: Mapping[str, Callable[..., Any] | str] | None = None,
 ) -> Executable:
     """Load a model that `save` wrote. It behaves as the one that was saved.
 
@@ -52,6 +53,8 @@ def load(
         code: False leaves the machine code in the file alone and compiles from the graph in it.
         threads: threads of a call, as for `dnnc.compile`; default: as it was compiled.
         cache: where kernels that have to be compiled are kept, as for `dnnc.compile`.
+        custom_ops: operators, as for `dnnc.compile`. Only a model that is read again for its inputs needs them: its
+            shapes depend on contents, or its inputs are sequences, maps or empty.
 
     Returns:
         A callable; see Executable.
@@ -67,7 +70,7 @@ def load(
     if not isinstance(code, bool):
         raise InputError(f"code={code!r}: expected True or False")
     saved = _open(path)
-    options = _options(saved, threads, cache)
+    options = _options(saved, threads, cache, custom_ops or {})
     if saved.model.kind == "onnx":
         from dnnc.driver import compile_onnx  # loads the importer
 
@@ -144,10 +147,12 @@ def _open(path: str | os.PathLike[str] | BinaryIO) -> Restored:
     return Restored(file, model)
 
 
-def _options(saved: Restored, threads: int | None, cache: bool | str | Path) -> CompileOptions:
+def _options(
+    saved: Restored, threads: int | None, cache: bool | str | Path, custom_ops: Mapping[str, Any]
+) -> CompileOptions:
     """The options that it was compiled with, on this machine. TargetError or InputError for `threads` and `cache`."""
-    given = CompileOptions(target=saved.model.target, threads=threads, cache=cache)
-    values = {**saved.model.options, "target": saved.model.target, "cache": cache}
+    given = CompileOptions(target=saved.model.target, threads=threads, cache=cache, custom_ops=custom_ops)
+    values = {**saved.model.options, "target": saved.model.target, "cache": cache, "custom_ops": custom_ops}
     try:
         options = CompileOptions(**values)
     except (DnncError, TypeError) as e:

@@ -52,11 +52,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 ALIGN = 64  # of data within a section
 OWN_SECTION = 1 << 16  # bytes from which data has a section of its own, and is not copied to be written
-MACHINE_OPTIONS = (
-    "target",
-    "cache",
-    "tune",
-)  # the target has its place, the cache is of the machine that compiled, of `tune` the winners are kept
+# the target has its place, the cache is of the machine that compiled, of `tune` the winners are kept, no functions
+MACHINE_OPTIONS = ("target", "cache", "tune", "custom_ops")
 Destination = str | os.PathLike[str] | BinaryIO
 
 

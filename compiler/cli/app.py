@@ -10,6 +10,7 @@ import typer
 from dnnc.cli.errors import guarded
 from dnnc.cli.options import (
     Cache,
+    CustomOps,
     Dims,
     Json,
     Level,
@@ -280,12 +281,12 @@ def tune_(
 app.command(
     "quantize",
     epilog="Example:  dnnc quantize model.onnx --data images.npz --scheme auto --max-error 0.02 --html report.html",
-)(compiles("inputs", "precision", "memory", "tune", "strict_compile")(quantize_))
+)(compiles("inputs", "precision", "memory", "tune", "strict_compile", "custom_ops")(quantize_))
 app.command(
     "prune",
     epilog="Example:  dnnc prune model.onnx --data images.npz --explore --html explore.html  and  dnnc prune "
     "model.onnx --sparsity 0.9",
-)(compiles("inputs", "precision", "memory", "tune", "strict_compile")(prune_))
+)(compiles("inputs", "precision", "memory", "tune", "strict_compile", "custom_ops")(prune_))
 
 
 app.command("view", epilog="Example:  dnnc view digits.onnx --dims N=1 -o digits.html")(
@@ -353,6 +354,7 @@ def inspect(
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     tune: Tune = None,
+    custom_ops: CustomOps = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -364,7 +366,10 @@ def inspect(
     sizes = commands("arguments").parse_dims(dims or ())
     i = commands("inspect")
     level = int(opt_level.value)
-    options = i.CompileOptions(target, precision.option, numerics.value, sizes, opt_level=level, tune=tune)
+    own = commands("models").custom_ops(custom_ops)
+    options = i.CompileOptions(
+        target, precision.option, numerics.value, sizes, opt_level=level, tune=tune, custom_ops=own
+    )
     i.inspect_command(model, i.View(stage.lower(), kernel, naive, locs), options, as_json)
 
 

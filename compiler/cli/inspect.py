@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from dnnc.cli.console import show_code, show_json
 from dnnc.cli.models import load_saved, need_source
 from dnnc.compile_program import schedule
 from dnnc.frontends.onnx import read_model
+from dnnc.frontends.trace.onnx_operators import load_with
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.ir.loops.text import show_kernel
@@ -40,7 +42,7 @@ def inspect_command(model: str, view: View, options: CompileOptions, as_json: bo
     if is_artifact(model):
         inspect_saved(model, view, options, as_json)
         return
-    graph = read_graph(model, dict(options.dims))
+    graph = read_graph(model, dict(options.dims), options.custom_ops)
     if view.stage == "graph" and view.naive:
         _show_graph(graph.text(view.locs), as_json)
         return
@@ -119,10 +121,10 @@ def _show_text(text: str, stage: str, as_json: bool) -> None:
         show_code(text, stage)
 
 
-def read_graph(model: str, dims: dict[str, Any]) -> Graph:
+def read_graph(model: str, dims: dict[str, Any], custom_ops: Mapping[str, Any] | None = None) -> Graph:
     """Return the graph of a model or graph text with these dims fixed. InputError for a compiled model."""
     need_source(model)
-    graph = load_graph(model) if model.endswith(".py") else read_model(model, dims=dims).graph
+    graph = load_graph(model) if model.endswith(".py") else read_model(load_with(model, custom_ops), dims=dims).graph
     fixed = {n: d for n, d in dims.items() if isinstance(d, int) and (model.endswith(".py") or n in graph.dims)}
     return specialise(graph, fixed)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from dnnc.artifact.format import is_artifact
@@ -12,7 +14,8 @@ from dnnc.cli.arguments import Array, load_model, make_arrays, open_dims, parse_
 from dnnc.cli.errors import say
 from dnnc.driver import compile
 from dnnc.executable import Executable
-from dnnc.ir.errors import ArtifactWarning, InputError
+from dnnc.ir import checks
+from dnnc.ir.errors import ArtifactWarning, DnncError, InputError
 from dnnc.ir.expr import Expr, free
 
 Progress = Callable[[str, int, int], None]
@@ -35,6 +38,7 @@ class Job:
     tune: str | None = None
     memory: str | None = None
     strict_compile: bool = False
+    custom_ops: str | None = None
 
 
 def open_model(job: Job, progress: Progress | None = None) -> Executable:
@@ -59,7 +63,27 @@ def compile_options(job: Job) -> dict[str, Any]:
         "tune": job.tune,
         "memory": job.memory,
         "strict_compile": job.strict_compile,
+        "custom_ops": custom_ops(job.custom_ops),
     }
+
+
+def custom_ops(path: str | None) -> dict[str, Any]:
+    """The definitions that a Python file has in its variable `custom_ops`; the file is run."""
+    if path is None:
+        return {}
+    if not Path(path).is_file():
+        raise InputError(f"--custom-ops: there is no file {path}")
+    try:
+        found = runpy.run_path(path).get("custom_ops")
+    except DnncError:
+        raise
+    except Exception as e:  # of the user's code
+        raise InputError(f"--custom-ops: {path} failed: {type(e).__name__}: {e}") from e
+    if found is None:
+        raise InputError(
+            f'--custom-ops: {path} defines no `custom_ops`, a dict such as {{"my.domain::MyOp": function}}'
+        )
+    return checks.operators(found, f"{path}: custom_ops")
 
 
 def open_saved(job: Job) -> Executable:

@@ -147,6 +147,15 @@ StrictCompile = Annotated[
         help="Make it an error where a kernel needs a lesser schedule or a smaller group than the first choice.",
     ),
 ]
+CustomOps = Annotated[
+    str | None,
+    typer.Option(
+        "--custom-ops",
+        metavar="FILE.py",
+        help="A Python file whose dict `custom_ops` defines operators of custom ONNX domains; it is run.",
+        show_default=False,
+    ),
+]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
@@ -196,6 +205,7 @@ def _job(
     tune: Tune = None,
     memory: Memory = None,
     strict_compile: StrictCompile = False,
+    custom_ops: CustomOps = None,
 ) -> Any:  # a Job, whose class loads NumPy
     from dnnc.cli.models import Job  # loads NumPy
 
@@ -213,6 +223,7 @@ def _job(
         tune,
         memory,
         strict_compile,
+        custom_ops,
     )
 
 

@@ -22,7 +22,7 @@ from dnnc.autotune.search.outcome import Event, Outcome, Result
 from dnnc.cli.arguments import load_model, parse_cache, parse_dims
 from dnnc.cli.console import rendered, show_json, show_tables
 from dnnc.cli.errors import say
-from dnnc.cli.models import Job, need_source
+from dnnc.cli.models import Job, custom_ops, need_source
 from dnnc.cli.outputs import LOGS, check_output, read_by
 from dnnc.report.tables import Table, show_seconds
 from dnnc.report.tuning import needed
@@ -82,6 +82,7 @@ def tune_command(job: Job, effort: Effort, as_json: bool) -> None:
         "numerics": job.numerics,
         "precision": job.precision,
         "cache": parse_cache(job.cache),
+        "custom_ops": custom_ops(job.custom_ops),
     }
     with Interrupt() as stop, Display() as display:
         tuned = tune(

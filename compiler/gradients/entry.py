@@ -28,6 +28,7 @@ class OfModels(TypedDict, total=False):
     dims: Mapping[str, Any] | None
     shapes: Mapping[str, Sequence[int | None]] | None
     values: Mapping[str, Any] | None
+    custom_ops: Mapping[str, Callable[..., Any] | str] | None
 
 
 OF_MODELS = tuple(OfModels.__annotations__)
@@ -50,8 +51,8 @@ def grad(
         argnums: of a function: the positional arguments to differentiate by.
         has_aux: of a function: does it give a pair of the number and further results?
         wrt: of a model: the names of float weights and inputs to differentiate by; True for all weights.
-        **settings: of a model: `of`, the output to differentiate; `cotangent`, `dims`, `shapes`, `values`; see
-            `dnnc.gradients.models.grad_of_model`.
+        **settings: of a model: `of`, the output to differentiate; `cotangent`, `dims`, `shapes`, `values`,
+            `custom_ops`; see `dnnc.gradients.models.grad_of_model`.
 
     Returns:
         Of a function, one of the same arguments that gives the gradient (and with `has_aux` the further results): in

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
 from dnnc.frontends.onnx.reader import load
+from dnnc.frontends.trace.onnx_operators import load_with
 from dnnc.ir import checks
 from dnnc.ir.autodiff.paths import cut_at, require_path
 from dnnc.ir.autodiff.reverse import pullback, zeros
@@ -38,6 +39,7 @@ def grad_of_model(
     dims: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int | None]] | None = None,
     values: Mapping[str, Any] | None = None,
+    custom_ops: Mapping[str, Any] | None = None,
 ) -> Graph:
     """The gradient of a model's output by weights and inputs, as a graph for `dnnc.compile` and `dnnc.to_onnx`.
 
@@ -48,7 +50,7 @@ def grad_of_model(
         value: give the model's outputs too, ahead of the gradients.
         cotangent: None for an output of one element. Of a larger one "sum" differentiates the sum of its elements;
             "input" adds an input `cotangent_NAME` that weighs them, which makes the result the vector-Jacobian product.
-        dims, shapes, values: of an ONNX model, as for `dnnc.from_onnx`.
+        dims, shapes, values, custom_ops: of an ONNX model, as for `dnnc.from_onnx`.
 
     Returns:
         A graph with the model's inputs, and for each name of `wrt` an output `grad_NAME` of its type.
@@ -59,11 +61,13 @@ def grad_of_model(
         DnncError: as `dnnc.from_onnx`.
     """
     if isinstance(model, Graph):
-        if dims or shapes or values:
-            raise InputError("grad: dims, shapes and values are for ONNX models; the sizes of a graph are its own")
+        if dims or shapes or values or custom_ops:
+            raise InputError(
+                "grad: dims, shapes, values and custom_ops are for ONNX models; the sizes of a graph are its own"
+            )
         read = read_graph(model)
     else:
-        read = read_onnx(model, wrt, dims, shapes, values)
+        read = read_onnx(load_with(model, custom_ops), wrt, dims, shapes, values)
     return read.gradient(wrt, of, value, cotangent)
 
 

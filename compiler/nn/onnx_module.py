@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,11 @@ from dnnc.array.lazy import Lazy, leaf
 from dnnc.array.sizes import plain
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
-from dnnc.frontends.onnx.reader import Model, initial_arrays, load
+from dnnc.frontends.onnx.reader import Model, initial_arrays
 from dnnc.frontends.onnx.signature import declared
 from dnnc.frontends.onnx.weights import cut, is_float, running_statistics, weights_of_layers, with_initializers
 from dnnc.frontends.trace.functions import Replay
+from dnnc.frontends.trace.onnx_operators import load_with
 from dnnc.gradients.models import as_constant
 from dnnc.ir.autodiff.paths import cut_at
 from dnnc.ir.dtype import from_numpy, i32, i64
@@ -44,7 +45,11 @@ DRAWS = ("random_uniform", "random_normal", "random_bits")
 
 
 def from_onnx(
-    model: Any, *, outputs: str | Sequence[str] | None = None, trainable: str | Sequence[str] | None = None
+    model: Any,
+    *,
+    outputs: str | Sequence[str] | None = None,
+    trainable: str | Sequence[str] | None = None,
+    custom_ops: Mapping[str, Callable[..., Any] | str] | None = None,
 ) -> OnnxModule:
     """An ONNX model as a module that trains.
 
@@ -58,6 +63,7 @@ def from_onnx(
         trainable: names or patterns (`*`, `?`) of the float initializers that are parameters. By default those with
             more than one element, or weights of layers, unless the model's shapes depend on their contents or its
             outputs do not depend on them by floats; `not_trainable` says which these are, and why.
+        custom_ops: operators of custom domains, as for `dnnc.compile`.
 
     Returns:
         A module that takes the model's inputs, in order or by name, and gives its output, of several a tuple. Shapes
@@ -70,7 +76,7 @@ def from_onnx(
         InputError: a name that the model does not have.
         GradientError: `trainable` names what has no gradient.
     """
-    opened = with_initializers(load(model))
+    opened = with_initializers(load_with(model, custom_ops))
     if outputs is not None:
         opened = cut(opened, [outputs] if isinstance(outputs, str) else list(outputs))
     wanted = None if trainable is None else [trainable] if isinstance(trainable, str) else list(trainable)

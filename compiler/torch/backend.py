@@ -8,7 +8,8 @@ what the other reads beside the results, and one for `backward`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,7 +54,25 @@ def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settin
         partition_fn=boundary.partition,
         decompositions={**for_compile(), **replaced()},
     )
-    return compiler(module, example_inputs)
+    with recurrent_steps(module, example_inputs):
+        return compiler(module, example_inputs)
+
+
+@contextmanager
+def recurrent_steps(module: fx.GraphModule, examples: Sequence[Any]) -> Iterator[None]:
+    """Make torch take LSTMs with gradients apart into steps, because its graphs cannot differentiate oneDNN's LSTM.
+
+    torch puts oneDNN's operator into a graph where nobody wants the gradient of an LSTM's input, without the memory
+    that the operator's own gradient reads.
+    """
+    trained = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in examples)
+    lstm = any(getattr(n.target, "__name__", "") == "lstm" for n in module.graph.nodes)
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = before and not (trained and lstm)
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dnnc.ir.loops.stmt import SparseRows
 
 def sparse_rows(of: Evaluator, s: SparseRows) -> None:
     """Groups one after the other, each for the rows of the state that ask for it."""
-    y, x, w, block = s.args
+    y, x, w, block, _ = s.args
     assert isinstance(y, Ref) and isinstance(x, Ref) and isinstance(w, Ref)
     fma = TABLE["fma"].meaning
     assert fma is not None
@@ -27,9 +27,9 @@ def sparse_rows(of: Evaluator, s: SparseRows) -> None:
         sums = {r: np.zeros((1, y.lanes), np.float32) for r in range(s.group)}
         for n, (k, r) in enumerate(zip(*np.nonzero(groups[g])), int(ahead[g])):
             words = np.asarray(of.value(load(w.buf, (w.idx[0] + n,)))).astype(np.uint32)
-            vector = of.value(load(x.buf, (x.idx[0] + int(k), *x.idx[1:]), y.lanes))
+            vector = of.value(load(x.buf, (*x.idx[:-2], x.idx[-2] + int(k), x.idx[-1]), y.lanes))
             sums[r] = fma(column(words.view(np.float32)), vector, sums[r])
         for r, total in sums.items():
             of.start()
-            of.write(of.place(y.buf, (y.idx[0] + r, *y.idx[1:]), y.lanes), total)
+            of.write(of.place(y.buf, (*y.idx[:-2], y.idx[-2] + r, y.idx[-1]), y.lanes), total)
         of.state = outer

@@ -146,11 +146,13 @@ class Eval(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseRows(Eval):
-    """`sparse_rows(addr(y[..]), addr(x[..]), addr(w[..]), block, "24 1x1 512x256 ...")`: a group of rows of a sparse
-    matrix times vectors, y[r, :] = sum over its stored elements (r, k) of w[n] * x[k, :], in the order of columns.
+    """`sparse_rows(addr(y[..]), addr(x[..]), addr(w[..]), block, ahead, "24 1x1 512x256 ...")`: a group of rows of a
+    sparse matrix times vectors, y[r, :] = sum over its stored elements (r, k) of w[n] * x[k, :], in the order of
+    columns.
 
-    Args are addresses of a vector of y and of x, whose first axes count rows and columns; that of the float32 values,
-    as words of 32 bits, of the whole matrix in the order of groups (`Pattern.by_groups`); and the group's number.
+    Args are addresses of a vector of y and of x, whose last axes but one count rows and columns, so that all of these
+    are neighbours in memory; that of the float32 values, as words of 32 bits, of the whole matrix in the order of
+    groups (`Pattern.by_groups`); the group's number; and whether what the next group reads is prefetched.
     """
 
     pattern: Pattern
@@ -377,8 +379,8 @@ class Builder:
             Store(buf, tuple(map(const, idx)), const(v, buf.dtype), lanes, None if limit is None else const(limit))
         )
 
-    def sparse_rows(self, y: Expr, x: Expr, w: Expr, block: Expr, pattern: Pattern, group: int) -> None:
-        self.emit(SparseRows("sparse_rows", (y, x, w, block), pattern, group))
+    def sparse_rows(self, y: Expr, x: Expr, w: Expr, block: Expr, ahead: Expr, pattern: Pattern, group: int) -> None:
+        self.emit(SparseRows("sparse_rows", (y, x, w, block, ahead), pattern, group))
 
     def do(self, name: str, *args: E) -> None:
         self.emit(Eval(name, tuple(map(const, args))))

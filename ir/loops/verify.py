@@ -26,6 +26,7 @@ from dnnc.ir.expr import (
     show_at,
     substitute,
     terms,
+    unwrap,
     value,
     var,
     walk,
@@ -181,9 +182,9 @@ class _Check:
 
     def sparse_rows(self, s: SparseRows, facts: tuple[Expr, ...]) -> Iterator[str]:
         """Both ends of what is read and written; the group's number."""
-        y, x, w, block = s.args
+        y, x, w, block, _ = s.args
         if not (isinstance(y, Ref) and isinstance(x, Ref) and isinstance(w, Ref)):
-            yield "sparse_rows takes three addresses and the number of a group"
+            yield "sparse_rows takes three addresses, the number of a group, and whether to prefetch the next one"
             return
         if y.buf.dtype is not f32 or x.buf.dtype is not f32 or w.buf.dtype is not u32 or len(w.idx) != 1:
             yield f"sparse_rows takes f32 vectors and u32 words; got {y.buf.dtype}, {x.buf.dtype}, {w.buf.dtype}"
@@ -191,8 +192,11 @@ class _Check:
         if not nonneg(self.inlined(block), facts) or not nonneg(groups - 1 - self.inlined(block), facts):
             yield f"cannot show that {show(block)} is one of {groups} groups"
         for at, last in ((y, s.group - 1), (x, s.pattern.columns - 1)):
+            if len(at.idx) < 2 or unwrap(at.buf.full_strides()[-2]) != at.lanes:
+                yield f"the vectors of {at.buf.name} are no neighbours in memory"
+                return
             for k in (0, last):
-                yield from self.in_bounds(at.buf, (at.idx[0] + k, *at.idx[1:]), at.lanes, None, facts)
+                yield from self.in_bounds(at.buf, (*at.idx[:-2], at.idx[-2] + k, at.idx[-1]), at.lanes, None, facts)
         yield from self.in_bounds(w.buf, (w.idx[0] + max(s.pattern.count - 1, 0),), 1, None, facts)
 
     def loop(self, s: For, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:

@@ -50,7 +50,7 @@ from dnnc.passes.analysis.outputs import main_output, places_in
 from dnnc.passes.lower.conditions import conjuncts, loaded_range
 from dnnc.passes.lower.form import Form, Map, Reduction, Rows, Scan, Weighted, contraction
 from dnnc.passes.lower.kept import choose_kept, pending
-from dnnc.passes.lower.scatter import Scattered, combine, write
+from dnnc.passes.lower.scatter import Beside, Scattered, combine, write
 
 WORD = 4  # bytes: the least that hardware copies from memory to memory
 
@@ -158,7 +158,7 @@ class _Lowering:
         if result.stage is not None and result.stage.own is not None:
             self.buffers[result.stage.own] = (out, self.output.type)
         choose_kept([results[v] for v in self.outputs], self.resolve, self.kept)
-        scattered = self.scattered(result, out)
+        scattered = self.scattered(results, outs)
         if scattered is None:
             self.nest(results, outs)
         else:
@@ -270,19 +270,27 @@ class _Lowering:
 
         return type_.encoding.load((element,), idx)
 
-    def scattered(self, result: te.Tensor, out: Buffer) -> Scattered | None:
-        """What the updates of a result read and write, if it has some."""
-        stage = result.stage
+    def scattered(self, results: Mapping[Value, te.Tensor], outs: Mapping[Value, Buffer]) -> Scattered | None:
+        """What the updates of results read and write, if they have some."""
+        stage = results[self.output].stage
         if stage is None or stage.updates is None:
             return None
-        if not self.output.type.row_major:
-            raise InternalError(f"{self.nodes[-1].op.name} writes {self.output.type}: updates go to row-major memory")
-        put, initial = stage.updates, self.resolve(stage.value)
-        there = self.output in self.inplace and initial is cast(load(out, stage.axes or (0,)), result.dtype.computed)
+        put, found = stage.updates, list[Beside]()
         index = tuple(map(self.resolve, put.index))
-        return Scattered(
-            out, stage.axes, None if there else initial, put.axes, index, self.resolve(put.value), put.combine
-        )
+        for v in (self.output, *(v for v in self.outputs if v is not self.output)):
+            own = results[v].stage
+            if not v.type.row_major:
+                raise InternalError(f"{self.nodes[-1].op.name} writes {v.type}: updates go to row-major memory")
+            assert own is not None and own.updates is not None
+            at: dict[Expr, Expr] = dict(zip((*own.axes, *own.updates.axes), (*stage.axes, *put.axes)))
+            if tuple(substitute(self.resolve(i), at) for i in own.updates.index) != index:
+                raise InternalError(f"{v.name} is updated at other places than {self.output.name}")
+            initial = substitute(self.resolve(own.value), at)
+            there = initial is cast(load(outs[v], stage.axes or (0,)), results[v].dtype.computed)
+            value_ = substitute(self.resolve(own.updates.value), at)
+            found.append(Beside(outs[v], None if v in self.inplace and there else initial, value_))
+        (out, *beside) = found
+        return Scattered(out.out, stage.axes, out.initial, put.axes, index, out.value, put.combine, tuple(beside))
 
     # --- loops --------------------------------------------------------------------------------------------------------
 

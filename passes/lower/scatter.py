@@ -20,11 +20,20 @@ from dnnc.passes.lower.form import Form
 
 
 @dataclass(frozen=True, eq=False)
+class Beside:
+    """Another result of a scatter, of the same shape, updated at the same places."""
+
+    out: Buffer
+    initial: Expr | None
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
 class Scattered(Form):
     """A scatter over memory.
 
     `initial` is an expression of `axes`, None where the memory holds it; `index` and `value` are of `over`, whose sizes
-    are `extents`. `whole`: result axes whose place is an axis of the updates, k -> that axis.
+    are `extents`. `whole`: result axes whose place is an axis of the updates, k -> that axis. `beside`: other results.
     """
 
     kind = "scatter"
@@ -35,11 +44,22 @@ class Scattered(Form):
     index: tuple[Expr, ...]
     value: Expr
     how: str
+    beside: tuple[Beside, ...] = ()
+
+    @property
+    def results(self) -> tuple[Beside, ...]:
+        """All results."""
+        return (Beside(self.out, self.initial, self.value), *self.beside)
+
+    @property
+    def starts(self) -> bool:
+        """Are elements written before the updates?"""
+        return any(r.initial is not None for r in self.results)
 
     @property
     def elements(self) -> int | Expr:
         """Elements written before the updates, and updates."""
-        first = product([unwrap(d) for d in self.out.shape]) if self.initial is not None else 0
+        first = product([unwrap(d) for d in self.out.shape]) if self.starts else 0
         return unwrap(const(first) + product([unwrap(d) for d in self.extents]))  # type: ignore[no-any-return]
 
     @property
@@ -56,16 +76,19 @@ class Scattered(Form):
         """The axes of the result that data names."""
         return [k for k in range(len(self.axes)) if k not in self.whole]
 
-    def starts_as(self, buf: Buffer) -> bool:
-        """Is the result, before the updates, what a buffer holds, which is read nowhere else?"""
-        read = [x for e in (*self.index, self.value) for x in walk(e) if isinstance(x, Load) and x.buf is buf]
-        return not read and self.initial is cast(load(buf, self.axes or (0,)), self.out.dtype.computed)
+    def starts_as(self, buf: Buffer, out: Buffer) -> bool:
+        """Is a result, before the updates, what a buffer holds, which is read nowhere else?"""
+        values = [e for r in self.results for e in (r.value, r.initial if r.out is not out else None) if e is not None]
+        read = [x for e in (*self.index, *values) for x in walk(e) if isinstance(x, Load) and x.buf is buf]
+        first = next(r.initial for r in self.results if r.out is out)
+        return not read and first is cast(load(buf, self.axes or (0,)), out.dtype.computed)
 
     def start(self, b: Builder, at: Sequence[Expr]) -> None:
         """Write an element as it is before the updates."""
-        assert self.initial is not None
-        v = substitute(self.initial, dict(zip(self.axes, at)))
-        b.store(self.out, tuple(at) or (0,), cast(v, self.out.dtype))
+        for r in self.results:
+            if r.initial is not None:
+                v = substitute(r.initial, dict(zip(self.axes, at)))
+                b.store(r.out, tuple(at) or (0,), cast(v, r.out.dtype))
 
     def at(self, u: Sequence[Expr]) -> tuple[Expr, ...]:
         """The place of an update."""
@@ -75,11 +98,11 @@ class Scattered(Form):
     def update(self, b: Builder, u: Sequence[Expr], place: Sequence[Expr]) -> None:
         """Write an update at its place."""
         idx = tuple(place) or (const(0),)
-        new = substitute(self.value, dict(zip(self.over, u)))
-        wide = self.out.dtype.computed
-        if self.how != "last":
-            new = combine(self.how, cast(load(self.out, idx), wide), new)
-        b.store(self.out, idx, cast(new, self.out.dtype))
+        for r in self.results:
+            new = substitute(r.value, dict(zip(self.over, u)))
+            if self.how != "last":
+                new = combine(self.how, cast(load(r.out, idx), r.out.dtype.computed), new)
+            b.store(r.out, idx, cast(new, r.out.dtype))
 
 
 def combine(how: str, acc: Expr, term: Expr) -> Expr:
@@ -95,7 +118,7 @@ def combine(how: str, acc: Expr, term: Expr) -> Expr:
 
 def write(b: Builder, s: Scattered) -> None:
     """Write the naive nest. No loop of it is one over all of the result."""
-    if s.initial is not None:
+    if s.starts:
         with ExitStack() as loops:
             s.start(b, [loops.enter_context(b.loop(f"i{k}", d)) for k, d in enumerate(s.out.shape[: len(s.axes)])])
     with ExitStack() as loops:

@@ -37,6 +37,7 @@ from dnnc.passes.rewrites.stored_weights import decodes
 
 IN_PLACE_BYTES = 1 << 16  # of smaller arrays a second copy costs less than the start of another kernel
 L1_SETS, L1_WAYS, LINE = 64, 8, 64  # of a first-level cache of 32 KB, which all have; bytes
+MOST_QUERIES = 16  # of a head, that the block that reads them may compute
 LEAST_COPIED = 128  # terms of a sum for which an operand is copied first
 CUT = "it is kept apart: no schedule held for the larger kernel, or the tuner measured that apart is faster"
 UNFUSED = "this optimisation level fuses nothing"
@@ -159,7 +160,7 @@ class _Fuser:
                 continue
             last = p.nodes[-1]
             outs = joiner.outputs(p.nodes) or list(last.outputs[:1])
-            one = p.kind in ("map", "reduction", "contraction") and self.one_kernel(p, outs)
+            one = p.kind in ("map", "reduction", "contraction", "scatter") and self.one_kernel(p, outs)
             inside.update(v for n in p.nodes[:-1] for v in n.outputs if not joiner.is_read(v, p.nodes))
             made = [tuple(last.outputs)] if p.kind == "control" else [tuple(outs)] if one else [(v,) for v in outs]
             groups += [Group(p.nodes, vs, p.kind) for vs in made]
@@ -197,7 +198,7 @@ class _Fuser:
             return self.stay(n, "its reader takes the memory as it is")
         if self.stays_in_row(n, g):
             return g
-        if self.no_kernel(n) and not self.permuted_view(n):
+        if self.no_kernel(n) and not self.permuted_view(n) and not self.few_queries(n):
             return self.stay(n, "it is a view of memory, for which nothing is computed")
         product = self.product_of(n)
         if product is not None:
@@ -216,7 +217,7 @@ class _Fuser:
                 # an index is written several times into an expression: chains of gathers would grow exponentially
                 return self.stay(n, "it is an index, which its reader would compute repeatedly")
             self.indexing.add(n)
-        if self.kind[g] == "contraction" and any(self.feeds_product(u) for u in users):
+        if self.kind[g] == "contraction" and any(self.feeds_product(u) and not self.few_queries(u) for u in users):
             return self.stay(n, "it would be computed again for every tile of the contraction that reads it")
         follows = self.kind[g] == "map" and all(self.follows(n.output, u) for u in users)
         if not anchored and not follows and not _widens(n) and self.epilogue_of(n):
@@ -368,6 +369,8 @@ class _Fuser:
         ):  # not a window, which reads each element several times, nor what is itself a choice among operands
             again = n.op.cost >= Cost.LIGHT and not self.once_in_row(n, u)
             return v is u.inputs[0] and not again and Trait.WINDOW not in u.op.traits and n.op.name != "concat"
+        if self.queries_of(u) is v:
+            return True
         if Trait.CONTRACTION in u.op.traits:
             if Trait.STORED in n.op.traits:
                 return decodes(u, v)
@@ -379,6 +382,19 @@ class _Fuser:
                 return False
             return v.type.row_major and (turned or _looks_up_matrices(n, u))
         return False
+
+    def queries_of(self, u: Node) -> Value | None:
+        """The queries of an attention, if they are so few that a block has all of a head: it computes them itself."""
+        q = u.inputs[0] if u.op.contraction is ContractionForm.ATTENTION and not self.serial_rows else None
+        if q is None or u.inputs.count(q) > 1:
+            return None
+        rows = value(const(q.type.shape[-2]))
+        return q if rows is not None and rows <= MOST_QUERIES else None
+
+    def few_queries(self, n: Node) -> bool:
+        """Is a node a view of an array whose one reader is an attention with few queries?"""
+        users = {u for u, _ in n.output.uses}
+        return is_view(n) and len(users) == 1 and self.queries_of(next(iter(users))) is n.output
 
     def product_of(self, n: Node) -> Node | None:
         """Return the contraction behind norm n (or element-wise nodes of one) if the target fuses both; behind an

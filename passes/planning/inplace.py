@@ -111,7 +111,7 @@ def _buffer(low: Lowered, v: Value) -> Buffer:
 def _only_where_stored(low: Lowered, x: Buffer, y: Buffer) -> bool:
     """Is x read at no other elements than those of y that are computed of them, or whose rows are?"""
     if isinstance(low.form, Scattered):
-        return low.form.starts_as(x)
+        return low.form.starts_as(x, y)
     placed = list(_placed(low.kernel.entry.body))
     stores = [(s, loops) for s, loops in placed if isinstance(s, Store) and s.buf is y]
     if len(stores) != 1:

@@ -31,6 +31,7 @@ from dnnc.passes.planning.group_order import GroupOrder
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 FAR = 4  # contractions from a reader of one group to another group: it would run far ahead of its place there
 Several = Callable[[Node], bool]  # `stores_several` of TargetFacts
+FEW = 1 << 16  # bytes of updates that take less time than the start of a kernel
 MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds; twice as many with the numbers of rows
 
 
@@ -177,7 +178,7 @@ class Joiner:
 
     def joinable(self, n: Node) -> bool:
         product = kind_of(n) == "contraction" and self.stores_several is not None and self.stores_several(n)
-        return product or kind_of(n) in ("map", "reduction")
+        return product or kind_of(n) in ("map", "reduction") or (kind_of(n) == "scatter" and not self.serial_rows)
 
     def neighbours(self, b: int) -> Iterator[int]:
         """Groups ahead of b whose results it reads, through views too, and those that read what it reads."""
@@ -214,7 +215,7 @@ class Joiner:
         tried = first, tuple(views), second
         if tried not in self.tried:
             kinds = self.parts[a].kind, self.parts[b].kind
-            kind = next((k for k in ("contraction", "reduction") if k in kinds), "map")
+            kind = next((k for k in ("contraction", "reduction", "scatter") if k in kinds), "map")
             self.tried[tried] = self.together(*tried, kind)
         part = self.tried[tried]
         return None if part is None or self.ranks.runs_between({self.of[n] for n in part.nodes}) else part
@@ -289,6 +290,8 @@ class Joiner:
     ) -> bool:
         """Are the results computed in one pass over memory, in which something is read once and not twice?"""
         anchors = [n for n in nodes if kind_of(n) != "map"]
+        if any(kind_of(n) == "scatter" for n in anchors):
+            return self.update_together(anchors, outputs)
         if any(kind_of(n) == "contraction" for n in anchors):
             return len(anchors) == 1 and self.goes_on(nodes, outputs, first, second)
         kinds = {rows_of(n) for n in anchors}
@@ -310,6 +313,17 @@ class Joiner:
             return all(n in along for n in crossing) and not (again and any(_takes_long(n, rows) for n in first))
         mine, theirs = (self.along_operands([n for n in along if n in part], rows) for part in (first, second))
         return bool(mine & theirs)
+
+    def update_together(self, anchors: Sequence[Node], outputs: Sequence[Value]) -> bool:
+        """Do two scatters put a few updates into donated arrays at the same places? To start a kernel takes longer."""
+        made = [n.outputs[0] for n in anchors]
+        if len(made) != 2 or set(made) != set(outputs) or not all(v in self.donors for v in made):
+            return False
+        a, b = anchors
+        small = isinstance(size := a.inputs[-1].type.nbytes if a.inputs[-1] is not None else None, int) and size <= FEW
+        types = [[None if v is None else v.type for v in n.inputs] for n in anchors]
+        alike = a.op is b.op and attrs_key(a) == attrs_key(b) and a.inputs[1] is b.inputs[1] and types[0] == types[1]
+        return small and alike and made[0] not in b.inputs and made[1] not in a.inputs
 
     def reduces_donated(self, nodes: Sequence[Node], outputs: Sequence[Value], rows: Rows) -> bool:
         """Are rows reduced of a donated input, of which the elements that the pass stores take the memory?"""

@@ -118,9 +118,10 @@ def _is_narrow(w: Weights, attrs: Mapping[str, Any]) -> bool:
     )
 
 
-def is_exact(w: Weights) -> bool:
-    """Do all sums of bytes and these weights stay where float32 is exact, with any zero point?"""
-    return bool(2 * 255 * np.abs(w.data.astype(np.int64)).sum(w.terms).max(initial=0) < EXACT)
+def is_exact(w: Weights, bias: Array | int = 0) -> bool:
+    """Do all sums of a bias, bytes and these weights stay where float32 is exact, with any zero point?"""
+    most = 2 * 255 * np.abs(w.data.astype(np.int64)).sum(w.terms) + np.abs(np.asarray(bias, np.int64))
+    return bool(most.max(initial=0) < EXACT)
 
 
 def unsigned(b: Builder, x: Quantized) -> Quantized:
@@ -199,8 +200,12 @@ def _inputs(b: Builder, q: Value, w: Weights, attrs: Mapping[str, Any]) -> Any:
 def _in_floats(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias: Value | None) -> Any:
     zero, column = known(b.graph, x.zero), (-1, *(1,) * (w.data.ndim - 2))
     sums = w.sums().astype(np.float32)
-    start = b.constant(-zero * sums) if zero else None
+    given = None if bias is None else b.graph.constants.get(bias)
+    first, inside = -(zero or 0) * sums, given is not None and is_exact(w, given)
+    if given is not None and inside:  # sums that start at the bias stay exact
+        first = given + first
+    start = b.constant(first.astype(np.float32)) if first.any() else None
     y = b.conv(x.q, w.data.astype(np.float32), start, **{**attrs, "out_dtype": f32})
     if zero is None:
         y = b.sub(y, b.mul(b.cast(b.reshape(x.zero, shape=()), to=f32), b.constant(sums.reshape(column))))
-    return y if bias is None else b.add(b.cast(y, to=i32), b.reshape(bias, shape=column))
+    return y if bias is None or inside else b.add(b.cast(y, to=i32), b.reshape(bias, shape=column))

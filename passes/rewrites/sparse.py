@@ -24,10 +24,11 @@ ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end 
 TURN = 4  # cycles to transpose a vector of a square
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
 CODE = 14  # bytes of code and values for each nonzero
+LINE = 64  # bytes that one instruction prefetches
 NEAR_CODE = 24 << 10  # bytes that stay in the instruction cache
 FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
 MOVE, FAR_MOVE = 6.5, 13.0  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
-MOST_CODE = 12 << 20  # bytes of a program: less than half of a last-level cache
+MOST_CODE = 24 << 20  # bytes of a program: what last-level caches of servers hold
 FEW_PIXELS = 4  # whose products are sums over gathered elements
 ELEMENT = 8  # bytes of a nonzero in a loop
 GATHERED = 1.0  # cycles to gather one element
@@ -157,7 +158,8 @@ def code_cycles(
     move = (rows + terms) * (MOVE if near else FAR_MOVE)
     size = count * CODE  # comes from memory once at least, then from the L2 cache, mostly ahead of its use
     again = 0.0 if size <= NEAR_CODE else 0.5 / rates.l2 if size <= FAR_CODE else 1 / rates.memory
-    fetched = size * (1 / rates.memory + (strips[0] - 1) * again)
+    ahead = strips[0] / LINE / rates.loads if strips[1] > 1 else 0.0  # prefetching
+    fetched = size * (1 / rates.memory + (strips[0] - 1) * again + ahead)
     return strips[0] * strips[1] * (max(count / rates.fma, loads) + move) + fetched
 
 

@@ -1,4 +1,4 @@
-"""Schedule primitive `cascade`: no float sum adds more than `LONGEST` terms one after another.
+"""Schedule primitive `cascade`: no float sum adds more than `longest` terms one after another.
 
     acc: f32[16] @ register                    acc: f32[16] @ register
     acc[0:+16] = 0.0                           acc[0:+16] = 0.0
@@ -12,7 +12,7 @@
 
 The rounding error of a sum grows with its longest chain of additions (Higham, "The accuracy of floating point
 summation", 1993). A loop whose body already adds many terms gets a sum of its own for each iteration, and a long loop
-for each piece of about the square root of its length, which costs one addition in `SHORT`. The order depends on the
+for each piece of about the square root of its length, which costs one addition in `short`. The order depends on the
 loops alone, not on the number of threads.
 """
 
@@ -46,7 +46,7 @@ from dnnc.passes.schedule.loops import is_reduction
 from dnnc.passes.schedule.state import make_loop
 
 LONGEST = 512  # additions one after another
-SHORT = 32  # additions for which a sum of their own costs little
+SHORT = 32  # additions for which a sum of their own costs little where each waits for memory
 PIECE = 256  # iterations of a loop of unknown length that have a sum of their own
 
 
@@ -62,15 +62,21 @@ class Sum:
 Sums = dict[Buffer, Sum | None]  # None: what the block does with the buffer is not just adding to it
 
 
-def cascade(b: Block) -> Block:
-    """Bound the chains of all float sums in registers; sums that are also read within their loop stay as they are."""
+def cascade(b: Block, short: int = SHORT, longest: int = LONGEST) -> Block:
+    """Bound the chains of all float sums in registers; sums that are also read within their loop stay as they are.
+
+    Args:
+        b: a block of loops.
+        short: additions for which a sum of their own costs little, at most half of `longest`.
+        longest: additions that may follow one another.
+    """
     names = {s.var.name for s in walk_stmts(b) if isinstance(s, For)}
-    return _Cascade(names).block(b)[0]
+    return _Cascade(names, short, longest).block(b)[0]
 
 
 class _Cascade:
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
+    def __init__(self, names: set[str], short: int, longest: int) -> None:
+        self.names, self.short, self.longest = names, short, longest
 
     def block(self, b: Block) -> tuple[Block, Sums]:
         """The block with bounded chains, and what it adds to buffers declared outside of it."""
@@ -96,20 +102,20 @@ class _Cascade:
     def loop(self, s: For) -> tuple[Block, Sums]:
         body, sums = self.block(s.body)
         most = bounds(s.extent)[1]
-        count = LONGEST * PIECE if most is None else most
+        count = self.longest * PIECE if most is None else most
         over = {buf: x for buf, x in sums.items() if x is not None and s.var not in x.used and whole(x, s)}
         chain = max((x.chain for x in over.values()), default=0)
         made = For(s.var, s.lo, s.hi, s.kind, body)
-        if s.kind == "range" and count > 1 and count * chain > LONGEST:
-            if chain >= SHORT:
+        if s.kind == "range" and count > 1 and count * chain > self.longest:
+            if chain >= self.short:
                 made = For(s.var, s.lo, s.hi, s.kind, self.apart(over, s.var.name, body))
                 chain = 1
-            while count * chain > LONGEST:
-                piece = min(_piece(value(made.extent)), LONGEST // chain)
+            while count * chain > self.longest:
+                piece = self.piece(value(made.extent), chain)
                 known = value(made.extent) is not None
                 made, count, chain = self.pieces(made, over, piece), -(-count // piece), 1
                 if not known:  # one level of pieces has to do
-                    count = min(count, LONGEST)
+                    count = min(count, self.longest)
             sums |= {buf: Sum(1, x.used, x.limit) for buf, x in over.items()}
         return (made,), {
             buf: x and Sum(x.chain * (1 if s.var in x.used else count), x.used - {s.var}, x.limit)
@@ -128,6 +134,20 @@ class _Cascade:
             return self.apart(sums, name, (inner,))
 
         return make_loop(name, (s.extent + (piece - 1)) // piece, s.kind, body)
+
+    def piece(self, count: int | None, chain: int) -> int:
+        """The iterations, of `chain` additions each, that have a sum of their own.
+
+        A divisor of their number that makes about as many pieces as a piece has additions, or else pieces of nearly
+        one length.
+        """
+        least, most = -(-self.short // chain), self.longest // chain
+        if count is None:
+            return max(PIECE // chain, 1)
+        wanted = min(max(min(math.isqrt(count * chain) // chain, PIECE), least), most)
+        double = min(2 * wanted, most)
+        sizes = (*range(wanted, double + 1), *range(wanted - 1, least - 1, -1))
+        return next((n for n in sizes if count % n == 0), -(-count // -(-count // double)))
 
     def apart(self, sums: dict[Buffer, Sum], name: str, b: Block) -> Block:
         """Add up the terms of a block in buffers of their own, and these sums to the buffers."""
@@ -198,11 +218,3 @@ def _zero(dtype: DType, idx: tuple[Expr, ...], lanes: int) -> Expr:
 
 def _total(buf: Buffer, part: Buffer, limit: Expr | None, idx: tuple[Expr, ...], lanes: int) -> Expr:
     return load(buf, idx, lanes, limit) + load(part, idx, lanes, limit)
-
-
-def _piece(count: int | None) -> int:
-    """Iterations that have a sum of their own: if possible a divisor near the square root of their number."""
-    if count is None:
-        return PIECE
-    wanted = max(math.isqrt(count), SHORT)
-    return next((n for n in range(wanted, min(2 * wanted, LONGEST) + 1) if count % n == 0), min(wanted, PIECE))

@@ -139,7 +139,7 @@ def by_axis(s: Scattered, axis: int, parts: Expr | int, outer: str = "p", kind: 
     n, u = s.out.shape[axis], s.whole[axis]
     chunk = (n + parts - 1) // parts
     with b.loop(outer, parts, kind) as p:
-        if s.initial is not None:
+        if s.starts:
             _nest(b, "i", s.out.shape[: len(s.axes)], lambda at: s.start(b, at), axis, p * chunk, chunk)
         _nest(b, "u", s.extents, lambda at: s.update(b, at, [b.let("at", i) for i in s.at(at)]), u, p * chunk, chunk)
     return b.block()
@@ -172,7 +172,7 @@ def by_rows(s: Scattered, parts: int, size: int, prefetch: bool, outer: str = "p
     chunk = (rows + (parts - 1)) // parts
     with b.loop(outer, parts) as p:
         first = p * chunk
-        if s.initial is not None:
+        if s.starts:
             with b.loop("w", chunk) as k, b.when(first + k < rows):
                 _columns(
                     b,
@@ -262,7 +262,7 @@ def by_threads(s: Scattered, shares: int, threads: int) -> Block:
         with b.when(number < count):
             at = dict(zip(whole, unflattened(number % places if shares > 1 else number, [shape[k] for k in whole])))
             first = b.let("first", number // places * chunk) if shares > 1 else const(0)
-            if s.initial is not None:
+            if s.starts:
                 with b.loop("k", chunk) as k, b.when(first + k < rows):
                     there = dict(zip(named, unflattened(first + k, [shape[a] for a in named])))
                     s.start(b, [{**at, **there}[a] for a in range(len(s.axes))])

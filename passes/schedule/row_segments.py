@@ -3,10 +3,10 @@
 A block has one of `shares` sets of rows and one of `slabs` ranges of their columns. In each round its threads
 
 1. read the rows of `per` updates each and list those of the set, as keys `row in the set * size + update`;
-2. sort the keys (a bitonic network; keys differ, so the updates of a row keep their order);
+2. sort the keys unless they are in order (a bitonic network; keys differ, so the updates of a row keep their order);
 3. reduce: each group of threads has an equal part of the sorted keys, a thread of it some columns. Rows that begin and
    end within the part go to the result at once; what the part's first row has is handed to the group in whose part
-   that row begins.
+   that row begins. Of a row with many updates, more of them are read at once.
 
 So a row with many updates is the work of all groups, and the parts of its sum depend on the updates alone: the bits are
 the same in every run. They are those of another order of additions than that of a walk of the updates.
@@ -29,6 +29,7 @@ from dnnc.passes.schedule.owners import Places, unflattened, within
 WARP = 32
 STRIPE = 128  # bytes of a row from which on a GPU's memory does not care which rows a block has
 BATCH = 8  # updates of a column that a thread reads before it adds the first one
+RUN = 28  # the same, where all of them are of one row: their registers leave room for a second block
 MOST_GROUPS = 32  # whose parts of one row are added up one after the other
 
 
@@ -66,11 +67,12 @@ class _Blocks:
             self.last = b.alloc("last", i64, self.groups, space="shared")
             with b.loop("t", self.threads, "thread.x") as self.t:
                 self.group, self.lane = self.t // self.across, self.t % self.across
-                if self.s.initial is not None:
+                if self.s.starts:
                     self._start()
                 with b.loop("round", self.rounds) as self.turn:
                     total = self._list()
-                    self._sort(total)
+                    with b.when(const(0) < self._unordered(total)):
+                        self._sort(total)
                     self._reduce(total)
         return b.block()
 
@@ -142,10 +144,26 @@ class _Blocks:
             b.store(self.keys, (within(place[0], self.size),), cast(key, self.key_type))
             b.store(place, (0,), place[0] + 1)
         b.do("barrier")
+        return b.let("total", minimum(self._of_warps(), self.size))
+
+    def _unordered(self, total: Expr) -> Expr:
+        """How many keys are smaller than the one before."""
+        b, n, place = self.b, self.b.alloc("unordered", i64, 1), self.b.alloc("before", i64, 1)
+        b.store(n, (0,), const(0))
+        with b.loop("c", (total + (self.threads - 1)) // self.threads) as c:
+            at = b.let("here", within(c * self.threads + self.t, self.size - 1))
+            with b.when(at + 1 < total):
+                b.store(n, (0,), n[0] + select(self.keys[at + 1] < self.keys[at], const(1), const(0)))
+        b.do("barrier")  # all have read the sums of warps
+        self._sum_before(n, place)
+        return self._of_warps()
+
+    def _of_warps(self) -> Expr:
+        """The sum over the block, behind `_sum_before`."""
         total: Expr = const(0)
         for w in range(-(-self.threads // WARP)):
             total = total + self.totals[w]
-        return b.let("total", minimum(total, self.size))
+        return self.b.let("sum", total)
 
     def _sum_before(self, n: Buffer, place: Buffer) -> None:
         """place = the sum of n over the threads before this one; totals = the sums of warps."""
@@ -195,7 +213,7 @@ class _Blocks:
     def _reduce(self, total: Expr) -> None:
         b, none = self.b, const(-1)
         acc = b.alloc("acc", self.sum_type, self.columns)
-        last = b.alloc("tail", i64, 1)
+        last, here = (b.alloc(name, i64, 1) for name in ("tail", "next"))
         with b.when(self.group < self.groups):
             part = b.let("part", (total + (self.groups - 1)) // self.groups)
             begin = b.let("begin", minimum(self.group * part, total))
@@ -206,8 +224,9 @@ class _Blocks:
             with b.when(begin < end):
                 head = b.let("head", self._key(begin)[0])
                 b.store(last, (0,), none)
-                with b.loop("q", (end - begin + (BATCH - 1)) // BATCH) as q:
-                    self._batch(begin + q * BATCH, end, head, last, acc)
+                b.store(here, (0,), begin)
+                with b.loop("q", (end - begin + (BATCH - 1)) // BATCH), b.when(here[0] < end):
+                    self._step(here, end, head, last, acc)
                 with b.when(last[0].eq(head)):
                     self._each_column(lambda c, at: b.store(self.heads, (self._head(self.group, c),), acc[c]))
                 with b.when(self.lane.eq(const(0))):
@@ -245,6 +264,23 @@ class _Blocks:
     def _combine(self, acc: Expr, v: Expr) -> Expr:
         return v if self.s.how == "last" else combine(self.s.how, acc, v)
 
+    def _step(self, here: Buffer, end: Expr, head: Expr, last: Buffer, acc: Buffer) -> None:
+        """Take RUN keys if they are of the row before them, else BATCH."""
+        b, start = self.b, self.b.let("start", here[0])
+        if self.size < RUN:
+            self._batch(start, end, head, last, acc)
+            b.store(here, (0,), start + BATCH)
+            return
+        far = b.let("far", self._key(minimum(start + (RUN - 1), end - 1))[0])
+        same = select(far.eq(last[0]), const(1), const(0))
+        run = const(0) < b.let("run", select(start + RUN <= end, same, const(0)))
+        b.store(here, (0,), start + select(run, const(RUN), const(BATCH)))
+        b.branch(
+            run,
+            lambda: self._run(b.let("at_run", within(start, self.size - RUN + 1)), acc),
+            lambda: self._batch(start, end, head, last, acc),
+        )
+
     def _batch(self, begin: Expr, end: Expr, head: Expr, last: Buffer, acc: Buffer) -> None:
         """Take BATCH keys: all is read before anything is written, so that a thread waits for memory once."""
         b, s = self.b, self.s
@@ -274,6 +310,18 @@ class _Blocks:
                     b.branch(before.eq(head), to_others, to_result)
                 b.store(acc, (c,), select(before.ne(row), new[j], self._combine(acc[c], new[j])))
         b.store(last, (0,), rows[BATCH])
+
+    def _run(self, begin: Expr, acc: Buffer) -> None:
+        """Take RUN keys of the row that the key before them has."""
+        b, s = self.b, self.s
+        new = b.alloc("new", self.sum_type, RUN)
+        with b.loop("c", self.columns, "unroll") as c, self._column(c, updated=True) as at:
+            with b.loop("j", RUN, "unroll") as j:
+                _, number = self._key(begin + j)
+                update = dict(zip(s.over, self.places.update(number, at)))
+                b.store(new, (j,), substitute(s.value, update))
+            with b.loop("j", RUN, "unroll") as j:
+                b.store(acc, (c,), self._combine(acc[c], new[j]))
 
     def _join(self, acc: Buffer) -> None:
         """Write the rows at the ends of parts, each by the group in whose part it begins."""

@@ -224,7 +224,13 @@ OTHERS: dict[str, Any] = {  # another value of each option
     "strict_compile": True, "threads": 1, "tune": Winners({"key": ["naive", {}]}), "verify": False,
     "target": "llvm -mcpu=x86-64-v3",
 }  # fmt: skip
-SAME = {"dims": {"N": 4}, "outputs": ["h"], "donate": {"a": "b"}, "cache": "elsewhere"}  # the graph has them
+SAME = {
+    "dims": {"N": 4},
+    "outputs": ["h"],
+    "donate": {"a": "b"},
+    "cache": "elsewhere",
+    "custom_ops": {"a::B": "def B(): ..."},
+}  # the graph has them
 
 
 def test_every_option_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from dnnc.passes.schedule.problem import Knobs, Problem, Template
 def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
     """`strict`: the order of a sum depends neither on knowing its length nor on the choice: same bits."""
     made = [
-        _template("contraction", contraction, target, (("scaled", 1),) if strict else ()),
+        _template("contraction", contraction, target, (("scaled", 1), ("chain", 1)) if strict else ()),
         _template("backward_filter", backward_filter, target, (("chain", 1),) if strict else ()),
         _template("winograd", winograd, target),
         _template("sparse", sparse, target),

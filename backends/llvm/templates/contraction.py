@@ -11,6 +11,7 @@
 
 The tile must hide the FMA latency (4 cycles, 2 a cycle: >= 8 accumulators) and load less than it computes: mr + nv
 loads for mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled tiles, never a mask: as fast as a halo.
+Parts of a long sum are added up apart, so that no chain of additions is long, except with strict numerics.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import replace
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import dots
-from dnnc.backends.llvm.templates.common import try_fuse
+from dnnc.backends.llvm.templates.common import CHAIN, PART, try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
 from dnnc.backends.llvm.templates.stored import blocked, prefetch_codes, scale_sums, weights_of
@@ -38,6 +39,7 @@ from dnnc.ir.ops.window import node_window
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.types import product
 from dnnc.passes.lower.form import Axis, Contraction, Normed
+from dnnc.passes.schedule.cascade import cascade
 from dnnc.passes.schedule.k_blocking import LIMIT, stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
@@ -63,7 +65,7 @@ STRETCH = 0.15  # of the L2 cache: the panels' share of a stretch, beside the ro
 # tiles at each end of a row that are code of their own: more of them make more code than is worth a branch for each tap
 PEELED = 2
 SMALL = 1 << 22  # operations up to which one thread alone may be as fast
-ORDER: tuple[str, ...] = ()  # every sum is added up in one order, whatever the knobs
+ORDER: tuple[str, ...] = ()  # with strict numerics every sum is one chain, whatever the other knobs
 
 
 def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | None:
@@ -345,7 +347,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     found = nest_of(problem, bool(knobs.get("images")))
     assert found is not None
     s, nest = found
-    pixel, panel, lane = nest.pixel, nest.panel, nest.lane
+    pixel, panel, lane, apart = nest.pixel, nest.panel, nest.lane, not knobs.get("chain")
     if not panel:
         s.apply(split, lane, target.lanes, ("jp", "jv"), tail="guard")
         panel, lane = "jp", "jv"
@@ -379,6 +381,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         with suppress(ScheduleError):
             for other in others:
                 s.apply(join, first, other)
+    if apart:
+        s.apply(cascade, PART, CHAIN)
     return s.done()
 
 
@@ -441,7 +445,7 @@ def _finish(
         s.apply(annotate, "unroll", *taps)
         widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)  # of tiles that reach no border any more
     if knobs.get("kc"):
-        s.apply(stretches, po, "ks" + tag)
+        s.apply(stretches, po, "ks" + tag, not knobs.get("chain"))
     return _parallel(s, [n + tag for n in outer], po, tag, not knobs.get("serial"))
 
 

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import parallel_outer, worth
+from dnnc.backends.llvm.templates.common import CHAIN, PART, parallel_outer, worth
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.window import node_window
 from dnnc.ir.types import Dense
+from dnnc.passes.schedule.cascade import cascade
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, reorder, single, split
 from dnnc.passes.schedule.memory import distribute
 from dnnc.passes.schedule.problem import Knobs, Problem
@@ -110,5 +111,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     with suppress(ScheduleError):  # pixels of which some are the last one again are asked one by one
         s.apply(version, tap, "im" + sums)
     s.apply(annotate, "unroll", *(n for n in (f"im{sums}_b", f"jn{sums}_b") if s.has(n))).apply(narrow)
+    if not knobs.get("chain"):
+        s.apply(cascade, PART, CHAIN)
     parallel_outer(s, [image, "jo", *rows, "po"], worth(knobs, problem.form.elements))
     return s.done()

@@ -26,8 +26,9 @@ were checked when it was made.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     every = -(-p.pixels.size // target.lanes)
     most, vector = MOST_TILES if p.encoding.group == 1 else MOST_VECTORS, 4 * target.lanes
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
-    near = [t for t in even if t <= most and p.terms * (t | 1) * vector <= target.l2 // 2]
+    near = [t for t in even if t <= most and p.terms * t * vector <= target.l2 // 2]
     # threads keep their pixels from one kernel to the next, so rows are shared only where there are too few strips
     rows = min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
     settings = [(t, 1 if -(-every // t) >= target.threads else rows) for t in near or [1]]
@@ -158,7 +159,7 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     rounds = -(-strips * shares // target.threads)
     sizes = p.encoding.pattern.stored / shares, p.rows.size / shares, p.terms
     code = p.encoding.group > 1
-    held = (p.terms * (tiles | 1) + _block(p, target.lanes) * tiles * code) * 4 * target.lanes
+    held = (p.terms + _block(p, target.lanes) * code) * tiles * 4 * target.lanes
     if code:
         return code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1)
     return rounds * tiles * loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
@@ -206,42 +207,45 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     with b.loop("s", strips * shares, "parallel") as item:
         first = b.let("first", item // shares * (tiles * lanes))
         share = item % shares
-        x = b.alloc("strip", f32, -(-p.terms // lanes) * lanes, tiles | 1, lanes, space="local")
+        x = b.alloc("strip", f32, tiles, -(-p.terms // lanes) * lanes, lanes, space="local")
         (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
         ends = [b.let(name, _end(p, block, share + j, shares)) for j, name in enumerate(("begin", "end"))]
         with b.loop("rb", ends[1], lo=ends[0]) as rb:
             start = rb * block
-            y = b.alloc("sums", f32, block, tiles, lanes, space="local")
             if p.encoding.group > 1:
-                _groups(b, p, x, y, rb, tiles)
+                with b.loop("v", tiles) as v, b.when(_exists(p, first // lanes + v, lanes)):
+                    y = b.alloc("sums", f32, block, lanes, space="local")
+                    _groups(b, p, x, y, rb, v, tiles)
+                    _finish(b, p, block, start, first + v * lanes, tiles * lanes, partial(_row_of, y))
             else:
+                y = b.alloc("sums", f32, tiles, block, lanes, space="local")
                 with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
                     acc = _row(b, p, x, r, tiles, lanes)
                     with b.loop("v", tiles, "unroll") as v:
-                        b.store(y, (r - start, v, 0), acc.at(v, 0, lanes=lanes), lanes)
-            if p.transposed:
-                with b.loop("q", minimum(block // lanes, -(-p.rows.size // lanes) - rb * (block // lanes))) as q:
-                    with b.loop("v", tiles) as v:
-                        _along_rows(b, p, y, q, start + q * lanes, v, first, lanes)
-            else:
-                with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
-                    with b.loop("v", tiles) as v:
-                        total = y.at(r - start, v, 0, lanes=lanes)
-                        b.emit(_along_pixels(p, r, first + v * lanes, tiles * lanes, total))
+                        b.store(y, (v, r - start, 0), acc.at(v, 0, lanes=lanes), lanes)
+                with b.loop("v", tiles) as v, b.when(_exists(p, first // lanes + v, lanes)):
+                    _finish(b, p, block, start, first + v * lanes, tiles * lanes, partial(_row_of, y, v))
     return p.form.kernel.with_body(b.block())
 
 
-def _groups(b: Builder, p: Product, x: Buffer, y: Buffer, rb: Expr, tiles: int) -> None:
-    """The sums of a block of rows, a vector of pixels after the other: x of one stays in the first-level cache."""
-    group, lanes = p.encoding.group, _int(x.shape[-1])
+def _exists(p: Product, vector: Expr, lanes: int) -> Expr:
+    """Is a vector of a strip one of pixels?"""
+    return op("<", vector, const(-(-p.pixels.size // lanes)))
+
+
+def _row_of(y: Buffer, *at: Expr) -> Expr:
+    return y.at(*at, 0, lanes=_int(y.shape[-1]))
+
+
+def _groups(b: Builder, p: Product, x: Buffer, y: Buffer, rb: Expr, v: Expr, tiles: int) -> None:
+    """The sums of a block of rows for one vector of pixels, which stays in the first-level cache."""
+    group, lanes = p.encoding.group, _int(y.shape[-1])
     begin, _ = p.encoding.sections["values"]
     each, every = _int(y.shape[0]) // group, -(-p.encoding.pattern.rows // group)
-    vector, of = ("v", tiles), ("g", minimum(each, every - rb * each))
-    near = _code_bytes(p) * each <= NEAR_CODE
-    with b.loop(*(vector if near else of)) as i, b.loop(*(of if near else vector)) as j:
-        v, g = (i, j) if near else (j, i)
-        at = y.ref(g * group, v, 0, lanes=lanes), x.ref(0, v, 0, lanes=lanes), p.weights.ref(begin)
-        b.sparse_rows(*at, rb * each + g, p.encoding.pattern, group)
+    with b.loop("g", minimum(each, every - rb * each)) as g:
+        at = y.ref(g * group, 0, lanes=lanes), x.ref(v, 0, 0, lanes=lanes), p.weights.ref(begin)
+        ahead = select(op("==", v, const(0)), const(1), const(0)) if tiles > 1 else const(0)
+        b.sparse_rows(*at, rb * each + g, ahead, p.encoding.pattern, group)
 
 
 def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> Buffer:
@@ -254,7 +258,7 @@ def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> 
         weight = op("bits_f32", p.weights[begin + n], dtype=f32)
         column = b.let("column", _word(p, "columns", n))
         with b.loop("v", tiles, "unroll") as v:
-            b.store(acc, (v, 0), fma(weight, x.at(column, v, 0, lanes=lanes), acc.at(v, 0, lanes=lanes)), lanes)
+            b.store(acc, (v, 0), fma(weight, x.at(v, column, 0, lanes=lanes), acc.at(v, 0, lanes=lanes)), lanes)
     return acc
 
 
@@ -325,7 +329,7 @@ def _gather(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
         at = first + v * lanes
         wide = Vectorizer(p.pixels.loops[0], at, _int(lanes))
         wide.limit = _limit(p, at, tiles * _int(lanes))
-        b.store(x, (k, v, 0), wide.expr(substitute(p.other.value, p.form.red.at(k))), _int(lanes))
+        b.store(x, (v, k, 0), wide.expr(substitute(p.other.value, p.form.red.at(k))), _int(lanes))
 
 
 def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
@@ -348,10 +352,10 @@ def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> No
         with b.loop("j", lanes, "unroll") as j:
             place = (k * lanes + j) * p.taps.size + tap
             if channels % lanes == 0:
-                b.store(x, (place, v, 0), square.at(j, 0, lanes=lanes), lanes)
+                b.store(x, (v, place, 0), square.at(j, 0, lanes=lanes), lanes)
             else:
                 with b.when(k * lanes + j < channels):
-                    b.store(x, (place, v, 0), square.at(j, 0, lanes=lanes), lanes)
+                    b.store(x, (v, place, 0), square.at(j, 0, lanes=lanes), lanes)
 
 
 def _clamped(e: Expr) -> Expr:
@@ -376,12 +380,27 @@ def _along_pixels(p: Product, r: Expr, first: Expr, strip: int, total: Expr) -> 
     return _stored(p, p.pixels.loops[0], first, _limit(p, first, strip), total.lanes, p.rows.at(r), total)
 
 
-def _along_rows(b: Builder, p: Product, y: Buffer, q: Expr, row: Expr, v: Expr, first: Expr, lanes: int) -> None:
+def _finish(
+    b: Builder, p: Product, block: int, start: Expr, first: Expr, strip: int, total: Callable[[Expr], Expr]
+) -> None:
+    """Store the results of a block of rows that begins with row `start`, for the vector of pixels from `first` on."""
+    lanes = total(const(0)).lanes
+    if p.transposed:
+        with b.loop("q", minimum(block // lanes, -(-p.rows.size // lanes) - start // lanes)) as q:
+            _along_rows(b, p, q, start + q * lanes, first, total, lanes)
+    else:
+        with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
+            b.emit(_along_pixels(p, r, first, strip, total(r - start)))
+
+
+def _along_rows(
+    b: Builder, p: Product, q: Expr, row: Expr, first: Expr, total: Callable[[Expr], Expr], lanes: int
+) -> None:
     """Turn square `q` of a block's sums, which begins with `row`, finish it, and store each pixel's."""
-    square = zipped(b, lambda j: y.at(q * lanes + j, v, 0, lanes=lanes), const(lanes), lanes, lanes, "u")
+    square = zipped(b, lambda j: total(q * lanes + j), const(lanes), lanes, lanes, "u")
     lane = p.rows.loops[-1]
     with b.loop("j", lanes, "unroll") as j:
-        pixel = b.let("pixel", first + v * lanes + j)
+        pixel = b.let("pixel", first + j)
         inner = len(p.rows.loops) > 1  # panels of as many rows as there are lanes
         env = {**p.pixels.at(pixel), **({p.rows.loops[0]: row // lanes} if inner else {})}
         start = const(0) if inner else row

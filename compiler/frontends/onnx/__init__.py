@@ -82,6 +82,8 @@ def read_model(
             parsed,
             lambda: Importer(parsed, weights, facts, values or {}, shapes or {}, name, forms, decisions, training),
         )
+    except DnncError:  # some are also a ValueError
+        raise
     except MALFORMED as e:  # outside of any node: a name that is no text, a type that holds nothing
         raise ModelError(f"the graph {parsed.graph.name!r} is malformed: {type(e).__name__}: {e}") from e
 

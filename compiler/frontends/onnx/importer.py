@@ -289,6 +289,10 @@ class Importer:
         items = [self.lookup(i, scope, f"node {loc}") for i in n.input]
         function = self.model.functions.get((domain, n.op_type, getattr(n, "overload", "")))
         attrs = self.attributes(n, scope)
+        custom = self.model.custom.get((domain, n.op_type))
+        if custom is not None:
+            call = Call(self.b, n.op_type, domain, 0, items, attrs, list(n.output), (self, scope))
+            return self.items_of(custom(call), call)
         if function is not None:
             return self.inline(function, items, attrs, scope, loc, n.output)
         opset = scope.opsets.get(domain)
@@ -387,6 +391,8 @@ class Importer:
                 f"the operator {c.op} came with opset {since} of domain {c.domain or 'ai.onnx'!r}, the model declares "
                 f"{c.opset}"
             )
+        if c.domain and not names:
+            hint = f'; define it: custom_ops={{"{c.domain}::{c.op}": function}}'
         return UnsupportedError(
             f"dnnc does not know the operator {c.op} of domain {c.domain or 'ai.onnx'!r} at opset {c.opset}{hint}"
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Model:
     functions: dict[tuple[str, str, str], onnx.FunctionProto]
     folder: Path | None
     ir_version: int = 0
+    custom: Mapping[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)  # converters, ahead of all
 
 
 def load(model: Any) -> Model:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dnnc
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import FACTS, GpuTarget
@@ -99,6 +100,12 @@ RESIDUAL = """def g(q: T[3, 20, 16], k: T[3, 24, 16], v: T[3, 24, 16], r: T[3, 2
     return add(mul(attention(q, k, v, scale=0.25), c), r)"""
 SCALED = """def g(q: T[3, 20, 16], k: T[3, 24, 16], v: T[3, 24, 16], c: T[16]):
     return attention(mul(q, c), k, v, scale=0.25)"""
+TURNED_PAIRS = """def g(y: T[1, 96], cos: T[16], sin: T[16], k: T[2, 24, 16], v: T[2, 24, 16]):
+    q = reshape(y, shape=(6, 16))
+    low = slice(q, starts=(0, 0), steps=(1, 1), shape=(6, 8))
+    high = slice(q, starts=(0, 8), steps=(1, 1), shape=(6, 8))
+    turned = add(mul(q, cos), mul(concat(neg(high), low, axis=1), sin))
+    return attention(reshape(turned, shape=(2, 3, 16)), k, v, scale=0.25)"""
 GRAPHS = {
     "whole tiles": plain("2, ", 32, 32, 16),
     "no multiple of anything": plain("3, ", 37, 27, 20, 12),
@@ -108,6 +115,7 @@ GRAPHS = {
     "heads side by side": HEADS,
     "operands turned": TURNED,
     "residual": RESIDUAL,
+    "queries that are rotated": TURNED_PAIRS,
     "scaled queries": SCALED,
     "mask of keys": plain("2, 2, ", 18, 20, 16, mask="1, 1, 1, 20"),
     "mask of all rows": plain("2, 2, ", 18, 20, 16, mask="18, 20"),
@@ -228,6 +236,18 @@ def test_samples(k: int) -> None:
 
 
 # --- the nest ---------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_compute_few_queries() -> None:
+    """What makes the queries of one token runs in the kernel of the attention; of many tokens it does not."""
+    g = parse(TURNED_PAIRS.replace("T[", "f16["))
+    f = dnnc.compile(parse(TURNED_PAIRS.replace("T[", "f16[")), target="cuda-interpreted", cache=False)
+    assert [k.choice.partition("(")[0] for k in f.report.programs[-1].kernels] == ["attention"]
+    given = draw(g)
+    (want,) = run(g, given, "float64")
+    assert np.abs(f(*given).astype(np.float64) - want).max() <= LIMITS["f16"] * np.abs(want).max()
+    many = parse(SCALED.replace("T[", "f16["))
+    assert len(dnnc.compile(many, target="cuda-interpreted", cache=False).report.programs[-1].kernels) == 2
 
 
 def test_sides() -> None:

@@ -76,6 +76,7 @@ CASES = {
     "strided window": lambda: conv(16, 16, 9, 8, k=3, stride=2),
     "product": lambda: product(33, 40, 24),
     "odd product": lambda: product(17, 37, 21),
+    "wide product": lambda: product(16, 900, 25),  # columns and values beyond what a displacement reaches
     "one row": lambda: product(1, 45, 24),
     "few rows": lambda: product(3, 40, 33),
     "one element": lambda: product(16, 16, 16, np.eye(16, dtype=np.float32)[:, ::-1] * (np.arange(16) == 3)),

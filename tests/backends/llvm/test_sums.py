@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from native_check import one_node, run_native
 
+from dnnc.backends.llvm.templates.common import CHAIN
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
@@ -84,6 +85,72 @@ def test_gradient_of_filters(taps: int) -> None:
     ]
     want = np.moveaxis(np.array(exact), 2, 0)[None]
     assert np.max(np.abs(made - want) / want) <= 2 * LONGEST * 2.0**-25
+
+
+def checked_product(g: Graph, x: Array, others: Array, want: Array) -> None:
+    """A product of a graph's two inputs, one of which has 1 among small terms."""
+    (made,) = run_native(g, [x, others])
+    assert made.shape == want.shape
+    assert np.max(np.abs(made - want) / want) <= 2 * CHAIN * 2.0**-25
+
+
+PRODUCTS = {
+    "square": (70, 9001, 70),
+    "few rows": (3, 20011, 130),
+    "one row": (1, 30000, 40),
+    "one column": (50, 9001, 1),
+    "panels past the cache": (64, 50000, 64),
+    "as many tiles as sums wait in memory": (500, 12288, 64),
+    "a vector's part": (33, 8192, 7),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", PRODUCTS)
+@pytest.mark.parametrize("right", [False, True])
+def test_products(case: str, right: bool) -> None:
+    m, k, n = PRODUCTS[case]
+    if right:
+        x, ones = one_among_small((k, n), (0,)), np.ones((m, k), np.float32)
+        g = one_node("matmul", [f"f32 {m} {k}", f"f32 {k} {n}"])
+        checked_product(g, ones, x, np.broadcast_to(x.sum(0, dtype=np.float64), (m, n)))
+    else:
+        x, ones = one_among_small((m, k), (1,)), np.ones((k, n), np.float32)
+        g = one_node("matmul", [f"f32 {m} {k}", f"f32 {k} {n}"])
+        checked_product(g, x, ones, np.broadcast_to(x.sum(1, dtype=np.float64)[:, None], (m, n)))
+
+
+CONVOLUTIONS = {
+    "channels": ((1, 3000, 9, 9), 40, (3, 3), 1),
+    "one pixel": ((2, 8000, 1, 1), 48, (1, 1), 1),
+    "groups": ((1, 2 * 2048, 6, 6), 32, (3, 3), 2),
+    "few outputs": ((1, 2000, 12, 12), 3, (3, 3), 1),
+    "large windows": ((1, 16, 40, 40), 16, (31, 31), 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions(case: str) -> None:
+    shape, made, kernel, groups = CONVOLUTIONS[case]
+    w = one_among_small((made, shape[1] // groups, *kernel), (1, 2, 3))
+    x = np.ones(shape, np.float32)
+    g = one_node("conv", [f"f32 {' '.join(map(str, a.shape))}" for a in (x, w)], group=groups)
+    pixels = [d - k + 1 for d, k in zip(shape[2:], kernel)]
+    exact = w.sum((1, 2, 3), dtype=np.float64)[None, :, None, None]
+    checked_product(g, x, w, np.broadcast_to(exact, (shape[0], made, *pixels)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_products(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    k = int(np.exp(rng.uniform(np.log(3000), np.log(60000))))
+    m, n = (int(np.exp(rng.uniform(0, np.log(1e7 / k)))) for _ in range(2))
+    batch = int(rng.integers(1, 4))
+    x, ones = one_among_small((batch, m, k), (2,)), np.ones((k, n), np.float32)
+    g = one_node("matmul", [f"f32 {batch} {m} {k}", f"f32 {k} {n}"])
+    checked_product(g, x, ones, np.broadcast_to(x.sum(2, dtype=np.float64)[:, :, None], (batch, m, n)))
 
 
 @pytest.mark.slow

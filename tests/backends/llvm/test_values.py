@@ -198,6 +198,32 @@ def test_casts(source: str, target: str) -> None:
         assert same.all(), f"{source} to {o}: {x[~same][:4]} gives {got[~same][:4]}, expected {want[~same][:4]}"
 
 
+@pytest.mark.family("cases")
+@pytest.mark.parametrize("target", CPUS)
+@pytest.mark.parametrize("source", ["f32", "f64"])
+def test_floats_beside_the_ends_of_integer_ranges(source: str, target: str) -> None:
+    t = BY_NAME[source]
+    ends = np.array([float(e + d) for n in INTS for e in BY_NAME[n].range for d in (-1, -0.5, 0, 0.5, 1)], t.numpy)
+    x = np.concatenate([np.nextafter(ends, t.numpy.type(away)) for away in (-np.inf, np.inf)])
+    x = np.concatenate([ends, x, np.array([np.nan, np.inf, -np.inf], t.numpy)])
+    g = Graph("g")
+    v = g.add_input("x", TensorType(t, x.shape))
+    g.outputs = [Builder(g).op("cast", v, to=BY_NAME[n]) for n in INTS]
+    for got, want, n in zip(run_native(g, [x], target), run(g, [x]), INTS, strict=True):
+        assert (got == want).all(), f"{source} to {n}: {x[got != want][:4]} gives {got[got != want][:4]}"
+
+
+@pytest.mark.parametrize("cpu", ["skylake-avx512", "haswell", "x86-64"])
+def test_vectors_become_integers_as_vectors(cpu: str) -> None:
+    """LLVM converts `llvm.fptosi.sat` of 16 lanes lane by lane, which takes fifty times as long."""
+    target = parse_target(f"llvm -mcpu={cpu}")
+    at = f"0:+{target.lanes}"
+    for n in ("i8", "u8", "i16", "u16", "i32"):
+        text = f"def k(x: f32[64], y: {n}[64]):\n    y[{at}] = cast_{n}(x[{at}])\n"
+        code = emit_kernel(parse_kernel(text), "k", target.feature_set)
+        assert "fptosi <" in code and ".sat." not in code
+
+
 SMALL = [n for n, t in BY_NAME.items() if t.is_float and t.bits <= 8]
 
 

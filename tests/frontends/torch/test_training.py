@@ -111,6 +111,25 @@ def test_a_language_model() -> None:
     train(Language().double(), lambda: (torch.randint(30, (3, 7)),), 1e-11)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_over_data(kind: type[nn.RNNBase], dtype: torch.dtype) -> None:
+    """Their input has no gradient, as that of a model's first layer: torch has an operator of its own for that."""
+    module = kind(5, 6, 2, batch_first=True, bidirectional=True, dtype=dtype)
+    x, found = torch.randn(3, 4, 5, dtype=dtype), []
+    with warnings.catch_warnings(), torch._dynamo.config.patch(allow_rnn=True):
+        warnings.simplefilter("error", DnncWarning)
+        for f in (compiled(module), module):
+            module.zero_grad()
+            y = f(x)[0]
+            y.pow(2).sum().backward()
+            found.append(
+                {"y": y.detach(), **{n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}}
+            )
+    assert found[0].keys() == found[1].keys() and len(found[0]) == 17
+    assert_same(*found, 1e-5 if dtype is torch.float32 else 1e-11)
+
+
 def test_part_of_a_model_in_eval_mode_and_frozen(pieces: list[Any]) -> None:
     module = cnn().double()
     for p in module[:5].parameters():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dnnc.ir.graph import Graph
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.passes.base import PassContext
@@ -109,6 +110,22 @@ def test_without_zero_points() -> None:
         {"s": np.asarray(NUMBERS["s"]), "t": np.asarray(NUMBERS["t"])},
     )
     assert "quantize_linear" not in near(g)
+
+
+@pytest.mark.parametrize("bias,in_floats", [(2000, True), (1 << 23, True), (1 << 24, False), ((1 << 31) - 1, False)])
+def test_a_depthwise_sum_starts_at_its_bias_while_floats_are_exact(bias: int, in_floats: bool) -> None:
+    """The integers of a convolution of images of one channel, and those of float32, are the same."""
+    g = parse("def g(x: u8[1, 6, 9, 9]):\n    return sub(cast(x, to=i32), 117)")
+    b = Builder(g)
+    w = b.constant(RNG.integers(-128, 128, (6, 1, 3, 3)).astype(np.int32))
+    biases = b.constant(RNG.permutation([bias, -bias, bias - 1, 0, 3, -3]).astype(np.int32))
+    g.outputs = [b.conv(g.outputs[0], w, biases, pads=(1, 1, 1, 1), group=6)]
+    xs = [RNG.integers(0, 256, (1, 6, 9, 9)).astype(np.uint8)]
+    want = run(g, xs)[0]
+    ops = rewritten(g)
+    (conv,) = (n for n in g.nodes() if n.op.name == "conv")
+    assert conv.output.type.dtype.name == "f32" and ("add" not in ops) == in_floats
+    np.testing.assert_array_equal(run(g, xs, "as-is")[0], want)
 
 
 IN_FLOATS = """\

@@ -138,13 +138,14 @@ class Flash(ABC):
         s = self.s
         self.warp, self.slice = self.w % s.warps, self.w // s.warps
         self.row = b.let("row", self.warp * self.wm)
-        self.bring_queries(b)
+        queries = self.ask_for_queries(b)
         self.regs = [None if t.direct else b.alloc("next", self.dtype, t.turns, t.lanes) for t in self.tiles[1:]]
         ahead = s.stages - 1
         for p in range(ahead):
             self.fetch(b, const(p), const(p), p < self.steps)
             self.put(b, const(p), p < self.steps)
             b.do("cp_async_commit")
+        queries.put(b, const(0))
         b.do("cp_async_wait", ahead)
         b.do("barrier")
         mixed, scores = self.start(b)
@@ -158,13 +159,13 @@ class Flash(ABC):
             self.step(b, step, mixed, scores)
         self.finish(b, mixed)
 
-    def bring_queries(self, b: Builder) -> None:
+    def ask_for_queries(self, b: Builder) -> Mover:
         tile = self.tiles[0]
         regs = None if tile.direct else b.alloc("first", self.dtype, tile.turns, tile.lanes)
         mover = Mover(tile, self.shared[0], self.batch, self.origin, self.w * 32 + self.lane, regs)
         mover.fetch(b, const(0), const(0))
-        mover.put(b, const(0))
         b.do("cp_async_commit")
+        return mover
 
     def step(self, b: Builder, step: Expr, mixed: Buffer, scores: Buffer) -> None:
         s = self.s

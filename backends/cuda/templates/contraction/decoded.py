@@ -35,7 +35,7 @@ from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.reduction.partial import LANES, SHARE, SPLITS, Parts, cluster
 from dnnc.ir.dtype import DType, f32, i32, u32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, cast, const, minimum, substitute, value
+from dnnc.ir.expr import Expr, Load, Ref, cast, const, minimum, substitute, value
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, call
 from dnnc.ir.types import Encoding
@@ -49,8 +49,9 @@ MADE_ROWS = gemv_norm.ROWS  # that every block may compute for itself
 ROWS = 8  # of x that fill the tensor core's second factor
 VECTOR = 8  # elements of a sum that a lane has of a column in one step
 TILE = 16  # columns that fill its first one
-MANY = 4  # tiles of rows whose sums leave registers for half the codes in flight
 HELD = 2  # tiles of rows whose elements are asked for ahead of their use: more would not fit into registers
+RINGS = 2  # rounds of codes in shared memory, where sums of more tiles take the registers
+COPIED = (4, 8, 16)  # bytes of a vector that goes to shared memory beside the threads
 FLIGHT = 4  # steps of which a warp asks for the codes ahead
 WARPS = 16  # of a block at most
 ORDER = ("cols", "slices", "split")
@@ -60,7 +61,7 @@ RATE, LATENCY, START = (
     1500,
 )  # bytes a cycle that an SM gets of memory; cycles: of each wave of blocks, and of a launch
 ROUND = 2200  # cycles from asking for the codes of a round until they are used up, of a busy memory: fitted to one H100
-X_RATE = 40  # bytes a cycle that an SM gets of the second-level cache
+X_RATE = 64  # bytes a cycle that an SM gets of the second-level cache
 BUSY = 24  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
 
 
@@ -72,6 +73,8 @@ class Shape:
     slices: int
     split: int
     flight: int = FLIGHT
+    stages: int = 0  # rounds of codes that shared memory holds; none: registers hold one
+    resident: int = 1
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,9 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def _knobs(s: Shape) -> Knobs:
-    return (("cols", s.cols), ("slices", s.slices), ("split", s.split), ("flight", s.flight))
+    found: Knobs = (("cols", s.cols), ("slices", s.slices), ("split", s.split), ("flight", s.flight))
+    more = (("stages", s.stages), ("resident", s.resident))
+    return (*found, *more) if s.stages else found
 
 
 def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
@@ -225,8 +230,10 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
     tiles = -(-m // ROWS)
     out = []
     for strips, slices, split in product((1, 2, 4, 8), (1, 2, 4, 8, 16), SPLITS if target.has_tma else (1,)):
-        s = Shape(strips * d.strip, slices, split, _steps(d, FLIGHT if tiles <= MANY else FLIGHT // 2))
+        s = Shape(strips * d.strip, slices, split, _steps(d, FLIGHT))
         rounds = k // DEPTH // s.flight
+        if tiles > HELD and rounds >= slices * split * RINGS:
+            s = replace(s, stages=RINGS)
         if n % s.cols or strips * slices > WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
             continue
         if (
@@ -239,7 +246,9 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
 
 def _shared_bytes(d: Decoded, s: Shape) -> int:
     rows = 0 if d.norm is None else d.norm.rows.size * d.c.red.size * 2 + 1024
-    return s.slices * -(-d.c.rows.size // ROWS) * ROWS * (s.cols + 8) * 4 + rows
+    beside = sum(d.strip // TILE * 2 * x.dtype.bytes for x in (d.scale, d.zeros) if x is not None)
+    ring = s.stages * s.flight * s.cols // d.strip * s.slices * 32 * (16 + beside)
+    return s.slices * -(-d.c.rows.size // ROWS) * ROWS * (s.cols + 8) * 4 + rows + ring
 
 
 def _registers(d: Decoded, tiles: int) -> int:
@@ -271,9 +280,8 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     at_once = min(most, together)
     codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
     waves, rest = divmod(most, at_once)
-    memory = sum(
-        n * codes / min(RATE, n * warps * s.flight * 512 / ROUND) for n in [at_once] * waves + [rest] * (rest > 0)
-    )
+    flying = warps * s.flight * max(s.stages, 1) * 512
+    memory = sum(n * codes / min(RATE, n * flying / ROUND) for n in [at_once] * waves + [rest] * (rest > 0))
     others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
     end = s.slices * s.split * tiles * ROWS * s.cols * 4 / 64
     return START + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
@@ -305,6 +313,7 @@ class Writer:
         self.rounds = d.c.red.size // DEPTH // s.flight
         self.each = -(-self.rounds // (s.slices * s.split))  # rounds of a warp
         self.once = d.block >= d.c.red.size  # is there one scale for each column?
+        self.stages = min(s.stages, self.each)
         self.unit = s.flight if self.once else min(s.flight, d.block // DEPTH)  # steps until scales are needed
         if s.cols % d.strip or s.flight % self.unit or d.c.red.size % (DEPTH * s.flight) or d.c.cols.size % s.cols:
             raise ScheduleError(f"steps of {s.flight} and {s.cols} columns do not divide blocks and weights")
@@ -323,8 +332,11 @@ class Writer:
             cluster(b, self.s.split) as self.part,
         ):
             sums = self.parts.memory(b, f32)
+            self.rings = self.shared()
             if self.rows is not None:
                 self.rows.shared(b)
+            if self.s.resident > 1:
+                b.do("resident", self.s.resident)
             with b.loop("w", self.warps, "warp") as w, b.loop("l", 32, "lane") as self.lane:
                 self.thread = w * 32 + self.lane
                 self.slice = b.let("slice", w // self.strips)
@@ -347,19 +359,15 @@ class Writer:
         shape = (self.pairs, self.tiles, 4)
         self.total = b.alloc("total", f32, *shape)
         self.acc = self.total if self.once else b.alloc("acc", f32, *shape)
-        self.q = b.alloc("q", u32, s.flight, 4)
+        self.q = b.alloc("q", u32, 1 if self.rings else s.flight, 4)
         self.x = b.alloc("x", u32, s.flight if held else 1, self.tiles, VECTOR // 2)
-        units = 1 if self.once else s.flight // self.unit
-        self.numbers = {x: b.alloc("n" + x.name, *self.held(x, units)) for x in self.beside}
+        self.numbers = {x: b.alloc("n" + x.name, *self.held(x)) for x in self.beside if x not in self.rings}
         self.clear(self.total)
         if self.d.early:
             b.do("pdl_launch")
         else:
             b.do("pdl_wait")
-        with b.loop("u", s.flight, "unroll") as u:
-            self.read_codes(first, u)
-        with b.loop("v", units, "unroll") as v:
-            self.read_numbers(first, v)
+        self.ahead(first)
         if self.rows is not None:
             self.rows.constants(b, self.thread)
         if self.d.early:
@@ -371,6 +379,8 @@ class Writer:
                 self.read_x(first, u, u)
         with b.loop("round", self.each) as turn:
             step = b.let("at", first + turn)
+            if self.rings:
+                b.do("cp_async_wait", self.stages - 1)
             with b.when(step < self.rounds) if self.uneven else nullcontext():
                 with b.loop("v", s.flight // self.unit, "unroll") as v:
                     if not self.once:
@@ -379,17 +389,22 @@ class Writer:
                         at = v * self.unit + u
                         if not held:
                             self.read_x(step, at, const(0))
-                        self.multiply(at, v, at if held else const(0))
+                        self.multiply(at, v, at if held else const(0), turn)
                         with b.when(turn < self.each - 1):
-                            self.read_codes(step + 1, at)
+                            if not self.rings:
+                                self.read_codes(step + 1, at)
                             if held:
                                 self.read_x(step + 1, at, at)
                     if not self.once:
-                        self.scale(v)
+                        self.scale(v, turn)
                         with b.when(turn < self.each - 1):
                             self.read_numbers(step + 1, v)
+            if self.rings:
+                with b.when(turn < self.each - self.stages):
+                    self.copy(step + self.stages, turn)
+                b.do("cp_async_commit")
         if self.once:
-            self.scale(const(0))
+            self.scale(const(0), const(0))
         self.leave(sums)
 
     @property
@@ -406,9 +421,53 @@ class Writer:
         """The number of the warp's strip."""
         return self.block * self.strips + self.strip
 
+    @property
+    def vector(self) -> int:
+        """Elements of the buffer of codes that are 16 bytes."""
+        return 16 * 8 // self.d.codes.dtype.bits
+
+    def shared(self) -> dict[Buffer, Buffer]:
+        """Shared memory for rounds of codes, and of what lies beside them in vectors that can be copied: a thread reads
+        there what it has copied itself.
+        """
+        if not self.stages:
+            return {}
+        per = {self.d.codes: (self.s.flight, self.vector)}
+        per |= {x: (self.units, n) for x in self.beside if (n := self.pairs * 2) * x.dtype.bytes in COPIED}
+        return {
+            x: self.b.alloc("ring", x.dtype, self.stages, many, self.warps * 32, n, space="shared")
+            for x, (many, n) in per.items()
+            if x is self.d.codes or not self.once
+        }
+
+    def ahead(self, first: Expr) -> None:
+        """Ask for the first rounds."""
+        b = self.b
+        if self.rings:
+            for k in range(self.stages):
+                self.copy(first + k, const(k))
+                b.do("cp_async_commit")
+        else:
+            with b.loop("u", self.s.flight, "unroll") as u:
+                self.read_codes(first, u)
+        with b.loop("v", self.units, "unroll") as v:
+            self.read_numbers(first, v)
+
+    def copy(self, turn: Expr, to: Expr) -> None:
+        """Copy a round into its slot of the rings."""
+        b, codes = self.b, self.d.codes
+        start, slot = minimum(turn, self.rounds - 1) * self.s.flight, to % self.stages
+        for x, ring in self.rings.items():
+            with b.loop("u", self.s.flight if x is codes else self.units, "unroll") as u:
+                if x is codes:
+                    source = codes.ref(self.column(), start + u, self.lane, 0, lanes=self.vector)
+                else:
+                    source = self.beside_at(x, start, u)
+                b.do("cp_async", ring.ref(slot, u, self.thread, 0, lanes=source.lanes), source)
+
     def read_codes(self, turn: Expr, u: Expr) -> None:
         step = minimum(turn, self.rounds - 1) * self.s.flight + u
-        codes = self.d.codes.at(self.column(), step, self.lane, 0, lanes=16 * 8 // self.d.codes.dtype.bits)
+        codes = self.d.codes.at(self.column(), step, self.lane, 0, lanes=self.vector)
         self.b.store(self.q, (u, 0), whole(codes), 4)
 
     def read_x(self, turn: Expr, u: Expr, to: Expr) -> None:
@@ -428,38 +487,55 @@ class Writer:
         return tuple(x for x in (self.d.scale, self.d.zeros) if x is not None)
 
     def read_numbers(self, turn: Expr, v: Expr) -> None:
-        """Scales and zero points of a block: those of a lane's columns, g, g + 8, g + 16 and g + 24 of 32."""
+        """Scales and zero points of a block into registers."""
+        start = minimum(turn, self.rounds - 1) * self.s.flight
+        for x, held in self.numbers.items():
+            ref = self.beside_at(x, start, v)
+            read = x.at(*ref.idx, lanes=ref.lanes)
+            read = read if held.dtype is x.dtype else whole(read)
+            self.b.store(held, (v, 0), read, read.lanes)
+
+    def beside_at(self, x: Buffer, start: Expr, v: Expr) -> Ref:
+        """Where numbers of a block lie: those of a lane's columns, g, g + 8, g + 16 and g + 24 of 32."""
         n, column = self.pairs * 2, self.column()
         per = WIDTH // self.d.strip  # strips of a row of numbers
-        step = minimum(turn, self.rounds - 1) * self.s.flight + v * self.unit
-        block = const(0) if self.once else step // (self.d.block // DEPTH)
+        block = const(0) if self.once else (start + v * self.unit) // (self.d.block // DEPTH)
         at = self.lane // 4 * 4 + (column % per * n if per > 1 else 0)
-        for x in self.beside:
-            read = x.at(block, column // per, at, lanes=n)
-            if self.numbers[x].dtype is not x.dtype:
-                read = whole(read)
-            self.b.store(self.numbers[x], (v, 0), read, read.lanes)
+        return x.ref(block, column // per, at, lanes=n)
 
-    def held(self, x: Buffer, units: int) -> tuple[DType, int, int]:
+    @property
+    def units(self) -> int:
+        """Blocks of a round."""
+        return 1 if self.once else self.s.flight // self.unit
+
+    def held(self, x: Buffer) -> tuple[DType, int, int]:
         """Type and shape of registers for a lane's numbers of some blocks: words where they fill them."""
         n = self.pairs * 2
         words = x.dtype.bits < 32 and n * x.dtype.bits % 32 == 0
-        return (u32, units, n * x.dtype.bits // 32) if words else (x.dtype, units, n)
+        return (u32, self.units, n * x.dtype.bits // 32) if words else (x.dtype, self.units, n)
 
-    def number(self, x: Buffer, v: Expr) -> Buffer:
+    def number(self, x: Buffer, v: Expr, turn: Expr) -> Buffer:
         """Those of unit v, one by one."""
-        held, n = self.numbers[x], self.pairs * 2
+        n = self.pairs * 2
         own = self.b.alloc("own", x.dtype, n)
+        if x in self.rings:
+            self.b.store(own, (0,), self.rings[x].at(turn % self.stages, v, self.thread, 0, lanes=n), n)
+            return own
+        held = self.numbers[x]
         read = held.at(v, 0, lanes=value(held.shape[1]) or 1)
         self.b.store(own, (0,), read if held.dtype is x.dtype else call(f"{x.dtype}_words", read), n)
         return own
 
-    def multiply(self, u: Expr, v: Expr, held: Expr) -> None:
+    def multiply(self, u: Expr, v: Expr, held: Expr, turn: Expr) -> None:
         """32 elements of the sum, in two steps of the tensor core."""
         b, d = self.b, self.d
         w = b.alloc("w", self.type, 2, 8)  # two columns of a lane
         a = b.alloc("a", self.type, 2, 8)  # the tensor core's first factor in both steps
-        zeros = self.zero_points(const(0) if self.once else v)
+        zeros = self.zero_points(const(0) if self.once else v, turn)
+        if self.rings:
+            read = self.rings[d.codes].at(turn % self.stages, u, self.thread, 0, lanes=self.vector)
+            b.store(self.q, (0, 0), whole(read), 4)
+            u = const(0)
         halves = f"halves_{self.type}"
         with b.loop("h", self.pairs, "unroll") as h:
             with b.loop("e", 2, "unroll") as e:
@@ -477,17 +553,17 @@ class Writer:
                     left = a.at(p, 0, lanes=8)
                     b.store(self.acc, (h, j, 0), call("mma_m16n8k16", self.acc.at(h, j, 0, lanes=4), left, right), 4)
 
-    def zero_points(self, v: Expr) -> Callable[[Expr], Expr]:
+    def zero_points(self, v: Expr, turn: Expr) -> Callable[[Expr], Expr]:
         """Of a lane's columns in the block of unit v."""
         z = self.d.zeros
         if z is None:
             return lambda which: const(self.d.zero, i32)
-        own = self.number(z, v)
+        own = self.number(z, v, turn)
         return lambda which: cast(own[which], i32) + self.d.zero
 
-    def scale(self, v: Expr) -> None:
+    def scale(self, v: Expr, turn: Expr) -> None:
         """Sums of a block times its scales to the totals: registers 0 and 1 are of column g, 2 and 3 of g + 8."""
-        b, s = self.b, self.number(self.d.scale, v)
+        b, s = self.b, self.number(self.d.scale, v, turn)
         with b.loop("h", self.pairs, "unroll") as h, b.loop("j", self.tiles, "unroll") as j:
             with b.loop("r", 4, "unroll") as r:
                 made = self.acc[h, j, r] * cast(s[h * 2 + r // 2], f32)

@@ -82,7 +82,7 @@ def plan_tile(
 ) -> Tile:
     """Return the widest vectors, up to 16 bytes, along the operand's direction; `rows` of the shared tile keep it."""
     others = (c.batch, c.rows, c.cols, c.red)
-    along = "sum" if operand.in_order(c.red, others) and not operand.in_order(operand.axis, others) else "side"
+    along = "sum" if operand.dense_loads(c.red, others) > operand.dense_loads(operand.axis, others) else "side"
     axis, other = (operand.axis, c.red) if along == "side" else (c.red, operand.axis)
     size = extent if along == "side" else depth
     lanes = 16 // operand.value.dtype.bytes

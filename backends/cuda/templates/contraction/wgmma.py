@@ -31,6 +31,7 @@ FACTORS = {
 RESULTS = (f16, bf16, f32, i32, u8, i8, *FLOAT8)
 MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
 PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
+PROMOTING = 0.8  # the part of these that products reach whose sums are promoted every few steps
 TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end, stored as they are
 ISSUE = 32  # cycles in which a multiprocessor does an operation on 64 x 64 elements
 PLAIN = 3  # operations on each element that is stored as it is
@@ -78,7 +79,12 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
     if p is None or p.m < MIN_ROWS:
         return math.inf
     found, (k, red) = tilings_of(p, target), depths_of(p)
-    return _cycles((p.batch, p.m, p.n, k), found[0], p.work, red / k) if found else math.inf
+    return _cycles((p.batch, p.m, p.n, k), found[0], p.work, red / k, rate_of(p)) if found else math.inf
+
+
+def rate_of(p: Product) -> float:
+    """Multiplications of 16-bit floats, or of two bytes, in a cycle of a multiprocessor."""
+    return PRODUCTS * (PROMOTING if p.promotes else 1)
 
 
 def depths_of(p: Product) -> tuple[int, int]:
@@ -89,7 +95,7 @@ def depths_of(p: Product) -> tuple[int, int]:
 def tilings_of(p: Product, target: GpuTarget) -> list[Tiling]:
     """Those of the product's sizes that suit its result, best guess first."""
     k, red = depths_of(p)
-    return [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, red) if p.suits(t)]
+    return [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, red, rate_of(p)) if p.suits(t)]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -128,7 +134,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     return build(p, Tiling(bm, bn, stages, group, target.sms * resident, split, resident))
 
 
-def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget, work: int = 0, red: int = 0) -> list[Tiling]:
+def tilings(
+    batch: int, m: int, n: int, k: int, target: GpuTarget, work: int = 0, red: int = 0, rate: float = PRODUCTS
+) -> list[Tiling]:
     """Tilings that fit into shared memory, in the order of their estimated times.
 
     Args:
@@ -136,6 +144,7 @@ def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget, work: int = 0
         target: the GPU.
         work: operations on each element after its sum.
         red: k without what fills steps, where that is less.
+        rate: multiplications in a cycle of a multiprocessor.
     """
     found = []
     for bn in COLUMNS:  # of two that are as fast, the one with more columns
@@ -144,7 +153,7 @@ def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget, work: int = 0
                 t = Tiling(bm, bn, 0, GROUP, target.sms * resident, split, resident)
                 t = replace(t, stages=_stages(batch, m, n, k, t, target))
                 if (split == 1 or _splits(batch, m, n, k, t)) and _resides(batch, m, n, k, t, target):
-                    found.append((_cycles((batch, m, n, k), t, work, (red or k) / k), t))
+                    found.append((_cycles((batch, m, n, k), t, work, (red or k) / k, rate), t))
     found.sort(key=lambda x: x[0])
     return [t for _, t in found]
 
@@ -204,7 +213,7 @@ def _at_once(t: Tiling) -> int:
     return int(t.blocks * SPLITS[t.split] / t.split)
 
 
-def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: float) -> float:
+def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: float, rate: float) -> float:
     """Estimated cycles. A block's tile takes its steps and its end one after the other; of several blocks on a
     multiprocessor these overlap, until tensor cores, the other cores, or the L2 cache have no time left. `filled`: the
     part of the steps that is not filled up with zeros.
@@ -212,7 +221,7 @@ def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: floa
     batch, m, n, k = sizes
     tiles, in_place, pieces = _tiles(batch, m, n, t), _at_once(t), t.bm * t.bn / 4096
     steps = -(-k // STEP) // t.split
-    step = max(t.bm * t.bn * STEP / PRODUCTS, t.stage_bytes * filled / BYTES)
+    step = max(t.bm * t.bn * STEP / rate, t.stage_bytes * filled / BYTES)
     waiting = LATENCY / max(t.stages - 1, 1) if steps > t.stages else 0  # for the stage that was given back last
     alone = steps * max(step, waiting) + TILE + (PIECE + 1.1 * ISSUE * work) * pieces
     if t.split > 1:

@@ -57,7 +57,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 def _by_blocks(places: Places, target: GpuTarget) -> list[tuple[float, Knobs]]:
     """Return knobs of row-owning blocks with estimated cycles: rounds, and the groups' serial updates."""
     rows, updates, width = (value(x) or 0 for x in (places.count, places.updates, places.width))
-    if not rows * updates * width:
+    if not rows * updates * width or places.scattered.beside:
         return []
     threads = 512
     slabs = min(-(-width * places.scattered.out.dtype.bytes // SLAB), BLOCKS * target.sms)
