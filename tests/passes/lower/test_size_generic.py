@@ -95,6 +95,7 @@ def test_members_with_tails_have_a_kernel_of_their_own() -> None:
 
 # --- whole programs ---------------------------------------------------------------------------------------------------
 
+STEP: dict[str, Any] = {**LLVM, "donate": {"old": "new"}}
 BODIES = {
     "chain": ("{x}: f32[{a}, {b}], {y}: f32[{a}, {b}]", "add(mul({x}, {y}), relu({x}))"),
     "channels": ("{x}: f32[2, {a}, {b}, {b}], {y}: f32[{a}, 1, 1]", "relu(mul({x}, {y}))"),
@@ -105,10 +106,10 @@ BODIES = {
 
 
 def program(body: str, sizes: list[tuple[int, int]]) -> Graph:
-    """A graph with the same computation at several sizes."""
+    """A graph with the same computation at several sizes, which replaces a state as a training step does."""
     names = [{"x": f"x{k}", "y": f"y{k}", "a": a, "b": b} for k, (a, b) in enumerate(sizes)]
     params, results = (", ".join(text.format(**n) for n in names) for text in BODIES[body])
-    return graph_of(f"def g({params}):\n    return {results}")
+    return graph_of(f"def g({params}, old: f32[3]):\n    new = neg(old)\n    return {results}, new")
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -120,14 +121,14 @@ def test_one_kernel_computes_the_same_bits(body: str, monkeypatch: pytest.Monkey
     inputs = [(rng.standard_normal(v.type.shape) * 9).astype(v.type.dtype.numpy) for v in g.inputs]
 
     def run() -> tuple[int, list[Any]]:
-        f = dnnc.compile(g.copy(), strict_compile=True, threads=2, **LLVM)
-        results = f(*inputs)
+        f = dnnc.compile(g.copy(), strict_compile=True, threads=2, **STEP)
+        results = f(*inputs[:-1], inputs[-1].copy())
         return len(f.report.programs[0].kernels), [np.asarray(r) for r in results]
 
     shared, mine = run()
     monkeypatch.setattr(facts, "PARALLEL_FROM", 0)
     own, theirs = run()
-    assert shared <= 2 < own  # two: of square sizes alone, ratios may agree
+    assert shared <= 3 < own  # two and the state's: of square sizes alone, ratios may agree
     for a, b in zip(mine, theirs):
         assert a.tobytes() == b.tobytes()
 
@@ -142,8 +143,18 @@ def test_where_code_of_several_sizes_fails_each_size_has_its_own(monkeypatch: py
 
     monkeypatch.setattr(build, "emit_kernel", emit)
     monkeypatch.delenv("DNNC_STRICT")
-    f = dnnc.compile(program("rows", [(16, 32), (48, 32), (32, 64)]), **LLVM)
+    f = dnnc.compile(program("rows", [(16, 32), (48, 32), (32, 64)]), **STEP)
     x = [np.full(v.type.shape, k, np.float32) for k, v in enumerate(f.graph.inputs)]
-    for k, r in enumerate(f(*x)):
+    for k, r in enumerate(f(*x)[:3]):
         assert (np.asarray(r) == x[2 * k] - x[2 * k + 1]).all()
-    assert len(f.report.programs[0].kernels) == 3
+    assert len(f.report.programs[0].kernels) == 4
+
+
+def test_models_for_inference_have_kernels_that_know_their_sizes() -> None:
+    sizes = [(16, 32), (48, 32), (32, 64)]
+    calls = [
+        c
+        for f in (dnnc.compile(program("rows", sizes), **o) for o in (LLVM, STEP))
+        for c in f.report.programs[0].kernels
+    ]
+    assert len(calls) == 4 + 2
