@@ -204,6 +204,16 @@ def _anti_unified(nests: Sequence[Nest], least: Sequence[int] | None) -> Family 
             ratio, g = _ratio(c)
             divisors[ratio] = math.gcd(divisors.get(ratio, 0), g)
     order, behind = list(divisors), list(floats)
+    places: dict[tuple[Number, ...], int] = {}  # by numbers that differ, the position of their ratio
+    for c in columns:
+        if len(set(c)) > 1 and c not in floats:
+            ratio, g = _ratio(c)
+            size = next((k for k, r in enumerate(order) if _ratio(r[: len(c)])[0] == ratio), None)
+            if size is None or g % (times := _ratio(order[size][: len(c)])[1]):
+                return None
+            places[c] = size
+            divisors[order[size]] = math.gcd(divisors[order[size]], g // times)
+    units = [r[0] * g for r, g in divisors.items()]  # the sizes of the first nest
     words: list[Number | Varying] = []
     for c in columns:
         if len(set(c)) == 1:
@@ -211,11 +221,7 @@ def _anti_unified(nests: Sequence[Nest], least: Sequence[int] | None) -> Family 
         elif c in floats:
             words.append(Varying(len(order) + behind.index(c), is_float=True))
         else:
-            ratio, _ = _ratio(c)
-            size = next((k for k, r in enumerate(order) if _ratio(r[: len(c)])[0] == ratio), None)
-            if size is None or c[0] % (unit := order[size][0] * divisors[order[size]]):
-                return None
-            words.append(Varying(size, int(c[0] // unit)))
+            words.append(Varying(places[c], int(c[0]) // units[places[c]]))
 
     def word(w: Number | Varying) -> str:
         if not isinstance(w, Varying):
