@@ -109,17 +109,19 @@ _MODULES = ("array", "ir", "nn", "optim", "random")
 __all__ = sorted([*_NAMES, *_MODULES, "__version__"])
 
 
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        value = getattr(import_module(_NAMES[name]), name)
-    elif name in _MODULES:
-        value = import_module(f"dnnc.{name}")
-    elif name == "__version__":
-        value = import_module("importlib.metadata").version("dnnc")
-    else:
-        raise AttributeError(f"module 'dnnc' has no attribute {name!r}; its public names are {', '.join(__all__)}")
-    globals()[name] = value  # the next access does not come here
-    return value
+if not TYPE_CHECKING:  # so that type checkers report misspelt names
+
+    def __getattr__(name: str) -> Any:
+        if name in _NAMES:
+            value = getattr(import_module(_NAMES[name]), name)
+        elif name in _MODULES:
+            value = import_module(f"dnnc.{name}")
+        elif name == "__version__":
+            value = import_module("importlib.metadata").version("dnnc")
+        else:
+            raise AttributeError(f"module 'dnnc' has no attribute {name!r}; its public names are {', '.join(__all__)}")
+        globals()[name] = value  # the next access does not come here
+        return value
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Union, cast
 
 import numpy as np
 
@@ -26,11 +26,24 @@ from dnnc.report.layout import cut
 from dnnc.signature import Signature, TensorSpec, described, shapes_of
 
 if TYPE_CHECKING:
+    from dnnc.backends.runtime.program import Program
+    from dnnc.backends.runtime.sources import Sources
+    from dnnc.hybrid import HybridProgram
     from dnnc.import_cache import ImportCache
+    from dnnc.ir.target import TargetFacts
     from dnnc.tools.profile import Profile
 
 Array = np.ndarray[Any, Any]
+Results = Union[Array, Any]  # one output is an array; Any stands for a tuple, and for arrays of other libraries
 WIDTH = 160  # characters of a repr
+
+
+class Bound(Protocol):
+    """What `Executable.bind` returns."""
+
+    def __call__(self) -> object: ...
+
+    def check(self) -> None: ...
 
 
 class Executable:
@@ -79,7 +92,7 @@ class Executable:
         return self._parameters.specs if self._parameters is not None else ()
 
     @property
-    def programs(self) -> list[Any]:
+    def programs(self) -> list[Program | HybridProgram]:
         """The programs compiled so far, the newest at the end."""
         with self.cache.lock:
             return list(self.cache.programs.values())
@@ -105,9 +118,9 @@ class Executable:
         return self._compiler.graph
 
     @property
-    def target(self) -> Any:
+    def target(self) -> TargetFacts:
         """The facts of the machine that its code is for."""
-        return self._compiler.target
+        return self._compiler.target  # type: ignore[no-any-return]
 
     @property
     def report(self) -> Report:
@@ -121,11 +134,11 @@ class Executable:
         """
         return self._compiler.source(self.last_program(), stage, kernel)
 
-    def sources(self, program: Any) -> Any:
+    def sources(self, program: Program) -> Sources:
         """The texts of one of its programs; see `dnnc.backends.runtime.sources.Sources`."""
-        return self._compiler.sources(program)
+        return self._compiler.sources(program)  # type: ignore[no-any-return]
 
-    def last_program(self) -> Any:
+    def last_program(self) -> Program | HybridProgram | None:
         """The newest program. InputError names the dims that are open where there is none."""
         programs = self.programs
         if not programs and self._imports is None:
@@ -145,7 +158,7 @@ class Executable:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Results:
         """Run the model. InputError names the input, expected and got; TargetError: no such device."""
         if not self._plain:
             return self._run(args, named)
@@ -153,7 +166,7 @@ class Executable:
         results = self._instance(tuple([a.shape for a in arrays])).call(arrays)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, inputs: Any, outputs: Sequence[Any] | None = None, stream: Any = None) -> Any:
+    def run(self, inputs: Any, outputs: Sequence[Any] | None = None, stream: Any = None) -> Results:
         """Run into contiguous buffers of the right shape and dtype that overlap no input; without them as a call.
 
         The buffer of an output that takes the memory of a donated input may be that input.
@@ -213,7 +226,7 @@ class Executable:
         """What parameters hold: memory of others that kernels may read as it is."""
         return () if self._parameters is None else self._parameters.on_host
 
-    def bind(self, inputs: Any, outputs: Sequence[Any]) -> Callable[[], Any]:
+    def bind(self, inputs: Any, outputs: Sequence[Any]) -> Bound:
         """Return a function that runs on these very buffers, copying nothing. It keeps the buffers alive.
 
         On a device it returns when its work is queued on the stream of the binding. It may run concurrently with calls,
@@ -231,9 +244,9 @@ class Executable:
         instance = self.cache.instance(tuple([a.shape for a in arrays]))
         results = self._buffers(instance, arrays, outputs)
         run: Callable[..., Any] = instance.into if self._donation is None else partial(self._execute, instance)
-        call: Callable[[], Any] = partial(run, arrays, results)
+        call = partial(run, arrays, results)
         setattr(call, "check", _checked)  # noqa: B010  # as calls on a device have
-        return call
+        return cast(Bound, call)
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
         """Profile a call on these inputs by kernel, as a printable table. `repeats`: default about a second."""
@@ -241,14 +254,14 @@ class Executable:
             return self._imports.profile(args, named, repeats)
         return self._compiler.profile(self, lambda: self._arrays(self._signature.in_order(args, named)), repeats)
 
-    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> Any:
+    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> Program | HybridProgram:
         """Compile for input shapes ahead of the first call; returns the program."""
         names, inputs = self._signature.input_names, self._compiler.interface.inputs
         sizes = tuple(shapes_of(shapes, names))
         check_fits([(f"input {n}", s, v.type.dtype.numpy) for n, s, v in zip(names, sizes, inputs)])
         instance = self.cache.instance(sizes)
         self._compiler.prepare(instance, sizes)
-        return instance.program
+        return instance.program  # type: ignore[no-any-return]
 
     def prepare_variants(self) -> None:
         """Compile a model that is read for the inputs of a call ahead of the first one, where all is known."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dnnc.ir import winograd
+from dnnc.ir.bundles import Bundles
 from dnnc.ir.dtype import f64, u8, u32
 from dnnc.ir.expr import E, Expr, cast, const, op
 from dnnc.ir.sparse import Sparse
@@ -86,6 +87,7 @@ class Quads(Encoding):
 
 
 register("sparse")(Sparse)
+register("bundles")(Bundles)
 WORD = 32  # bits of a word of `Packed`
 
 

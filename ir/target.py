@@ -65,6 +65,9 @@ class TargetFacts:
     # do products decode weights of few bits as they read them? Else those are floats from the start
     decodes_weights: bool = False
     runs_sparse_rows: bool = False  # has it code for groups of rows of sparse weights, an instruction for each element?
+    # given a graph and a product or convolution in it: how are weights with many zeros stored, and why? In place of a
+    # choice for vectors of `lanes`; see `passes/rewrites/sparse.py`
+    weighs_sparse: Callable[[Any, Any], Any] | None = None
     # of which products, all in 16-bit floats, if this is set: rows, sizes of the weights [k, n], bits of a code,
     # elements of a sum that share a scale
     decodes: Callable[[int, int, int, int, int], bool] | None = None

@@ -71,7 +71,7 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
     given = not ctx.facts.channels_last and relabel_given(graph)
     return given | any(
         [
-            assign_channels_last(g)
+            assign_channels_last(g, ctx.facts.weighs_sparse, ctx.note)
             if ctx.facts.channels_last
             else assign_layouts(
                 g, ctx.facts.lanes, ctx.strict, ctx.facts.rates, fixed, ctx.note, ctx.facts.runs_sparse_rows

@@ -203,7 +203,7 @@ def test_public_names_resolve() -> None:
 def test_type_checkers_see_the_public_names() -> None:
     import dnnc
 
-    (block,) = (s for s in tree_of(ROOT / "compiler/__init__.py").body if isinstance(s, ast.If))
+    block = next(s for s in tree_of(ROOT / "compiler/__init__.py").body if isinstance(s, ast.If))
     static = {(n.module, a.asname) for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
     assert static == {(module, name) for name, module in dnnc._NAMES.items()} | {("dnnc", m) for m in dnnc._MODULES}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dnnc.backends.cuda.sparse_weights import weigh_sparse
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import decoded, simt
@@ -20,6 +21,8 @@ def facts(gpu: GpuTarget, numerics: str) -> TargetFacts:
         multiplies_float8=gpu.has_wgmma,
         decodes_weights=True,
         decodes=decoded.takes,
+        # an infinity times a zero that is skipped is no NaN
+        weighs_sparse=None if numerics == "strict" else lambda graph, n: weigh_sparse(graph, n, gpu),
         serial_rows=False,
         align=PARAMETER_ALIGN,
         reductions=GPU_SPLIT,

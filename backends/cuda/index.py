@@ -61,7 +61,7 @@ def narrow(e: Expr) -> bool:
         return all(map(narrow, e.factors))
     if not isinstance(e, Op):
         return False
-    if e.name == "guard":
+    if e.name in ("guard", "trusted"):
         return all(map(narrow, e.args[1:]))
     args = e.args[1:] if e.name == "select" else e.args
     return e.name in ("//", "%", "min", "max", "&", "|", "^", "select") and all(map(narrow, args))
@@ -133,6 +133,8 @@ def operation(em: FuncEmitter, e: Op) -> Text | None:
     if e.name == "guard":
         lo, hi = (em.text(a) if narrow(e) else wide(em, a) for a in e.args[1:])
         return f"guard({em.text(e.args[0])}, {lo}, {hi}, status, {em.unit.number})", UNARY
+    if e.name == "trusted":
+        return (f"(int){em.text(e.args[0], UNARY)}", UNARY) if narrow(e) else em.spelled(e.args[0])
     return None
 
 

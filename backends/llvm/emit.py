@@ -131,7 +131,7 @@ class FuncEmitter:
         symbol = f"{self.names[self.func.name]}.rows.{key}"
         if symbol not in self.sparse:
             self.sparse.add(symbol)
-            self.decls.add(f"declare void @{symbol}(ptr, ptr, ptr, i64, i64)")
+            self.decls.add(f"declare void @{symbol}(ptr, ptr, ptr, i64, i64, i64)")
             self.decls.add(sparse_rows.assembly(symbol, s.pattern, s.group))
         return symbol
 

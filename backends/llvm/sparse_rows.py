@@ -4,9 +4,9 @@
     vfmadd231ps d(values){1to16}, zmm_x, zmm_r             for each stored element (r, k) of the group
 
 LLVM takes seconds for a function of so many instructions, moves loads and spills sums; so this is bytes, written into
-the module's assembly, a microsecond an element. Displacements stay one byte: pointers step. Code runs once where a
-strip has one vector, and CPUs fetch few lines of code ahead; so a group can prefetch the next one's code and values.
-x86-64 with AVX-512, System V calls.
+the module's assembly, a microsecond an element. Displacements stay one byte: pointers step. CPUs fetch few lines of
+code ahead, which costs two thirds of the speed where code comes from memory; so code prefetches what the group after it
+needs, code and values, each time a part of it. x86-64 with AVX-512, System V calls.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ REGISTERS = 32
 MOST_ROWS = 30  # sums; two registers are left for x
 STEP = 256  # values, or vectors of x, that displacements of one byte reach
 LINE = 64  # bytes of a cache line
+PREFETCHES = 4  # parts in which a group is prefetched
+ENTRY = 16  # bytes of the table for a group: where its code and values begin, sizes of their parts
 QUADS = 256  # words of a line
 
 
@@ -33,7 +35,10 @@ def available(features: frozenset[str]) -> bool:
 
 
 def assembly(symbol: str, pattern: Pattern, group: int) -> str:
-    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 group, int64 ahead)`.
+    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 group, int64 next, int64 part)`.
+
+    Parts 0, 1, .. of group `next` are prefetched between the products; part `PREFETCHES` stands for all that is up to
+    the second group behind this one, ahead of them.
 
     Args:
         symbol: its name.
@@ -41,18 +46,23 @@ def assembly(symbol: str, pattern: Pattern, group: int) -> str:
         group: rows of a group.
     """
     code, ahead, table, groups = bytearray(), 0, [], pattern.by_groups(group)
-    begin = 8 * (len(groups) + 2)
+    begin = ENTRY * (len(groups) + 2)
     for stored in groups:
-        table += [begin + len(code), 4 * ahead]
-        code += _group(stored)
-        ahead += int(stored.sum())
-    table += [begin + len(code), 4 * ahead] * 2  # the last group prefetches nothing
+        made, count = _group(stored), int(stored.sum())
+        table += [begin + len(code), 4 * ahead, LINE * _part(len(made)), LINE * _part(4 * count)]
+        code += made
+        ahead += count
+    table += [begin + len(code), 4 * ahead, 0, 0] * 2  # past the last group
     lines = [
         ".text", ".p2align 6", f".hidden {symbol}", f".globl {symbol}", f"{symbol}:",
-        f"leaq {symbol}.table(%rip), %rax", "leaq (%rax,%rcx,8), %rcx", "testq %r8, %r8", "je 5f",
-        *_prefetch(0, "%rax"), *_prefetch(4, "%rdx"),
-        "5:", "movslq 4(%rcx), %r8", "movslq (%rcx), %rcx", f"leaq {STEP * 2}(%rdx,%r8), %rdx",
-        f"addq ${VECTOR * STEP // 2}, %rsi", "addq %rax, %rcx", "jmpq *%rcx", ".p2align 4", f"{symbol}.table:",
+        f"leaq {symbol}.table(%rip), %r10", f"imulq ${ENTRY}, %r8, %r8", f"imulq ${ENTRY}, %rcx, %r11",
+        "addq %r10, %r8", "addq %r10, %r11", f"cmpq ${PREFETCHES}, %r9", "jb 5f",
+        *_burst(0, "%r10"), *_burst(4, "%rdx"), "xorl %r9d, %r9d", "movq %r11, %r8",
+        "5:", "movslq 8(%r8), %rax", "imulq %r9, %rax", "movslq 12(%r8), %rcx", "imulq %r9, %rcx",
+        "movslq (%r8), %r9", "addq %r9, %rax", "addq %r10, %rax",  # code of the next group
+        "movslq 4(%r8), %r9", "addq %r9, %rcx", "addq %rdx, %rcx",  # its values
+        "movslq 4(%r11), %r9", f"leaq {STEP * 2}(%rdx,%r9), %rdx", f"addq ${VECTOR * STEP // 2}, %rsi",
+        "movslq (%r11), %r9", "addq %r10, %r9", "jmpq *%r9", ".p2align 4", f"{symbol}.table:",
     ]  # fmt: skip
     data = np.array(table, "<i4").tobytes() + bytes(code)
     words = np.frombuffer(data + b"\x90" * (-len(data) % 8), "<u8").tolist()
@@ -60,15 +70,19 @@ def assembly(symbol: str, pattern: Pattern, group: int) -> str:
     return "\n".join(f'module asm "{line}"' for line in lines)
 
 
-def _prefetch(column: int, base: str) -> list[str]:
-    """Prefetch what a column of the table says of the next group into the L2 cache: from its begin to the one after."""
-    label = 1 if column == 0 else 3
+def _burst(column: int, base: str) -> list[str]:
+    """Prefetch what a column of the table says, from group `next` (r8) up to the second one behind this group (r11)."""
+    label = 1 + column // 4
     return [
-        f"movslq {8 + column}(%rcx), %r9", f"movslq {16 + column}(%rcx), %r10",
-        f"addq {base}, %r9", f"addq {base}, %r10",
-        f"{label}:", "cmpq %r10, %r9", f"jae {label + 1}f", "prefetcht1 (%r9)", f"addq ${LINE}, %r9", f"jmp {label}b",
-        f"{label + 1}:",
+        f"movslq {column}(%r8), %rax", f"movslq {2 * ENTRY + column}(%r11), %rcx", f"addq {base}, %rax",
+        f"addq {base}, %rcx", f"{label}:", "prefetcht1 (%rax)", f"addq ${LINE}, %rax",
+        "cmpq %rcx, %rax", f"jb {label}b",
     ]  # fmt: skip
+
+
+def _part(size: int) -> int:
+    """Lines of one of the parts into which bytes are cut."""
+    return -(-size // (LINE * PREFETCHES))
 
 
 def _group(stored: Array) -> bytes:
@@ -107,19 +121,18 @@ def _moves(r: Array, vectors: Array, opcode: int, base: int) -> Array:
 
 
 def _products(stored: Array) -> bytes:
-    """vmovups k(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx; addq $16384, %rsi"""
+    """vmovups k(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx; addq $16384, %rsi;
+    prefetcht1 i(%rax); prefetcht1 i(%rcx)
+    """
     k, r = np.nonzero(stored)
-    if not len(k):
+    count = len(k)
+    if not count:
         return b""
-    spare = REGISTERS - stored.shape[1]
-    first, j = np.r_[True, k[1:] != k[:-1]], np.arange(len(k))
-    x = stored.shape[1] + (np.cumsum(first) - 1) % spare
-    step = (j > 0) & (j % STEP == 0)
+    first, j = np.r_[True, k[1:] != k[:-1]], np.arange(count)
+    columns = int(first.sum())
+    x = stored.shape[1] + (np.cumsum(first) - 1) % (REGISTERS - stored.shape[1])
     pages = np.diff(k // STEP, prepend=0)  # by which the pointer to x steps
-    turn = pages > 0
-    end = np.cumsum(7 + 7 * first + 7 * step + 7 * turn)
-    out, at = np.zeros(end[-1], np.uint8), end - 7
-    fma = np.empty((len(k), 7), np.uint8)
+    fma = np.empty((count, 7), np.uint8)
     fma[:, 0] = 0x62
     fma[:, 1] = 0x62 | _bit(r, 3) << 7 | _bit(r, 4) << 4
     fma[:, 2] = 0x05 | (~x & 15) << 3
@@ -127,12 +140,24 @@ def _products(stored: Array) -> bytes:
     fma[:, 4] = 0xB8
     fma[:, 5] = 0x42 | (r & 7) << 3
     fma[:, 6] = (j % STEP - STEP // 2) & 255
-    places = np.arange(7)
-    out[at[:, None] + places] = fma
-    out[(at[first] - 7)[:, None] + places] = _moves(x[first], k[first] % STEP - STEP // 2, 0x10, 6)
-    out[(at[turn] - 14)[:, None] + places] = _steps(6, pages[turn] * STEP * VECTOR)
-    out[(at - 7 * (1 + first + turn))[step][:, None] + places] = _steps(2, np.full(step.sum(), 4 * STEP))
-    return bytes(out.tobytes())
+    pieces = [  # of the code of each element, and which elements have them
+        (_prefetches(0, j, count, _part(7 * (count + columns) + 13 * stored.shape[1]))),
+        (_prefetches(1, j, count, _part(4 * count))),
+        (_steps(2, np.full(count, 4 * STEP)), (j > 0) & (j % STEP == 0)),
+        (_steps(6, pages * STEP * VECTOR), pages > 0),
+        (_moves(x, k % STEP - STEP // 2, 0x10, 6), first),
+        (fma, np.ones(count, bool)),
+    ]
+    there = np.repeat(np.stack([has for _, has in pieces], 1), 7, 1)
+    return bytes(np.concatenate([made for made, _ in pieces], 1)[there].tobytes())
+
+
+def _prefetches(base: int, j: Array, count: int, lines: int) -> tuple[Array, Array]:
+    """prefetcht1 i(base): base 0 is rax, 1 is rcx; and which of the elements `j` have one, as far apart as they can."""
+    out, every = np.empty((count, 7), np.uint8), max(count // lines, 1)
+    out[:, :3] = 0x0F, 0x18, 0x90 | base
+    out[:, 3:] = (j // every * LINE).astype("<i4").view(np.uint8).reshape(-1, 4)
+    return out, (j % every == 0) & (j < lines * every)
 
 
 def _steps(register: int, sizes: Array) -> Array:

@@ -118,7 +118,9 @@ def bincount(x: Array, /, weights: Any = None, minlength: int = 0) -> Array:
     return _counted(where(inside, at, 0), where(inside, w, 0), n)
 
 
-def histogram(x: Array, /, bins: Any = 10, range: tuple[float, float] | None = None, weights: Any = None) -> Any:
+def histogram(
+    x: Array, /, bins: Any = 10, range: tuple[float, float] | None = None, weights: Any = None
+) -> tuple[Array, Array]:
     """Counts of the elements in bins, and the edges of these; the last bin has both of its edges.
 
     Args:

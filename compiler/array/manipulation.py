@@ -273,7 +273,7 @@ def take_along_axis(x: Array, indices: Array, /, axis: int = -1) -> Array:
     return array_of(*(apply("gather_elements", p, at, axis=k) for p in x._parts))
 
 
-def result_type(*given: Any) -> Any:
+def result_type(*given: Any) -> np.dtype[Any]:
     """The type that arrays, types and numbers promote to."""
     return promoted(
         *(

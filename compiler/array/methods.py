@@ -6,10 +6,10 @@ Each is a function of `dnnc.array` by another spelling. What arrays lack is name
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from dnnc.array.core import Array
@@ -70,14 +70,20 @@ def name_absent(array: type, functions: Iterable[str]) -> None:
             absent.__set_name__(array, name)
 
 
-def _reduction(name: str) -> Callable[..., Array]:
+class Reduction(Protocol):
+    """A method, for type checkers."""
+
+    def __call__(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Array: ...
+
+
+def _reduction(name: str) -> Reduction:
     def method(self: Any, axis: Any = None, *, keepdims: bool = False) -> Array:
         return function(name)(self, axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
 
     method.__name__ = name
     method.__qualname__ = f"Methods.{name}"
     method.__doc__ = f"`dnnc.array.{name}` of this array."
-    return method
+    return method  # type: ignore[return-value]
 
 
 class Methods:

@@ -9,6 +9,7 @@ from typing import Any
 from dnnc.artifact.format import is_artifact
 from dnnc.backends.base import Backend
 from dnnc.backends.registry import open_backend
+from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.sources import Sources
 from dnnc.cli.arguments import load_graph, make_arrays, open_dims
 from dnnc.cli.console import show_code, show_json
@@ -96,6 +97,7 @@ def inspect_saved(model: str, view: View, options: CompileOptions, as_json: bool
     if needs_host(f.graph):
         _show_text(f.source(view.stage, view.kernel), view.stage, as_json)
         return
+    assert isinstance(program, Program)
     if view.stage == "graph":
         _show_graph(program.graph_text(view.locs), as_json)
         return

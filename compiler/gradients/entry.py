@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from dnnc.frontends.trace import gradients as functions
 from dnnc.gradients.models import grad_of_model
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 Wrt = str | Sequence[str] | bool
 First = TypeVar("First")
+Second = TypeVar("Second")
 Value = TypeVar("Value")
+Aux = TypeVar("Aux")
 
 
 class OfModels(TypedDict, total=False):
@@ -35,7 +37,24 @@ OF_MODELS = tuple(OfModels.__annotations__)
 
 
 @overload
-def grad(fn: Callable[Concatenate[First, ...], Any], /) -> Callable[..., First]: ...
+def grad(
+    fn: Callable[Concatenate[First, ...], Any], /, argnums: Literal[0] = 0, has_aux: Literal[False] = False
+) -> Callable[..., First]: ...
+@overload
+def grad(
+    fn: Callable[Concatenate[First, Second, ...], Any], /, argnums: Literal[1], has_aux: Literal[False] = False
+) -> Callable[..., Second]: ...
+@overload
+def grad(
+    fn: Callable[Concatenate[First, Second, ...], Any],
+    /,
+    argnums: tuple[Literal[0], Literal[1]],
+    has_aux: Literal[False] = False,
+) -> Callable[..., tuple[First, Second]]: ...
+@overload
+def grad(
+    fn: Callable[Concatenate[First, ...], tuple[Any, Aux]], /, argnums: Literal[0] = 0, *, has_aux: Literal[True]
+) -> Callable[..., tuple[First, Aux]]: ...
 @overload
 def grad(fn: Callable[..., Any], /, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]: ...
 @overload
@@ -71,7 +90,24 @@ def grad(
 
 
 @overload
-def value_and_grad(fn: Callable[Concatenate[First, ...], Value], /) -> Callable[..., tuple[Value, First]]: ...
+def value_and_grad(
+    fn: Callable[Concatenate[First, ...], Value], /, argnums: Literal[0] = 0, has_aux: Literal[False] = False
+) -> Callable[..., tuple[Value, First]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[Concatenate[First, Second, ...], Value], /, argnums: Literal[1], has_aux: Literal[False] = False
+) -> Callable[..., tuple[Value, Second]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[Concatenate[First, Second, ...], Value],
+    /,
+    argnums: tuple[Literal[0], Literal[1]],
+    has_aux: Literal[False] = False,
+) -> Callable[..., tuple[Value, tuple[First, Second]]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[Concatenate[First, ...], tuple[Value, Aux]], /, argnums: Literal[0] = 0, *, has_aux: Literal[True]
+) -> Callable[..., tuple[tuple[Value, Aux], First]]: ...
 @overload
 def value_and_grad(
     fn: Callable[..., Any], /, argnums: int | Sequence[int] = 0, has_aux: bool = False

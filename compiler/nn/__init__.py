@@ -72,7 +72,9 @@ if TYPE_CHECKING:
 _READERS = {"from_caffe": "dnnc.nn.caffe", "from_onnx": "dnnc.nn.onnx_module"}  # which load onnx, when they are used
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _READERS:
-        raise AttributeError(f"module 'dnnc.nn' has no attribute {name!r}")
-    return getattr(import_module(_READERS[name]), name)
+if not TYPE_CHECKING:  # so that type checkers report misspelt names
+
+    def __getattr__(name: str) -> Any:
+        if name not in _READERS:
+            raise AttributeError(f"module 'dnnc.nn' has no attribute {name!r}")
+        return getattr(import_module(_READERS[name]), name)

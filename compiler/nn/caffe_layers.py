@@ -256,7 +256,7 @@ def _prelu(layer: Layer) -> Module:
     return PReLU(layer.blobs[0].size)
 
 
-class TestScaledDropout(Dropout):  # type: ignore[misc, valid-type]
+class TestScaledDropout(Dropout):
     """Dropout that scales in inference in place of training."""
 
     def forward(self, input: Any) -> Array:
@@ -270,7 +270,7 @@ def _dropout(layer: Layer) -> Module:
 
 def _relu(layer: Layer) -> Module:
     slope = layer.proto.relu_param.negative_slope
-    return LeakyReLU(slope) if slope else ReLU()  # type: ignore[no-any-return]
+    return LeakyReLU(slope) if slope else ReLU()
 
 
 def _power(layer: Layer) -> Module:

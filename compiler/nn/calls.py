@@ -5,17 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import RLock
-from typing import Any
+from typing import Any, Literal, overload
 
 from dnnc import random
 from dnnc.array.core import Array
 from dnnc.ir.errors import InputError, a_type
 from dnnc.nn.functional.norms import fresh_statistics
-from dnnc.nn.module import Module, taken
+from dnnc.nn.module import Forward, Module, Result, taken
 
 
+@overload
 def functional_call(
-    module: Module,
+    module: Forward[Result],
+    params_and_buffers: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *args: Any,
+    rngs: Any = None,
+    return_buffers: Literal[False] = False,
+    **kwargs: Any,
+) -> Result: ...
+@overload
+def functional_call(
+    module: Forward[Result],
+    params_and_buffers: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *args: Any,
+    rngs: Any = None,
+    return_buffers: Literal[True],
+    **kwargs: Any,
+) -> tuple[Result, dict[str, Array]]: ...
+def functional_call(
+    module: Any,
     params_and_buffers: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     *args: Any,
     rngs: Any = None,

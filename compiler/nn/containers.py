@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, overload
+from typing import Any, Generic, TypeVar, overload
 
+from dnnc.array.core import Array
 from dnnc.ir.errors import InputError, a_type
 from dnnc.nn.module import Module
 from dnnc.nn.parameter import Parameter
 
+M = TypeVar("M", bound=Module)
+L = TypeVar("L", bound="_Listed[Any]")
 
-class _Listed(Module):
+
+class _Listed(Module, Generic[M]):
     """Modules by their numbers."""
 
     def __len__(self) -> int:
         return len(self._modules)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(list(self._modules.values()))
+    def __iter__(self) -> Iterator[M]:
+        return iter(list(self._modules.values()))  # type: ignore[arg-type]
 
     @overload
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: int) -> M: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Any: ...
+    def __getitem__(self: L, index: slice) -> L: ...
 
     def __getitem__(self, index: int | slice) -> Any:
         held = list(self._modules.values())
@@ -31,7 +35,7 @@ class _Listed(Module):
 
     _of: Callable[[list[Any]], Any]  # a container of the same kind
 
-    def __setitem__(self, index: int, module: Module) -> None:
+    def __setitem__(self, index: int, module: M) -> None:
         if not isinstance(module, Module):
             raise InputError(f"{type(self).__name__}[{index}]: expected a Module, got {a_type(module)}")
         self._modules[list(self._modules)[index]] = module
@@ -42,11 +46,11 @@ class _Listed(Module):
         self._modules.clear()
         self._modules.update({str(k): m for k, m in enumerate(held)})
 
-    def append(self, module: Module) -> Any:
+    def append(self: L, module: Module) -> L:
         self.add_module(str(len(self)), module)
         return self
 
-    def extend(self, modules: Iterable[Module]) -> Any:
+    def extend(self: L, modules: Iterable[Module]) -> L:
         for m in modules:
             self.append(m)
         return self
@@ -58,7 +62,7 @@ class _Listed(Module):
         self.extend(m for m in held if m is not None)
 
 
-class Sequential(_Listed):
+class Sequential(_Listed[Any]):
     """Modules one after the other, by position, or by the names of a dict."""
 
     def __init__(self, *args: Any) -> None:
@@ -71,16 +75,16 @@ class Sequential(_Listed):
     def _of(modules: list[Any]) -> Any:
         return Sequential(*modules)
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Any) -> Array:
         for m in self:
             input = m(input)
-        return input
+        return input  # type: ignore[no-any-return]
 
 
-class ModuleList(_Listed):
+class ModuleList(_Listed[M]):
     """A list of modules."""
 
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
+    def __init__(self, modules: Iterable[M] = ()) -> None:
         super().__init__()
         self.extend(modules)
 
@@ -88,25 +92,25 @@ class ModuleList(_Listed):
     def _of(modules: list[Any]) -> Any:
         return ModuleList(modules)
 
-    def __iadd__(self, modules: Iterable[Module]) -> Any:
+    def __iadd__(self: L, modules: Iterable[Module]) -> L:
         return self.extend(modules)
 
 
-class ModuleDict(Module):
+class ModuleDict(Module, Generic[M]):
     """A dict of modules."""
 
-    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+    def __init__(self, modules: Mapping[str, M] | None = None) -> None:
         super().__init__()
         self.update(modules or {})
 
-    def update(self, modules: Mapping[str, Module]) -> None:
+    def update(self, modules: Mapping[str, M]) -> None:
         for name, m in modules.items():
             self[name] = m
 
-    def __getitem__(self, name: str) -> Any:
-        return self._modules[name]
+    def __getitem__(self, name: str) -> M:
+        return self._modules[name]  # type: ignore[return-value]
 
-    def __setitem__(self, name: str, module: Module) -> None:
+    def __setitem__(self, name: str, module: M) -> None:
         self._modules.pop(name, None)
         self.add_module(name, module)
 
@@ -125,11 +129,11 @@ class ModuleDict(Module):
     def keys(self) -> Iterable[str]:
         return self._modules.keys()
 
-    def values(self) -> Iterable[Any]:
-        return self._modules.values()
+    def values(self) -> Iterable[M]:
+        return self._modules.values()  # type: ignore[return-value]
 
-    def items(self) -> Iterable[tuple[str, Any]]:
-        return self._modules.items()
+    def items(self) -> Iterable[tuple[str, M]]:
+        return self._modules.items()  # type: ignore[return-value]
 
 
 class ParameterList(Module):
@@ -148,11 +152,11 @@ class ParameterList(Module):
     def __len__(self) -> int:
         return len(self._parameters)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(list(self._parameters.values()))
+    def __iter__(self) -> Iterator[Parameter]:
+        return iter(list(self._parameters.values()))  # type: ignore[arg-type]
 
-    def __getitem__(self, index: int) -> Any:
-        return list(self._parameters.values())[index]
+    def __getitem__(self, index: int) -> Parameter:
+        return list(self._parameters.values())[index]  # type: ignore[return-value]
 
 
 class ParameterDict(Module):
@@ -163,8 +167,8 @@ class ParameterDict(Module):
         for name, v in (parameters or {}).items():
             self[name] = v
 
-    def __getitem__(self, name: str) -> Any:
-        return self._parameters[name]
+    def __getitem__(self, name: str) -> Parameter:
+        return self._parameters[name]  # type: ignore[return-value]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._parameters.pop(name, None)
@@ -182,8 +186,8 @@ class ParameterDict(Module):
     def keys(self) -> Iterable[str]:
         return self._parameters.keys()
 
-    def values(self) -> Iterable[Any]:
-        return self._parameters.values()
+    def values(self) -> Iterable[Parameter]:
+        return self._parameters.values()  # type: ignore[return-value]
 
-    def items(self) -> Iterable[tuple[str, Any]]:
-        return self._parameters.items()
+    def items(self) -> Iterable[tuple[str, Parameter]]:
+        return self._parameters.items()  # type: ignore[return-value]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,14 @@ from dnnc.ir.errors import DnncError, InputError, a_type
 from dnnc.nn.parameter import Parameter, overwrite, snapshot
 
 M = TypeVar("M", bound="Module")
+Result = TypeVar("Result", covariant=True)
+
+
+class Forward(Protocol[Result]):
+    """A module, for type checkers: a call gives what `forward` gives."""
+
+    @property
+    def forward(self) -> Callable[..., Result]: ...
 
 
 class IncompatibleKeys(NamedTuple):
@@ -61,16 +69,17 @@ class Module:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise InputError(f"{type(self).__name__} has no method forward")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: Forward[Result], *args: Any, **kwargs: Any) -> Result:
+        module: Any = self
         if tracing():
-            self._settle()
-        for hook in tuple(self._tables("_pre_hooks").values()):
-            given = hook(self, args)
+            module._settle()
+        for hook in tuple(module._tables("_pre_hooks").values()):
+            given = hook(module, args)
             if given is not None:
                 args = given if isinstance(given, tuple) else (given,)
         made = self.forward(*args, **kwargs)
-        for hook in tuple(self._hooks.values()):
-            other = hook(self, args, made)
+        for hook in tuple(module._hooks.values()):
+            other = hook(module, args, made)
             made = made if other is None else other
         return made
 

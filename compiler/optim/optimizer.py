@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from dnnc.optim.updates import Batch, Form, Plan, form_of
 if TYPE_CHECKING:
     from dnnc.optim.pruning import Pruning
 
+Loss = TypeVar("Loss")
 State = dict[str, Array]
 HALVES = ("master", "nearest", "stochastic")
 MASTER = "master"  # the float32 copy of a half-precision parameter, in its state
@@ -236,6 +237,10 @@ class Optimizer(ABC):
 
     # --- define-by-run ------------------------------------------------------------------------------------------------
 
+    @overload
+    def step(self) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], Loss]) -> Loss: ...
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient, as one program with the pending computation of their gradients.
 

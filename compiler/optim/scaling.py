@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import and_
-from typing import Any
 
 from dnnc.array.core import Array, evaluate
 from dnnc.array.elementwise import isfinite
@@ -69,11 +68,12 @@ class GradScaler:
             evaluate(finite, *(p.grad for p in params))
             self._finite = self._finite and bool(finite)
 
-    def step(self, optimizer: Optimizer) -> Any:
+    def step(self, optimizer: Optimizer) -> None:
         """`optimizer.step()`, unless a gradient is infinite or NaN."""
         if self._enabled and id(optimizer) not in self._unscaled:
             self.unscale_(optimizer)
-        return optimizer.step() if self._finite else None
+        if self._finite:
+            optimizer.step()
 
     def update(self) -> None:
         """Choose the scale of the next iteration."""

@@ -93,7 +93,8 @@ def bisect(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> Fi
 def in_segments(f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
     """Return the first finding in native segments of a partly hosted model; skips data-dependent shapes."""
     call(f, inputs, f.graph)
-    plan: HybridProgram = f.programs[-1]
+    plan = f.programs[-1]
+    assert isinstance(plan, HybridProgram)
     segments = [
         s.segment
         for s in plan.steps
@@ -199,7 +200,8 @@ def _stored(a: Array, t: TensorType) -> Array:
 
 def program_of(f: Executable) -> tuple[Program, ScheduledGraph]:
     """What an executable calls, and what that was made of."""
-    program: Program = f.programs[-1]
+    program = f.programs[-1]
+    assert isinstance(program, Program)
     if program.scheduled is None:
         raise InternalError(
             "a program that was loaded from a file has no steps; compile the model that it was made from"

@@ -139,7 +139,7 @@ def written(module: str, name: str) -> bool:
     """Does a module, or one that it imports the name from, define it by `def` or `class`?"""
     for node in ast.walk(tree(module)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
-            return True
+            return not (isinstance(node, ast.ClassDef) and node.keywords)  # these complete it in __init_subclass__
         if isinstance(node, ast.ImportFrom) and any(name in (a.asname, a.name) for a in node.names):
             return written(str(node.module), name)
     return False

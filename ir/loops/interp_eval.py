@@ -92,6 +92,8 @@ class Evaluator:
         if e.name == "peer":
             return interp_hopper.peer(self, *e.args)
         args = [self.eval(a) for a in e.args]
+        if e.name == "trusted" and self.state.mask is not None:  # of threads that are not here it says nothing
+            args[0] = np.where(column(self.state.mask, e.lanes > 1), args[0], args[1])
         record = TABLE.get(e.name)
         return self.collective(e, args) if record is not None and record.collective else operate(e, args)
 

@@ -15,7 +15,7 @@ from dnnc.ir.loops.stmt import SparseRows
 
 def sparse_rows(of: Evaluator, s: SparseRows) -> None:
     """Groups one after the other, each for the rows of the state that ask for it."""
-    y, x, w, block, _ = s.args
+    y, x, w, block = s.args[:4]
     assert isinstance(y, Ref) and isinstance(x, Ref) and isinstance(w, Ref)
     fma = TABLE["fma"].meaning
     assert fma is not None

@@ -146,13 +146,13 @@ class Eval(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseRows(Eval):
-    """`sparse_rows(addr(y[..]), addr(x[..]), addr(w[..]), block, ahead, "24 1x1 512x256 ...")`: a group of rows of a
-    sparse matrix times vectors, y[r, :] = sum over its stored elements (r, k) of w[n] * x[k, :], in the order of
+    """`sparse_rows(addr(y[..]), addr(x[..]), addr(w[..]), block, next, part, "24 1x1 512x256 ...")`: a group of rows of
+    a sparse matrix times vectors, y[r, :] = sum over its stored elements (r, k) of w[n] * x[k, :], in the order of
     columns.
 
     Args are addresses of a vector of y and of x, whose last axes but one count rows and columns, so that all of these
     are neighbours in memory; that of the float32 values, as words of 32 bits, of the whole matrix in the order of
-    groups (`Pattern.by_groups`); the group's number; and whether what the next group reads is prefetched.
+    groups (`Pattern.by_groups`); the group's number; that of a group of which a part is prefetched, and the part.
     """
 
     pattern: Pattern
@@ -379,8 +379,10 @@ class Builder:
             Store(buf, tuple(map(const, idx)), const(v, buf.dtype), lanes, None if limit is None else const(limit))
         )
 
-    def sparse_rows(self, y: Expr, x: Expr, w: Expr, block: Expr, ahead: Expr, pattern: Pattern, group: int) -> None:
-        self.emit(SparseRows("sparse_rows", (y, x, w, block, ahead), pattern, group))
+    def sparse_rows(
+        self, at: tuple[Expr, Expr, Expr], block: Expr, ahead: tuple[Expr, Expr], pattern: Pattern, group: int
+    ) -> None:
+        self.emit(SparseRows("sparse_rows", (*at, block, *ahead), pattern, group))
 
     def do(self, name: str, *args: E) -> None:
         self.emit(Eval(name, tuple(map(const, args))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dnnc.ir.graph import Node
-from dnnc.ir.op import Trait
+from dnnc.ir.op import Cost, Trait
 
 
 def kind_of(n: Node) -> str:
@@ -30,3 +30,21 @@ def is_view(n: Node) -> bool:
 def is_pointwise(n: Node) -> bool:
     """True if a result element depends only on operand elements at its place, broadcast, and on the place."""
     return not n.op.traits.isdisjoint((Trait.ELEMENTWISE, Trait.PLACED))
+
+
+def numbers_of_bytes(n: Node) -> bool:
+    """True if a node makes numbers of bytes by cheap element-wise steps with constants of one element.
+
+    mul(cast(sub(cast(x, to=i32), 3), to=f32), 0.25)
+    """
+    while is_pointwise(n) and n.op.cost is Cost.CHEAP:
+        of = [x for x in n.inputs if x is not None and x.type.size != 1]
+        if len(of) != 1 or of[0].type.shape != n.output.type.shape:
+            return False
+        (x,) = of
+        if x.type.dtype.bits <= 8:
+            return True
+        if x.node is None or len({u for u, _ in x.uses}) > 1:
+            return False
+        n = x.node
+    return False

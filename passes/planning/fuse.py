@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import gcd, prod
 
 from dnnc.ir.encodings import Quads
 from dnnc.ir.expr import const, value
@@ -27,7 +27,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Cost, Trait
 from dnnc.ir.types import product
 from dnnc.passes.analysis.alias import find_aliases, root
-from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
+from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of, numbers_of_bytes
 from dnnc.passes.analysis.outputs import main_output
 from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
 from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part, Several, computing
@@ -38,6 +38,7 @@ from dnnc.passes.rewrites.stored_weights import decodes
 IN_PLACE_BYTES = 1 << 16  # of smaller arrays a second copy costs less than the start of another kernel
 L1_SETS, L1_WAYS, LINE = 64, 8, 64  # of a first-level cache of 32 KB, which all have; bytes
 MOST_QUERIES = 16  # of a head, that the block that reads them may compute
+MOST_READS = 16  # of an element of bytes, by the windows that see it
 LEAST_COPIED = 128  # terms of a sum for which an operand is copied first
 CUT = "it is kept apart: no schedule held for the larger kernel, or the tuner measured that apart is faster"
 UNFUSED = "this optimisation level fuses nothing"
@@ -368,7 +369,10 @@ class _Fuser:
             Trait.REDUCTION in u.op.traits
         ):  # not a window, which reads each element several times, nor what is itself a choice among operands
             again = n.op.cost >= Cost.LIGHT and not self.once_in_row(n, u)
-            return v is u.inputs[0] and not again and Trait.WINDOW not in u.op.traits and n.op.name != "concat"
+            slides = Trait.WINDOW in u.op.traits and not self.reads_bytes(n, u)
+            return v is u.inputs[0] and not again and not slides and n.op.name != "concat"
+        if Trait.RESAMPLES in u.op.traits:
+            return self.reads_bytes(n, u)
         if self.queries_of(u) is v:
             return True
         if Trait.CONTRACTION in u.op.traits:
@@ -382,6 +386,15 @@ class _Fuser:
                 return False
             return v.type.row_major and (turned or _looks_up_matrices(n, u))
         return False
+
+    def reads_bytes(self, n: Node, u: Node) -> bool:
+        """Had a window or a resize better read the bytes that n makes numbers of, a quarter of the memory?
+
+        It makes the numbers again for each element that it computes of them. Light steps with constants take less time
+        than memory where these are few.
+        """
+        kernel, strides = (u.attrs.get(name) or (1,) for name in ("kernel", "strides"))
+        return self.serial_rows and prod(kernel) <= MOST_READS * prod(strides) and numbers_of_bytes(n)
 
     def queries_of(self, u: Node) -> Value | None:
         """The queries of an attention, if they are so few that a block has all of a head: it computes them itself."""

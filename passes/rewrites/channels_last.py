@@ -2,6 +2,7 @@
 
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
     y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats or bytes
+    y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "bundles ..")       constant w with many zeros
     y = matmul(a, decode(q, s))      ->   y = matmul(a, decode(q @ "packed 1/32 0/32 ..", s @ ..))    as lanes read them
     w = conv_backward_filter(x, g)   ->   pack(w @ "0 2 3 1" = conv_backward_filter(x @ "0 2 3 1", g @ "0 2 3 1"))
 
@@ -12,6 +13,9 @@ constant matrices are transposed when the program is linked. Padding holds 0, as
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from dnnc.ir.dtype import FLOAT8, bf16, f16, i8, i32, u8
 from dnnc.ir.encodings import Packed
@@ -57,12 +61,33 @@ def number_layout() -> Dense:
     return dense(Part(0), Part(1, WIDTH), Part(1, 1, EIGHT), Part(1, EIGHT, WIDTH // EIGHT))
 
 
-def assign_channels_last(graph: Graph) -> bool:
-    """Set the layouts of all values. Returns whether anything changed."""
-    return _ChannelsLast(graph).run()
+Weighs = Callable[[Graph, Node], Any]  # the `Verdict` on a node's weights, None where they have no zeros
+
+
+def assign_channels_last(graph: Graph, weighs: Weighs | None = None, note: Callable[[str], None] | None = None) -> bool:
+    """Set the layouts of all values. Returns whether anything changed.
+
+    Args:
+        graph: changed in place.
+        weighs: how weights with many zeros are stored; None: as all others.
+        note: called with what a user should know of them.
+    """
+    return _ChannelsLast(graph, weighs, note).run()
 
 
 class _ChannelsLast(Layouts):
+    def __init__(self, graph: Graph, weighs: Weighs | None, note: Callable[[str], None] | None) -> None:
+        super().__init__(graph)
+        self.weighs, self.note = weighs, note
+
+    def sparse(self, n: Node) -> Encoding | None:
+        """The encoding of the weights of a product or convolution; None where they stay dense."""
+        verdict = self.weighs(self.graph, n) if self.weighs is not None else None
+        if verdict is not None and self.note is not None:
+            self.note(verdict.why)
+        encoding: Encoding | None = verdict.encoding if verdict is not None else None
+        return encoding
+
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
         assert x is not None and w is not None
@@ -71,6 +96,10 @@ class _ChannelsLast(Layouts):
         bytes_ = out.dtype is i32 and x.type.dtype.bytes == 1
         if not isinstance(channels, int) or not isinstance(made, int) or not (out.dtype.is_float or bytes_):
             return self.plain(n)
+        if sparse := self.sparse(n):
+            self.set_input(n, 0, last(out.rank, 0))
+            self.set_input(n, 1, sparse)
+            return self.set_output(n, last(out.rank, 0))
         depthwise = group != 1 and w.type.shape[1] == 1 and group == channels == made
         grouped = group != 1 and not depthwise
         fill, block = (
@@ -115,7 +144,7 @@ class _ChannelsLast(Layouts):
         narrow = b.type.dtype in (f16, bf16, u8, i8, *FLOAT8)
         turned = narrow and b.type.rank == 2 and self.graph.variance(b).call_invariant
         self.set_input(n, 0, ROW_MAJOR)
-        self.set_input(n, 1, dense(Part(1), Part(0)) if turned else ROW_MAJOR)
+        self.set_input(n, 1, self.sparse(n) or (dense(Part(1), Part(0)) if turned else ROW_MAJOR))
 
     def decoded(self, n: Node) -> None:
         """Codes, scales and zero points as a warp's lanes read them; a node of its own decodes for each product."""

@@ -4,6 +4,7 @@
         -> quantize(relu(mul(cast(conv(x, w8, sums, out_dtype=i32), to=f32), scales) + bias)))      all one kernel
     matmul(sub(cast(x), cast(zx)), w), all i32                    ->   an integer product, exactly the same numbers
     transpose(dequantize(x)), max_pool(dequantize(x))             ->   dequantize(transpose(x)), of bytes
+    avg_pool(dequantize(x))                                       ->   mul(sub(avg_pool(cast(x)), zero), scale)
     quantize(dequantize(x)) with equal scales                     ->   x
     quantize(concat(x, y))                                        ->   concat(quantize(x), quantize(y))
 
@@ -38,7 +39,7 @@ BYTES = (u8, i8)
 MOVED = tuple(  # ops that move the elements of one operand about, and add none
     sorted(n for n, op in OPS.items() if Trait.MOVEMENT in op.traits and Trait.RELAYOUT not in op.traits)
 )
-CHOSEN = ("max_pool", *MOVED)
+CHOSEN = ("max_pool", "resize", *MOVED)
 SUMS = ("mul", "add", "relu", "dequantize_linear")
 
 
@@ -135,13 +136,34 @@ def _from_unsigned(m: Match, v: Value) -> Value:
 
 
 def move_bytes(m: Match) -> Value:
-    """transpose(dequantize(x))   ->   dequantize(transpose(x)); likewise other movement, and the maximum of a window"""
+    """transpose(dequantize(x))   ->   dequantize(transpose(x)); likewise other movement, the maximum of a window, and
+    the nearest element of an image
+    """
     n = m.root
+    chooses = n.attrs.get("mode") == "nearest" and n.attrs.get("extrapolation") is None
+    m.require(chooses or Trait.RESAMPLES not in n.op.traits, "{} computes new elements", n.op.name)
     m.require([v for v in n.inputs if v is not None] == [n.inputs[0]], "{} has several operands", n.op.name)
     m.require(len(n.outputs) == 1, "{} has several results", n.op.name)
     found, _, _ = _dequantized(m, m.operand(n, 0))
     q = m.b.node(n.op, [found.inputs[0]], n.attrs).output
     return _dequantize(m, q, found)
+
+
+def average_bytes(m: Match) -> Value:
+    """avg_pool(dequantize(x, s, z))   ->   mul(sub(avg_pool(cast(x)), z), s)
+
+    A window sums integers, exactly, and has no scale to multiply each of them by. Zeros that it counts around the image
+    are no codes: there z is subtracted first.
+    """
+    n = m.root
+    found, scale, zero = _dequantized(m, m.operand(n, 0))
+    at = known(m.graph, zero)
+    m.require(scale.type.dtype is f32 and at is not None, "the scale is no float32, or its zero point no constant")
+    first = bool(n.attrs.get("count_include_pad") and any(n.attrs["pads"] or ()))
+    numbers = m.b.cast(found.inputs[0], to=f32)
+    mean = m.b.node(n.op, [m.b.sub(numbers, float(at)) if first and at else numbers], n.attrs).output
+    mean = m.b.sub(mean, float(at)) if at and not first else mean
+    return m.b.mul(mean, m.b.reshape(scale, shape=()))  # type: ignore[no-any-return]
 
 
 def transpose_weights(m: Match) -> Value:
@@ -381,6 +403,7 @@ RULES = (
     Rule(quantize_ahead, ("quantize_linear",)),
     Rule(dequantize_unsigned, ("dequantize_linear",)),
     Rule(move_bytes, CHOSEN),
+    Rule(average_bytes, ("avg_pool",), exact=False),
     Rule(transpose_weights, ("transpose",)),
     Rule(convolve_bytes, ("conv",), exact=False),
     Rule(multiply_bytes, ("matmul",), exact=False),

@@ -13,6 +13,7 @@ from dnnc.ir.graph import Graph, Node
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import CoreRates
+from dnnc.ir.types import Array, Encoding
 from dnnc.passes.rewrites.winograd import cycles as winograd_cycles
 from dnnc.passes.rewrites.winograd import winograd_tile
 
@@ -39,7 +40,7 @@ NEAR = 0.85  # of the L2 cache's rate
 class Verdict:
     """`encoding`: None where the weights stay dense; `why`: a line for the report."""
 
-    encoding: Sparse | None
+    encoding: Encoding | None
     why: str
 
 
@@ -70,9 +71,39 @@ class SparseWeights:
             return None
         if self.note is not None:
             self.note(verdict.why)
-        if verdict.encoding is not None and verdict.encoding.group > 1:
-            self.room -= verdict.encoding.pattern.count * CODE
-        return verdict.encoding
+        found = verdict.encoding
+        if not isinstance(found, Sparse):
+            return None
+        if found.group > 1:
+            self.room -= found.pattern.count * CODE
+        return found
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Constant weights many of which are 0. `axis`: of the rows, the results of a pixel; `head`: of a report's line."""
+
+    array: Array
+    axis: int
+    count: int  # not 0
+    head: str
+
+    @property
+    def rows(self) -> int:
+        return int(self.array.shape[self.axis])
+
+
+def zeros_of(graph: Graph, n: Node) -> Zeros | None:
+    """The weights of a product or convolution where they are known and many of them are 0; else None."""
+    x, w = n.inputs[:2]
+    array = graph.constants.get(w) if w is not None else None
+    if x is None or w is None or array is None or array.ndim < 2 or array.size == 0 or array.dtype.kind != "f":
+        return None
+    count = int(np.count_nonzero(array))
+    if not 0 < count <= MOST_DENSITY * array.size:  # of zeros alone: what stands for weights that are not there
+        return None
+    axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
+    return Zeros(array, axis, count, f"{w.name}, {count / array.size:.1%} of {array.size} not 0:")
 
 
 def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int = 0) -> Verdict | None:
@@ -85,21 +116,15 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
         rates: of a core.
         room: bytes that straight-line code may still take; 0: there is none.
     """
-    x, w = n.inputs[:2]
-    array = graph.constants.get(w) if w is not None else None
-    if x is None or w is None or array is None or array.ndim < 2 or array.size == 0 or array.dtype.kind != "f":
+    found = zeros_of(graph, n)
+    if found is None:
         return None
-    count = int(np.count_nonzero(array))
-    if not 0 < count <= MOST_DENSITY * array.size:  # of zeros alone: what stands for weights that are not there
-        return None
-    head = f"{w.name}, {count / array.size:.1%} of {array.size} not 0:"
+    array, axis, rows, count, head = found.array, found.axis, found.rows, found.count, found.head
     reason = _unfit(n, lanes)
     if reason:
         return Verdict(None, f"{head} dense, {reason}")
-    rows = array.shape[0] if n.op.contraction is ContractionForm.CONVOLUTION else array.shape[-1]
     pixels = math.prod(_sizes(n.output.type.shape)) // rows
     terms = array.size // rows
-    axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
     if pixels <= FEW_PIXELS:  # both wait for memory
         sparse = count * max(ELEMENT / rates.memory, pixels * GATHERED)
         gain = max(4 / rates.memory, pixels / (lanes * rates.fma)) * array.size / sparse

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dnnc.ir.bundles import Bundles
 from dnnc.ir.dtype import f32
 from dnnc.ir.encodings import parse_encoding
 from dnnc.ir.expr import const, load
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
 from dnnc.ir.sparse import Pattern, Sparse
-from dnnc.ir.types import TensorType
+from dnnc.ir.types import Encoding, TensorType
 
 RNG = np.random.default_rng(0)
 
@@ -33,7 +34,33 @@ CASES = [
 def test_every_element_is_found(shape: tuple[int, ...], axis: int, height: int, width: int, group: int) -> None:
     w = pruned(*shape)
     w[(0,) * w.ndim] = 1.5
-    encoding = Sparse.of(w, axis, height, width, group)
+    check(w, Sparse.of(w, axis, height, width, group))
+
+
+@pytest.mark.parametrize("rows", ["some", "none", "one"])
+@pytest.mark.parametrize(
+    ("shape", "axis", "height", "depth"),
+    [((5, 40), 0, 4, 16), ((40, 5), 1, 2, 40), ((6, 7, 3, 3), 0, 8, 32), ((37, 10), 1, 16, 8)],
+)
+def test_every_element_of_bundles_is_found(
+    shape: tuple[int, ...], axis: int, height: int, depth: int, rows: str
+) -> None:
+    w = pruned(*shape)
+    if rows != "some":
+        w[...] = 0
+    if rows == "one":
+        np.moveaxis(w, axis, 0)[1] = 1.5
+    encoding = Bundles.of(w, axis, height, depth)
+    check(w, encoding)
+    other = RNG.standard_normal(shape).astype(np.float32)
+    np.testing.assert_array_equal(encoding.held(other), np.where(w != 0, other, 0))
+    for n in range(0, encoding.count, height):  # neighbours have rows of about the same length
+        assert (np.diff(encoding.lengths[encoding.order[n : n + height]].sum(-1)) <= 0).all()
+
+
+def check(w: Any, encoding: Encoding) -> None:
+    """Elements of a constant are found by expressions, the encoding by its text."""
+    shape = w.shape
     assert parse_encoding(str(encoding)) == encoding
     t = TensorType(f32, shape, encoding)
     (words,) = encoding.pack(w)

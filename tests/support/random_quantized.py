@@ -63,8 +63,17 @@ def random_quantized(seed: int, layers: int = 5) -> tuple[onnx.ModelProto, list[
 
 
 def first_wrong(graph: Graph, inputs: Sequence[Array], got: Sequence[Array], exact: bool) -> str | None:
-    """What is wrong about the outputs of a quantised graph; None where all are right."""
-    for v, a, b in zip(graph.outputs, got, run(graph, inputs, "float64"), strict=True):
+    """What is wrong about the outputs of a quantised graph; None where all are right.
+
+    Dynamic quantisation of codes has quotients at ties in many elements at once, where float32 and float64 round apart.
+    So outputs of a model that is not exact may be those of either.
+    """
+    why = _difference(graph, run(graph, inputs, "float64"), got, exact)
+    return why if why is None or exact else _difference(graph, run(graph, inputs, "as-is"), got, exact)
+
+
+def _difference(graph: Graph, want: Sequence[Array], got: Sequence[Array], exact: bool) -> str | None:
+    for v, a, b in zip(graph.outputs, got, want, strict=True):
         if a.shape != b.shape or a.dtype != v.type.dtype.numpy:
             return f"wrong result: output {v.name} is {a.dtype}{list(a.shape)} for {b.dtype}{list(b.shape)}"
         off = np.abs(a.astype(np.float64) - b.astype(np.float64))

@@ -16,6 +16,7 @@ from dnnc.backends.cuda.templates.contraction import (
     mma,
     patch,
     simt,
+    sparse,
     tf32,
     tf32x3,
     wgmma,
@@ -38,6 +39,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
     made = (
         _template("attention", attention, target),
         _template("recurrence", recurrence, target),  # loops that are one kernel
+        _template("sparse", sparse, target),  # weights with zeros that are not stored
         _template("decoded", decoded, target),  # weights of few bits
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),

@@ -64,6 +64,7 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.transposition import zipped
 
 MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
+PREFETCHES = 4  # vectors of a strip during which code is prefetched
 MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
 
 INSTRUCTION = 10  # bytes of code of a product
@@ -209,23 +210,56 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
         share = item % shares
         x = b.alloc("strip", f32, tiles, -(-p.terms // lanes) * lanes, lanes, space="local")
         (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
-        ends = [b.let(name, _end(p, block, share + j, shares)) for j, name in enumerate(("begin", "end"))]
-        with b.loop("rb", ends[1], lo=ends[0]) as rb:
-            start = rb * block
-            if p.encoding.group > 1:
-                with b.loop("v", tiles) as v, b.when(_exists(p, first // lanes + v, lanes)):
-                    y = b.alloc("sums", f32, block, lanes, space="local")
-                    _groups(b, p, x, y, rb, v, tiles)
-                    _finish(b, p, block, start, first + v * lanes, tiles * lanes, partial(_row_of, y))
-            else:
-                y = b.alloc("sums", f32, tiles, block, lanes, space="local")
-                with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
-                    acc = _row(b, p, x, r, tiles, lanes)
-                    with b.loop("v", tiles, "unroll") as v:
-                        b.store(y, (v, r - start, 0), acc.at(v, 0, lanes=lanes), lanes)
-                with b.loop("v", tiles) as v, b.when(_exists(p, first // lanes + v, lanes)):
-                    _finish(b, p, block, start, first + v * lanes, tiles * lanes, partial(_row_of, y, v))
+        begin, end = (b.let(name, _end(p, block, share + j, shares)) for j, name in enumerate(("begin", "end")))
+        strip = Strip(x, first, block, begin, _is_first(item, strips * shares, target.threads))
+        with b.loop("rb", end, lo=begin) as rb:
+            _rows(b, p, strip, rb)
     return p.form.kernel.with_body(b.block())
+
+
+def _is_first(item: Expr, items: int, threads: int) -> Expr:
+    """Is an item of a parallel loop the first one of a thread?"""
+    return op("<", (items - item * threads % items) % items, const(threads))
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A strip of vectors of pixels: `x`: [tiles, columns, lanes], of the other factor."""
+
+    x: Buffer
+    first: Expr  # pixel
+    block: int  # rows that are walked together
+    begin: Expr  # block of rows
+    cold: Expr  # does it meet the code for the first time?
+
+    @property
+    def tiles(self) -> int:
+        return _int(self.x.shape[0])
+
+    @property
+    def lanes(self) -> int:
+        return _int(self.x.shape[-1])
+
+
+def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
+    """The results of a block of rows for a strip."""
+    tiles, lanes, block, start = strip.tiles, strip.lanes, strip.block, rb * strip.block
+    near = p.encoding.group > 1 and _code_bytes(p) * block // p.encoding.group <= NEAR_CODE
+    y = b.alloc("sums", f32, 1 if near else tiles, block, lanes, space="local")
+    if p.encoding.group > 1 and not near:
+        with b.loop("g", _groups(p, rb, block)) as g, b.loop("v", tiles) as v:
+            _group(b, p, strip, (y, v), (rb, g, v), 1)
+    elif p.encoding.group == 1:
+        with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
+            acc = _row(b, p, strip.x, r, tiles, lanes)
+            with b.loop("v", tiles, "unroll") as v:
+                b.store(y, (v, r - start, 0), acc.at(v, 0, lanes=lanes), lanes)
+    with b.loop("v", tiles) as v, b.when(_exists(p, strip.first // lanes + v, lanes)):
+        to = const(0) if near else v
+        if near:
+            with b.loop("g", _groups(p, rb, block)) as g:
+                _group(b, p, strip, (y, to), (rb, g, v), block // p.encoding.group)
+        _finish(b, p, block, start, strip.first + v * lanes, tiles * lanes, partial(_row_of, y, to))
 
 
 def _exists(p: Product, vector: Expr, lanes: int) -> Expr:
@@ -237,15 +271,31 @@ def _row_of(y: Buffer, *at: Expr) -> Expr:
     return y.at(*at, 0, lanes=_int(y.shape[-1]))
 
 
-def _groups(b: Builder, p: Product, x: Buffer, y: Buffer, rb: Expr, v: Expr, tiles: int) -> None:
-    """The sums of a block of rows for one vector of pixels, which stays in the first-level cache."""
-    group, lanes = p.encoding.group, _int(y.shape[-1])
-    begin, _ = p.encoding.sections["values"]
-    each, every = _int(y.shape[0]) // group, -(-p.encoding.pattern.rows // group)
-    with b.loop("g", minimum(each, every - rb * each)) as g:
-        at = y.ref(g * group, 0, lanes=lanes), x.ref(v, 0, 0, lanes=lanes), p.weights.ref(begin)
-        ahead = select(op("==", v, const(0)), const(1), const(0)) if tiles > 1 else const(0)
-        b.sparse_rows(*at, rb * each + g, ahead, p.encoding.pattern, group)
+def _groups(p: Product, rb: Expr, block: int) -> Expr:
+    """How many groups a block of rows has."""
+    each, every = block // p.encoding.group, -(-p.encoding.pattern.rows // p.encoding.group)
+    return minimum(each, every - rb * each)
+
+
+def _group(
+    b: Builder, p: Product, strip: Strip, y: tuple[Buffer, Expr], at: tuple[Expr, Expr, Expr], step: int
+) -> None:
+    """The sums of a group of rows for one vector of pixels: `at` its block, its number in there, and the vector.
+
+    The last vectors prefetch the code that is `step` groups on. A strip with few vectors does it where it is cold.
+    """
+    group, (sums, to), (rb, g, v) = p.encoding.group, y, at
+    every, (values, _) = -(-p.encoding.pattern.rows // group), p.encoding.sections["values"]
+    number = b.let("group", rb * (strip.block // group) + g)
+    leads = op("<", maximum(rb - strip.begin, g), const(1))  # the share's first one, which nothing prefetched
+    few = strip.tiles < PREFETCHES
+    late = const(-1) if few else v - (strip.tiles - PREFETCHES)
+    whole = strip.cold if few else op("<", maximum(maximum(rb - strip.begin, g), v), const(1))
+    behind = minimum(number + step, every - 1)
+    ahead = select(whole, select(leads, number, behind), select(op("<", late, const(0)), number, behind))
+    part = select(whole, const(PREFETCHES), maximum(late, 0))
+    refs = sums.ref(to, g * group, 0, lanes=strip.lanes), strip.x.ref(v, 0, 0, lanes=strip.lanes), p.weights.ref(values)
+    b.sparse_rows(refs, number, (ahead, part), p.encoding.pattern, group)
 
 
 def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> Buffer:

@@ -10,7 +10,7 @@ import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from dnnc.array.sparse.structure import Host, Structure, of_places
 from dnnc.array.statistical import sum as sum_
 from dnnc.ir.errors import InputError, a_type
 
+Same = TypeVar("Same", bound="SparseArray")
 DENSE = (Array, np.ndarray, np.generic)
 
 
@@ -50,7 +51,7 @@ class SparseArray(ABC):
         return 2
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any]:
         return self.data.dtype
 
     @property
@@ -109,7 +110,7 @@ class SparseArray(ABC):
     def to_scipy(self) -> Any:
         """The array of `scipy.sparse` with the same elements in the same format."""
 
-    def with_data(self, data: Any) -> Any:
+    def with_data(self: Same, data: Any) -> Same:
         """Other values at the same places: `a.with_data(xp.exp(a.data))`.
 
         Args:
@@ -118,31 +119,35 @@ class SparseArray(ABC):
         made = asarray(data, device=self.device) if not isinstance(data, Array) else data
         if made.shape != self.data.shape:
             raise ValueInputError(f"with_data: expected shape {self.data.shape}, got {made.shape}")
-        return _made(type(self), data=made, structure=self.structure)  # type: ignore[attr-defined]
+        return _made(type(self), data=made, structure=self.structure)  # type: ignore[attr-defined, no-any-return]
 
-    def astype(self, dtype: Any) -> Any:
+    def astype(self: Same, dtype: Any) -> Same:
         """The same with values of another dtype."""
         return self.with_data(self.data.astype(dtype))
 
-    def copy(self) -> Any:
+    def copy(self: Same) -> Same:
         """The array itself with values of its own."""
         return self.with_data(array_of(*self.data._parts))
 
-    def to_device(self, device: str) -> Any:
+    def to_device(self: Same, device: str) -> Same:
         """The same with values on another device."""
         return self.with_data(self.data.to_device(device))
 
     @property
     @abstractmethod
-    def T(self) -> Any:
+    def T(self) -> SparseArray:
         """The transpose. Its structure is computed once."""
 
-    def transpose(self) -> Any:
+    def transpose(self) -> SparseArray:
         """The transpose."""
         return self.T
 
     # --- products -----------------------------------------------------------------------------------------------------
 
+    @overload
+    def __matmul__(self, other: SparseArray) -> csr_array: ...
+    @overload
+    def __matmul__(self, other: Any) -> Array: ...
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, SparseArray):
             a, b = self.tocsr(), other.tocsr()
@@ -154,7 +159,7 @@ class SparseArray(ABC):
         a = self.tocsr()
         return products.matmul(a.data, a.structure, x)
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: Any) -> Array:
         x = _operand(other, self)
         if x is None:
             return NotImplemented
@@ -169,18 +174,18 @@ class SparseArray(ABC):
 
     # --- element by element -------------------------------------------------------------------------------------------
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Any) -> SparseArray:
         """Products of elements. A dense operand is broadcast; where nothing is stored, the result is zero."""
-        return self._elements(other, lambda x, y: x * y, "multiply")
+        return self._elements(other, lambda x, y: x * y, "multiply")  # type: ignore[no-any-return]
 
     __rmul__ = __mul__
     multiply = __mul__
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: Any) -> SparseArray:
         """Quotients of stored elements by numbers or a dense array."""
         if isinstance(other, SparseArray):
             raise TypeInputError("divide: expected a number or a dense array as divisor, got a sparse array")
-        return self._elements(other, lambda x, y: x / y, "divide")
+        return self._elements(other, lambda x, y: x / y, "divide")  # type: ignore[no-any-return]
 
     def _elements(self, other: Any, f: Callable[[Any, Any], Array], name: str) -> Any:
         if isinstance(other, NUMBERS):
@@ -193,6 +198,10 @@ class SparseArray(ABC):
             return NotImplemented
         return _made(csr_array, data=f(a.data, _at_places(x, a.structure, name)), structure=a.structure)
 
+    @overload
+    def __add__(self, other: SparseArray) -> SparseArray: ...
+    @overload
+    def __add__(self, other: Any) -> Array: ...
     def __add__(self, other: Any) -> Any:
         """The sum: sparse with a sparse array, dense with a dense one."""
         if isinstance(other, NUMBERS) and other == 0:
@@ -209,7 +218,7 @@ class SparseArray(ABC):
 
     __radd__ = __add__
 
-    def __neg__(self) -> Any:
+    def __neg__(self: Same) -> Same:
         return self.with_data(-self.data)
 
     def __sub__(self, other: Any) -> Any:

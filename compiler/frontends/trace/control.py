@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from dnnc.array.core import Array, cast, namespace, scalar
 from dnnc.array.creation import asarray
@@ -24,6 +24,8 @@ from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 from dnnc.pytree import Rules, Tree, flatten, unflatten
 
+State = TypeVar("State")
+Result = TypeVar("Result")
 LEVEL = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}  # of Python numbers: one gives way to a type of its level or above
 STATE = Rules(NUMBERS, any=True)  # numbers are arrays here: they may change from one iteration to the next
 
@@ -114,7 +116,7 @@ def in_python(*packs: Pack) -> bool:
     return not tracing() and not any(is_traced(a) for p in packs for a in p.arrays)
 
 
-def cond(condition: Any, then: Callable[..., Any], other: Callable[..., Any], *operands: Any) -> Any:
+def cond(condition: Any, then: Callable[..., Result], other: Callable[..., Result], *operands: Any) -> Result:
     """Return `then(*operands)` if the condition holds, else `other(*operands)`; traced, the program chooses.
 
     Args:
@@ -145,9 +147,18 @@ def cond(condition: Any, then: Callable[..., Any], other: Callable[..., Any], *o
     every = list({(id(x.call), x.index) if x.call else id(x): x for r in regions for x in r.captured}.values())
     for r in regions:
         r.share(every)
-    return first.again(values("cond", [test._parts[0], *every], then=regions[0].graph, other=regions[1].graph))
+    done = values("cond", [test._parts[0], *every], then=regions[0].graph, other=regions[1].graph)
+    return first.again(done)  # type: ignore[no-any-return]
 
 
+@overload
+def while_loop(
+    condition: Callable[[State], Any], body: Callable[[State], State], init: State, bound: int | None = None
+) -> State: ...
+@overload  # numbers in the first state
+def while_loop(
+    condition: Callable[[State], Any], body: Callable[[State], State], init: Any, bound: int | None = None
+) -> State: ...
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, bound: int | None = None) -> Any:
     """`state = init; while condition(state): state = body(state)` as a loop of the program.
 
@@ -212,6 +223,24 @@ def _while(condition: Callable[[Any], Any], body: Callable[[Any], Any], start: P
         count += 1
 
 
+@overload
+def scan(
+    fn: Callable[[State, Any], tuple[State, Result]],
+    init: State,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    checkpoint: int | None = None,
+) -> tuple[State, Result]: ...
+@overload  # numbers in the first state
+def scan(
+    fn: Callable[[State, Any], tuple[State, Result]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    checkpoint: int | None = None,
+) -> tuple[State, Result]: ...
 def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from dnnc.array.core import Array
 from dnnc.array.lazy import Lazy, apply
@@ -22,15 +22,18 @@ from dnnc.ir.errors import InputError, a_type
 from dnnc.ir.graph.builder import Builder
 from dnnc.pytree import Rules, flatten, unflatten
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
-def stop_gradient(tree: Any) -> Any:
+
+def stop_gradient(tree: Result) -> Result:
     """The same arrays, through which no derivative flows: they count as constants."""
     leaves, shape = flatten(tree, "", Rules(any=True))
     arrays = [x if isinstance(x, Array) else pack(x, path).arrays[0] for path, x in leaves]
-    return unflatten(shape, [Array([apply("stop_gradient", p) for p in a._parts], a.dtype) for a in arrays])
+    return unflatten(shape, [Array([apply("stop_gradient", p) for p in a._parts], a.dtype) for a in arrays])  # type: ignore[no-any-return]
 
 
-def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
+def checkpoint(fn: Callable[P, Result]) -> Callable[P, Result]:
     """A function whose intermediate values are not kept for the gradient, but computed again when it is needed.
 
     Memory between forward and backward is that of the arguments; the price is to compute `fn` twice. Outside of a
@@ -39,14 +42,14 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
     checks.function(fn, "checkpoint")
 
     @functools.wraps(fn)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Result:
         if not tracing() and not _has_history((args, kwargs)):
             return fn(*args, **kwargs)
         before = number()
         given, made, region = _run(fn, (args, kwargs), "arguments", before)
         graph = region.finish(made.parts)
         done = values("checkpoint", [*given.parts, *region.captured], body=graph)
-        return made.again(done)
+        return made.again(done)  # type: ignore[no-any-return]
 
     return wrapped
 
@@ -80,10 +83,10 @@ def _stand_in(p: Lazy) -> Lazy:
     return Lazy(p.type)
 
 
-class CustomVjp:
+class CustomVjp(Generic[Result]):
     """A function with a gradient of its own; see `custom_vjp`."""
 
-    def __init__(self, fn: Callable[..., Any], nondiff_argnums: Sequence[int]) -> None:
+    def __init__(self, fn: Callable[..., Result], nondiff_argnums: Sequence[int]) -> None:
         functools.update_wrapper(self, fn)
         self._fn, self._fixed = fn, tuple(nondiff_argnums)
         self._forward: Callable[..., Any] | None = None
@@ -92,7 +95,7 @@ class CustomVjp:
     def __repr__(self) -> str:
         return f"<dnnc.custom_vjp of {getattr(self._fn, '__name__', 'a function')}>"
 
-    def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> CustomVjp:
+    def defvjp(self, forward: Callable[..., tuple[Result, Any]], backward: Callable[..., Any]) -> CustomVjp[Result]:
         """Set the rule.
 
         Args:
@@ -105,7 +108,7 @@ class CustomVjp:
         self._forward, self._backward = forward, backward
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Result:
         if kwargs:
             bound = inspect.signature(self._fn).bind(*args, **kwargs)
             bound.apply_defaults()
@@ -115,7 +118,7 @@ class CustomVjp:
         seen = tracing() or _has_history(args)
         return self._traced(args, self._forward, self._backward) if seen else self._fn(*args)
 
-    def _traced(self, args: tuple[Any, ...], forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    def _traced(self, args: tuple[Any, ...], forward: Callable[..., Any], backward: Callable[..., Any]) -> Result:
         before = number()
         fixed = {k: args[k] for k in self._fixed}
         free = tuple(x for k, x in enumerate(args) if k not in fixed)
@@ -152,7 +155,7 @@ class CustomVjp:
         done = values(
             "custom_vjp", [*given.parts, *captured], body=body.graph, forward=ahead.graph, backward=behind.graph
         )
-        return made.again(done)
+        return made.again(done)  # type: ignore[no-any-return]
 
     def _behind(
         self, backward: Callable[..., Any], fixed: Sequence[Any], given: Pack, made: Pack, residuals: Pack, before: int
@@ -190,7 +193,7 @@ def _pair(made: Pack) -> tuple[Pack, Pack]:
     return parts[0], parts[1]
 
 
-def custom_vjp(fn: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> CustomVjp:
+def custom_vjp(fn: Callable[..., Result], nondiff_argnums: Sequence[int] = ()) -> CustomVjp[Result]:
     """A function whose gradient its author gives: `f.defvjp(forward, backward)`.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from dnnc.array.core import Array, scalar
 from dnnc.array.creation import asarray
@@ -28,6 +28,8 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.pytree import Branch, Leaf, Rules, Tree, flatten, unflatten
 
+Result = TypeVar("Result")
+Aux = TypeVar("Aux")
 TREES = Rules(NUMBERS, any=True)  # numbers are arrays here
 
 
@@ -200,6 +202,16 @@ def defined(g: Graph, results: Sequence[Value], call: Call, cotangents: Sequence
         yield zeros(Builder(g), x.type) if c is None else c
 
 
+@overload
+def vjp(
+    fn: Callable[..., Result], *primals: Any, has_aux: Literal[False] = False
+) -> tuple[Result, Callable[[Result], tuple[Any, ...]]]: ...
+@overload
+def vjp(
+    fn: Callable[..., tuple[Result, Aux]], *primals: Any, has_aux: Literal[True]
+) -> tuple[Result, Callable[[Result], tuple[Any, ...]], Aux]: ...
+@overload
+def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[Any, ...]: ...
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """The results of a function, and a function that maps their cotangents to those of the arguments.
 
@@ -307,6 +319,16 @@ def _alike(a: Tree, b: Tree) -> bool:
 # --- forward mode -----------------------------------------------------------------------------------------------------
 
 
+@overload
+def linearize(
+    fn: Callable[..., Result], *primals: Any, has_aux: Literal[False] = False
+) -> tuple[Result, Callable[..., Result]]: ...
+@overload
+def linearize(
+    fn: Callable[..., tuple[Result, Aux]], *primals: Any, has_aux: Literal[True]
+) -> tuple[Result, Callable[..., Result], Aux]: ...
+@overload
+def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[Any, ...]: ...
 def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """The results of a function, and the linear function that maps tangents of its arguments to those of the results.
 
@@ -348,6 +370,14 @@ def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> A
     return (value, pushed, unflatten(aux, outputs[count:])) if has_aux else (value, pushed)
 
 
+@overload
+def jvp(
+    fn: Callable[..., Result], primals: Sequence[Any], tangents: Sequence[Any], has_aux: Literal[False] = False
+) -> tuple[Result, Result]: ...
+@overload
+def jvp(
+    fn: Callable[..., tuple[Result, Aux]], primals: Sequence[Any], tangents: Sequence[Any], has_aux: Literal[True]
+) -> tuple[Result, Result, Aux]: ...
 def jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> Any:
     """The results of a function at `primals`, and their derivative in the direction of `tangents`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, overload
 
 from dnnc.array.core import Array, namespace
 from dnnc.frontends.trace.gradients import TREES, linearize, positions, vjp
@@ -13,6 +13,10 @@ from dnnc.ir import checks
 from dnnc.pytree import flatten, unflatten
 
 
+@overload
+def jacrev(fn: Callable[Concatenate[Array, ...], Array]) -> Callable[..., Array]: ...
+@overload
+def jacrev(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]: ...
 def jacrev(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
     """A function that gives the Jacobian of `fn` by some arguments, in reverse mode: one pullback for each result.
 
@@ -51,6 +55,10 @@ def jacrev(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bo
     return differentiated
 
 
+@overload
+def jacfwd(fn: Callable[Concatenate[Array, ...], Array]) -> Callable[..., Array]: ...
+@overload
+def jacfwd(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]: ...
 def jacfwd(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
     """The same Jacobian as `jacrev` gives, in forward mode: one pushforward for each element of the arguments."""
     checks.function(fn, "jacfwd")
@@ -81,6 +89,10 @@ def jacfwd(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bo
     return differentiated
 
 
+@overload
+def hessian(fn: Callable[Concatenate[Array, ...], Array]) -> Callable[..., Array]: ...
+@overload
+def hessian(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]: ...
 def hessian(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
     """A function that gives the second derivatives of `fn` by some arguments: forward mode over reverse mode.
 

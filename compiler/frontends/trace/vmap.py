@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from dnnc.ir.errors import InputError
 from dnnc.ir.types import TensorType
 from dnnc.pytree import Branch, Fixed, Rules, Tree, children, flatten, unflatten
 
+Result = TypeVar("Result")
 
-def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+
+def vmap(fn: Callable[..., Result], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Result]:
     """A function that applies `fn` to each element along an axis of its arguments, and stacks the results.
 
     Args:

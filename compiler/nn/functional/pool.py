@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 from dnnc.array.core import Array, cast, scalar
 from dnnc.array.elementwise import abs as absolute
@@ -78,6 +78,27 @@ def _count(sizes: Sequence[Any]) -> Array:
     return scalar(math.prod(sizes), DEFAULTS["i"])
 
 
+@overload
+def max_pool1d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Array: ...
+@overload
+def max_pool1d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+) -> tuple[Array, Array]: ...
 def max_pool1d(
     input: Any,
     kernel_size: Any,
@@ -91,6 +112,27 @@ def max_pool1d(
     return _max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
+@overload
+def max_pool2d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Array: ...
+@overload
+def max_pool2d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+) -> tuple[Array, Array]: ...
 def max_pool2d(
     input: Any,
     kernel_size: Any,
@@ -111,6 +153,27 @@ def max_pool2d(
     return _max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
+@overload
+def max_pool3d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Array: ...
+@overload
+def max_pool3d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+) -> tuple[Array, Array]: ...
 def max_pool3d(
     input: Any,
     kernel_size: Any,

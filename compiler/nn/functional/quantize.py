@@ -42,15 +42,15 @@ def fake_quantize(
         raise ValueInputError(f"{what}: scale must have shape {expected}, got {s.shape}")
     rounding = _rounding(kind, axis)
     if zero_point is None:
-        return rounding(x, s)  # type: ignore[no-any-return]
+        return rounding(x, s)
     zero = array(what, "zero_point", zero_point, "iu")
     if zero.shape != s.shape:
         raise ValueInputError(f"{what}: zero_point must have the scale's shape {s.shape}, got {zero.shape}")
-    return rounding(x, s, zero if zero.dtype == dtype_of(kind) else zero.astype(kind))  # type: ignore[no-any-return]
+    return rounding(x, s, zero if zero.dtype == dtype_of(kind) else zero.astype(kind))
 
 
 @cache
-def _rounding(kind: str, axis: int | None) -> CustomVjp:
+def _rounding(kind: str, axis: int | None) -> CustomVjp[Array]:
     """The function of (x, scale, zero) and its rule."""
     to = from_numpy(dtype_of(kind))
     low, high = to.range

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dnnc.nn import init
 from dnnc.nn.module import Module
 from dnnc.nn.parameter import Parameter
 
+Same = TypeVar("Same")
 DTYPE = "float32"  # of parameters, where no other is asked for
 
 
@@ -31,7 +32,7 @@ class Identity(Module):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Same) -> Same:
         return input
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from dnnc.nn.module import Module
 from dnnc.nn.utils.rnn import PackedSequence, lengths_of, packed, pad_packed_sequence
 
 States = list[Array]
+State = TypeVar("State")  # an array, of an LSTM a pair (h, c)
 Step = Callable[[States, Array, Any], States]  # states, product of inputs and their weights, that of the old state
 
 
@@ -65,7 +66,7 @@ STEPS: dict[str, tuple[int, Step]] = {
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-class _Recurrent(Module):
+class _Recurrent(Module, Generic[State]):
     kind: str
     states: ClassVar[int] = 1
 
@@ -114,7 +115,7 @@ class _Recurrent(Module):
         for p in self.parameters():
             init.uniform_(p, -bound, bound)
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    def forward(self, input: Any, hx: Any = None) -> tuple[Array, State]:
         """Run over all steps.
 
         Args:
@@ -129,7 +130,8 @@ class _Recurrent(Module):
             lengths, order = lengths_of(input)
             x, _ = pad_packed_sequence(input)
             y, ends = self._layers(x, self._first(x, hx, False), lengths)
-            return packed(y, lengths, order, None if input.sorted_indices is None else order), _one_or_all(ends)
+            steps: Any = packed(y, lengths, order, None if input.sorted_indices is None else order)
+            return steps, _one_or_all(ends)
         x = array(what, "input", input)
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             raise InputError(f"{what}: expected an input [..., {self.input_size}] of 2 or 3 axes, got shape {x.shape}")
@@ -219,20 +221,20 @@ def _one_or_all(states: States) -> Any:
     return tuple(states) if len(states) > 1 else states[0]
 
 
-class LSTM(_Recurrent):
+class LSTM(_Recurrent[tuple[Array, Array]]):
     """Long short-term memory (Hochreiter and Schmidhuber, 1997); `proj_size` makes h smaller (Sak et al., 2014)."""
 
     kind = "LSTM"
     states = 2
 
 
-class GRU(_Recurrent):
+class GRU(_Recurrent[Array]):
     """Gated recurrent units (Cho et al., 2014)."""
 
     kind = "GRU"
 
 
-class RNN(_Recurrent):
+class RNN(_Recurrent[Array]):
     """h' = activation(W x + b + V h + c), with `nonlinearity` "tanh" or "relu"."""
 
     def __init__(
@@ -258,7 +260,7 @@ class RNN(_Recurrent):
 # --- single steps -----------------------------------------------------------------------------------------------------
 
 
-class _Cell(Module):
+class _Cell(Module, Generic[State]):
     kind: str
     states: ClassVar[int] = 1
 
@@ -276,7 +278,7 @@ class _Cell(Module):
         for p in self.parameters():
             init.uniform_(p, -bound, bound)
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    def forward(self, input: Any, hx: Any = None) -> State:
         """One step of [N, input] or [input]; `hx` is the state [N, hidden], of an LSTM a pair; zeros by default."""
         x = array(type(self).__name__, "input", input)
         if hx is None:
@@ -286,26 +288,26 @@ class _Cell(Module):
             raise InputError(f"{type(self).__name__}: expected {self.states} states, got {len(old)}")
         row = F.linear(x, self.weight_ih, self.bias_ih)
         new = STEPS[self.kind][1](old, row, F.linear(old[0], self.weight_hh, self.bias_hh))
-        return tuple(new) if self.states > 1 else new[0]
+        return _one_or_all(new)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
 
 
-class LSTMCell(_Cell):
+class LSTMCell(_Cell[tuple[Array, Array]]):
     """One step of an LSTM: (h, c) of an input and (h, c)."""
 
     kind = "LSTM"
     states = 2
 
 
-class GRUCell(_Cell):
+class GRUCell(_Cell[Array]):
     """One step of a GRU."""
 
     kind = "GRU"
 
 
-class RNNCell(_Cell):
+class RNNCell(_Cell[Array]):
     """One step of an RNN, with `nonlinearity` "tanh" or "relu"."""
 
     def __init__(

@@ -240,7 +240,7 @@ class _Layer(Module):
         return norm(add(x, dropout(block(x))))  # type: ignore[no-any-return]
 
     def _fed(self, x: Array) -> Array:
-        return self.linear2(self.dropout(self.activation(self.linear1(x))))  # type: ignore[no-any-return]
+        return self.linear2(self.dropout(self.activation(self.linear1(x))))
 
 
 class TransformerEncoderLayer(_Layer):
@@ -276,7 +276,7 @@ class TransformerEncoderLayer(_Layer):
         self, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
     ) -> Array:
         def attend(x: Array) -> Array:
-            return self.self_attn(  # type: ignore[no-any-return]
+            return self.self_attn(
                 x, x, x, src_key_padding_mask, need_weights=False, attn_mask=src_mask, is_causal=is_causal
             )[0]
 
@@ -318,12 +318,12 @@ class TransformerDecoderLayer(_Layer):
         memory_is_causal: bool = False,
     ) -> Array:
         def attend(x: Array) -> Array:
-            return self.self_attn(  # type: ignore[no-any-return]
+            return self.self_attn(
                 x, x, x, tgt_key_padding_mask, need_weights=False, attn_mask=tgt_mask, is_causal=tgt_is_causal
             )[0]
 
         def look(x: Array) -> Array:
-            return self.multihead_attn(  # type: ignore[no-any-return]
+            return self.multihead_attn(
                 x, memory, memory, memory_key_padding_mask, need_weights=False, attn_mask=memory_mask,
                 is_causal=memory_is_causal,
             )[0]  # fmt: skip

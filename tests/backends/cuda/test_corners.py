@@ -24,7 +24,7 @@ from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.schedule.problem import Problem, classify
 
 ARCHS = ("sm_80", "sm_90a")
-ELSEWHERE = {"attention", "decoded", "wgmma", "gemv_norm", "patch", "recurrence"}
+ELSEWHERE = {"attention", "sparse", "decoded", "wgmma", "gemv_norm", "patch", "recurrence"}
 Knobs = dict[str, int | str]
 
 

@@ -369,3 +369,22 @@ def test_a_transposed_left_operand_is_copied_where_its_lines_leave_the_cache(
 ) -> None:
     g = parse(f"def g(x: f32[{terms}, {rows}], y: f32[{terms}, 768]):\n    return matmul(transpose(x, perm=(1, 0)), y)")
     assert len(plan_fusion(g, serial_rows=True).groups) == 1 + copied
+
+
+@pytest.mark.parametrize(
+    "window, of_bytes, fused",
+    [
+        ("avg_pool(d, kernel=(3, 3))", True, True),
+        ("avg_pool(d, kernel=(3, 3))", False, False),
+        ("avg_pool(d, kernel=(7, 7))", True, False),
+        ("avg_pool(d, kernel=(7, 7), strides=(4, 4))", True, True),
+        ("max_pool(d, kernel=(2, 2))", True, True),
+        ("resize(d, shape=(1, 4, 20, 20), coords=((1, 0, 1), (1, 0, 1), (2, -1, 4), (2, -1, 4)))", True, True),
+        ("resize(d, shape=(1, 4, 20, 20), coords=((1, 0, 1), (1, 0, 1), (2, -1, 4), (2, -1, 4)))", False, False),
+    ],
+)
+def test_windows_that_overlap_little_read_bytes(window: str, of_bytes: bool, fused: bool) -> None:
+    start = "relu(mul(cast(x, to=f32), 0.25))" if of_bytes else "relu(mul(x, 0.25))"
+    g = parse(f"def g(x: {'u8' if of_bytes else 'f32'}[1, 4, 10, 10]):\n    d = {start}\n    return {window}")
+    assert len(plan_fusion(g, serial_rows=True).groups) == 2 - fused
+    assert len(plan_fusion(g, serial_rows=False).groups) == 2

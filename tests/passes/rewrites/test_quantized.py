@@ -98,6 +98,36 @@ def test_bytes_are_moved() -> None:
     assert all(v.type.dtype.name == "u8" for n in g.nodes() if n.op.name in ("max_pool", "concat") for v in n.inputs)
 
 
+AVERAGED = """\
+def g(x: u8[2, 3, 9, 8], *, s: f32, t: f32, z: u8, v: u8):
+    p = {of}
+    y = quantize_linear(p, t, v, dtype=u8)
+    return y"""
+UP = "shape=(2, 3, 18, 16), coords=((1, 0, 1), (1, 0, 1), (2, -1, 4), (2, -1, 4))"
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "avg_pool({x}, kernel=(3, 2))",
+        "avg_pool({x}, kernel=(3, 2), pads=(1, 0, 1, 1))",
+        "avg_pool({x}, kernel=(3, 3), strides=(2, 1), pads=(1, 1, 1, 1), count_include_pad=True)",
+        "resize({x}, " + UP + ")",
+        "resize({x}, " + UP + ", mode='cubic')",
+        "resize({x}, " + UP + ", mode='nearest')",
+        "resize({x}, " + UP + ", mode='nearest', extrapolation=2.5)",
+        "resize({x}, " + UP + ", extrapolation=2.5)",
+    ],
+)
+def test_means_and_interpolations_of_codes(op: str) -> None:
+    """They are within a step of those of numbers. Means and the nearest element are computed of codes."""
+    g = graph(AVERAGED.format(of=op.format(x="dequantize_linear(x, s, z)")))
+    near(g)
+    (n,) = (n for n in g.nodes() if n.op.name in ("avg_pool", "resize"))
+    of = n.inputs[0].node
+    assert (of is not None and of.op.name == "dequantize_linear") == ("resize" in op and not op.endswith("'nearest')"))
+
+
 def test_other_scales_are_computed_ahead_of_a_concatenation() -> None:
     ops = near(graph(MOVED.format(scale="t", zero="v")))
     assert ops[-1] == "concat" and ops.count("clip") == 2

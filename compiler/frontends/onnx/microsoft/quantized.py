@@ -14,7 +14,6 @@ from dnnc.frontends.onnx.ops.quantize import (
     qlinear_conv,
     qlinear_matmul,
     quantize_linear,
-    quantized,
     scale_at,
 )
 from dnnc.frontends.onnx.ops.rnn import RNN
@@ -36,17 +35,22 @@ def _plain(c: Call, v: Value) -> Any:
     return c.b.reshape(v, shape=()) if v.type.rank == 1 and v.type.size == 1 else v
 
 
+def _one(c: Call, v: Value) -> Any:
+    """The scale or zero point of all elements."""
+    if v.type.size != 1:
+        raise UnsupportedError(f"the scale or zero point is {v.type}; known is one number for all elements")
+    return c.b.reshape(v, shape=())
+
+
 def real(c: Call, x: Value, scale: int, zero: int) -> Any:
     """What x stands for, with the scale and the zero point (0 where it is absent) at these inputs."""
-    y = c.cast(x, f32)
-    y = c.b.sub(y, c.cast(_plain(c, c.x(zero)), f32)) if c.has(zero) else y
-    return c.b.mul(y, _plain(c, scale_at(c, scale)))
+    return c.b.dequantize_linear(x, _one(c, scale_at(c, scale)), _one(c, c.x(zero)) if c.has(zero) else None)
 
 
 def back(c: Call, y: Value, scale: int, zero: int, to: DType) -> Any:
     """Numbers as integers with the scale and the zero point at these inputs."""
-    y = c.b.div(y, _plain(c, scale_at(c, scale, divides=True)))
-    return quantized(c, y, _plain(c, c.x(zero)) if c.has(zero) else c.const(0, to), to)
+    factor = _one(c, scale_at(c, scale, divides=True))
+    return c.b.quantize_linear(y, factor, _one(c, c.x(zero)) if c.has(zero) else None, dtype=to)
 
 
 def _unary(f: Callable[[Call, Value], Any]) -> Converter:

@@ -1,0 +1,113 @@
+"""Which constant weights are worth being stored sparse on a GPU: node in, verdict out, by estimated cycles."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates.contraction import simt, sparse, tf32x3
+from dnnc.backends.cuda.templates.contraction.mma import Shape as TileShape
+from dnnc.ir.bundles import PACK, Bundles, matrix_of
+from dnnc.ir.dtype import f32
+from dnnc.ir.graph import Graph, Node
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import ContractionForm
+from dnnc.ir.types import Array, tensor
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.rewrites.sparse import Verdict, zeros_of
+from dnnc.passes.schedule.problem import Problem, classify
+
+GAIN = 1.15  # over the dense kernel that is asked for: estimates of both are rough
+FEW_PIXELS = 16  # of which a block would compute mostly others
+HEIGHTS = (16, 32, 64, 128, 256)  # rows of a bundle
+DEPTHS = (1, 2, 3, 4, 6, 8)  # pieces of a row
+LEAST_DEPTH, MOST_DEPTH = 64, 1792  # columns of a piece: of 32 pixels in shared memory
+STEP = 8  # columns that a warp moves together
+
+
+def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
+    """Weigh sparse against dense weights for a product or convolution; None where no zeros are known.
+
+    Args:
+        graph: which the node belongs to.
+        n: a product or a convolution.
+        target: the GPU.
+    """
+    found = zeros_of(graph, n)
+    if found is None:
+        return None
+    reason = _unfit(n)
+    if reason:
+        return Verdict(None, f"{found.head} dense, {reason}")
+    pixels = math.prod(int(str(d)) for d in n.output.type.shape) // found.rows
+    dense = dense_cycles(pixels, found.array.size // found.rows, found.rows, target)
+    cost, encoding = best_bundles(found.array, found.axis, pixels, target)
+    gain = dense / cost
+    if encoding is None or gain < GAIN:
+        return Verdict(None, f"{found.head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
+    return Verdict(encoding, f"{found.head} sparse, rows in bundles, {gain:.1f} times as fast as dense by estimate")
+
+
+def best_bundles(array: Array, axis: int, pixels: int, target: GpuTarget) -> tuple[float, Bundles | None]:
+    """The encoding of the fastest kernel by its estimated cycles; infinity and None where none fits."""
+    stored = matrix_of(array, axis) != 0
+    rows, terms = stored.shape
+    best: tuple[float, int, int] = (math.inf, 0, 0)
+    for depth in sorted({-(-terms // (STEP * n)) * STEP for n in DEPTHS}):
+        if depth > MOST_DEPTH or (depth < LEAST_DEPTH and depth < terms):
+            continue
+        lengths = np.add.reduceat(stored, np.arange(0, terms, depth), axis=1, dtype=np.int64)
+        packs = (-(-lengths // PACK)).sum(1)
+        for height in HEIGHTS:
+            if height > max(rows, HEIGHTS[0]) * 2:
+                continue
+            most = int(np.add.reduceat(packs, np.arange(0, rows, height)).max())
+            w = sparse.Work(pixels, rows, terms, height, depth, int(packs.sum()), most)
+            for s in sparse.shapes(w, target):
+                best = min(best, (sparse.cycles(w, s, target), height, depth))
+    cost, height, depth = best
+    return cost, Bundles.of(array, axis, height, depth) if height else None
+
+
+@lru_cache(256)
+def dense_cycles(pixels: int, terms: int, rows: int, target: GpuTarget) -> float:
+    """Estimated cycles of the best dense kernel in float32 for a product of matrices of these sizes."""
+    g = Graph("dense")
+    x, w = g.add_input("x", tensor(f32, pixels, terms)), g.add_input("w", tensor(f32, terms, rows))
+    g.outputs = [Builder(g).matmul(x, w)]
+    (group,) = plan_fusion(g).groups
+    problem = classify(group.nodes, lower(g, group.nodes, group.outputs))
+    return min(simt.estimate(problem, target), _tensor_cores(problem, target))
+
+
+def _tensor_cores(problem: Problem, target: GpuTarget) -> float:
+    found, c = tf32x3.candidates(problem, target), problem.product
+    if not found or c is None:
+        return math.inf
+    return tf32x3.cost(c, target, TileShape(**{k: int(v) for k, v in found[0]}, element=4))
+
+
+def _unfit(n: Node) -> str:
+    """Why there is no sparse kernel for a node; empty where there is one."""
+    x, w = n.inputs[:2]
+    assert x is not None and w is not None
+    if {x.type.dtype, w.type.dtype, n.output.type.dtype} != {f32}:
+        return "sparse kernels are of float32"
+    if not (n.output.type.static and x.type.static):
+        return "sizes are not known"
+    convolves = n.op.contraction is ContractionForm.CONVOLUTION
+    if not convolves and (w.type.rank != 2 or x.type.rank < 2):
+        return "the product is no matrix of weights by another one"
+    if convolves and n.attrs["group"] != 1:
+        return "the convolution has groups"
+    rows, channels = w.type.shape[0 if convolves else -1], w.type.shape[1 if convolves else 0]
+    if convolves and (int(str(rows)) % sparse.VECTOR or int(str(channels)) % sparse.VECTOR):
+        return f"the channels are no multiples of {sparse.VECTOR}"
+    pixels = math.prod(int(str(d)) for d in n.output.type.shape) // int(str(rows))
+    if pixels < FEW_PIXELS or int(str(rows)) < STEP:
+        return "there are too few pixels"
+    return ""

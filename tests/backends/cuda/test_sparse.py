@@ -1,0 +1,162 @@
+"""Products of sparse weights on GPUs: kernels in the interpreter against float64, all blocks compiled; the choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dnnc
+from dnnc.backends.cuda import sparse_weights
+from dnnc.backends.cuda.emit import emit_kernel, launch_of
+from dnnc.backends.cuda.facts import facts
+from dnnc.backends.cuda.nvrtc import compile_many
+from dnnc.backends.cuda.target import FACTS, GpuTarget
+from dnnc.backends.cuda.templates import templates
+from dnnc.backends.cuda.templates.contraction import sparse
+from dnnc.ir.bundles import Bundles
+from dnnc.ir.dtype import f32
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
+from dnnc.ir.types import TensorType
+from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.pipelines import compile_program
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.schedule.problem import Problem, classify
+
+RNG = np.random.default_rng(0)
+H200 = GpuTarget()
+Array = Any
+
+
+def pruned(*shape: int, density: float = 0.1, pattern: str = "random") -> Array:
+    """[rows, ...] of weights with zeros. `pattern`: "random", "skewed" (few long rows), "one" dense row among none."""
+    keep = RNG.random(shape)
+    if pattern == "skewed":
+        rows = (np.arange(shape[0]) + 1.0).reshape(-1, *[1] * (len(shape) - 1))
+        keep = keep * rows * density * 8
+    w = np.where(keep < density, RNG.standard_normal(shape), 0).astype(np.float32)
+    if pattern == "one":
+        w[...] = 0
+    w[1] = 0
+    w[2] = 1
+    return w
+
+
+def product(pixels: int, k: int, rows: int, weights: Array | None = None) -> Graph:
+    w = pruned(rows, k) if weights is None else weights
+    text = f"""def g(x: f32[{pixels}, {k}], *, w: f32[{k}, {rows}], b: f32[{rows}]):
+    y = relu(add(matmul(x, w), b))
+    return y"""
+    return parse(text, {"w": w.T.copy(), "b": RNG.standard_normal(rows).astype(np.float32)})
+
+
+def conv(c: int, o: int, h: int, w: int, k: int = 1, n: int = 1, stride: int = 1) -> Graph:
+    arrays = {"w": pruned(o, c, k, k), "b": RNG.standard_normal(o).astype(np.float32)}
+    text = f"""def g(x: f32[{n}, {c}, {h}, {w}], *, w: f32[{o}, {c}, {k}, {k}], b: f32[{o}]):
+    y = relu(conv(x, w, b, pads=({k // 2}, {k // 2}, {k // 2}, {k // 2}), strides=({stride}, {stride})))
+    return y"""
+    return parse(text, arrays)
+
+
+CASES = {
+    "product": lambda: product(33, 40, 24),
+    "odd product": lambda: product(50, 37, 21),
+    "skewed product": lambda: product(20, 96, 70, pruned(70, 96, pattern="skewed")),
+    "one row": lambda: product(40, 64, 16, pruned(16, 64, pattern="one")),
+    "batch": lambda: conv(20, 24, 5, 7, n=2),
+    "window": lambda: conv(8, 20, 6, 7, k=3),
+    "stride": lambda: conv(16, 16, 9, 9, k=3, stride=2),
+}
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are sparse wherever there is a kernel for them."""
+    monkeypatch.setattr(sparse_weights, "GAIN", 0.0)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernel_means_the_product(case: str) -> None:
+    g = CASES[case]()
+    x = RNG.standard_normal([int(str(d)) for d in g.inputs[0].type.shape]).astype(np.float32)
+    f = dnnc.compile(g.copy(), target="cuda-interpreted", cache=False)
+    assert "sparse" in [p.choice.partition("(")[0] for p in f.report.programs[-1].kernels]
+    (want,) = run(g, [x], "float64")
+    assert np.abs(f(x) - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def problem(pixels: int, k: int, rows: int, height: int, depth: int) -> tuple[Graph, Problem]:
+    """A product with bundles of so many rows in pieces of so many columns."""
+    g = product(pixels, k, rows)
+    n = next(n for n in g.nodes() if n.op.name == "matmul")
+    w = g.constants[n.inputs[1]]  # type: ignore[index]
+    n.set_input(1, g.constant(w, "w", (), TensorType(f32, w.shape, Bundles.of(w, 1, height, depth))))
+    (group,) = plan_fusion(g).groups
+    return g, classify(group.nodes, lower(g, group.nodes, group.outputs), g.constants)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("height", "depth"), [(16, 40), (32, 16), (64, 24)])
+def test_all_blocks_agree(height: int, depth: int) -> None:
+    """With sums in one piece and in several; texts are read back."""
+    g, p = problem(70, 40, 50, height, depth)
+    x = RNG.standard_normal((70, 40)).astype(np.float32)
+    (want,) = run(g.copy(), [x], "float64")
+    values = {v: g.constants.get(v, x) for v in p.lowered.params[:-1]}
+    for knobs in sparse.candidates(p, H200):
+        kernel = verify_kernel(sparse.apply(p, dict(knobs), H200))
+        assert show_kernel(parse_kernel(show_kernel(kernel))) == show_kernel(kernel)
+        arrays = {b.name: np.array(v.type.encoding.pack(values[v])[0]) for v, b in zip(values, p.kernel.entry.buffers)}
+        arrays["y"] = np.full((70, 50), np.nan, np.float32)
+        run_kernel(kernel, arrays)
+        assert np.abs(arrays["y"] - want).max() <= 1e-5 * np.abs(want).max(), knobs
+
+
+@pytest.mark.slow
+def test_all_blocks_compile() -> None:
+    """For an old and a new architecture: no spills, no local memory, registers for a block."""
+    for arch in ("sm_80", "sm_90a"):
+        target, made = FACTS[arch], {}
+        for k, sizes in enumerate([(784, 512, 128, 64, 512), (300, 2048, 300, 128, 688), (3136, 64, 256, 256, 64)]):
+            _, p = problem(*sizes)
+            for n, knobs in enumerate(sparse.candidates(p, target)):
+                made[f"sparse_{k}_{n}"] = sparse.apply(p, dict(knobs), target)
+        assert len(made) > 8
+        for symbol, c in compile_many({s: (emit_kernel(k, s, target), arch) for s, k in made.items()}).items():
+            assert c.spills == 0 and c.local_bytes == 0, f"{symbol}: {c.log}"
+            assert c.registers * launch_of(made[symbol]).block[0] <= target.registers
+
+
+def test_density_and_sizes_decide() -> None:
+    """Sparse where the estimate promises it, dense elsewhere; strict numerics have no sparse weights."""
+    gains = {}
+    for density in (0.02, 0.1, 0.5):
+        g = product(784, 512, 512, pruned(512, 512, density=density))
+        n = next(n for n in g.nodes() if n.op.name == "matmul")
+        verdict = sparse_weights.weigh_sparse(g, n, H200)
+        assert verdict is not None and "times" in verdict.why
+        gains[density] = verdict.encoding is not None
+    assert gains[0.02] and not gains[0.5]
+    g = product(784, 512, 512, pruned(512, 512, density=0.02))
+    for numerics, some in (("standard", True), ("strict", False)):
+        manager, ctx = PassManager(), PassContext(facts(H200, numerics), numerics)
+        made = compile_program(g.copy(), ctx, templates(H200, strict=numerics == "strict"), manager=manager)
+        notes = [line for r in manager.records for line in r.notes if "sparse, " in line]
+        found = any(isinstance(v.type.encoding, Bundles) for s in made.kernels for v in s.params)
+        assert found == some == bool(notes)
+        assert [s.choice.template == "sparse" for s in made.kernels] == [some]
+
+
+def test_reasons_to_stay_dense() -> None:
+    for g, why in ((product(4, 64, 64), "too few pixels"), (conv(30, 64, 9, 9), "multiples of 4")):
+        n = next(n for n in g.nodes() if n.op.name in ("matmul", "conv"))
+        verdict = sparse_weights.weigh_sparse(g, n, H200)
+        assert verdict is not None and verdict.encoding is None and why in verdict.why
