@@ -22,7 +22,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dnnc.ir.expr import Expr, Load, Op, Var, const, extent, free, load, rebuild, substitute, terms, value, walk
-from dnnc.ir.loops.stmt import Alloc, Block, Buffer, For, Kernel, Param, Store, exprs, loop_var, walk_stmts
+from dnnc.ir.loops.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    For,
+    Kernel,
+    Param,
+    Store,
+    exprs,
+    loop_var,
+    substitute_block,
+    walk_stmts,
+)
 from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.passes.lower.form import Map, Reduction, Rows
 from dnnc.passes.lower.nests import Lowered
@@ -114,7 +126,7 @@ class Family:
             x = next(given) if isinstance(w, (float, Varying)) else w
             return repr(x if isinstance(w, Varying) else w)
 
-        return sizes if show_kernel(parse_kernel(_filled(self.frame, self.words, word))) == nest.text else None
+        return sizes if _text(parse_kernel(_filled(self.frame, self.words, word))) == nest.text else None
 
 
 def nest_of(lowered: Lowered, as_vectors: bool = True) -> Nest | None:
@@ -138,7 +150,7 @@ def nest_of(lowered: Lowered, as_vectors: bool = True) -> Nest | None:
         return None
     if sums and (_innermost(lowered) % LANES or _digits(entry.body, {v for r in form.reductions for v in r.loops})):
         return None
-    text = show_kernel(lowered.kernel)
+    text = _text(lowered.kernel)
     numbers = tuple(int(w) if w.isdigit() else float(w) for w in NUMBER.findall(text))
     if len(numbers) > PLACES or RESERVED.search(text):
         return None
@@ -147,6 +159,12 @@ def nest_of(lowered: Lowered, as_vectors: bool = True) -> Nest | None:
     head = "\n".join(line for line, is_head in lines if is_head)
     in_head = tuple(is_head for line, is_head in lines for _ in range(line.count("#")))
     return Nest(lowered, text, frame, numbers, head, in_head)
+
+
+def _text(kernel: Kernel) -> str:
+    """The text, where a variable that is always 0 is 0: lowering leaves it in the indices of outputs."""
+    zeros = {s.var: const(0) for s in walk_stmts(kernel.entry.body) if isinstance(s, For) and value(s.extent) == 1}
+    return show_kernel(replace(kernel, funcs=(replace(kernel.entry, body=substitute_block(kernel.entry.body, zeros)),)))
 
 
 def keeps_order(kernel: Kernel) -> bool:
@@ -183,7 +201,7 @@ def family_of(nests: Sequence[Nest], others: Sequence[Nest] = ()) -> Family | No
 
 def _anti_unified(nests: Sequence[Nest], least: Sequence[int] | None) -> Family | None:
     """A family whose sizes are at least these; None if the numbers of nests do not fit."""
-    first = max(nests, key=lambda n: len(n.numbers))
+    first = max(nests, key=lambda n: len(n.frame.replace("#", "")))
     whole = [n for n in nests if n.frame == first.frame]
     nests = [*whole, *(n for n in nests if n.frame != first.frame)]
     if len({len(n.floats) for n in nests}) > 1:
@@ -206,7 +224,7 @@ def _anti_unified(nests: Sequence[Nest], least: Sequence[int] | None) -> Family 
     order, behind = list(divisors), list(floats)
     places: dict[tuple[Number, ...], int] = {}  # by numbers that differ, the position of their ratio
     for c in columns:
-        if len(set(c)) > 1 and c not in floats:
+        if len(set(c)) > 1 and not isinstance(c[0], float):
             ratio, g = _ratio(c)
             size = next((k for k, r in enumerate(order) if _ratio(r[: len(c)])[0] == ratio), None)
             if size is None or g % (times := _ratio(order[size][: len(c)])[1]):
@@ -218,7 +236,7 @@ def _anti_unified(nests: Sequence[Nest], least: Sequence[int] | None) -> Family 
     for c in columns:
         if len(set(c)) == 1:
             words.append(c[0])
-        elif c in floats:
+        elif isinstance(c[0], float):
             words.append(Varying(len(order) + behind.index(c), is_float=True))
         else:
             words.append(Varying(places[c], int(c[0]) // units[places[c]]))
