@@ -22,7 +22,7 @@ from dnnc.passes.lower.digits import lower_digits
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.recurrence import lower_recurrence
-from dnnc.passes.lower.size_generic import Family, Kind, Nest, family_of, nest_of
+from dnnc.passes.lower.size_generic import Family, Kind, Nest, family_of, keeps_order, nest_of
 from dnnc.passes.planning.fuse import FusionPlan, Group, plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
@@ -457,7 +457,7 @@ class _Steps:
 
     def join_sizes(self, region: Region) -> None:
         """Enter kernels that serve several sizes for the groups that differ in sizes alone."""
-        alike: dict[Kind, dict[Hashable, Nest]] = {}
+        candidates: dict[Hashable, Problem] = {}
         for g in region.fusion.groups:
             if g.kind in ("host", "control") or Trait.RECURRENT in g.nodes[0].op.traits:
                 continue
@@ -468,21 +468,32 @@ class _Steps:
                 problem, _ = self.problems[like] = self.placed(region.graph, g)
             except Exception:  # it fails again where it is scheduled
                 continue
-            nest = nest_of(problem.lowered)
-            if nest is not None and not self.ladder.refused(show_kernel(problem.kernel)):
-                alike.setdefault(nest.kind, {})[like] = nest
-        for kind, members in alike.items():
-            families = self.groups.families.setdefault(kind, [])
-            self.serve(families, members)
-            frames: dict[str, list[Nest]] = {}
-            for nest in members.values():
-                frames.setdefault(nest.frame, []).append(nest)
-            for nests in sorted(frames.values(), key=len, reverse=True):
-                if len({n.numbers for n in nests}) > 1 and (family := family_of(nests)) is not None:
-                    made = self.generic(family)
-                    if made is not None:
-                        families.append((family, made))
-            self.serve(families, members)
+            if not self.ladder.refused(show_kernel(problem.kernel)):
+                candidates[like] = problem
+        for as_vectors in (True, False):
+            alike: dict[Kind, dict[Hashable, Nest]] = {}
+            for like, problem in candidates.items():
+                if like in self.problems and (nest := nest_of(problem.lowered, as_vectors)) is not None:
+                    alike.setdefault(nest.kind, {})[like] = nest
+            for kind, members in alike.items():
+                families = self.groups.families.setdefault(kind, [])
+                self.serve(families, members)
+                for key in (lambda n: n.frame, lambda n: n.head):  # first those with the same terms
+                    self.found_families(families, list(members.values()), key)
+                    self.serve(families, members)
+
+    def found_families(
+        self, families: list[tuple[Family, _Made]], nests: Sequence[Nest], key: Callable[[Nest], str]
+    ) -> None:
+        """Add the families of nests with the same key."""
+        groups: dict[str, list[Nest]] = {}
+        for nest in nests:
+            groups.setdefault(key(nest), []).append(nest)
+        for alike in sorted(groups.values(), key=len, reverse=True):
+            others = [n for n in nests if n.head == alike[0].head and key(n) != key(alike[0])]
+            family = family_of(alike, others) if len({n.numbers for n in alike}) > 1 else None
+            if family is not None and (made := self.generic(family)) is not None:
+                families.append((family, made))
 
     def generic(self, family: Family) -> _Made | None:
         """The kernel of a family; None where no schedule holds, or its code failed before."""
@@ -492,6 +503,8 @@ class _Steps:
             made = self.found(nest, problem)
             if made is None:
                 kernel, choice = schedule(problem, self.templates)
+                if not keeps_order(kernel):
+                    return None
                 scheduled = Scheduled.of(verify_kernel(decompose(kernel, self.spelled)), choice)
                 made = _Made(problem, scheduled, lambda: applied(problem, self.templates, choice, self.spelled))
                 if self.known is not None:

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import add
 
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType
@@ -55,28 +56,35 @@ class Sum:
     """How a block adds to a buffer in registers: whole vectors, each of which is one element of a tile."""
 
     chain: int  # additions to one element, one after another
+    least: int  # the same where sizes that are not known are least
     used: frozenset[Var]  # loops that choose the element
     limit: Expr | None  # of the lanes of every vector
+
+    def outside(self, v: Var) -> Sum:
+        """The same, seen from around a loop."""
+        return replace(self, used=self.used - {v})
 
 
 Sums = dict[Buffer, Sum | None]  # None: what the block does with the buffer is not just adding to it
 
 
-def cascade(b: Block, short: int = SHORT, longest: int = LONGEST) -> Block:
+def cascade(b: Block, short: int = SHORT, longest: int = LONGEST, row: int = LONGEST + 1) -> Block:
     """Bound the chains of all float sums in registers; sums that are also read within their loop stay as they are.
 
     Args:
         b: a block of loops.
         short: additions for which a sum of their own costs little, at most half of `longest`.
         longest: additions that may follow one another.
+        row: terms of a row that has a sum of its own, whether that bounds a chain or not. The order is then the same
+            for all sizes from `row` to `longest`, so that one kernel can serve them.
     """
     names = {s.var.name for s in walk_stmts(b) if isinstance(s, For)}
-    return _Cascade(names, short, longest).block(b)[0]
+    return _Cascade(names, short, longest, row).block(b)[0]
 
 
 class _Cascade:
-    def __init__(self, names: set[str], short: int, longest: int) -> None:
-        self.names, self.short, self.longest = names, short, longest
+    def __init__(self, names: set[str], short: int, longest: int, row: int) -> None:
+        self.names, self.short, self.longest, self.row = names, short, longest, row
 
     def block(self, b: Block) -> tuple[Block, Sums]:
         """The block with bounded chains, and what it adds to buffers declared outside of it."""
@@ -93,7 +101,7 @@ class _Cascade:
             else:
                 made, more = (s,), sums_of(s)
             out += made
-            sums = joined(sums, more, lambda x, y: x + y)
+            sums = joined(sums, more, add)
         for s in b:
             if isinstance(s, Alloc):
                 sums.pop(s.buf, None)
@@ -101,13 +109,14 @@ class _Cascade:
 
     def loop(self, s: For) -> tuple[Block, Sums]:
         body, sums = self.block(s.body)
-        most = bounds(s.extent)[1]
-        count = self.longest * PIECE if most is None else most
+        few, most = bounds(s.extent)
+        count, few = self.longest * PIECE if most is None else most, max(few or 0, 0)
         over = {buf: x for buf, x in sums.items() if x is not None and s.var not in x.used and whole(x, s)}
         chain = max((x.chain for x in over.values()), default=0)
+        rows = min((x.least for x in over.values()), default=0) >= self.row
         made = For(s.var, s.lo, s.hi, s.kind, body)
-        if s.kind == "range" and count > 1 and count * chain > self.longest:
-            if chain >= self.short:
+        if s.kind == "range" and count > 1 and (rows or count * chain > self.longest):
+            if rows or chain >= self.short:
                 made = For(s.var, s.lo, s.hi, s.kind, self.apart(over, s.var.name, body))
                 chain = 1
             while count * chain > self.longest:
@@ -116,9 +125,9 @@ class _Cascade:
                 made, count, chain = self.pieces(made, over, piece), -(-count // piece), 1
                 if not known:  # one level of pieces has to do
                     count = min(count, self.longest)
-            sums |= {buf: Sum(1, x.used, x.limit) for buf, x in over.items()}
+            sums |= {buf: Sum(1, 1, x.used, x.limit) for buf, x in over.items()}
         return (made,), {
-            buf: x and Sum(x.chain * (1 if s.var in x.used else count), x.used - {s.var}, x.limit)
+            buf: x and (x if s.var in x.used else replace(x, chain=x.chain * count, least=x.least * few)).outside(s.var)
             for buf, x in sums.items()
         }
 
@@ -185,7 +194,7 @@ def sums_of(s: Stmt) -> Sums:
         assert isinstance(s.value, Op)
         if s.value.name in ("+", "fma") and s.lanes == value(s.buf.shape[-1]):
             used = frozenset(v for i in s.idx for v in free(i))
-            out[s.buf] = Sum(1, used, s.limit)
+            out[s.buf] = Sum(1, 1, used, s.limit)
     every = {buf for e in exprs(s) for buf in _read(e)} | stored((s,))
     return {buf: out.get(buf) for buf in every if buf.space == "register"}
 
@@ -204,7 +213,8 @@ def joined(a: Sums, b: Sums, how: Callable[[int, int], int]) -> Sums:
     for buf in a.keys() & b.keys():
         x, y = a[buf], b[buf]
         same = x is not None and y is not None and x.limit is y.limit
-        out[buf] = Sum(how(x.chain, y.chain), x.used | y.used, x.limit) if same and x and y else None
+        lengths = (how(x.chain, y.chain), how(x.least, y.least)) if same and x and y else (0, 0)
+        out[buf] = Sum(*lengths, x.used | y.used, x.limit) if same and x and y else None
     return out
 
 
