@@ -1,16 +1,16 @@
-"""Element-wise kernels of equal structure and different sizes -> one kernel that takes the sizes as arguments.
+"""Kernels of equal structure and different sizes -> one kernel that takes the sizes as arguments.
 
     def mul(x: f32[8, 4, 64, 16], y: f32[64]): for i0 in range(8): for i1 in range(4): ...
     def mul(x: f32[8, 2, 256, 16], y: f32[32]): for i0 in range(8): for i1 in range(2): ...
 
     def mul(s0: dim[1, None], s1: dim[64, None, 64], x: f32[8, s0, s1, 16], y: f32[16*s0]): ...
 
-In: naive nests without reductions, in which every element is computed by itself. Out: families with a symbolic nest,
-and the sizes with which each member calls it. Texts are anti-unified (Plotkin, 1970): numbers that differ, in the same
-ratio in all members, are multiples of one size; floats that differ, such as one divided by a size, are passed as their
-bits. A chain over whole arrays is a loop over one axis first, whatever its rank, so that updates of all parameters are
-one family. A nest is a member if the symbolic text with its sizes is its own text. Any order of computing gives the
-same bits.
+In: naive nests, in which every element is computed by itself or is a sum across memory. Out: families with a symbolic
+nest, and the sizes with which each member calls it. Texts are anti-unified (Plotkin, 1970): numbers that differ, in the
+same ratio in all members, are multiples of one size; floats that differ, such as one divided by a size, are passed as
+their bits. A chain over whole arrays is a loop over one axis first, whatever its rank, so that updates of all
+parameters are one family. A nest is a member if the symbolic text with its sizes is its own text. Elements are the same
+bits in any order of computing; sums are, if the kernels of the family and of the member make them `in_rows`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from dnnc.ir.loops.stmt import (
     walk_stmts,
 )
 from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.passes.lower.approximate import quotient, softmax_terms, stores_halves
 from dnnc.passes.lower.form import Map, Reduction, Rows
 from dnnc.passes.lower.nests import Lowered
 
@@ -46,7 +47,8 @@ LANES = 16  # sizes of the innermost loop that are multiples of it have no tail 
 LARGE = 16 << 20  # bytes of an array for which a target may have code of its own, such as non-temporal stores
 SUMS = ("sum", "max", "min")  # what a reduction of any size may combine by
 ROW, LONGEST = 8, 512  # terms of the loops of a sum whose order is the same for all sizes
-HORIZONTAL = ("hsum", "hprod", "hmax", "hmin")  # what makes one number of a vector
+BITS = "bits_f32"
+EXACT = ("+", "-", "*", "fma", "min", "max", "fmin", "fmax", "select")  # of which no rule depends on a constant's value
 PLACES = 4096  # numbers of a text, beyond which it is not worth the time
 
 Number = int | float
@@ -163,18 +165,13 @@ def nest_of(lowered: Lowered, as_vectors: bool = True) -> Nest | None:
 
 def _text(kernel: Kernel) -> str:
     """The text, where a variable that is always 0 is 0: lowering leaves it in the indices of outputs."""
-    zeros = {s.var: const(0) for s in walk_stmts(kernel.entry.body) if isinstance(s, For) and value(s.extent) == 1}
+    every = walk_stmts(kernel.entry.body)
+    zeros: dict[Expr, Expr] = {s.var: const(0) for s in every if isinstance(s, For) and value(s.extent) == 1}
     return show_kernel(replace(kernel, funcs=(replace(kernel.entry, body=substitute_block(kernel.entry.body, zeros)),)))
 
 
-def keeps_order(kernel: Kernel) -> bool:
-    """Are all sums of a scheduled kernel made across memory, each lane one of them?"""
-    every = [e for s in walk_stmts(kernel.entry.body) for e in exprs(s)]
-    return not any(isinstance(x, Op) and x.name.startswith(HORIZONTAL) for e in every for x in walk(e))
-
-
 def _of_any_size(r: Reduction) -> bool:
-    """Is the order of a sum that goes across memory, a vector of sums at a time, the same for all sizes (`cascade`)?"""
+    """Is the order of a sum that goes across memory, a vector of sums at a time, the same for all sizes (`in_rows`)?"""
     lengths = [value(extent(v)) for v in r.loops]
     return not r.conds and r.combine in SUMS and all(n is not None and ROW <= n <= LONGEST for n in lengths)
 
@@ -192,15 +189,31 @@ def family_of(nests: Sequence[Nest], others: Sequence[Nest] = ()) -> Family | No
         nests: those with the most terms decide the text. Where a size is 1, an index has fewer.
         others: of the same head, which may turn out to be members.
     """
-    loose = _anti_unified(nests, None)
-    if loose is None:
+    loose = _anti_unified(nests)
+    if loose is None or not _any_floats(loose.lowered.kernel):
         return None
     sizes = {s for n in (*nests, *others) if (s := loose.sizes(n)) is not None}
-    return _anti_unified(nests, tuple(map(min, zip(*sizes)))) if len(sizes) > 1 else None
+    most: dict[Expr, int] = {}
+    for v in (v for r in loose.lowered.form.reductions for v in r.loops):
+        for d, factor in terms(extent(v))[0]:
+            most[d] = min(LONGEST // factor, most.get(d, LONGEST))
+    if len(sizes) < 2:
+        return None
+    return _anti_unified(nests, [(min(s), most.get(d)) for s, d in zip(zip(*sizes), loose.lowered.dims)])
 
 
-def _anti_unified(nests: Sequence[Nest], least: Sequence[int] | None) -> Family | None:
-    """A family whose sizes are at least these; None if the numbers of nests do not fit."""
+def _any_floats(kernel: Kernel) -> bool:
+    """Are the floats that differ operands of what is computed from a constant as from any number? A division by one is
+    not where `approximate` takes reciprocals.
+    """
+    hidden, rows = stores_halves(kernel, integers=False), softmax_terms(kernel)
+    every = {x for s in walk_stmts(kernel.entry.body) for e in exprs(s) for x in walk(e) if isinstance(x, Op)}
+    over = [x for x in every if any(isinstance(a, Op) and a.name == BITS for a in x.args)]
+    return all(x.name in EXACT or (x.name == "/" and not hidden and quotient(x, rows) is x) for x in over)
+
+
+def _anti_unified(nests: Sequence[Nest], bounds: Sequence[tuple[int, int | None]] = ()) -> Family | None:
+    """A family whose sizes have these bounds; None if the numbers of nests do not fit."""
     first = max(nests, key=lambda n: len(n.frame.replace("#", "")))
     whole = [n for n in nests if n.frame == first.frame]
     nests = [*whole, *(n for n in nests if n.frame != first.frame)]
@@ -245,12 +258,11 @@ def _anti_unified(nests: Sequence[Nest], least: Sequence[int] | None) -> Family 
         if not isinstance(w, Varying):
             return repr(w)
         if w.is_float:
-            return f"bits_f32(cast_i32(s{w.size}))"
+            return f"{BITS}(cast_i32(s{w.size}))"
         return f"s{w.size}" if w.factor == 1 else f"({w.factor}*s{w.size})"
 
     low = first.lowered
-    most = LONGEST if low.form.reductions else None
-    dims = [_dim(least[k] if least else 1, g, most) for k, g in enumerate(divisors.values())]
+    dims = [_dim(*(bounds[k] if bounds else (1, None)), g) for k, g in enumerate(divisors.values())]
     params = "".join(f"s{k}: {t}, " for k, t in enumerate([*dims, *("dim[0, None]" for _ in floats)]))
     kernel = parse_kernel(_filled(first.frame, tuple(words), word).replace("(", f"({params}", 1))
     loops = {s.var.name: s.var for s in walk_stmts(kernel.entry.body) if isinstance(s, For)}
@@ -265,11 +277,14 @@ def _anti_unified(nests: Sequence[Nest], least: Sequence[int] | None) -> Family 
 
 
 def _reduction(r: Reduction, kernel: Kernel, loops: Mapping[str, Var]) -> Reduction:
-    """A reduction of a nest in the kernel of its family, which has the same names; its term is with the sum so far."""
+    """A reduction of a nest in the kernel of its family, which has the same names."""
     acc = next(s.buf for s in walk_stmts(kernel.entry.body) if isinstance(s, Alloc) and s.buf.name == r.acc.name)
-    around, inner = (tuple(loops[v.name] for v in vs) for vs in (r.around, r.loops))
     sums = [s.value for s in walk_stmts(kernel.entry.body) if isinstance(s, Store) and s.buf is acc and free(s.value)]
-    return replace(r, acc=acc, loops=inner, term=sums[-1], around=frozenset(around))
+    around, inner = (tuple(loops[v.name] for v in vs) for vs in (r.around, r.loops))
+    step = sums[-1]
+    assert isinstance(step, Op)
+    term, *factor = (a for a in step.args if a is not acc[0])  # a product is contracted (`scatter.combine`)
+    return replace(r, acc=acc, loops=inner, term=term * factor[0] if factor else term, around=frozenset(around))
 
 
 def _filled(frame: str, words: Sequence[Number | Varying], word: Callable[[Number | Varying], str]) -> str:
@@ -284,7 +299,7 @@ def _ratio(column: Sequence[Number]) -> tuple[tuple[int, ...], int]:
     return tuple(int(n) // g for n in column), g
 
 
-def _dim(least: int, divisor: int, most: int | None) -> str:
+def _dim(least: int, most: int | None, divisor: int) -> str:
     """The type of a size that is at least `least` in all members, where it is small, and a multiple of `divisor`."""
     step = LANES if divisor % LANES == 0 else 1
     return f"dim[{max(min(least, LANES), step)}, {most}, {step}]"

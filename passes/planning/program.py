@@ -22,12 +22,13 @@ from dnnc.passes.lower.digits import lower_digits
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.recurrence import lower_recurrence
-from dnnc.passes.lower.size_generic import Family, Kind, Nest, family_of, keeps_order, nest_of
+from dnnc.passes.lower.size_generic import Family, Kind, Nest, family_of, nest_of
 from dnnc.passes.planning.fuse import FusionPlan, Group, plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.planning.scheduling import applied, try_schedules
+from dnnc.passes.schedule.cascade import in_rows
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
 from dnnc.passes.schedule.step import NAIVE, Choose, schedule
 
@@ -274,6 +275,11 @@ class _Made:
         )
 
 
+def _in_rows(made: _Made) -> bool:
+    """Are a kernel's reductions made in the same order at all sizes?"""
+    return in_rows(made.make(), [r.loops for r in made.problem.form.reductions])
+
+
 class KnownGroups:
     """Groups' kernels by likeness; the last `most` new ones, for successive programs. Each keeps its graph."""
 
@@ -457,7 +463,7 @@ class _Steps:
 
     def join_sizes(self, region: Region) -> None:
         """Enter kernels that serve several sizes for the groups that differ in sizes alone."""
-        candidates: dict[Hashable, Problem] = {}
+        candidates: dict[Hashable, tuple[Problem, Nest]] = {}
         for g in region.fusion.groups:
             if g.kind in ("host", "control") or Trait.RECURRENT in g.nodes[0].op.traits:
                 continue
@@ -466,14 +472,17 @@ class _Steps:
                 continue
             try:
                 problem, _ = self.problems[like] = self.placed(region.graph, g)
+                nest = None if self.ladder.refused(show_kernel(problem.kernel)) else nest_of(problem.lowered)
+                if nest is None or (problem.form.reductions and not _in_rows(self.made_of(problem, len(g.nodes)))):
+                    continue
             except Exception:  # it fails again where it is scheduled
                 continue
-            if not self.ladder.refused(show_kernel(problem.kernel)):
-                candidates[like] = problem
+            candidates[like] = problem, nest
         for as_vectors in (True, False):
             alike: dict[Kind, dict[Hashable, Nest]] = {}
-            for like, problem in candidates.items():
-                if like in self.problems and (nest := nest_of(problem.lowered, as_vectors)) is not None:
+            for like, (problem, vectors) in candidates.items():
+                nest = vectors if as_vectors else nest_of(problem.lowered, as_vectors=False)
+                if nest is not None and like in self.problems:
                     alike.setdefault(nest.kind, {})[like] = nest
             for kind, members in alike.items():
                 families = self.groups.families.setdefault(kind, [])
@@ -503,12 +512,12 @@ class _Steps:
             made = self.found(nest, problem)
             if made is None:
                 kernel, choice = schedule(problem, self.templates)
-                if not keeps_order(kernel):
-                    return None
                 scheduled = Scheduled.of(verify_kernel(decompose(kernel, self.spelled)), choice)
                 made = _Made(problem, scheduled, lambda: applied(problem, self.templates, choice, self.spelled))
                 if self.known is not None:
                     self.known.record(nest, problem, scheduled)
+            if problem.form.reductions and not _in_rows(made):
+                return None
         except Exception:  # each size has a kernel of its own then, whose failure is an error
             return None
         return None if self.ladder.refused(made.scheduled.text) else made

@@ -19,20 +19,21 @@ loops alone, not on the number of threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import add
 
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType
-from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, free, load, minimum, value, walk
+from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, extent, free, load, minimum, value, walk
 from dnnc.ir.loops.stmt import (
     Alloc,
     Block,
     Buffer,
     For,
     If,
+    Kernel,
     Let,
     Stmt,
     Store,
@@ -49,6 +50,9 @@ from dnnc.passes.schedule.state import make_loop
 LONGEST = 512  # additions one after another
 SHORT = 32  # additions for which a sum of their own costs little where each waits for memory
 PIECE = 256  # iterations of a loop of unknown length that have a sum of their own
+HORIZONTAL = ("hsum", "hprod", "hmax", "hmin")  # make one number of a vector
+
+Order = tuple[tuple[str, Expr], ...]  # names and extents of the loops of a reduction
 
 
 @dataclass(frozen=True)
@@ -228,3 +232,42 @@ def _zero(dtype: DType, idx: tuple[Expr, ...], lanes: int) -> Expr:
 
 def _total(buf: Buffer, part: Buffer, limit: Expr | None, idx: tuple[Expr, ...], lanes: int) -> Expr:
     return load(buf, idx, lanes, limit) + load(part, idx, lanes, limit)
+
+
+# --- the order --------------------------------------------------------------------------------------------------------
+
+
+def in_rows(kernel: Kernel, reductions: Sequence[Sequence[Var]]) -> bool:
+    """Does a kernel combine the terms of every reduction in the order of its loops, each lane a reduction, with sums of
+    their own for the rows of a sum? Kernels of one nest, and of the same nest at several sizes, then compute the same
+    bits.
+    """
+    orders = {tuple((v.name, extent(v)) for v in loops) for loops in reductions}
+    every = [e for s in walk_stmts(kernel.entry.body) for e in exprs(s)]
+    across = not any(isinstance(x, Op) and x.name.startswith(HORIZONTAL) for e in every for x in walk(e))
+    return across and _in_rows(kernel.entry.body, (), {}, orders)
+
+
+def _in_rows(b: Block, around: tuple[For, ...], own: Mapping[Buffer, int], orders: set[Order]) -> bool:
+    """The same of a block in these loops; `own`: how many of them are around each buffer."""
+    names = {name for order in orders for name, _ in order}
+    for s in b:
+        if isinstance(s, Alloc):
+            own = {**own, s.buf: len(around)}
+        elif isinstance(s, For):
+            if not _in_rows(s.body, (*around, s), own, orders):
+                return False
+        elif isinstance(s, If):
+            if not all(_in_rows(x, around, own, orders) for x in (s.then, s.other)):
+                return False
+        elif isinstance(s, Store) and s.buf in own and any(s.buf in _read(e) for e in exprs(s)):
+            over = [x for x in around[own[s.buf] :] if not any(x.var in free(i) for i in s.idx)]
+            order = tuple((x.var.name, x.extent) for x in around if x.var.name in names)
+            if not is_reduction(s) or not any(order == known[: len(order)] for known in orders):
+                return False
+            if any(x.var.name not in names or value(x.lo) != 0 for x in over):
+                return False
+            assert isinstance(s.value, Op)
+            if s.value.name in ("+", "fma") and [x.var.name for x in over] != [name for name, _ in order[-1:]]:
+                return False
+    return True
