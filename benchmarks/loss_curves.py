@@ -5,6 +5,9 @@
 The net and the loss in PyTorch are the example's own text, with its imports changed. The table says how far
 the losses are apart at most, relative to PyTorch's: float64 holds 1e-7, float32 1e-3. In float32 the last column says
 how far PyTorch's losses are from its own in float64: a net whose training amplifies each rounding error shows there.
+
+Stochastic depth at a constant rate does: PyTorch's own losses are then 0.3 apart. Its rate here starts at 0.003 and
+falls by 5 % a step. The net still learns, and the errors of both engines stay below 1e-5, for three choices of weights.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class Case:
     settings: dict[str, Any]
     made_with: dict[str, Any]
     by_run: bool = False  # define-by-run, where Python decides what runs; else `dnnc.train_step`
+    decay: float = 1.0  # of the learning rate, by which each step multiplies it; of define-by-run alone
 
 
 CASES = (
@@ -55,7 +59,7 @@ CASES = (
     Case("seq2seq", "Adam", {"lr": 1e-3}, {"width": 24}),
     Case("gpt", "AdamW", {"lr": 1e-3, "weight_decay": 0.1}, {"width": 32, "blocks": 2}),
     Case("word2vec", "Adagrad", {"lr": 0.05}, {}),
-    Case("stochastic_depth", "SGD", {"lr": 0.01, "momentum": 0.9, "nesterov": True}, {"blocks": 6}, by_run=True),
+    Case("stochastic_depth", "SGD", {"lr": 3e-3, "momentum": 0.9, "nesterov": True}, {"blocks": 6}, True, decay=0.95),
 )
 
 
@@ -98,12 +102,14 @@ def torch_curve(case: Case, steps: int, dtype: str) -> np.ndarray:
     """PyTorch's losses [steps]."""
     theirs, net = example(case.name, True), torch_net(case, dtype)
     optimizer = getattr(torch.optim, case.optimizer)(net.parameters(), **case.settings)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, case.decay)
     losses = []
     for batch in batches(example(case.name, False), case.name, steps, dtype):
         optimizer.zero_grad()
         loss = theirs.loss_of(net, *(torch.tensor(a) if isinstance(a, np.ndarray) else a for a in batch))
         loss.backward()
         optimizer.step()
+        schedule.step()
         losses.append(loss.item())
     return np.array(losses)
 
@@ -115,6 +121,7 @@ def stepper(case: Case, ours: ModuleType, net: Any, options: dict[str, Any]) -> 
         return dnnc.train_step(ours.loss_of, make(**case.settings), net, **options)
     device = "cpu" if options.get("target", "llvm") == "llvm" else "cuda:0"
     optimizer = make(net.to(device).parameters(), **case.settings)
+    schedule = optim.lr_scheduler.ExponentialLR(optimizer, case.decay)
 
     def step(*batch: Any) -> float:
         optimizer.zero_grad()
@@ -122,6 +129,7 @@ def stepper(case: Case, ours: ModuleType, net: Any, options: dict[str, Any]) -> 
         loss = ours.loss_of(net, *given)
         loss.backward()
         optimizer.step()
+        schedule.step()
         return float(loss)
 
     return step
