@@ -145,9 +145,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Half a cosine down to `eta_min` in `T_0` steps, then again from the base rate in `T_mult` times as many steps, and
-    so on (Loshchilov and Hutter, 2017).
-    """
+    """Half a cosine down to `eta_min` in `T_0` steps, then again in `T_mult` times as many (Loshchilov and Hutter)."""
 
     def __init__(
         self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
