@@ -162,7 +162,8 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     held = (p.terms + _block(p, target.lanes) * code) * tiles * 4 * target.lanes
     foreign = foreign_cycles(p.terms, rounds * tiles, shares, target.lanes, target.rates)
     if code:
-        return foreign + code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1)
+        cores = max(target.threads // shares, 1)
+        return foreign + code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1, cores)
     return foreign + rounds * tiles * loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
 
 
