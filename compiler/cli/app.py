@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import getdoc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -579,3 +580,16 @@ def log_prune(
     """
 
     commands("log").prune_command(log, output, trials, target, task, as_json)
+
+
+def flow(group: typer.Typer) -> None:
+    """Give commands their docstrings as help, each paragraph in one line: the terminal's width breaks it, not the
+    source's.
+    """
+    for command in group.registered_commands:
+        text = getdoc(command.callback) or ""
+        command.help = "\n\n".join(" ".join(p.split()) for p in text.split("\n\n"))
+
+
+for _group in (app, cache_app, log_app):
+    flow(_group)

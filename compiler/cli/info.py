@@ -24,12 +24,13 @@ def targets_command(as_json: bool) -> None:
     if as_json:
         show_json(found)
         return
+    tables = []
     for t in found:
         details = [(k, _detail(k, v)) for k, v in t.items() if k not in ("name", "available", "reason")]
         title = f"{t['name']}: {'available' if t['available'] else 'not available'}"
         rows = [*([("because", t["reason"])] if t["reason"] else []), *details]
-        show_tables([Table(title, ("", ""), tuple(rows))])
-        typer.echo()
+        tables.append(Table(title, ("", ""), tuple(rows), prose=True))
+    show_tables(tables)
 
 
 def _detail(name: str, v: Any) -> str:
@@ -58,7 +59,7 @@ def cache_info_command(cache: str, as_json: bool) -> None:
     ]
     if reason:
         rows.append(("not usable", reason))
-    show_tables([Table(f"cache {folder or ''}", ("", ""), tuple(rows))])
+    show_tables([Table(f"cache {folder or ''}", ("", ""), tuple(rows), prose=True)])
 
 
 def cache_clear_command(cache: str, as_json: bool) -> None:

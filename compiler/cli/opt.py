@@ -151,4 +151,5 @@ def passes_command(as_json: bool) -> None:
         show_json([{"name": p.name, "why": p.why} for p in TABLE])
     else:
         rows = tuple((p.name, p.why) for p in TABLE)
-        show_tables([Table("passes in the order of the pipeline", ("pass", "what it does and why there"), rows)])
+        columns = ("pass", "what it does and why there")
+        show_tables([Table("passes in the order of the pipeline", columns, rows, prose=True)])

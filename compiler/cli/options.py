@@ -96,7 +96,7 @@ Verified = Annotated[
     typer.Option(
         metavar=one_of(Verify),
         parser=choice(Verify),
-        help="What to compare with float64: each new kernel, the whole model too, or nothing.",
+        help="What to compare with float64: each new kernel (kernels), the whole model too (model), or nothing (none).",
     ),
 ]
 OptLevel = Annotated[
@@ -114,7 +114,7 @@ NumericsOption = Annotated[
     typer.Option(
         metavar=one_of(Numerics),
         parser=choice(Numerics),
-        help="strict: bit-identical, no reassociation; fast: denormals are zero.",
+        help="strict: bit-identical, no reassociation; fast: denormals are zero; standard: neither.",
     ),
 ]
 PrecisionOption = Annotated[
@@ -122,7 +122,8 @@ PrecisionOption = Annotated[
     typer.Option(
         metavar=one_of(Precision),
         parser=choice(Precision, precision_aliases),
-        help="How floats are stored: as the model says, or all in one type. fp16, half and bf16 are accepted.",
+        help="How floats are stored: as the model says (model), or all as float32, tf32, float16 or bfloat16. fp16, "
+        "half and bf16 are accepted.",
     ),
 ]
 Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]

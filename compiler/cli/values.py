@@ -11,6 +11,8 @@ import typer
 
 E = TypeVar("E", bound=Enum)
 
+COLUMN = 17  # characters of an option's type that help shows in one line at 80 columns
+
 
 def whole(low: int) -> Callable[[str | int], int]:
     """A parser of integers of at least `low`."""
@@ -61,5 +63,8 @@ def choice(kind: type[E], aliases: Callable[[], Mapping[str, str]] | None = None
 
 
 def one_of(kind: type[Enum]) -> str:
-    """The values of an enumeration as the help shows them."""
-    return "|".join(str(m.value) for m in kind)
+    """The values of an enumeration as the column of types shows them; the name where they are too long for it, and
+    the text of the option names them.
+    """
+    values = "|".join(str(m.value) for m in kind)
+    return values if len(values) <= COLUMN else kind.__name__.upper()

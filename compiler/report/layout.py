@@ -26,6 +26,7 @@ class Table:
     right: frozenset[str] = frozenset()  # columns of numbers, which are never cut
     drop: tuple[str, ...] = ()  # columns that are left out, in this order, where a terminal is too narrow
     more: str = ""  # how to see what was left out, such as `--detail`
+    prose: bool = False  # the last column is prose: it is wrapped, not cut
 
     @property
     def headed(self) -> bool:
@@ -48,14 +49,18 @@ class Table:
 
 
 def aligned(t: Table, widths: Sequence[int]) -> list[str]:
-    """A line for each row, its cells cut or filled to these widths; numbers are flush right."""
+    """Each row, its cells cut or filled to these widths; numbers are flush right. Prose may take several lines."""
     gap = " " * GAP
-    return [
-        gap.join(
-            c.rjust(w) if name in t.right else cut(c, w).ljust(w) for c, w, name in zip(r, widths, t.columns)
-        ).rstrip()
-        for r in t.cells
-    ]
+    lines = []
+    for r in t.cells:
+        last = wrapped(r[-1], widths[-1]) if t.prose else [r[-1]]
+        for k, text in enumerate(last):
+            cells = (*r[:-1], text) if k == 0 else (*[""] * (len(r) - 1), text)
+            row = (
+                c.rjust(w) if name in t.right else cut(c, w).ljust(w) for c, w, name in zip(cells, widths, t.columns)
+            )
+            lines.append(gap.join(row).rstrip())
+    return lines
 
 
 def cut(text: str, width: int) -> str:
@@ -105,9 +110,10 @@ def fitted(t: Table, width: int) -> list[str]:
 
 
 def _needed(t: Table, least: int) -> int:
-    """The width of a table whose texts keep at most `least` characters; columns of `drop` keep all."""
+    """The width of a table whose texts keep at most `least` characters; columns of `drop` keep all, names COMFORT."""
     whole = t.right | set(t.drop)
-    widths = (w if name in whole else min(w, least) for name, w in zip(t.columns, t.widths))
+    widths = [w if name in whole else min(w, least) for name, w in zip(t.columns, t.widths)]
+    widths[0] = max(widths[0], min(t.widths[0], COMFORT))
     return sum(widths) + GAP * (len(t.columns) - 1)
 
 
@@ -127,12 +133,13 @@ def _blocks(t: Table, room: int) -> list[Table]:
 
 
 def shrunk(t: Table, room: int) -> list[int]:
-    """Widths of the columns for this room: what is missing is taken from the widest texts."""
+    """Widths of the columns for this room: the widest texts are cut, and names only where no other text is left."""
     widths = t.widths
     texts = [k for k, name in enumerate(t.columns) if name not in t.right]
     over = sum(widths) + GAP * (len(widths) - 1) - room
     while over > 0 and texts:
-        widest = max(texts, key=lambda k: widths[k])
+        cuttable = [k for k in texts if (k > 0 and widths[k] > LEAST) or widths[k] > COMFORT] or texts
+        widest = max(cuttable, key=lambda k: widths[k])
         if widths[widest] <= 1:
             break
         widths[widest] -= 1
