@@ -258,7 +258,7 @@ class CudaBackend(Backend):
         return Built(symbol, compiled.cubin, facts, compiled.spills, time.perf_counter() - start)
 
     def trial_symbol(self, text: str) -> str:
-        return "k_" + hashlib.sha256(text.encode()).hexdigest()[:24]  # a device shares functions by their names
+        return "k_" + hashlib.sha256(text.encode()).hexdigest()[:24]
 
     # --- what the command line says -----------------------------------------------------------------------------------
 
