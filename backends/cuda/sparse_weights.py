@@ -101,8 +101,10 @@ def costs(stored: Array, pixels: int, target: GpuTarget) -> list[tuple[float, sp
         for height in HEIGHTS:
             if height > max(rows, HEIGHTS[0]) * 2:
                 continue
-            most = int(np.add.reduceat(packs, np.arange(0, rows, height)).max())
-            w = sparse.Work(pixels, rows, terms, height, depth, int(packs.sum()), most, int(packs.max()))
+            whole = np.zeros(-(-rows // height) * height, packs.dtype)
+            whole[:rows] = packs
+            ordered = -np.sort(-whole.reshape(-1, height))
+            w = sparse.Work(pixels, rows, terms, height, depth, int(packs.sum()), *sparse.loads(ordered))
             out += [(sparse.cycles(w, s, target), s, height, depth) for s in sparse.shapes(w, target)]
     return out
 

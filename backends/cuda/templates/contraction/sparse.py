@@ -33,6 +33,7 @@ from dnnc.ir.dtype import f32, i64
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import E, Expr, Load, Op, cast, const, fma, load, maximum, minimum, op, substitute, value, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
+from dnnc.ir.types import Array
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
@@ -43,7 +44,7 @@ PAD = 4  # elements of shared memory behind a row, so that vectors of neighbouri
 HELD = 8  # vectors of pixels that a thread reads before it multiplies them
 SIDE = 16  # pixels of half a warp, which it moves together
 PIXELS = (32, 64, 128)
-MOST_ROWS = 8  # of a team: its sums are in registers
+ROWS = (1, 2, 4, 8, 16)  # of a team: its sums are in registers
 AHEAD = 4  # vectors that a thread asks for before it waits
 SLICES = (1, 2, 4, 8)
 READ = 32  # elements that an SM reads from shared memory in a cycle
@@ -60,7 +61,7 @@ CLOCK = 1.755e9
 @dataclass(frozen=True)
 class Work:
     """Sizes of a product: pixels, rows of the weights, terms of a sum; of the encoding: rows of a bundle, columns of a
-    piece, packs of all bundles, of the largest one and of the longest row.
+    piece, packs of all bundles, of the largest one, and of the busiest team of a bundle by the rows of a team.
     """
 
     pixels: int
@@ -70,7 +71,7 @@ class Work:
     depth: int
     packs: int
     most: int
-    longest: int
+    busiest: tuple[float, ...]
 
     @property
     def pieces(self) -> int:
@@ -121,9 +122,23 @@ class Product:
 
 def work_of(e: Bundles, pixels: int) -> Work:
     """The work of a product of weights and so many pixels."""
-    ends = e.starts[:: e.height * e.pieces]
-    most, longest = (int((at[1:] - at[:-1]).max()) for at in (ends, e.starts[:: e.pieces]))
-    return Work(pixels, e.pattern.rows, e.pattern.columns, e.height, e.depth, e.packs, most, longest)
+    ends = e.starts[:: e.pieces]
+    packs = ends[1:] - ends[:-1]
+    rows, columns = e.pattern.rows, e.pattern.columns
+    return Work(pixels, rows, columns, e.height, e.depth, e.packs, *loads(packs.reshape(-1, e.height)))
+
+
+def loads(packs: Array) -> tuple[int, tuple[float, ...]]:
+    """Packs of the largest bundle, and of the busiest team (mean of all bundles) by ROWS, of packs [bundles, height]
+    of rows whose longest are first.
+    """
+    found = []
+    for each in ROWS:
+        teams = max(packs.shape[1] // each, 1)
+        turns = packs[:, : each * teams].reshape(len(packs), -1, teams).copy()
+        turns[:, 1::2] = turns[:, 1::2, ::-1]
+        found.append(float(turns.sum(1).max(1).mean()))
+    return int(packs.sum(1).max()), tuple(found)
 
 
 def product_of(problem: Problem) -> Product | None:
@@ -182,7 +197,7 @@ def knobs_of(s: Shape) -> Knobs:
 
 def shapes(w: Work, target: GpuTarget) -> Iterator[Shape]:
     """All blocks that registers and shared memory hold, no more pixels than there are but for the least."""
-    for pixels, each, slices in pairs(PIXELS, (1, 2, 4, 8), SLICES):
+    for pixels, each, slices in pairs(PIXELS, ROWS, SLICES):
         threads = w.height * LANES // each * slices
         if threads % 32 or not 64 <= threads <= 1024 or w.height % each:
             continue
@@ -217,7 +232,7 @@ def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
     copied, results = s.pixels * w.terms, s.pixels * w.height
     copies = copied * max(4 / L2_RATE, 1 / MOVED) + results * (4 / L2_RATE + (1 + s.slices) / READ)
     rounds = w.pieces * -(-s.pixels * min(w.depth, w.terms) // (VECTOR * threads * AHEAD)) + 1
-    chain = max(w.longest, w.packs / w.count * each) / s.slices * CHAIN + each * w.pieces * ROW_WAIT
+    chain = w.busiest[ROWS.index(each)] / s.slices * CHAIN + each * w.pieces * ROW_WAIT
     alone = rounds * LATENCY + chain
     memory = 4 * (w.pixels * (w.terms + w.rows) + 2 * w.packs * PACK) / (target.bandwidth * 1e9 / CLOCK)
     return START + max(products + most * (starts + copies), -(-most // together) * alone, memory)
