@@ -60,6 +60,8 @@ class CudaBackend(Backend):
     exclusive = False
     numbered = True
 
+    target: GpuTarget
+
     def __init__(self, target: Target, threads: int | None = None) -> None:
         self.asked = target
         self.number, self.target = self._parsed(target)

@@ -11,6 +11,7 @@ import numpy as np
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import patch, simt, sparse, tf32x3
 from dnnc.backends.cuda.templates.contraction.mma import Shape as TileShape
+from dnnc.backends.cuda.templates.contraction.patch_image import image_of
 from dnnc.ir.bundles import PACK, Bundles, matrix_of
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
@@ -144,7 +145,7 @@ def _convolution(
 def _cycles(g: Graph, target: GpuTarget) -> float:
     nodes = list(g.nodes())
     problem = classify(nodes, lower(g, nodes, g.outputs))
-    image = patch.image_of(problem, target)
+    image = image_of(problem, target)
     patches = [] if image is None else patch.ranked(image, target)[:1]
     return min([simt.estimate(problem, target), _tensor_cores(problem, target), *(cost for cost, _ in patches)])
 
