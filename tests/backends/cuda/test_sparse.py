@@ -173,13 +173,13 @@ def test_density_and_sizes_decide() -> None:
     """Sparse where the estimate promises it, dense elsewhere; strict numerics have no sparse weights."""
     gains = {}
     for density in (0.02, 0.1, 0.5):
-        g = product(784, 512, 512, pruned(512, 512, density=density))
+        g = product(6272, 512, 512, pruned(512, 512, density=density))
         n = next(n for n in g.nodes() if n.op.name == "matmul")
         verdict = sparse_weights.weigh_sparse(g, n, H200)
         assert verdict is not None and "times" in verdict.why
         gains[density] = verdict.encoding is not None
     assert gains[0.02] and not gains[0.5]
-    g = product(784, 512, 512, pruned(512, 512, density=0.02))
+    g = product(6272, 512, 512, pruned(512, 512, density=0.02))
     for numerics, some in (("standard", True), ("strict", False)):
         manager, ctx = PassManager(), PassContext(facts(H200, numerics), numerics)
         made = compile_program(g.copy(), ctx, templates(H200, strict=numerics == "strict"), manager=manager)

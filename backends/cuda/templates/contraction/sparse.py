@@ -1,8 +1,9 @@
 """Products of sparse constant weights: rows of the weights times pixels, one multiply-add for each stored element.
 
     for block in block.x(tiles of pixels x bundles of rows):
-        for t in thread.x(..):                      a team of threads has a few rows, each thread 4 neighbouring pixels;
-                                                    `slices` teams share a row, each has every so many packs
+        for t in thread.x(..):                      8 threads are a team that has a few rows, each thread 4 neighbours
+                                                    of every 32 pixels; `slices` teams share a row, each has every so
+                                                    many packs
             for each piece of the sum:
                 x[piece, pixels] = the other factor, transposed on its way into shared memory
                 for each row of the team: for each pack of 4 elements:
@@ -25,38 +26,46 @@ from itertools import product as pairs
 from typing import Any
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction.staging import L2_RATE, LATENCY, plan_tile, resident, vector_of
+from dnnc.backends.cuda.templates.contraction.staging import plan_tile, resident, vector_of
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.ir.bundles import PACK, Bundles
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, cast, const, fma, load, maximum, minimum, op, substitute, value, walk
+from dnnc.ir.expr import E, Expr, Load, Op, cast, const, fma, load, maximum, minimum, op, substitute, value, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
+from dnnc.ir.types import Array
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("slices",)
-VECTOR = 4  # pixels of a thread
-SWIZZLE = 8  # rows of shared memory whose vectors lie in different banks
+VECTOR = 4  # neighbouring pixels of a thread
+LANES = 8  # threads of a team: their vectors lie in all 32 banks
+PAD = 4  # elements of shared memory behind a row, so that vectors of neighbouring rows lie in different banks
+HELD = 8  # vectors of pixels that a thread reads before it multiplies them
 SIDE = 16  # pixels of half a warp, which it moves together
 PIXELS = (32, 64, 128)
-MOST_ROWS = 8  # of a team: its sums are in registers
+ROWS = (1, 2, 4, 8, 16)  # of a team: its sums are in registers
 AHEAD = 4  # vectors that a thread asks for before it waits
 SLICES = (1, 2, 4, 8)
-READ = 32  # elements that an SM reads from shared memory in a cycle
-EFFICIENCY = 0.6  # of that rate, beside reading indices: loops whose ends are not foreseen
-ROW_START = 12  # cycles of a warp's scheduler to begin a row
-CHAIN = 90  # cycles of a warp for a pack, in which it waits for indices, elements and products
-ROW_WAIT = 150  # the same for a row
-MOVED = 30  # elements in a cycle that go through registers into shared memory
-START = 2000  # cycles of a launch, and of what a block begins and ends with
+# Cycles, fitted to 1,188 kernels on an H100, whose times they tell to 12 %:
+READ = 1.27  # of an SM for a vector of a team
+ASKED = 4  # packs beside their vectors, in the same unit
+ROW_START = 14.4  # of an SM for a warp's row and piece
+CHAIN, CHAIN_VECTOR = 218, 61  # of a warp for a pack, in which it waits for indices, elements and products
+ROW_WAIT = 186  # the same for a row and piece
+COPY = 0.29  # of an SM for an element of the other factor
+RESULT = 0.23  # and of the results, and RESULT_SLICE more for each slice
+RESULT_SLICE = 0.07
+ROUND = 276  # until a round of copies is there
+BLOCK = 230  # that a block begins and ends with
+START = 3000  # of a launch
 CLOCK = 1.755e9
 
 
 @dataclass(frozen=True)
 class Work:
     """Sizes of a product: pixels, rows of the weights, terms of a sum; of the encoding: rows of a bundle, columns of a
-    piece, packs of all bundles, of the largest one and of the longest row.
+    piece, packs of all bundles, of the largest one, and of the busiest team of a bundle by the rows of a team.
     """
 
     pixels: int
@@ -66,7 +75,7 @@ class Work:
     depth: int
     packs: int
     most: int
-    longest: int
+    busiest: tuple[float, ...]
 
     @property
     def pieces(self) -> int:
@@ -91,14 +100,14 @@ class Shape:
     slices: int = 1
 
     @property
-    def lanes(self) -> int:
-        """Threads of a team."""
-        return self.pixels // VECTOR
+    def vectors(self) -> int:
+        """Of a thread, for a row."""
+        return self.pixels // (LANES * VECTOR)
 
     @property
     def teams(self) -> int:
         """Of a slice."""
-        return self.warps * 32 // self.lanes // self.slices
+        return self.warps * 32 // LANES // self.slices
 
 
 @dataclass(frozen=True)
@@ -117,9 +126,23 @@ class Product:
 
 def work_of(e: Bundles, pixels: int) -> Work:
     """The work of a product of weights and so many pixels."""
-    ends = e.starts[:: e.height * e.pieces]
-    most, longest = (int((at[1:] - at[:-1]).max()) for at in (ends, e.starts[:: e.pieces]))
-    return Work(pixels, e.pattern.rows, e.pattern.columns, e.height, e.depth, e.packs, most, longest)
+    ends = e.starts[:: e.pieces]
+    packs = ends[1:] - ends[:-1]
+    rows, columns = e.pattern.rows, e.pattern.columns
+    return Work(pixels, rows, columns, e.height, e.depth, e.packs, *loads(packs.reshape(-1, e.height)))
+
+
+def loads(packs: Array) -> tuple[int, tuple[float, ...]]:
+    """Packs of the largest bundle, and of the busiest team (mean of all bundles) by ROWS, of packs [bundles, height]
+    of rows whose longest are first.
+    """
+    found = []
+    for each in ROWS:
+        teams = max(packs.shape[1] // each, 1)
+        turns = packs[:, : each * teams].reshape(len(packs), -1, teams).copy()
+        turns[:, 1::2] = turns[:, 1::2, ::-1]
+        found.append(float(turns.sum(1).max(1).mean()))
+    return int(packs.sum(1).max()), tuple(found)
 
 
 def product_of(problem: Problem) -> Product | None:
@@ -178,9 +201,8 @@ def knobs_of(s: Shape) -> Knobs:
 
 def shapes(w: Work, target: GpuTarget) -> Iterator[Shape]:
     """All blocks that registers and shared memory hold, no more pixels than there are but for the least."""
-    for pixels, each, slices in pairs(PIXELS, (1, 2, 4, 8), SLICES):
-        lanes = pixels // VECTOR
-        threads = w.height * lanes // each * slices
+    for pixels, each, slices in pairs(PIXELS, ROWS, SLICES):
+        threads = w.height * LANES // each * slices
         if threads % 32 or not 64 <= threads <= 1024 or w.height % each:
             continue
         s = Shape(pixels, threads // 32, slices)
@@ -191,33 +213,31 @@ def shapes(w: Work, target: GpuTarget) -> Iterator[Shape]:
 
 def registers(w: Work, s: Shape) -> int:
     """Of a thread, about."""
-    return 44 + (VECTOR + 2) * (w.height // s.teams)
+    return 20 + 2 * PACK + min(PACK * s.vectors, HELD) * VECTOR + (VECTOR * s.vectors + 2) * (w.height // s.teams)
 
 
 def shared(w: Work, s: Shape) -> int:
     """Bytes of a block."""
-    return max(w.depth + 1, w.height * s.slices) * s.pixels * 4
+    return max(w.depth + 1, w.height * s.slices) * (s.pixels + PAD) * 4
 
 
 def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
-    """Estimated cycles of the busiest multiprocessor: what its blocks ask of shared memory, of copies and of the
-    schedulers, or as long as a block takes alone, as often as blocks follow one another.
+    """Estimated cycles of the busiest multiprocessor: what its blocks ask of shared memory, or as long as a block takes
+    alone, as often as blocks follow one another, or what memory takes.
     """
-    tiles, threads = -(-w.pixels // s.pixels), s.warps * 32
-    blocks = tiles * w.bundles
-    share = max(w.packs / w.bundles * -(-blocks // target.sms), w.most)  # packs of the busiest
-    most = -(-blocks // target.sms)
+    threads, each = s.warps * 32, w.height // s.teams
+    blocks = -(-w.pixels // s.pixels) * w.bundles
+    most, packs = -(-blocks // target.sms), w.packs / w.bundles
     together = min(most, resident(target, s.warps, registers(w, s), shared(w, s)))
-    products = share * PACK * s.pixels / READ / EFFICIENCY
-    each = w.height // s.teams
-    starts = w.height * s.slices * w.pieces * s.lanes / 32 * ROW_START / 4
-    copied, results = s.pixels * w.terms, s.pixels * w.height
-    copies = copied * max(4 / L2_RATE, 1 / MOVED) + results * (4 / L2_RATE + (1 + s.slices) / READ)
+    pack = READ * (PACK * s.vectors + ASKED)
+    copies = s.pixels * (w.terms * COPY + w.height * (RESULT + RESULT_SLICE * s.slices))
+    starts = w.height * s.slices * w.pieces * LANES / 32 * ROW_START
+    busy = max(packs * most, w.most) * pack + most * (starts + copies)
+    team = w.busiest[ROWS.index(each)] / s.slices * (CHAIN + CHAIN_VECTOR * s.vectors) + each * w.pieces * ROW_WAIT
     rounds = w.pieces * -(-s.pixels * min(w.depth, w.terms) // (VECTOR * threads * AHEAD)) + 1
-    chain = max(w.longest, w.packs / w.count * each) / s.slices * CHAIN + each * w.pieces * ROW_WAIT
-    alone = rounds * LATENCY + chain
+    alone = max(team, packs * pack) + copies + rounds * ROUND + BLOCK
     memory = 4 * (w.pixels * (w.terms + w.rows) + 2 * w.packs * PACK) / (target.bandwidth * 1e9 / CLOCK)
-    return START + max(products + most * (starts + copies), -(-most // together) * alone, memory)
+    return START + max(busy, -(-most // together) * alone, memory)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -227,13 +247,15 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     p = product_of(problem)
     if p is None:
         raise ScheduleError("the weights are no bundles of sparse rows, or memory has another order")
-    return _Writer(p, Shape(int(knobs["pixels"]), int(knobs["warps"]), int(knobs.get("slices", 1)))).build()
+    shape = Shape(int(knobs["pixels"]), int(knobs["warps"]), int(knobs.get("slices", 1)))
+    return _Writer(p, shape, target).build()
 
 
 class _Writer:
     """The kernel of one product and one shape."""
 
-    def __init__(self, p: Product, s: Shape) -> None:
+    def __init__(self, p: Product, s: Shape, target: GpuTarget) -> None:
+        self.together = resident(target, s.warps, registers(p.work, s), shared(p.work, s))
         self.p, self.c, self.e, self.s, self.b = p, p.c, p.encoding, s, Builder()
         self.threads, self.each = s.warps * 32, p.encoding.height // s.teams
         if self.each * s.teams != p.encoding.height:
@@ -246,19 +268,20 @@ class _Writer:
             self.bundle = b.let("bundle", block % e.bundles)  # neighbouring blocks read the same pixels
             self.first = b.let("first", block // e.bundles) * s.pixels
             high = max(e.depth + 1, e.height * s.slices)
-            self.x = b.alloc("x", f32, high, s.pixels, space="shared", swizzle=SWIZZLE)
+            self.x = b.alloc("x", f32, high, s.pixels + PAD, space="shared")
             with b.loop("t", self.threads, "thread.x") as t:
+                b.do("resident", self.together)
                 self.body(t)
         return self.c.kernel.with_body(b.block())
 
     def body(self, t: Expr) -> None:
         b, e, s = self.b, self.e, self.s
-        self.lane, team = b.let("lane", t % s.lanes), b.let("team", t // s.lanes)
+        self.lane, team = b.let("lane", t % LANES), b.let("team", t // LANES)
         self.slice = b.let("slice", team // s.teams)
         team = b.let("place", team % s.teams)
-        sums = b.alloc("sums", f32, self.each, VECTOR)
-        with b.loop("r", self.each, "unroll") as r:
-            b.store(sums, (r, 0), const(0, f32), VECTOR)
+        sums = b.alloc("sums", f32, self.each, s.vectors, VECTOR)
+        with b.loop("r", self.each, "unroll") as r, b.loop("v", s.vectors, "unroll") as v:
+            b.store(sums, (r, v, 0), const(0, f32), VECTOR)
         with b.loop("z", -(-s.pixels // self.threads)) as z, b.when(t + z * self.threads < s.pixels):
             b.store(self.x, (e.depth, t + z * self.threads), const(0, f32))
         with b.loop("piece", e.pieces) as piece:
@@ -266,17 +289,24 @@ class _Writer:
             with b.loop("r", self.each, "unroll") as r, b.loop("k", 2, "unroll") as k:
                 at = self.slot(team, r) * e.pieces + piece + k
                 b.store(ends, (r, k), self.p.weights[e.sections["starts"][0] + at])
+            first = b.alloc("first", self.p.weights.dtype, self.each, 2, PACK)
+            self.ask(first, 0, self.begin(ends, const(0)))
             if e.pieces > 1:
                 b.do("barrier")
             self.fill(t, piece)
             b.do("barrier")
             with b.loop("r", self.each, "unroll") as r:
-                self.row(sums, r, ends)
+                with b.when(r + 1 < self.each):
+                    after = minimum(r + 1, self.each - 1)
+                    self.ask(first, after, self.begin(ends, after))
+                self.row(sums, r, ends, first)
         b.do("barrier")
         with b.loop("r", self.each, "unroll") as r:
             begin, _ = e.sections["rows"]
             row = self.trusted(self.p.weights[begin + self.slot(team, r)], e.height)
-            b.store(self.x, (self.slice * e.height + row, self.lane * VECTOR), sums.at(r, 0, lanes=VECTOR), VECTOR)
+            with b.loop("v", s.vectors, "unroll") as v:
+                at = self.slice * e.height + row, self.column(v)
+                b.store(self.x, at, sums.at(r, v, 0, lanes=VECTOR), VECTOR)
         b.do("barrier")
         self.finish(t)
 
@@ -290,31 +320,46 @@ class _Writer:
         """An index out of the encoding, below `most`."""
         return call("trusted", cast(number, i64), 0, most)
 
-    def row(self, sums: Buffer, r: Expr, ends: Buffer) -> None:
+    def column(self, v: Expr) -> Expr:
+        """Of shared memory, where a vector of a thread's pixels begins."""
+        return v * (LANES * VECTOR) + self.lane * VECTOR
+
+    def begin(self, ends: Buffer, r: Expr) -> Expr:
+        """The first pack of a row's piece for this slice."""
+        return self.trusted(ends[r, 0], self.e.packs + 1) + self.slice
+
+    def ask(self, to: Buffer, place: E, pack: Expr) -> None:
+        """Load a pack; behind the last one, that of zeros."""
+        b, at = self.b, self.b.let("pack", minimum(pack, self.e.packs))
+        for k, name in enumerate(("values", "columns")):
+            begin, _ = self.e.sections[name]
+            b.store(to, (place, k, 0), load(self.p.weights, (begin + at * PACK,), PACK), PACK)
+
+    def row(self, sums: Buffer, r: Expr, ends: Buffer, first: Buffer) -> None:
         """Add a slice of a piece of a row's products to its sums; the next pack is on its way meanwhile."""
-        b, e, w, slices = self.b, self.e, self.p.weights, self.s.slices
-        begins = {name: e.sections[name][0] for name in ("values", "columns")}
-        low, high = (b.let(name, self.trusted(ends[r, k], e.packs + 1)) for k, name in enumerate(("low", "high")))
-        next_values, next_columns = (b.alloc(f"next_{n}", w.dtype, PACK) for n in begins)
+        b, s, slices = self.b, self.s, self.s.slices
+        low, high = (b.let(n, self.trusted(ends[r, k], self.e.packs + 1)) for k, n in enumerate(("low", "high")))
+        ahead, pack = (b.alloc(n, self.p.weights.dtype, 1, 2, PACK) for n in ("ahead", "pack"))
 
-        def ask(pack: Expr) -> None:
-            at = b.let("pack", minimum(pack, e.packs))
-            for name, to in (("values", next_values), ("columns", next_columns)):
-                b.store(to, (0,), load(w, (begins[name] + at * PACK,), PACK), PACK)
+        def move(to: Buffer, source: Buffer, place: E) -> None:
+            with b.loop("k", 2, "unroll") as k:
+                b.store(to, (0, k, 0), source.at(place, k, 0, lanes=PACK), PACK)
 
-        ask(low + self.slice)
+        move(ahead, first, r)
         whole = slices == 1
         count = high if whole else maximum(high - low - self.slice + (slices - 1), 0) // slices
         with b.loop("p", count, lo=low if whole else 0) as p:
-            values, columns = (b.alloc(n, w.dtype, PACK) for n in begins)
-            b.store(values, (0,), next_values.at(0, lanes=PACK), PACK)
-            b.store(columns, (0,), next_columns.at(0, lanes=PACK), PACK)
-            ask(p + 1 if whole else low + self.slice + (p + 1) * slices)
-            with b.loop("j", PACK, "unroll") as j:
-                column = self.trusted(columns[j], e.depth + 1)
-                x = self.x.at(column, self.lane * VECTOR, lanes=VECTOR)
-                weight = op("bits_f32", values[j], dtype=f32)
-                b.store(sums, (r, 0), fma(weight, x, sums.at(r, 0, lanes=VECTOR)), VECTOR)
+            move(pack, ahead, 0)
+            self.ask(ahead, 0, p + 1 if whole else low + self.slice + (p + 1) * slices)
+            step = min(PACK, HELD // s.vectors)  # elements whose pixels are asked for together
+            for j0 in range(0, PACK, step):
+                held = b.alloc("held", f32, step, s.vectors, VECTOR)
+                with b.loop("j", step, "unroll") as j, b.loop("v", s.vectors, "unroll") as v:
+                    column = self.trusted(pack[0, 1, j0 + j], self.e.depth + 1)
+                    b.store(held, (j, v, 0), self.x.at(column, self.column(v), lanes=VECTOR), VECTOR)
+                with b.loop("j", step, "unroll") as j, b.loop("v", s.vectors, "unroll") as v:
+                    weight, x = op("bits_f32", pack[0, 0, j0 + j], dtype=f32), held.at(j, v, 0, lanes=VECTOR)
+                    b.store(sums, (r, v, 0), fma(weight, x, sums.at(r, v, 0, lanes=VECTOR)), VECTOR)
 
     # --- the other factor ---------------------------------------------------------------------------------------------
 
