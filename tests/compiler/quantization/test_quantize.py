@@ -286,3 +286,23 @@ def test_a_batch_of_minus_one_and_a_slice_of_everything() -> None:
     assert [layer.scheme for layer in q.layers] == ["int8"] and q.samples == 6
     assert q.error is not None and q.error < 0.02
     assert len(q.model.graph.output) == outputs
+
+
+@pytest.mark.slow
+def test_sizes_that_each_call_decides() -> None:
+    """Whether a doubled half is as large as the whole depends on the size: the model is read again for each shape."""
+    text = """
+      agraph (float[N, 3, H, W] x) => (float[N, 4, H, W] y) {
+        half = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)
+        twice = Resize(half, , scales)
+        whole = Conv<pads = [1, 1, 1, 1]>(x, v)
+        sum = Add(twice, whole)
+        y = Conv(sum, u)
+      }"""
+    proto = model(text, w=(4, 3, 3, 3), v=(4, 3, 3, 3), u=(4, 4, 1, 1))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"))
+    before = proto.SerializeToString()
+    x = images(3)
+    q = dnnc.quantize(proto, [x[..., :6, :], x])
+    assert [layer.scheme for layer in q.layers] == ["int8"] * 3 and q.error is not None and q.error < 0.03
+    assert proto.SerializeToString() == before
