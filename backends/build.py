@@ -95,7 +95,7 @@ def build_kernels(
 
 def symbols_of(scheduled: ScheduledGraph, backend: Backend) -> dict[str, str]:
     """Names of kernels by their operator IR: hashes of all that their code depends on."""
-    key = f"{backend.name}\0{backend.code_version}\0{backend.target!r}\0".encode()
+    key = f"{backend.name}\0{backend.code_version}\0{backend.target_key}\0".encode()
     return {s.text: "k_" + hashlib.sha256(key + s.text.encode()).hexdigest() for s in scheduled.kernels}
 
 
