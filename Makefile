@@ -10,7 +10,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal
 ZOO ?= zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types fast slow thorough gpu cuda-zoo golden pages docs format digits clean
+.PHONY: help demo test lint types fast slow thorough gpu cuda-zoo golden pages docs walk format digits clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ pages: $(VENV)/dev  ## regenerate the tables of docs: options, operators of ONNX
 docs: $(VENV)/docs .types  ## build the documentation into site/; it needs no network
 	@$(BIN)/mkdocs build --quiet
 	@echo "site/index.html; to search it: $(BIN)/python -m http.server -d site"
+
+walk: docs  ## visit every page of the documentation in a headless browser: errors, dead links, what the search finds
+	@$(BIN)/python docs/_site/walk.py site
 
 format: $(VENV)/dev  ## lay the code out anew, sort imports
 	@$(BIN)/ruff check --fix .

@@ -5,6 +5,11 @@
 The net and the loss in PyTorch are the example's own text, with its imports changed. The table says how far
 the losses are apart at most, relative to PyTorch's: float64 holds 1e-7, float32 1e-3. In float32 the last column says
 how far PyTorch's losses are from its own in float64: a net whose training amplifies each rounding error shows there.
+
+Stochastic depth does with the example's own settings: an activation within a rounding error of ReLU's kink changes the
+gradient by up to 1e-3, and such differences move others across theirs, until PyTorch's own losses are 0.3 apart.
+So its batches are of 4 images, which have few such activations, and its learning rate falls by 5 % a step. The net
+still learns, and PyTorch's two curves are within 1e-4 for 9 choices of weights.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import argparse
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +49,8 @@ class Case:
     settings: dict[str, Any]
     made_with: dict[str, Any]
     by_run: bool = False  # define-by-run, where Python decides what runs; else `dnnc.train_step`
+    decay: float = 1.0  # of the learning rate, by which each step multiplies it; of define-by-run alone
+    batches: dict[str, Any] = field(default_factory=dict)  # what they are drawn with
 
 
 CASES = (
@@ -55,7 +62,15 @@ CASES = (
     Case("seq2seq", "Adam", {"lr": 1e-3}, {"width": 24}),
     Case("gpt", "AdamW", {"lr": 1e-3, "weight_decay": 0.1}, {"width": 32, "blocks": 2}),
     Case("word2vec", "Adagrad", {"lr": 0.05}, {}),
-    Case("stochastic_depth", "SGD", {"lr": 0.01, "momentum": 0.9, "nesterov": True}, {"blocks": 6}, by_run=True),
+    Case(
+        "stochastic_depth",
+        "SGD",
+        {"lr": 3e-3, "momentum": 0.9, "nesterov": True},
+        {"blocks": 6},
+        by_run=True,
+        decay=0.95,
+        batches={"size": 4},
+    ),
 )
 
 
@@ -70,10 +85,10 @@ def example(name: str, of_torch: bool) -> ModuleType:
     return module
 
 
-def batches(module: ModuleType, name: str, steps: int, dtype: str) -> Iterator[list[Any]]:
+def batches(module: ModuleType, case: Case, steps: int, dtype: str) -> Iterator[list[Any]]:
     rng = np.random.default_rng(0)
-    data = module.load_data(rng)[:2] if name == "train_digits" else ()
-    for batch in module.batches(rng, steps, *data):
+    data = module.load_data(rng)[:2] if case.name == "train_digits" else ()
+    for batch in module.batches(rng, steps, *data, **case.batches):
         yield [a.astype(dtype) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in batch]
 
 
@@ -83,7 +98,7 @@ def curves(case: Case, steps: int, dtype: str, **options: Any) -> tuple[np.ndarr
     net = ours.model(**case.made_with).to(dtype)
     net.load_state_dict(torch_net(case, dtype).state_dict())
     step = stepper(case, ours, net, options)
-    found = [step(*batch) for batch in batches(ours, case.name, steps, dtype)]
+    found = [step(*batch) for batch in batches(ours, case, steps, dtype)]
     return np.array([float(x) for x in found]), torch_curve(case, steps, dtype)
 
 
@@ -98,12 +113,14 @@ def torch_curve(case: Case, steps: int, dtype: str) -> np.ndarray:
     """PyTorch's losses [steps]."""
     theirs, net = example(case.name, True), torch_net(case, dtype)
     optimizer = getattr(torch.optim, case.optimizer)(net.parameters(), **case.settings)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, case.decay)
     losses = []
-    for batch in batches(example(case.name, False), case.name, steps, dtype):
+    for batch in batches(example(case.name, False), case, steps, dtype):
         optimizer.zero_grad()
         loss = theirs.loss_of(net, *(torch.tensor(a) if isinstance(a, np.ndarray) else a for a in batch))
         loss.backward()
         optimizer.step()
+        schedule.step()
         losses.append(loss.item())
     return np.array(losses)
 
@@ -115,6 +132,7 @@ def stepper(case: Case, ours: ModuleType, net: Any, options: dict[str, Any]) -> 
         return dnnc.train_step(ours.loss_of, make(**case.settings), net, **options)
     device = "cpu" if options.get("target", "llvm") == "llvm" else "cuda:0"
     optimizer = make(net.to(device).parameters(), **case.settings)
+    schedule = optim.lr_scheduler.ExponentialLR(optimizer, case.decay)
 
     def step(*batch: Any) -> float:
         optimizer.zero_grad()
@@ -122,6 +140,7 @@ def stepper(case: Case, ours: ModuleType, net: Any, options: dict[str, Any]) -> 
         loss = ours.loss_of(net, *given)
         loss.backward()
         optimizer.step()
+        schedule.step()
         return float(loss)
 
     return step

@@ -21,7 +21,11 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from sklearn.datasets import load_digits
+
+try:
+    from sklearn.datasets import load_digits
+except ImportError:
+    raise SystemExit("the images come with scikit-learn, which is not installed: pip install scikit-learn") from None
 
 import dnnc
 import dnnc.nn.functional as F

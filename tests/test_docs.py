@@ -127,6 +127,29 @@ if importlib.util.find_spec("mkdocs") and importlib.util.find_spec("mkdocstrings
         assert "tanh" in (tmp_path / "search/search_index.json").read_text()
 
 
+if importlib.util.find_spec("mkdocs") and importlib.util.find_spec("playwright"):
+
+    @pytest.mark.slow
+    @pytest.mark.thorough
+    def test_a_browser_walks_the_site(tmp_path: Path) -> None:
+        """`make walk`: no error in the console, no dead link, and the search finds its words."""
+        build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+        for command in (build, [sys.executable, "docs/_site/walk.py", str(tmp_path)]):
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_search_has_the_words_of_the_walk() -> None:
+    """Thirty words, each on some page: the index of the search is made of them."""
+    spec = importlib.util.spec_from_file_location("walk", ROOT / "docs/_site/walk.py")
+    assert spec is not None and spec.loader is not None
+    walk = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(walk)
+    text = " ".join(p.read_text().lower() for p in DOCUMENTS)
+    assert len(walk.WORDS) >= 30 and not [w for w in walk.WORDS if w.lower() not in text]
+    assert len(walk.SHOWN) == 10 and all((ROOT / f"docs/{n}.md").exists() for n in walk.SHOWN)
+
+
 @pytest.mark.parametrize(
     "page, names",
     [
@@ -190,16 +213,37 @@ def test_commands_parse(words: list[str]) -> None:
     assert "model.onnx" not in words, "use examples/digits.onnx, which everybody has"
 
 
+def test_blocks_say_what_they_hold() -> None:
+    """Of another language, commands and code would not be run by the tests of this file."""
+    for path in DOCUMENTS:
+        opened = re.findall(r"^( *)```(.*)$", path.read_text(), re.M)[::2]
+        wrong = [f for f in opened if f[0] or f[1] not in ("", "sh", "python", "text", "toml")]
+        assert not wrong, f"{path.name}: {wrong}"
+
+
+def test_programs_in_commands_exist() -> None:
+    """Those that take hours are not run here."""
+    for path in DOCUMENTS:
+        for line in shell_lines(path):
+            if m := re.match(r"python (-m )?([\w./]+)", line):
+                name = m[2].replace(".", "/") if m[1] else m[2]
+                own = name.split("/")[0] in ("benchmarks", "examples")
+                places = [ROOT / name, ROOT / f"{name}.py"]
+                assert not own or any(p.exists() for p in places), f"{path.name}: {line}"
+
+
+def runnable(page: Path) -> list[str]:
+    """The commands of a page that are quick and need no device."""
+    found = [n for n in shell_lines(page) if re.match(r"(dnnc|python -[cm]|printf) ", n)]
+    return [n for n in found if not DEVICE.search(n) and not re.match(r"python -m (benchmarks|venv)", n)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [p for p in DOCUMENTS if any(n == p.name for n, _ in dnnc_lines())], ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("page", [p for p in DOCUMENTS if runnable(p)], ids=lambda p: p.stem)
 def test_commands_run(page: Path, tmp_path: Path) -> None:
     """The commands of a page, in order, as a shell runs them; searches and benchmarks take less time here."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    for line in shell_lines(page):
-        if not re.match(r"(dnnc|python -[cm]|printf) ", line) or DEVICE.search(line):
-            continue
+    for line in runnable(page):
         quick = re.sub(r"--budget \S+", "--budget 2s", re.sub(r"--duration \S+", "--duration 0.1", line)).replace(
             "onnxruntime,openvino", "onnxruntime"
         )

@@ -185,7 +185,7 @@ from dnnc.array.numeric import (
     vdot as vdot,
 )
 from dnnc.array.methods import name_absent as _name_absent
-from dnnc.array.methods import nearest as nearest
+from dnnc.array.methods import no_name as _no_name
 from dnnc.array.searching import (
     argmax as argmax,
     argmin as argmin,
@@ -237,7 +237,7 @@ newaxis = None
 
 
 def __getattr__(name: str) -> object:
-    raise AttributeError(f"dnnc.array has no {name!r}{nearest(name, __all__)}")
+    raise _no_name("dnnc.array", name, __all__)
 
 
 __all__ = [n for n in dir() if not n.startswith("_")] + ["__array_api_version__", "__array_namespace_info__"]

@@ -40,10 +40,15 @@ def function(name: str) -> Any:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; the nearest is clip`, or nothing where no name is near."""
-    names = set(known)
-    same = SYNONYMS.get(name)
+    names = {n for n in known if not n.startswith("_")}
+    same = SYNONYMS.get(name) or next((n for n in names if n.lower() == name.lower()), None)
     close = [same] if same in names else difflib.get_close_matches(name, names, 1, 0.6)
     return f"; the nearest is {close[0]}" if close else ""
+
+
+def no_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error of a name that a module does not have."""
+    return AttributeError(f"{module} has no {name!r}{nearest(name, known)}")
 
 
 class Absent:

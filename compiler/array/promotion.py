@@ -39,7 +39,9 @@ def dtype_of(d: Any) -> DType:
         found = None
     native = None if found is None or d is None else KNOWN.get(found) or KNOWN.get(found.newbyteorder("="))
     if native is None:
-        raise InputError(f"dnnc.array has no dtype {d!r}; there are {', '.join(NAMES)}")
+        raise InputError(
+            f"dnnc.array has no dtype {d if found is None else found.name!r}; there are {', '.join(NAMES)}"
+        )
     return native
 
 

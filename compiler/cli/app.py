@@ -208,7 +208,7 @@ def bench(
 
     With --peers other engines run the same file on the same arrays with as many threads, in this process: blocks of
     calls take turns with pauses between, outputs are compared, and the ratio of the medians says who is faster. Compare
-    figures of one run only.
+    figures of one run only. All takes the time of --warmup and --duration for each engine, and loading them.
     """
 
     commands("measure").bench_command(

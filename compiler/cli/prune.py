@@ -23,8 +23,6 @@ def prune_command(job: Job, files: Files, options: dict[str, Any], compress: boo
     need_source(job.model)
     output = files.output or f"{Path(job.model).stem}.pruned.onnx"
     check_outputs(job, output, files)
-    if compress and not output.endswith(".dnnc"):
-        raise typer.BadParameter("it is for files that end in .dnnc", param_hint="--compress")
     metric = load_metric(files.metric) if files.metric else None
     with Bar(left=True) as bar:
         p = prune(load_model(job.model), files.data or None, metric=metric, progress=bar, **options, **compiling(job))

@@ -87,7 +87,9 @@ Bits = Annotated[
 Compress = Annotated[
     bool,
     typer.Option(
-        "--compress", help="Of a .dnnc file: code its weights and texts. Loading takes as long as the passes."
+        "--compress",
+        help="Of a .dnnc file: code its weights and texts. Loading takes as long as the passes. Of an .onnx file: "
+        "store weights of many zeros as sparse initializers.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="Of random choices.")]

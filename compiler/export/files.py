@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from dnnc.ir.errors import InputError, InternalError, ModelError, UnsupportedError
 from dnnc.ir.files import replacing
@@ -15,6 +16,7 @@ from dnnc.ir.files import replacing
 LIMIT = (1 << 31) - (1 << 20)  # bytes of a protobuf, with room for all that is no weight
 LARGE = 1 << 10  # bytes from which on a tensor goes into the other file
 ALIGN = 1 << 12
+SPARSE = 6  # version of the file format that has sparse initializers
 DATA = ".data"  # appended to the name of a model: the file of its large weights
 
 
@@ -39,6 +41,34 @@ def write(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
                 file.flush()
     except OSError as e:
         raise ModelError(f"{target} cannot be written: {e}") from e
+
+
+def with_sparse_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose large weights of many zeros are sparse initializers, where these take less room: 8 bytes an index.
+
+    What is not stored reads as 0: negative zeros are stored. Inputs with default values stay dense.
+    """
+    out, given = onnx.ModelProto(), {v.name for v in model.graph.input}
+    out.CopyFrom(model)
+    del out.graph.initializer[:]
+    for t in model.graph.initializer:
+        made = _sparse(t) if len(t.raw_data) >= LARGE and t.data_type == TensorProto.FLOAT else None
+        if made is None or t.name in given:
+            out.graph.initializer.append(t)
+        else:
+            out.graph.sparse_initializer.append(made)
+            out.ir_version = max(out.ir_version, SPARSE)
+    return out
+
+
+def _sparse(t: onnx.TensorProto) -> onnx.SparseTensorProto | None:
+    """A float32 tensor with sorted flat indices; None where the dense one is no larger."""
+    array = numpy_helper.to_array(t).reshape(-1)
+    at = np.flatnonzero(array.view(np.uint32))
+    if len(at) * (array.itemsize + 8) >= array.nbytes:
+        return None
+    values, indices = (numpy_helper.from_array(a, t.name) for a in (array[at], at.astype(np.int64)))
+    return helper.make_sparse_tensor(values, indices, list(t.dims))
 
 
 def _move_out(model: onnx.ModelProto, f: Any, name: str) -> None:

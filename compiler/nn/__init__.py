@@ -4,6 +4,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dnnc.array.methods import no_name as _no_name
 from dnnc.nn import (
     functional as functional, init as init, utils as utils,
 )  # fmt: skip
@@ -76,5 +77,5 @@ if not TYPE_CHECKING:  # so that type checkers report misspelt names
 
     def __getattr__(name: str) -> Any:
         if name not in _READERS:
-            raise AttributeError(f"module 'dnnc.nn' has no attribute {name!r}")
+            raise _no_name("dnnc.nn", name, globals())
         return getattr(import_module(_READERS[name]), name)

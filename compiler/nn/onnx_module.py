@@ -326,8 +326,7 @@ def _asked(
     model: Model, arrays: Mapping[str, Any], statistics: Mapping[str, float], patterns: Sequence[str] | None
 ) -> list[str]:
     """The initializers that are to be parameters. InputError: a pattern fits none."""
-    sparse = {t.values.name for t in model.graph.sparse_initializer}
-    weights = [n for n in arrays if n not in statistics and n not in sparse]
+    weights = [n for n in arrays if n not in statistics]
     if patterns is not None:
         return chosen(weights, patterns, "from_onnx: trainable")
     weighed = weights_of_layers(model)

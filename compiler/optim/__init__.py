@@ -6,6 +6,9 @@
 Both follow from one rule for each optimizer; see `dnnc.optim.optimizer`.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from dnnc.array.methods import no_name as _no_name
 from dnnc.optim import lr_scheduler as lr_scheduler
 from dnnc.optim.adaptive import Adadelta as Adadelta
 from dnnc.optim.adaptive import Adagrad as Adagrad
@@ -22,3 +25,8 @@ from dnnc.optim.optimizer import Optimizer as Optimizer
 from dnnc.optim.pruning import GradualPruning as GradualPruning
 from dnnc.optim.pruning import KeepZeros as KeepZeros
 from dnnc.optim.scaling import GradScaler as GradScaler
+
+if not _TYPE_CHECKING:  # so that type checkers report misspelt names
+
+    def __getattr__(name: str) -> object:
+        raise _no_name("dnnc.optim", name, globals())

@@ -144,6 +144,49 @@ class CosineAnnealingLR(LRScheduler):
         return self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * t / self.T_max)) / 2
 
 
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Half a cosine down to `eta_min` in `T_0` steps, then again in `T_mult` times as many (Loshchilov and Hutter)."""
+
+    def __init__(
+        self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
+    ) -> None:
+        self.T_0, self.T_mult = checks.integer(T_0, "T_0", 1), checks.integer(T_mult, "T_mult", 1)
+        self.eta_min = eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        length, within = self.T_0, t
+        if self.T_mult == 1:
+            within %= length
+        while within >= length:
+            within, length = within - length, length * self.T_mult
+        return self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * within / length)) / 2
+
+
+class ConstantLR(LRScheduler):
+    """Times `factor` in the first `total_iters` steps."""
+
+    def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5, last_epoch: int = -1) -> None:
+        if not 0 <= factor <= 1:
+            raise InputError(f"ConstantLR: factor={factor!r}: expected a number from 0 to 1")
+        self.factor, self.total_iters = factor, checks.integer(total_iters, "total_iters", 1)
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return base * (self.factor if t < self.total_iters else 1.0)
+
+
+class PolynomialLR(LRScheduler):
+    """The share of `total_iters` steps that is left, to a power: down to 0."""
+
+    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
+        self.total_iters, self.power = checks.integer(total_iters, "total_iters", 1), power
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return float(base * (1 - min(t, self.total_iters) / self.total_iters) ** self.power)
+
+
 class LinearLR(LRScheduler):
     """A factor that goes from `start_factor` to `end_factor` in `total_iters` steps: warm-up."""
 

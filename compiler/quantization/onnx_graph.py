@@ -1,6 +1,6 @@
 """An ONNX model that quantisation edits: who makes and reads each value, constants as arrays, types.
 
-`opened` brings a model into the form that the rest of this folder relies on: functions inlined, constants as
+`opened` brings a model into the form that the rest of this folder relies on: functions inlined, constants as dense
 initializers, transposed weights folded, batch normalisations folded into convolutions, each node with a name of its
 own, an opset that has the operators of quantisation. What it computes stays the same.
 """
@@ -18,7 +18,7 @@ from onnx import helper, inliner, numpy_helper, shape_inference, version_convert
 from onnx.reference import ReferenceEvaluator
 
 from dnnc.export.graph import to_onnx
-from dnnc.frontends.onnx.reader import LATEST, initial_arrays, load
+from dnnc.frontends.onnx.reader import LATEST, initial_arrays, load, sparse
 from dnnc.ir.errors import InputError, ModelError, UnsupportedError
 
 Array = np.ndarray[Any, Any]
@@ -152,6 +152,9 @@ def opened(model: Any, least: int = LEAST, inputs: Any = None) -> Model:
         proto.CopyFrom(_with_weights(model))
     else:
         proto.CopyFrom(to_onnx(model, opset=max(least, 18), inputs=inputs))
+    for t in proto.graph.sparse_initializer:
+        proto.graph.initializer.append(numpy_helper.from_array(sparse(t, None), t.values.name))
+    del proto.graph.sparse_initializer[:]
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
     out = Model(_in_opset(proto, least))

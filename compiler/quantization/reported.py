@@ -13,7 +13,7 @@ import onnx
 
 from dnnc.driver import compile
 from dnnc.executable import Executable
-from dnnc.export.files import write
+from dnnc.export.files import with_sparse_weights, write
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError
 from dnnc.report.layout import Table
@@ -42,14 +42,13 @@ class Reported(ABC):
         """Write the model: as ONNX where the name ends in .onnx, compiled where it ends in .dnnc.
 
         Args:
-            compress: of a .dnnc file, as of `Executable.save`.
+            compress: of a .dnnc file, as of `Executable.save`. An .onnx file then has weights of many zeros as sparse
+                initializers.
         """
         path = checks.path(path, "path")
         suffix = Path(path).suffix.lower()
         if suffix == ".onnx":
-            if compress:
-                raise InputError(f"{path}: compress is for files that end in .dnnc")
-            write(self.model, path)
+            write(with_sparse_weights(self.model) if compress else self.model, path)
         elif suffix == ".dnnc":
             self.compile().save(path, compress=compress)
         else:

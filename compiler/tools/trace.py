@@ -16,6 +16,7 @@ from dnnc.ir.errors import InputError
 from dnnc.ir.files import replacing
 
 HOST = -1  # the thread of host steps
+PROCESS = 1  # Perfetto takes process 0 and its thread 0 for an idle kernel
 Flow = tuple[int, int]  # numbers of two calls: the second reads what the first has written
 
 
@@ -112,7 +113,7 @@ def chrome_trace(
 ) -> dict[str, Any]:
     """A trace in Chrome's format, in microseconds. `facts`: by kernel and nodes, what a click on a span shows."""
     unit = "stream" if target.startswith("cuda") else "thread"
-    events: list[dict[str, Any]] = [_meta("process_name", 0, f"{name} ({target})")]
+    events: list[dict[str, Any]] = [_meta("process_name", HOST, f"{name} ({target})")]
     for t in sorted({s.thread for s in run.spans}):
         events.append(_meta("thread_name", t, "host steps" if t == HOST else f"{unit} {t}"))
     begins: dict[int, Span] = {}
@@ -123,9 +124,9 @@ def chrome_trace(
     for call, nbytes in enumerate(run.alive):
         if call in begins:
             at = begins[call].start * 1e6
-            events.append({"ph": "C", "name": "arena", "pid": 0, "ts": at, "args": {"bytes alive": nbytes}})
+            events.append({"ph": "C", "name": "arena", "pid": PROCESS, "ts": at, "args": {"bytes alive": nbytes}})
     if run.alive:
-        events.append({"ph": "C", "name": "arena", "pid": 0, "ts": run.seconds * 1e6, "args": {"bytes alive": 0}})
+        events.append({"ph": "C", "name": "arena", "pid": PROCESS, "ts": run.seconds * 1e6, "args": {"bytes alive": 0}})
     for number, (producer, consumer) in enumerate(run.flows):
         for call, ends in ((producer, {"ph": "s"}), (consumer, {"ph": "f", "bp": "e"})):
             if call in begins:
@@ -134,11 +135,15 @@ def chrome_trace(
 
 
 def _meta(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": 0, "tid": thread, "args": {"name": name}}
+    return {"ph": "M", "name": what, **_thread(thread), "args": {"name": name}}
+
+
+def _thread(number: int) -> dict[str, int]:
+    return {"pid": PROCESS, "tid": PROCESS + number - HOST}
 
 
 def _at(s: Span) -> dict[str, Any]:
-    return {"pid": 0, "tid": s.thread, "ts": s.start * 1e6}
+    return {**_thread(s.thread), "ts": s.start * 1e6}
 
 
 def write_trace(trace: Mapping[str, Any], path: str | os.PathLike[str]) -> None:

@@ -105,14 +105,15 @@ class Iteration:
         """The next state, and what the caller sees: (loss, or loss and further results; statistics)."""
         after = dict(state)
         after[KEY], key = _keys(state[KEY])
-        params = [state[PARAMS + p.name] for p in self.parameters]
+        names = [p.name for p in self.parameters]
+        params = [state[PARAMS + n] for n in names]
         scale: Any = state[SCALE] if self.dynamic else self.loss_scale
         watch = Watch(self.statistics is not None)
 
         def scaled(leaves: list[Array]) -> Any:
             loss, seen, buffers = self._loss(leaves, state, batch, key)
             wide = loss if scale is None else loss.astype(np.promote_types(loss.dtype, WIDE)) * scale
-            return wide, (seen, buffers, watch.activations(loss, leaves))
+            return wide, (seen, buffers, watch.activations(loss, dict(zip(names, leaves))))
 
         (_, (seen, buffers, activations)), gradients = value_and_grad(scaled, has_aux=True)(params)
         after.update({BUFFERS + n: a.astype(state[BUFFERS + n].dtype, copy=False) for n, a in buffers.items()})
@@ -120,7 +121,7 @@ class Iteration:
         if scale is not None:
             inverse = 1.0 / scale
             gradients = [g * (inverse.astype(g.dtype) if isinstance(inverse, Array) else inverse) for g in gradients]
-        statistics = watch.all(activations, [p.name for p in self.parameters], gradients)
+        statistics = watch.all(activations, names, gradients)
         if place in ("middle", "last"):
             gradients = [state[GRADIENT + p.name] + g for p, g in zip(self.parameters, gradients)]
         if place in ("first", "middle"):

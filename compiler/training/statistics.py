@@ -8,7 +8,7 @@ vector, which is reduced when somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -97,12 +97,12 @@ class Watch:
         self._names: list[str] = []
         self._parts: list[tuple[int, bool]] = []
 
-    def activations(self, loss: Array, leaves: Sequence[Array]) -> list[Array]:
+    def activations(self, loss: Array, params: Mapping[str, Array]) -> list[Array]:
         """The rows of products and convolutions behind a loss, of sums and the like none; the loss is the last one."""
         if not self.on:
             return []
         rows = []
-        for name, call, x in _products(loss._parts[0], {id(a._parts[0]) for a in leaves}):
+        for name, call, x in _products(loss._parts[0], {id(a._parts[0]): n for n, a in params.items()}):
             self._names.append(name)
             window = x.ndim > 2 and Trait.CONTRACTION in call.op.traits and "strides" in call.attrs
             # the rows of a batch norm are channels; of few channels most lanes would be idle
@@ -141,16 +141,16 @@ def _is_product(op: OpDef) -> bool:
     return op.cost is Cost.HEAVY and (Trait.CONTRACTION in op.traits or Trait.REDUCTION not in op.traits)
 
 
-def _products(last: Lazy, leaves: set[int]) -> list[tuple[str, Call, Array]]:
-    """The results of products and other expensive calls behind a value, in the order in which they were traced, by op
-    and line.
+def _products(last: Lazy, params: Mapping[int, str]) -> list[tuple[str, Call, Array]]:
+    """The results of products and other expensive calls behind a value, in the order in which they were traced, by op,
+    parameter and line. `params`: names by identity.
     """
     calls: dict[Call, Lazy] = {}
     seen: set[int] = set()
     todo = [last]
     while todo:
         x = todo.pop()
-        if x.call is None or id(x) in seen or id(x) in leaves:
+        if x.call is None or id(x) in seen or id(x) in params:
             continue
         seen.add(id(x))
         if _is_product(x.call.op) and x.type.dtype.is_float:
@@ -158,10 +158,18 @@ def _products(last: Lazy, leaves: set[int]) -> list[tuple[str, Call, Array]]:
         todo += [i for i in x.call.inputs if i is not None]
     found: dict[str, tuple[str, Call, Array]] = {}
     for call in sorted(calls, key=lambda c: c.number):
-        title = f"{call.op.name} at {call.locs[0]}" if call.locs else call.op.name
+        of = next((f" of {n}" for x in call.inputs if (n := _parameter(x, params)) is not None), "")
+        title = f"{call.op.name}{of} at {call.locs[0]}" if call.locs else f"{call.op.name}{of}"
         name, k = title, 1
         while name in found:
             k += 1
             name = f"{title} ({k})"
         found[name] = name, call, array_of(calls[call])
     return list(found.values())
+
+
+def _parameter(x: Lazy | None, params: Mapping[int, str]) -> str | None:
+    """The name of the parameter that a value is, or is a transpose, a reshape or a cast of."""
+    while x is not None and id(x) not in params:
+        x = x.call.inputs[0] if x.call is not None and len(x.call.inputs) == 1 else None
+    return None if x is None else params[id(x)]

@@ -18,7 +18,7 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.autodiff.rules import pool as rules
 from dnnc.ir.dtype import i32
-from dnnc.ir.expr import Expr, cast, const, select
+from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import REDUCTION, OpDef, Trait, require
 from dnnc.ir.ops.common import Array, both, dim, require_kind, same_dim, sample, within
@@ -130,6 +130,13 @@ def _spread(win: Window, made: Sequence[Dim], shape: Sequence[Dim], dtype: Any, 
         windows, rests = places(v)
         return value((*v[:2], *windows), [r // d for r, d in zip(rests, win.dilations)])  # type: ignore[no-any-return]
 
+    def pixel(*v: Expr) -> Expr:
+        windows, rests = places((*v, *(const(0),) * rank))
+        at = [minimum(maximum(w, 0), n - 1) for w, n in zip(windows, made)]
+        return cast(select(inside(*v, *(const(0),) * rank), value((*v[:2], *at), rests), 0.0), dtype)
+
+    if all(k == 1 for k in win.kernel):  # at most one window holds an element: nothing is summed
+        return te.compute(shape, dtype, pixel)
     return te.reduce(shape, spans, dtype, "sum", element, inside)
 
 
@@ -249,6 +256,7 @@ _SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
     ((1, 2, 13), (1, 2, 5), {"kernel": (4,), "strides": (3,), "pads": (1, 2)}),
     ((1, 2, 5, 6, 7), (1, 2, 5, 4, 7), {"kernel": (2, 3, 3), "dilations": (1, 2, 1), "pads": (0, 1, 0, 1, 1, 2)}),
     ((1, 2, 9, 8), (1, 2, 2, 3), {"kernel": (2, 2), "strides": (4, 3), "pads": (0, -1, 0, 1)}),
+    ((1, 2, 7, 8), (1, 2, 4, 3), {"kernel": (1, 1), "strides": (2, 3), "pads": (0, 0, 0, 1)}),
 )
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.attributes import attrs_key
@@ -32,6 +33,7 @@ MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that n
 FAR = 4  # contractions from a reader of one group to another group: it would run far ahead of its place there
 Several = Callable[[Node], bool]  # `stores_several` of TargetFacts
 FEW = 1 << 16  # bytes of updates that take less time than the start of a kernel
+FEW_ELEMENTS = 256  # that are computed again in less time than a kernel starts
 MOST_OUTPUTS = 6  # of a kernel: each is an address that a thread holds; twice as many with the numbers of rows
 
 
@@ -131,7 +133,7 @@ class Joiner:
         """
         nodes = self.parts[g].nodes
         rows = next((r for r in map(rows_of, nodes) if r is not None), None)
-        if rows is None:
+        if rows is None or self.is_small(rows):
             return
         part_of = {n: self.of_before[n] for n in nodes}
         for k in {part_of[n] for n in nodes if n.outputs[0] in self.outputs(nodes) and rows.of_elements(n.outputs[0])}:
@@ -145,6 +147,11 @@ class Joiner:
                 self.of.update((n, other) for n in remaining)
                 self.of.update((n, k) for n in part.nodes)
                 g = other
+
+    def is_small(self, rows: Rows) -> bool:
+        """Are elements computed again in less time than a kernel starts?"""
+        sizes = [d for d in rows.shape if isinstance(d, int)]
+        return len(sizes) == len(rows.shape) and prod(sizes) <= FEW_ELEMENTS
 
     def feeds_reduction(self, n: Node, nodes: Collection[Node]) -> bool:
         """Does one of the nodes reduce a row of what n makes?"""

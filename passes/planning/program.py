@@ -28,6 +28,7 @@ from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.planning.scheduling import applied, try_schedules
+from dnnc.passes.schedule.cascade import in_rows
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
 from dnnc.passes.schedule.step import NAIVE, Choose, schedule
 
@@ -274,6 +275,11 @@ class _Made:
         )
 
 
+def _in_rows(made: _Made) -> bool:
+    """Are a kernel's reductions made in the same order at all sizes?"""
+    return in_rows(made.make(), [r.loops for r in made.problem.form.reductions])
+
+
 class KnownGroups:
     """Groups' kernels by likeness; the last `most` new ones, for successive programs. Each keeps its graph."""
 
@@ -457,7 +463,7 @@ class _Steps:
 
     def join_sizes(self, region: Region) -> None:
         """Enter kernels that serve several sizes for the groups that differ in sizes alone."""
-        alike: dict[Kind, dict[Hashable, Nest]] = {}
+        candidates: dict[Hashable, tuple[Problem, Nest]] = {}
         for g in region.fusion.groups:
             if g.kind in ("host", "control") or Trait.RECURRENT in g.nodes[0].op.traits:
                 continue
@@ -466,23 +472,37 @@ class _Steps:
                 continue
             try:
                 problem, _ = self.problems[like] = self.placed(region.graph, g)
+                nest = None if self.ladder.refused(show_kernel(problem.kernel)) else nest_of(problem.lowered)
+                if nest is None or (problem.form.reductions and not _in_rows(self.made_of(problem, len(g.nodes)))):
+                    continue
             except Exception:  # it fails again where it is scheduled
                 continue
-            nest = nest_of(problem.lowered)
-            if nest is not None and not self.ladder.refused(show_kernel(problem.kernel)):
-                alike.setdefault(nest.kind, {})[like] = nest
-        for kind, members in alike.items():
-            families = self.groups.families.setdefault(kind, [])
-            self.serve(families, members)
-            frames: dict[str, list[Nest]] = {}
-            for nest in members.values():
-                frames.setdefault(nest.frame, []).append(nest)
-            for nests in sorted(frames.values(), key=len, reverse=True):
-                if len({n.numbers for n in nests}) > 1 and (family := family_of(nests)) is not None:
-                    made = self.generic(family)
-                    if made is not None:
-                        families.append((family, made))
-            self.serve(families, members)
+            candidates[like] = problem, nest
+        for as_vectors in (True, False):
+            alike: dict[Kind, dict[Hashable, Nest]] = {}
+            for like, (problem, vectors) in candidates.items():
+                nest = vectors if as_vectors else nest_of(problem.lowered, as_vectors=False)
+                if nest is not None and like in self.problems:
+                    alike.setdefault(nest.kind, {})[like] = nest
+            for kind, members in alike.items():
+                families = self.groups.families.setdefault(kind, [])
+                self.serve(families, members)
+                for key in (lambda n: n.frame, lambda n: n.head):  # first those with the same terms
+                    self.found_families(families, list(members.values()), key)
+                    self.serve(families, members)
+
+    def found_families(
+        self, families: list[tuple[Family, _Made]], nests: Sequence[Nest], key: Callable[[Nest], str]
+    ) -> None:
+        """Add the families of nests with the same key."""
+        groups: dict[str, list[Nest]] = {}
+        for nest in nests:
+            groups.setdefault(key(nest), []).append(nest)
+        for alike in sorted(groups.values(), key=len, reverse=True):
+            others = [n for n in nests if n.head == alike[0].head and key(n) != key(alike[0])]
+            family = family_of(alike, others) if len({n.numbers for n in alike}) > 1 else None
+            if family is not None and (made := self.generic(family)) is not None:
+                families.append((family, made))
 
     def generic(self, family: Family) -> _Made | None:
         """The kernel of a family; None where no schedule holds, or its code failed before."""
@@ -496,6 +516,8 @@ class _Steps:
                 made = _Made(problem, scheduled, lambda: applied(problem, self.templates, choice, self.supported))
                 if self.known is not None:
                     self.known.record(nest, problem, scheduled)
+            if problem.form.reductions and not _in_rows(made):
+                return None
         except Exception:  # each size has a kernel of its own then, whose failure is an error
             return None
         return None if self.ladder.refused(made.scheduled.text) else made

@@ -361,8 +361,9 @@ class _Blocked(Layouts):
         transforms = whole and not self.strict and self.graph.variance(w).call_invariant
         tile = winograd_tile(n, self.lanes, self.rates) if transforms else 0
         self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
-        if len(n.inputs) > 2 and n.inputs[2] is not None:
-            self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
+        if len(n.inputs) > 2 and (b := n.inputs[2]) is not None:
+            if made % self.lanes or self.graph.variance(b).call_invariant:  # else its blocks lie as they are needed
+                self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
         self.set_output(n, lay)
 
     def sparse_conv(self, n: Node, weights: Sparse) -> None:

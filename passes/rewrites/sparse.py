@@ -26,9 +26,10 @@ TURN = 4  # cycles to transpose a vector of a square
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
 CODE = 14  # bytes of code and values for each nonzero
 LINE = 64  # bytes that one instruction prefetches
+PREFETCHES = 4  # vectors of a strip during which the code of the next group is prefetched
 NEAR_CODE = 24 << 10  # bytes that stay in the instruction cache
 FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
-MOVE, FAR_MOVE = 4.0, 8.0  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
+MOVE, FAR_MOVE = 3.0, 5.0  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
 MOST_CODE = 24 << 20  # bytes of a program: what last-level caches of servers hold
 FEW_PIXELS = 4  # whose products are sums over gathered elements
 ELEMENT = 8  # bytes of a nonzero in a loop
@@ -168,7 +169,13 @@ def loop_cycles(
 
 
 def code_cycles(
-    count: float, rows: float, terms: float, strips: tuple[int, int], rates: CoreRates, near: bool = True
+    count: float,
+    rows: float,
+    terms: float,
+    strips: tuple[int, int],
+    rates: CoreRates,
+    near: bool = True,
+    cores: int = 1,
 ) -> float:
     """Estimate cycles of straight-line code for some strips on one core, one after the other.
 
@@ -177,15 +184,23 @@ def code_cycles(
         strips: how many, and vectors of each.
         rates: of the core.
         near: does a strip lie in the first-level cache?
+        cores: how many run the same code, which comes from memory once.
     """
     used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
     loads = (count + used * terms * rows / GROUP) / rates.loads
+    products = strips[0] * strips[1] * max(count / rates.fma, loads)
     move = (rows + terms) * (MOVE if near else FAR_MOVE)
-    size = count * CODE  # comes from memory once at least, then from the L2 cache, mostly ahead of its use
+    size = count * CODE  # comes from memory once at least, then from the L2 cache
     again = 0.0 if size <= NEAR_CODE else 0.5 / rates.l2 if size <= FAR_CODE else 1 / rates.memory
-    ahead = strips[0] / LINE / rates.loads if strips[1] > 1 else 0.0  # prefetching
-    fetched = size * (1 / rates.memory + (strips[0] - 1) * again + ahead)
-    return strips[0] * strips[1] * (max(count / rates.fma, loads) + move) + fetched
+    first = size / cores / rates.memory
+    if strips[1] >= PREFETCHES:  # ahead of its use, while the vectors of the group before are multiplied
+        first = max(first - products / strips[0], 0.0) + size / LINE / rates.loads
+    return products + strips[0] * strips[1] * move + first + size * (strips[0] - 1) * again
+
+
+def foreign_cycles(terms: float, vectors: float, shares: int, lanes: int, rates: CoreRates) -> float:
+    """Estimate cycles to read what other cores computed, where `shares` of them take the same pixels."""
+    return terms * vectors * 4 * lanes * (1 - 1 / shares) / rates.memory
 
 
 def unfit(n: Node) -> str:

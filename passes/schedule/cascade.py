@@ -19,19 +19,21 @@ loops alone, not on the number of threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import add
 
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType
-from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, free, load, minimum, value, walk
+from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, extent, free, load, minimum, value, walk
 from dnnc.ir.loops.stmt import (
     Alloc,
     Block,
     Buffer,
     For,
     If,
+    Kernel,
     Let,
     Stmt,
     Store,
@@ -48,6 +50,9 @@ from dnnc.passes.schedule.state import make_loop
 LONGEST = 512  # additions one after another
 SHORT = 32  # additions for which a sum of their own costs little where each waits for memory
 PIECE = 256  # iterations of a loop of unknown length that have a sum of their own
+HORIZONTAL = ("hsum", "hprod", "hmax", "hmin")  # make one number of a vector
+
+Order = tuple[tuple[str, Expr], ...]  # names and extents of the loops of a reduction
 
 
 @dataclass(frozen=True)
@@ -55,28 +60,35 @@ class Sum:
     """How a block adds to a buffer in registers: whole vectors, each of which is one element of a tile."""
 
     chain: int  # additions to one element, one after another
+    least: int  # the same where sizes that are not known are least
     used: frozenset[Var]  # loops that choose the element
     limit: Expr | None  # of the lanes of every vector
+
+    def outside(self, v: Var) -> Sum:
+        """The same, seen from around a loop."""
+        return replace(self, used=self.used - {v})
 
 
 Sums = dict[Buffer, Sum | None]  # None: what the block does with the buffer is not just adding to it
 
 
-def cascade(b: Block, short: int = SHORT, longest: int = LONGEST) -> Block:
+def cascade(b: Block, short: int = SHORT, longest: int = LONGEST, row: int = LONGEST + 1) -> Block:
     """Bound the chains of all float sums in registers; sums that are also read within their loop stay as they are.
 
     Args:
         b: a block of loops.
         short: additions for which a sum of their own costs little, at most half of `longest`.
         longest: additions that may follow one another.
+        row: terms of a row that has a sum of its own, whether that bounds a chain or not. The order is then the same
+            for all sizes from `row` to `longest`, so that one kernel can serve them.
     """
     names = {s.var.name for s in walk_stmts(b) if isinstance(s, For)}
-    return _Cascade(names, short, longest).block(b)[0]
+    return _Cascade(names, short, longest, row).block(b)[0]
 
 
 class _Cascade:
-    def __init__(self, names: set[str], short: int, longest: int) -> None:
-        self.names, self.short, self.longest = names, short, longest
+    def __init__(self, names: set[str], short: int, longest: int, row: int) -> None:
+        self.names, self.short, self.longest, self.row = names, short, longest, row
 
     def block(self, b: Block) -> tuple[Block, Sums]:
         """The block with bounded chains, and what it adds to buffers declared outside of it."""
@@ -93,7 +105,7 @@ class _Cascade:
             else:
                 made, more = (s,), sums_of(s)
             out += made
-            sums = joined(sums, more, lambda x, y: x + y)
+            sums = joined(sums, more, add)
         for s in b:
             if isinstance(s, Alloc):
                 sums.pop(s.buf, None)
@@ -101,13 +113,14 @@ class _Cascade:
 
     def loop(self, s: For) -> tuple[Block, Sums]:
         body, sums = self.block(s.body)
-        most = bounds(s.extent)[1]
-        count = self.longest * PIECE if most is None else most
+        few, most = bounds(s.extent)
+        count, few = self.longest * PIECE if most is None else most, max(few or 0, 0)
         over = {buf: x for buf, x in sums.items() if x is not None and s.var not in x.used and whole(x, s)}
         chain = max((x.chain for x in over.values()), default=0)
+        rows = min((x.least for x in over.values()), default=0) >= self.row
         made = For(s.var, s.lo, s.hi, s.kind, body)
-        if s.kind == "range" and count > 1 and count * chain > self.longest:
-            if chain >= self.short:
+        if s.kind == "range" and count > 1 and (rows or count * chain > self.longest):
+            if rows or chain >= self.short:
                 made = For(s.var, s.lo, s.hi, s.kind, self.apart(over, s.var.name, body))
                 chain = 1
             while count * chain > self.longest:
@@ -116,9 +129,9 @@ class _Cascade:
                 made, count, chain = self.pieces(made, over, piece), -(-count // piece), 1
                 if not known:  # one level of pieces has to do
                     count = min(count, self.longest)
-            sums |= {buf: Sum(1, x.used, x.limit) for buf, x in over.items()}
+            sums |= {buf: Sum(1, 1, x.used, x.limit) for buf, x in over.items()}
         return (made,), {
-            buf: x and Sum(x.chain * (1 if s.var in x.used else count), x.used - {s.var}, x.limit)
+            buf: x and (x if s.var in x.used else replace(x, chain=x.chain * count, least=x.least * few)).outside(s.var)
             for buf, x in sums.items()
         }
 
@@ -185,7 +198,7 @@ def sums_of(s: Stmt) -> Sums:
         assert isinstance(s.value, Op)
         if s.value.name in ("+", "fma") and s.lanes == value(s.buf.shape[-1]):
             used = frozenset(v for i in s.idx for v in free(i))
-            out[s.buf] = Sum(1, used, s.limit)
+            out[s.buf] = Sum(1, 1, used, s.limit)
     every = {buf for e in exprs(s) for buf in _read(e)} | stored((s,))
     return {buf: out.get(buf) for buf in every if buf.space == "register"}
 
@@ -204,7 +217,8 @@ def joined(a: Sums, b: Sums, how: Callable[[int, int], int]) -> Sums:
     for buf in a.keys() & b.keys():
         x, y = a[buf], b[buf]
         same = x is not None and y is not None and x.limit is y.limit
-        out[buf] = Sum(how(x.chain, y.chain), x.used | y.used, x.limit) if same and x and y else None
+        lengths = (how(x.chain, y.chain), how(x.least, y.least)) if same and x and y else (0, 0)
+        out[buf] = Sum(*lengths, x.used | y.used, x.limit) if same and x and y else None
     return out
 
 
@@ -218,3 +232,42 @@ def _zero(dtype: DType, idx: tuple[Expr, ...], lanes: int) -> Expr:
 
 def _total(buf: Buffer, part: Buffer, limit: Expr | None, idx: tuple[Expr, ...], lanes: int) -> Expr:
     return load(buf, idx, lanes, limit) + load(part, idx, lanes, limit)
+
+
+# --- the order --------------------------------------------------------------------------------------------------------
+
+
+def in_rows(kernel: Kernel, reductions: Sequence[Sequence[Var]]) -> bool:
+    """Does a kernel combine the terms of every reduction in the order of its loops, each lane a reduction, with sums of
+    their own for the rows of a sum? Kernels of one nest, and of the same nest at several sizes, then compute the same
+    bits.
+    """
+    orders = {tuple((v.name, extent(v)) for v in loops) for loops in reductions}
+    every = [e for s in walk_stmts(kernel.entry.body) for e in exprs(s)]
+    across = not any(isinstance(x, Op) and x.name.startswith(HORIZONTAL) for e in every for x in walk(e))
+    return across and _in_rows(kernel.entry.body, (), {}, orders)
+
+
+def _in_rows(b: Block, around: tuple[For, ...], own: Mapping[Buffer, int], orders: set[Order]) -> bool:
+    """The same of a block in these loops; `own`: how many of them are around each buffer."""
+    names = {name for order in orders for name, _ in order}
+    for s in b:
+        if isinstance(s, Alloc):
+            own = {**own, s.buf: len(around)}
+        elif isinstance(s, For):
+            if not _in_rows(s.body, (*around, s), own, orders):
+                return False
+        elif isinstance(s, If):
+            if not all(_in_rows(x, around, own, orders) for x in (s.then, s.other)):
+                return False
+        elif isinstance(s, Store) and s.buf in own and any(s.buf in _read(e) for e in exprs(s)):
+            over = [x for x in around[own[s.buf] :] if not any(x.var in free(i) for i in s.idx)]
+            order = tuple((x.var.name, x.extent) for x in around if x.var.name in names)
+            if not is_reduction(s) or not any(order == known[: len(order)] for known in orders):
+                return False
+            if any(x.var.name not in names or value(x.lo) != 0 for x in over):
+                return False
+            assert isinstance(s.value, Op)
+            if s.value.name in ("+", "fma") and [x.var.name for x in over] != [name for name, _ in order[-1:]]:
+                return False
+    return True

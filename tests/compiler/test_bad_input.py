@@ -65,6 +65,14 @@ def test_paths(path: str) -> None:
         dnnc.load(path)
 
 
+def test_a_name_that_is_nearly_right(tmp_path: Path) -> None:
+    (tmp_path / "digits.onnx").touch()
+    with pytest.raises(ModelError, match=r"there is no file .*digit\.onnx; did you mean .*digits\.onnx\?"):
+        dnnc.compile(tmp_path / "digit.onnx")
+    with pytest.raises(ModelError, match=r"there is no file \S*$"):
+        dnnc.compile(tmp_path / "other.onnx")
+
+
 @pytest.mark.parametrize("other", [None, 0, b"\xff\0", ["m"], object()])
 def test_what_is_no_path(other: Any) -> None:
     with pytest.raises((InputError, ModelError)):

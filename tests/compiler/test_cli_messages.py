@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -176,3 +178,11 @@ def test_counts_agree_with_their_nouns() -> None:
         f(np.zeros(1), np.zeros(1))
     text = said("run", MODEL, "--dims", "N=1") + said("compile", MODEL, "--dims", "N=1")
     assert not re.search(r"\b1 (outputs|inputs|kernels|calls|nodes|threads)\b", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["-m dnnc ops", f"{ROOT / 'benchmarks/zoo'} list"])
+def test_a_reader_that_leaves_early_is_no_error(command: str) -> None:
+    line = f"set -o pipefail; {sys.executable} {command} | head -1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
+    assert not done.stderr and len(done.stdout.splitlines()) == 1

@@ -18,7 +18,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, Op, Ref, const, free, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, For, If, Kernel, Store, accesses, exprs, walk_stmts
-from dnnc.passes.schedule.cascade import cascade
+from dnnc.passes.schedule.cascade import LONGEST, cascade
 from dnnc.passes.schedule.hoist_invariants import hoist_numbers, keep_numbers, sink
 from dnnc.passes.schedule.loops import annotate, hoist_guards, is_reduction, narrow, peel, reorder, single, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
@@ -27,6 +27,7 @@ from dnnc.passes.schedule.share_passes import nest, share_passes
 from dnnc.passes.schedule.state import Schedule, loops
 
 ORDER = ("lanes", "chains", "short")
+ROW = 8  # terms of a row across memory that has a sum of its own, which does not wait for the row before
 TOGETHER = 8  # vectors side by side whose sums are made step by step: a third of the registers
 STRAIGHT = 16  # vectors of a row that is computed without loops
 MOST_STEPS = 16  # reductions and what is made of them
@@ -101,7 +102,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     tiled = tile_windows(s, problem, lanes, int(knobs.get("pixels", 0)))
     s.apply(hoist_guards).apply(narrow)
     _sums_once(s, problem)
-    if not tiled and not _over_outputs(s, problem, lanes, int(knobs.get("columns", 1))):
+    across = not tiled and _over_outputs(s, problem, lanes, int(knobs.get("columns", 1)))
+    if not tiled and not across:
         _over_rows(s, problem, lanes, chains, bool(knobs.get("short")), int(knobs.get("straight", STRAIGHT)))
         _rows_together(s, problem, int(knobs.get("rows", ROWS)))
         if knobs.get("pf"):
@@ -109,7 +111,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     _in_memory_order(s)
     s.apply(share_passes)
     if not knobs.get("short"):  # strict numerics: the order of a sum is the same for sizes that are not known
-        s.apply(cascade)
+        s.apply(cascade, row=ROW if across else LONGEST + 1)
     parallel_outer(s, _outer(s, problem), worth(knobs, problem.form.elements))
     s.apply(hoist_numbers)
     return s.done()

@@ -58,13 +58,12 @@ from dnnc.ir.loops.stmt import Block, Buffer, Builder, Kernel, Store, call
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.sparse import Sparse
 from dnnc.passes.lower.form import Axis, Contraction, Operand
-from dnnc.passes.rewrites.sparse import FEW_PIXELS, NEAR_CODE, code_cycles, loop_cycles
+from dnnc.passes.rewrites.sparse import FEW_PIXELS, NEAR_CODE, PREFETCHES, code_cycles, foreign_cycles, loop_cycles
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.transposition import zipped
 
 MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
-PREFETCHES = 4  # vectors of a strip during which code is prefetched
 MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
 
 INSTRUCTION = 10  # bytes of code of a product
@@ -165,9 +164,11 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     sizes = p.encoding.pattern.stored / shares, p.rows.size / shares, p.terms
     code = p.encoding.group > 1
     held = (p.terms + _block(p, target.lanes) * code) * tiles * 4 * target.lanes
+    foreign = foreign_cycles(p.terms, rounds * tiles, shares, target.lanes, target.rates)
     if code:
-        return code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1)
-    return rounds * tiles * loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
+        cores = max(target.threads // shares, 1)
+        return foreign + code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1, cores)
+    return foreign + rounds * tiles * loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
 
 
 def _gathers(p: Product) -> bool:

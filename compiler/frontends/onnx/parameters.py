@@ -34,12 +34,11 @@ def bound_weights(model: Model, parameters: Mapping[str, Any] | Sequence[str] | 
         getattr(g, field).extend(getattr(model.graph, field))
     g.name = model.graph.name
     elements = {t.name: t.data_type for t in model.graph.initializer}
+    elements |= {t.values.name: t.values.data_type for t in model.graph.sparse_initializer}
     g.initializer.extend(t for t in model.graph.initializer if t.name not in wanted)
     g.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name not in wanted)
     g.input.extend(i for i in model.graph.input if i.name not in wanted)
     for n in wanted:
-        if n not in elements:
-            raise InputError(f"parameters: {n} is sparse, and cannot be bound")
         g.input.append(helper.make_tensor_value_info(n, elements[n], arrays[n].shape))
     return replace(model, graph=g), {n: arrays[n] if a is None else a for n, a in wanted.items()}
 

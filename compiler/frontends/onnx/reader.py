@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,17 @@ def read_proto(model: Any) -> onnx.ModelProto:
     raise ModelError(f"a model is a path to an .onnx file, its bytes or an onnx.ModelProto; got {type(model).__name__}")
 
 
+def _near(path: Path) -> str:
+    """`; did you mean models/net.onnx?`, or nothing where no model beside it has such a name."""
+    there = {p.name: p for p in path.parent.glob("*.onnx")}
+    close = get_close_matches(path.name, there, 1)
+    return f"; did you mean {there[close[0]]}?" if close else ""
+
+
 def _content(path: Path) -> bytes:
     try:
         if not path.exists():
-            raise ModelError(f"there is no file {path}")
+            raise ModelError(f"there is no file {path}{_near(path)}")
         if not path.is_file():
             raise ModelError(f"{path} is not a file")
         if path.stat().st_size >= MOST_BYTES:

@@ -4,7 +4,10 @@ Each runs on lazy arrays, in traced functions, and is differentiable by `dnnc.gr
 """
 # ruff: noqa: I001  (this file is the list of the public names, by the module that has them)
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from dnnc.array.errors import make_public
+from dnnc.array.methods import no_name as _no_name
 from dnnc.nn.functional.activation import (
     celu as celu, crelu as crelu, elu as elu, gelu as gelu, glu as glu, gumbel_softmax as gumbel_softmax,
     hardshrink as hardshrink, hardsigmoid as hardsigmoid, hardswish as hardswish, hardtanh as hardtanh,
@@ -59,3 +62,8 @@ from dnnc.nn.functional.vision import (
 
 make_public(globals())
 del make_public
+
+if not _TYPE_CHECKING:  # so that type checkers report misspelt names
+
+    def __getattr__(name: str) -> object:
+        raise _no_name("dnnc.nn.functional", name, globals())

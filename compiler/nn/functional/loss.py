@@ -154,12 +154,12 @@ def nll_loss(
     what = "nll_loss"
     x = array(what, "input", input)
     t = _classes(what, x, target)
-    picked, w = _picked(x, t, _class_weight(what, x, weight), ignore_index)
-    return _mean_by(what, negative(multiply(picked, w)), w, reduction)
+    picked, counts, w = _picked(x, t, _class_weight(what, x, weight), ignore_index)
+    return _mean_by(what, negative(multiply(where(counts, picked, 0.0), w)), w, reduction)
 
 
-def _picked(x: Array, t: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array]:
-    """The element of each target's class, and the weight of each target."""
+def _picked(x: Array, t: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array, Array]:
+    """The element of each target's class, whether the target counts (if not, the element is any), and its weight."""
     k = 1 if x.ndim > 1 else 0
     counts = not_equal(t, ignore_index)
     at = where(counts, t, 0)
@@ -167,7 +167,7 @@ def _picked(x: Array, t: Array, weight: Array | None, ignore_index: int) -> tupl
     w = cast(counts, x.dtype)
     if weight is not None:
         w = multiply(w, array_of(apply("gather", weight._parts[0], at._parts[0], axis=0)))
-    return where(counts, picked, 0.0), w
+    return picked, counts, w
 
 
 def _mean_by(what: str, loss: Array, w: Array, reduction: str) -> Array:
@@ -207,10 +207,10 @@ def cross_entropy(
     if t.dtype.kind != "f" and not label_smoothing:
         t = _classes(what, x, t)
         top = detached(largest(x, axis=k, keepdims=True))
-        picked, counted = _picked(x, t, w, ignore_index)
+        picked, counts, counted = _picked(x, t, w, ignore_index)
         total = array_of(apply("reduce_log_sum_exp", subtract(x, top)._parts[0], axes=(k,), keepdims=False))
         loss = subtract(total, subtract(picked, squeeze(top, k)))  # no array of all log-probabilities
-        loss = multiply(where(not_equal(t, ignore_index), loss, 0.0), counted)
+        loss = multiply(where(counts, loss, 0.0), counted)
         return _mean_by(what, loss, counted, reduction)
     y = op("log_softmax", x, axis=k)
     if t.dtype.kind == "f":
@@ -222,10 +222,10 @@ def cross_entropy(
             return divide(sum_of(loss), math.prod(loss.shape))
         return reduced(what, loss, reduction)
     t = _classes(what, x, t)
-    picked, counted = _picked(y, t, w, ignore_index)
-    loss = negative(multiply(picked, counted))
+    picked, counts, counted = _picked(y, t, w, ignore_index)
+    loss = negative(multiply(where(counts, picked, 0.0), counted))
     even = negative(sum_of(y if spread is None else multiply(y, spread), axis=k))
-    even = where(not_equal(t, ignore_index), even, 0.0)
+    even = where(counts, even, 0.0)
     loss = add(multiply(loss, 1 - label_smoothing), multiply(even, _share(label_smoothing, n, x)))
     return _mean_by(what, loss, counted, reduction)
 

@@ -63,7 +63,7 @@ def _max_pool(
     dilation: Any,
     ceil_mode: bool,
     return_indices: bool,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     what = f"max_pool{rank}d"
     x, single = _images(what, array(what, "input", input, "fiu"), rank)
     window, _ = _window(what, x.shape[2:], kernel_size, stride, padding, dilation, ceil_mode)
@@ -120,7 +120,7 @@ def max_pool1d(
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """The largest element of each window along the last axis; see `max_pool2d`."""
     return _max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
@@ -134,7 +134,7 @@ def max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """The largest element of each window of [N, C, H, W] (or [C, H, W]).
 
     Args:
@@ -155,7 +155,7 @@ def max_pool3d(
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """The largest element of each window of [N, C, D, H, W]; see `max_pool2d`."""
     return _max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 

@@ -10,6 +10,7 @@ import pytest
 
 import dnnc
 import dnnc.array as xp
+from dnnc import nn, optim
 from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.ir.errors import InputError
 
@@ -93,6 +94,9 @@ def test_what_is_missing_names_the_nearest() -> None:
     with pytest.raises(AttributeError, match=r"dnnc.array has no 'unsqueeze'; the nearest is expand_dims"):
         xp.unsqueeze  # noqa: B018
     assert not hasattr(x, "no_such_thing_at_all")
+    for module, name, near in ((nn, "Conv2D", "Conv2d"), (nn.functional, "rellu", "relu"), (optim, "Adamw", "AdamW")):
+        with pytest.raises(AttributeError, match=f"{module.__name__} has no '{name}'; the nearest is {near}$"):
+            getattr(module, name)
 
 
 @pytest.mark.slow

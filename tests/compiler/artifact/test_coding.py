@@ -107,5 +107,3 @@ def test_a_compressed_model(tmp_path: Path) -> None:
     (tmp_path / "d.dnnc").write_bytes(data)
     with pytest.raises(ArtifactError, match="damaged"):
         dnnc.load(tmp_path / "d.dnnc")
-    with pytest.raises(dnnc.InputError, match="compress is for files"):
-        p.save(tmp_path / "a.onnx", compress=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 from small_models import images, model, residual, transformer
 
 import dnnc
+from dnnc.frontends.onnx.reader import initial_arrays
 from dnnc.ir.errors import InputError, UnsupportedError
 
 PLAIN: dict[str, Any] = {"measure": False}
@@ -47,6 +50,34 @@ def test_shares_of_weights(method: str, scope: str) -> None:
             assert (after[n] == 0).mean() == 0.75
     assert all((after[n] == before[n]).all() for n in ("b1", "b2"))
     assert p.weights == (600, 150) and p.operations == (600, 150)
+
+
+def test_files_with_sparse_initializers(tmp_path: Path) -> None:
+    """Written, read by dnnc and others, pruned again and trained on; negative zeros stay."""
+    made = model(NET, w1=(6, 80), b1=(80,), w2=(80, 90), b2=(90,), w3=(90, 5))
+    p = dnnc.prune(made, sparsity={"a": 0.2, "?": 0.9}, **PLAIN)
+    after = weights(p.model)
+    after["w2"] = np.where(np.arange(80)[:, None] == 3, np.float32(-0.0), after["w2"])
+    next(t for t in p.model.graph.initializer if t.name == "w2").CopyFrom(numpy_helper.from_array(after["w2"], "w2"))
+    p.save(tmp_path / "dense.onnx")
+    p.save(tmp_path / "sparse.onnx", compress=True)
+    read = onnx.load(tmp_path / "sparse.onnx")
+    assert {t.values.name for t in read.graph.sparse_initializer} == {"w2", "w3"}
+    assert 3 * (tmp_path / "sparse.onnx").stat().st_size < 2 * (tmp_path / "dense.onnx").stat().st_size
+    onnx.checker.check_model(read)
+    x = np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)
+    want = dnnc.compile(p.model, dims={"N": 3})(x)
+    session = onnxruntime.InferenceSession(read.SerializeToString())
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-5, atol=1e-5)
+    bound = dnnc.compile(tmp_path / "sparse.onnx", dims={"N": 3}, parameters=True)
+    for f in (dnnc.compile(tmp_path / "sparse.onnx", dims={"N": 3}), bound):
+        np.testing.assert_allclose(f(x), want, rtol=1e-5, atol=1e-5)
+    again = dnnc.prune(tmp_path / "sparse.onnx", sparsity=0.9, **PLAIN)
+    assert [x.name for x in again.layers] == ["a", "s", "y"] and not again.model.graph.sparse_initializer
+    assert (weights(again.model)["w2"] == after["w2"]).all()
+    assert (initial_arrays(read.graph, None)["w2"].view(np.int32) == after["w2"].view(np.int32)).all()
+    module = dnnc.nn.from_onnx(tmp_path / "sparse.onnx")
+    assert {n: w.shape for n, w in module.named_parameters()} == {n: w.shape for n, w in after.items()}
 
 
 def test_shares_by_patterns_and_what_stays() -> None:

@@ -9,12 +9,43 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx.parser import parse_model
 
 import dnnc
 from dnnc.backends.llvm.timing import Layout
 from dnnc.backends.runtime.program import Call, MemoryRef
 from dnnc.ir.errors import InputError
 from dnnc.tools.trace import HOST, Span, chrome_trace, flows, joined, timeline
+
+COUNTS = """<ir_version: 8, opset_import: ["": 17]>
+f (float[256, 256] x) => (int64[2, n] z) {
+    y = MatMul(x, x)
+    z = NonZero(y)
+}"""
+FIELDS = {"M": {"args"}, "X": {"ts", "dur"}, "C": {"ts", "args"}, "s": {"ts", "id", "cat"}, "f": {"ts", "id", "cat"}}
+
+
+def check_format(trace: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The events by phase. What the trace-event format and Perfetto's importer ask of a file."""
+    by: dict[str, list[dict[str, Any]]] = {phase: [] for phase in FIELDS}
+    for e in trace["traceEvents"]:
+        assert {"name", "ph", "pid"} | FIELDS[e["ph"]] <= e.keys() and e["pid"] > 0, e
+        assert e["ph"] == "C" or e["tid"] > 0, e  # 0 is the idle process and thread
+        assert e.get("ts", 0) >= 0 and e.get("dur", 0) >= 0, e
+        by[e["ph"]].append(e)
+    named = {e["tid"] for e in by["M"] if e["name"] == "thread_name"}
+    assert {e["tid"] for e in by["X"]} == named and len({e["pid"] for e in trace["traceEvents"]}) == 1
+    for tid in named:  # the slices of a thread follow each other
+        row = sorted((e for e in by["X"] if e["tid"] == tid), key=lambda e: e["ts"])
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(row))
+    ends = {e["id"]: e for e in by["f"]}
+    assert len(ends) == len(by["f"]) == len(by["s"])
+    for e in by["s"]:  # a flow binds to slices that hold its ends, and goes forward
+        assert e["ts"] <= ends[e["id"]]["ts"]
+        for end in (e, ends[e["id"]]):
+            row = [x for x in by["X"] if x["tid"] == end["tid"]]
+            assert any(x["ts"] <= end["ts"] <= x["ts"] + x["dur"] for x in row), end
+    return by
 
 
 def ref(offset: int) -> MemoryRef:
@@ -74,10 +105,22 @@ def test_a_real_program(tmp_path: Path) -> None:
     f = dnnc.compile(str(model), dims={"N": 8}, threads=1)
     p = f.profile(np.zeros((8, 1, 8, 8), np.float32), repeats=10)
     p.trace(tmp_path / "t.json")
-    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    spans = [e for e in events if e["ph"] == "X"]
+    by = check_format(json.loads((tmp_path / "t.json").read_text()))
+    spans = by["X"]
+    assert len(by["C"]) == len(p.calls) + 1 and len(by["s"]) >= len(p.calls) - 1
     assert len(spans) == len(p.calls) and all(s["args"]["schedule"] for s in spans)
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(spans))
     assert "timeline" not in p.as_dict()
     with pytest.raises(InputError, match="cannot write"):
         p.trace(tmp_path / "none" / "t.json")
+
+
+@pytest.mark.slow
+def test_threads_and_host_steps(tmp_path: Path) -> None:
+    """A matrix product of two threads, and the number of non-zeros, which the data tell."""
+    f = dnnc.compile(parse_model(COUNTS), threads=2)
+    p = f.profile(np.ones((256, 256), np.float32), repeats=5)
+    p.trace(tmp_path / "t.json")
+    by = check_format(json.loads((tmp_path / "t.json").read_text()))
+    rows = {e["args"]["name"] for e in by["M"] if e["name"] == "thread_name"}
+    assert rows == {"host steps", "thread 0", "thread 1"}

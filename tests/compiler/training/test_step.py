@@ -12,7 +12,7 @@ from one_device import one_device
 
 import dnnc
 import dnnc.array as xp
-from dnnc import optim
+from dnnc import nn, optim
 from dnnc.nn import functional as F
 
 RNG = np.random.default_rng(0)
@@ -189,19 +189,29 @@ def test_statistics_name_the_first_overflow() -> None:
     x = np.ones((2, 3), np.float32)
     step(x)
     s = step.statistics
-    assert all(n.startswith("matmul") for n in s.names[:2])  # and nothing of the mean
+    assert [n[:12] for n in s.names[:2]] == ["matmul of a ", "matmul of b "]  # and nothing of the mean
     assert s.names[2:] == ("loss", "gradient of a", "gradient of b")
     assert s[s.names[0]] == {"absmax": 1.5, "mean": 1.5, "saturation": 0.0}
     assert np.isclose(s["gradient of b"]["absmax"], np.exp(1.5) / 2)
     s.check(1)
     checked = dnnc.train_step(loss, optim.SGD(lr=0.0), params, threads=1, statistics="check")
     checked(x)
-    with pytest.raises(dnnc.NonFiniteError, match=r"step 2: matmul at .*test_step.py"):
+    with pytest.raises(dnnc.NonFiniteError, match=r"step 2: matmul of b at .*test_step.py"):
         checked(x * 100)
     step(x * 100)
     assert step.statistics.first_overflow() == s.names[1]
-    with pytest.raises(dnnc.NonFiniteError, match=r"step 2: matmul at .*test_step.py"):
+    with pytest.raises(dnnc.NonFiniteError, match=r"step 2: matmul of b at .*test_step.py"):
         step.statistics.check(2)
+
+
+@pytest.mark.slow
+def test_the_watchdog_names_the_first_layer_of_a_module_that_overflows() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2))
+    net[3].weight[...] = xp.full((8, 16), 1e38, dtype=np.float32)
+    net[0].bias[...] = xp.full((4,), 9.0, dtype=np.float32)
+    step = dnnc.train_step(lambda m, x: xp.mean(m(x)), optim.SGD(lr=0.0), net, threads=1, statistics="check")
+    with pytest.raises(dnnc.NonFiniteError, match=r"step 1: matmul of 3\.weight at "):
+        step(np.ones((2, 1, 4, 4), np.float32))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ what is refused.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,11 @@ def test_numbers_among_arguments_are_fixed() -> None:
     same(f(x, 3), x * 3)
     with pytest.raises(InputError, match=r"argument 1 was 3 .* got 4"):
         f(x, 4)
+
+
+def test_compiling_a_module_warns_of_nothing() -> None:
+    """PyTorch warns of its own deprecations while it exports; programs run with `python -W error` too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).eval()
+        assert dnnc.compile(module, inputs=[torch.ones(2, 3)])(torch.ones(2, 3)).shape == (2, 4)

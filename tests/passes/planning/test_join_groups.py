@@ -212,13 +212,13 @@ def test_a_group_that_leaves_another_one_may_have_had_its_number() -> None:
     """The quotient is stored with the sum that reads it, and then apart from it where one thread walks a row."""
     g = parse(
         """
-def g(x0: f16[2, 1, 7], x1: f16[3, 1], w0: f16[2, 3, 7]):
-    v0: f16[2, 3, 7] = div(x0, x1)
-    v1: f16[2, 3, 7] = div(w0, x1)
-    v2: f16[2, 1, 7] = reduce_sum(v1, axes=(1,), keepdims=True)
-    v4: f16[2, 3, 7] = mul(v1, v0)
-    v5: f16[2, 3, 7] = neg(v4)
-    v6: f16[1, 3, 1] = reduce_sum(v5, axes=(0, 2), keepdims=True)
+def g(x0: f32[2, 1, 77], x1: f32[3, 1], w0: f32[2, 3, 77]):
+    v0: f32[2, 3, 77] = div(x0, x1)
+    v1: f32[2, 3, 77] = div(w0, x1)
+    v2: f32[2, 1, 77] = reduce_sum(v1, axes=(1,), keepdims=True)
+    v4: f32[2, 3, 77] = mul(v1, v0)
+    v5: f32[2, 3, 77] = neg(v4)
+    v6: f32[1, 3, 1] = reduce_sum(v5, axes=(0, 2), keepdims=True)
     return v2, v6"""
     )
     made = [[v.name for grp in plan_fusion(g, serial_rows=s).groups for v in grp.outputs] for s in (False, True)]

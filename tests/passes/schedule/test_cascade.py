@@ -6,7 +6,7 @@ import pytest
 
 from dnnc.ir.expr import value
 from dnnc.ir.loops.text import parse_kernel, show_kernel
-from dnnc.passes.schedule.cascade import cascade
+from dnnc.passes.schedule.cascade import cascade, in_rows
 from dnnc.passes.schedule.state import Schedule, loops
 from support.schedules import check_schedule
 
@@ -105,3 +105,38 @@ def test_unchanged(case: str) -> None:
     s = Schedule(parse_kernel(UNCHANGED[case]))
     s.apply(cascade)
     assert show_kernel(s.done()) == UNCHANGED[case]
+
+
+# --- the order of sums ------------------------------------------------------------------------------------------------
+
+ROWS = """\
+def k(x: f32[20, 40, 16], y: f32[16]):
+    acc: f32[16] @ register
+    acc[0:+16] = 0.0
+    for n in range(20):
+        acc_n: f32[16] @ register
+        acc_n[0:+16] = 0.0
+        for h in range(40):
+            acc_n[0:+16] = acc_n[0:+16] + x[n, h, 0:+16]
+        acc[0:+16] = acc[0:+16] + acc_n[0:+16]
+    y[0:+16] = acc[0:+16]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "kept"),
+    [
+        (ROWS, ("n", "h"), True),
+        (ROWS, ("h", "n"), False),
+        (ROWS.replace("for h in range(40)", "for h in range(20, 40)"), ("n", "h"), False),
+        (ROWS.replace("range(20)", "range(10)"), ("n", "h"), False),
+        (NEST, ("n", "h"), False),  # the rows of a sum have none of their own
+        (NEST.replace("acc[0:+16] + x[n, h, 0:+16]", "max(acc[0:+16], x[n, h, 0:+16])"), ("n", "h"), True),
+        (NEST.replace("y[0:+16] = acc[0:+16]", "y[0] = hsum(acc[0:+16])"), ("n", "h"), False),
+        (ROWS.replace("for h in", "for m in").replace("n, h", "n, m"), ("n", "h"), False),
+        (ROWS.replace("+ x[n, h, 0:+16]", "* 2.0 + x[n, h, 0:+16]"), ("n", "h"), False),
+    ],
+)
+def test_sums_in_the_order_of_their_loops(text: str, names: tuple[str, ...], kept: bool) -> None:
+    variables = {s.var.name: s.var for s in loops(parse_kernel(ROWS).entry.body)}
+    assert in_rows(parse_kernel(text), [[variables[n] for n in names]]) is kept
