@@ -1,6 +1,10 @@
 """Quantised models layer by layer: each layer on the codes of the reference, so that no layer inherits differences.
 
-    python benchmarks/quantized_layers.py DIR [--only NAME,NAME] [--cache DIR] [--threads 2] [--targets ...]
+    python benchmarks/quantized_layers.py DIR [DIR] [--ours] [--only NAME,NAME] [--cache DIR] [--threads 2]
+        [--targets ...]
+
+Folders are those of `quantized.py build` and `zoo build`; their quantised models are taken, or with `--ours` what
+`dnnc.quantize` makes of their float models, calibrated with their inputs.
 
 A model is cut at its QuantizeLinear and DynamicQuantizeLinear nodes: what they make becomes outputs, and what reads it
 reads inputs, which are given the codes that ONNX Runtime makes without graph optimizations. Each target compiles the
@@ -59,6 +63,10 @@ def cut(model: ModelProto, codes: Mapping[str, Array]) -> ModelProto:
 def check(folder: Path, name: str, a: argparse.Namespace) -> None:
     row = zoo.read_manifest(folder)[name]
     model, inputs = zoo.load(folder, row), zoo.make_inputs(row)
+    if zoo.is_quantized({"ops": [n.op_type for n in model.graph.node]}) == a.ours:
+        return
+    if a.ours:
+        model = dnnc.quantize(model, [inputs], measure=False).model
     whole, names = exposed(model)
     codes = dict(zip(names, reference(whole, inputs)))
     layers = cut(model, codes)
@@ -81,19 +89,20 @@ def check(folder: Path, name: str, a: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--ours", action="store_true", help="what `dnnc.quantize` makes of the float models")
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--targets", type=lambda text: text.split(","), default=TARGETS)
     a = parser.parse_args()
-    rows = [n for n, row in zoo.read_manifest(a.folder).items() if n in (a.only or [n]) and "_qdq" in n]
+    rows = [(folder, n) for folder in a.folders for n in zoo.read_manifest(folder) if n in (a.only or [n])]
     print("| model | target | quantised tensors | equal | within a step | in the worst tensor | largest | same bits |")
     print("|" + "---|" * 8)
     with tempfile.TemporaryDirectory() as scratch:
         a.cache = a.cache or Path(scratch)
-        for name in rows:
-            check(a.folder, name, a)
+        for folder, name in rows:
+            check(folder, name, a)
 
 
 if __name__ == "__main__":

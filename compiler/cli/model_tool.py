@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.models import Job, compile_options
 from dnnc.cli.outputs import check_output, read_by
-from dnnc.ir.errors import InputError, a_type
+from dnnc.ir.errors import DnncError, InputError, a_type
 from dnnc.quantization.reported import Reported
 from dnnc.report.layout import Table
 from dnnc.report.quantized import check_packages
@@ -62,7 +63,7 @@ def check_outputs(job: Job, output: str, files: Files) -> None:
 
 
 def load_metric(path: str) -> Callable[..., float]:
-    """The function `metric` of a script, which is run. InputError where there is none."""
+    """The function `metric` of a script, which is run. InputError where there is none; what it raises later is one."""
     if not Path(path).is_file():
         raise InputError(f"there is no script {path}; --metric takes a Python file with a function metric(model)")
     spec = importlib.util.spec_from_file_location("dnnc_metric", path)
@@ -77,4 +78,15 @@ def load_metric(path: str) -> Callable[..., float]:
     if not callable(found):
         what = "has none" if found is None else f"has {a_type(found)} of that name"
         raise InputError(f"{path}: --metric takes a script with a function metric(model), and this one {what}")
-    return found  # type: ignore[no-any-return]
+
+    def metric(model: Callable[..., Any]) -> float:
+        try:
+            return found(model)  # type: ignore[no-any-return]
+        except DnncError:
+            raise
+        except Exception as e:
+            lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == module.__file__]
+            where = f" at line {lines[-1]}" if lines else ""  # none where it does not take a model
+            raise InputError(f"metric of {path} failed{where}: {type(e).__name__}: {e}") from e
+
+    return metric

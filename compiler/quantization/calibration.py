@@ -73,12 +73,13 @@ class Running:
         if parameters:
             settings["parameters"] = list(parameters)
         self.final = [v.name for v in proto.graph.output]
-        # outputs of the file, since the graph has no name of its own for what a node without effect returns
-        proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in added)
-        try:
-            self.executable = compile(proto, tell, **settings)
-        finally:
-            del proto.graph.output[len(self.final) :]
+        if added:  # a copy, which the executable may read again for other shapes
+            copy = onnx.ModelProto()
+            copy.CopyFrom(proto)
+            # outputs of the file, since the graph has no name of its own for what a node without effect returns
+            copy.graph.output.extend(onnx.ValueInfoProto(name=n) for n in added)
+            proto = copy
+        self.executable = compile(proto, tell, **settings)
 
     def __call__(self, feed: Feed) -> dict[str, Array]:
         results = self.executable({**feed, **self.extra})

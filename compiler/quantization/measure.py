@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +61,12 @@ def scored(metric: Callable[[Callable[..., Any]], float], call: Callable[..., An
     """What a metric says of a model. InputError where that is no number."""
     value = metric(call)
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        raise InputError(f"the metric gave {value!r}: expected a number that is better when it is larger") from None
+        number = math.nan
+    if math.isnan(number):
+        raise InputError(f"the metric gave {value!r}: expected a number that is better when it is larger")
+    return number
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,8 @@ def unusable(layers: Sequence[Layer], observed: Observed) -> dict[str, str]:
             out[layer.node] = f"{h.bad} numbers of {layer.x} were NaN or infinite in calibration"
         elif h is not None and not h.count:
             out[layer.node] = f"{layer.x} was empty in calibration"
+        elif h is not None and h.low == h.high == 0:
+            out[layer.node] = f"{layer.x} was 0 in all of the calibration, which tells no scale"
         elif h is not None and max(-h.low, h.high) > 1e30:
             out[layer.node] = f"{layer.x} reached {max(-h.low, h.high):.3g} in calibration"
     return out

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +22,7 @@ from dnnc.ir.ops import OPS
 from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.pipelines import PASSES
-from support.fuzz import OTHER_WAYS, Failure, check, check_seed, input_dims, settings, shrink, variations
+from support.fuzz import OTHER_WAYS, Failure, Watch, check, check_seed, input_dims, settings, shrink, variations
 from support.random_graphs import ANY_SIZE, Generator, random_graph
 from support.random_patterns import PATTERNS
 from support.random_recipes import NAMES
@@ -213,3 +215,23 @@ def test_command_line() -> None:
     words = [sys.executable, "-m", "support.fuzz", "--seeds", "0:3", "--nodes", "4"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "0 failures\n"), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by signals")
+def test_the_watch_ends_what_is_silent_and_does_not_count_while_it_stands_still() -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(words, text=True) as silent:
+        Watch(silent, 0.05)
+        assert silent.wait(10) != 0
+    script = (
+        "import subprocess, sys, time; from support.fuzz import Watch\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], text=True)\n"
+        "Watch(child, 1.5); print(flush=True); time.sleep(0.5); print(child.poll(), flush=True); child.kill()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], text=True, stdout=subprocess.PIPE) as p:
+        assert p.stdout is not None and p.stdout.readline()
+        p.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        p.send_signal(signal.SIGCONT)
+        assert p.stdout.readline() == "None\n"

@@ -57,6 +57,7 @@ SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40)  # the denormal last
 NOISE_DRAWS = 6  # runs of the reference with random last bits
 NOISE_BOUND = 64.0  # times the largest difference among them
 PATIENCE = 300.0  # seconds that a seed may take
+WAITS = 300  # that they are counted in
 
 
 def settings(
@@ -341,10 +342,9 @@ def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, 
     child = subprocess.Popen([sys.executable, "-m", "support.fuzz", *words], stdout=subprocess.PIPE, text=True)
     started, failed, lines = 0, 0, []
     assert child.stdout is not None
-    timer = _ends_soon(child)
+    watch = Watch(child)
     for line in child.stdout:
-        timer.cancel()
-        timer = _ends_soon(child)
+        watch.heard()
         started += bool(line.startswith("seed "))
         if line.startswith("seed ") and started % 100 == 0:
             print(f"{line.strip()}, {failed} failures", file=sys.stderr, flush=True)
@@ -353,7 +353,7 @@ def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, 
         if not line.startswith("seed ") and not line.endswith(" failures\n"):
             print(line, end="", flush=True)
     child.wait()
-    timer.cancel()
+    watch.end()
     if child.returncode in (0, 1) and started == len(seeds):
         return started, failed
     at = seeds[max(started - 1, 0)]
@@ -371,12 +371,31 @@ def _described(seed: int, args: argparse.Namespace) -> Any:
     return (random_gradients.random_differentiable if args.gradients else random_graph)(seed, args.nodes)[0]
 
 
-def _ends_soon(child: subprocess.Popen[str]) -> threading.Timer:
-    """Ends a child that says nothing for too long."""
-    timer = threading.Timer(PATIENCE, child.kill)
-    timer.daemon = True
-    timer.start()
-    return timer
+class Watch(threading.Thread):
+    """Ends a child that says nothing for too long. Short waits are counted: one at most passes while both processes
+    are stopped.
+    """
+
+    def __init__(self, child: subprocess.Popen[str], seconds: float = PATIENCE) -> None:
+        super().__init__(daemon=True)
+        self._child, self._wait, self._left = child, seconds / WAITS, WAITS
+        self._done = threading.Event()
+        self.start()
+
+    def heard(self) -> None:
+        """The child has said something."""
+        self._left = WAITS
+
+    def end(self) -> None:
+        """The child has ended."""
+        self._done.set()
+
+    def run(self) -> None:
+        while self._left > 0:
+            if self._done.wait(self._wait):
+                return
+            self._left -= 1
+        self._child.kill()
 
 
 if __name__ == "__main__":

@@ -108,6 +108,8 @@ def test_mistakes(here: Path) -> None:
     assert "bad.py failed when it was read: ZeroDivisionError" in dnnc(*auto, "bad.py", code=1)
     Path("empty.py").write_text("metric = 3")
     assert "has an int of that name" in dnnc(*auto, "empty.py", code=1)
+    Path("fails.py").write_text("def metric(model):\n    return {}['accuracy']")
+    assert "metric of fails.py failed at line 2: KeyError: 'accuracy'" in dnnc(*auto, "fails.py", code=1)
 
 
 @pytest.mark.slow

@@ -143,6 +143,8 @@ def test_layers_that_cannot_be_quantised_are_named() -> None:
         ("int8", ""),
         ("float", "1 of its weights are not finite"),
     ]
+    dead = dnnc.quantize(proto, np.zeros_like(x), measure=False)
+    assert dead.layers[1].reason == "x was 0 in all of the calibration, which tells no scale"
     kept = dnnc.quantize(proto, x, measure=False, keep="b")
     assert [layer.reason for layer in kept.layers][1] == "kept by 'b'"
     assert any("no layer can be quantised" in n for n in kept.notes)
@@ -155,7 +157,7 @@ def test_constant_activations_and_weights_of_zeros() -> None:
     w1 = numpy_helper.to_array(weights["w1"]).copy()
     w1[2:5] = 0
     weights["w1"].CopyFrom(numpy_helper.from_array(w1, "w1"))
-    q = dnnc.quantize(proto, np.zeros((4, 3, 8, 8), np.float32))
+    q = dnnc.quantize(proto, np.ones((4, 3, 8, 8), np.float32))
     assert q.error is not None and q.error < 0.05
     assert steps_off(q, images()) <= 0.001
 
@@ -216,6 +218,8 @@ def test_auto_with_a_metric_and_schemes_of_weights(times: dict[str, tuple[float,
     assert schemes <= {"int8", "w8a16", "w4a16", "float"} and len(schemes) > 1
     with pytest.raises(InputError, match="the metric gave 'much'"):
         dnnc.quantize(transformer(), x, scheme="auto", metric=lambda run: "much")  # type: ignore[arg-type,return-value]
+    with pytest.raises(InputError, match="the metric gave nan"):
+        dnnc.quantize(transformer(), x, scheme="auto", metric=lambda run: float("nan"))
 
 
 @pytest.mark.slow
@@ -286,3 +290,23 @@ def test_a_batch_of_minus_one_and_a_slice_of_everything() -> None:
     assert [layer.scheme for layer in q.layers] == ["int8"] and q.samples == 6
     assert q.error is not None and q.error < 0.02
     assert len(q.model.graph.output) == outputs
+
+
+@pytest.mark.slow
+def test_sizes_that_each_call_decides() -> None:
+    """Whether a doubled half is as large as the whole depends on the size: the model is read again for each shape."""
+    text = """
+      agraph (float[N, 3, H, W] x) => (float[N, 4, H, W] y) {
+        half = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)
+        twice = Resize(half, , scales)
+        whole = Conv<pads = [1, 1, 1, 1]>(x, v)
+        sum = Add(twice, whole)
+        y = Conv(sum, u)
+      }"""
+    proto = model(text, w=(4, 3, 3, 3), v=(4, 3, 3, 3), u=(4, 4, 1, 1))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"))
+    before = proto.SerializeToString()
+    x = images(3)
+    q = dnnc.quantize(proto, [x[..., :6, :], x])
+    assert [layer.scheme for layer in q.layers] == ["int8"] * 3 and q.error is not None and q.error < 0.03
+    assert proto.SerializeToString() == before

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+import dnnc
 from dnnc.frontends.onnx import read
 from dnnc.ir.errors import DnncError, ModelError, ShapeError
 
@@ -50,3 +51,30 @@ def test_bad_schemes(op: str, constants: list[Any], error: type[DnncError], why:
 
 def test_channels_without_weights_have_scales_of_zero() -> None:
     read(model("DequantizeLinear", "UINT8", [np.array([1, 0, 2], F), U8([1, 2, 3])], TensorProto.FLOAT))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["FLOAT4E2M1", "FLOAT8E4M3FN", "FLOAT8E5M2", "INT8"])
+def test_microscaling_formats_stay_as_they_are_stored(kind: str) -> None:
+    """MXFP4, MXFP8 and MXINT8: blocks of 32 numbers and a power of two in 8 bits for each."""
+    rng, rows, columns, number = np.random.default_rng(0), 256, 128, getattr(TensorProto, kind)
+    w = rng.standard_normal((rows, columns)).clip(-6, 6) if kind != "INT8" else rng.integers(-128, 128, (rows, columns))
+    powers = 2.0 ** rng.integers(-9, 4, (rows // 32, columns))
+    constants = [
+        helper.make_tensor(name, t, a.shape, a.astype(np.float32).reshape(-1))
+        for name, t, a in (("w", number, w), ("s", TensorProto.FLOAT8E8M0, powers))
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=32, output_dtype=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    info = helper.make_tensor_value_info
+    inputs, outputs = [info("x", 1, (3, rows))], [info("y", 1, (3, columns))]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
+    f = dnnc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12))
+    x = rng.standard_normal((3, rows)).astype(np.float32)
+    stored = numpy_helper.to_array(constants[0]).astype(np.float32)
+    want = x @ (stored * np.repeat(powers, 32, 0)).astype(np.float32)
+    assert np.abs(f(x) - want).max() <= 1e-5 * np.abs(want).max()
+    bits = 4 if kind == "FLOAT4E2M1" else 8
+    assert f.report.programs[0].memory.constants <= rows * columns * bits // 8 + 4 * powers.size
