@@ -73,12 +73,12 @@ class Running:
         if parameters:
             settings["parameters"] = list(parameters)
         self.final = [v.name for v in proto.graph.output]
-        # outputs of the file, since the graph has no name of its own for what a node without effect returns
-        proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in added)
-        try:
-            self.executable = compile(proto, tell, **settings)
-        finally:
-            del proto.graph.output[len(self.final) :]
+        # outputs of the file, since the graph has no name of its own for what a node without effect returns; a copy,
+        # since a model may be read anew for each call
+        whole = onnx.ModelProto()
+        whole.CopyFrom(proto)
+        whole.graph.output.extend(onnx.ValueInfoProto(name=n) for n in added)
+        self.executable = compile(whole, tell, **settings)
 
     def __call__(self, feed: Feed) -> dict[str, Array]:
         results = self.executable({**feed, **self.extra})

@@ -286,3 +286,19 @@ def test_a_batch_of_minus_one_and_a_slice_of_everything() -> None:
     assert [layer.scheme for layer in q.layers] == ["int8"] and q.samples == 6
     assert q.error is not None and q.error < 0.02
     assert len(q.model.graph.output) == outputs
+
+
+@pytest.mark.slow
+def test_a_model_that_is_read_for_the_inputs_of_each_call() -> None:
+    """The values that calibration asks for are outputs there as well."""
+    text = """
+      agraph (float[N, 3, 8, 8] x, int64[K] shape) => (float[A, B] y) {
+        c = Conv(x, w)
+        r = Relu(c)
+        d = Conv(r, v)
+        y = Reshape(d, shape)
+      }"""
+    feeds = [{"x": images(5), "shape": np.array(s, np.int64)} for s in ((5, -1), (-1, 16))]
+    q = dnnc.quantize(model(text, w=(4, 3, 3, 3), v=(4, 4, 3, 3)), feeds)
+    assert [layer.scheme for layer in q.layers] == ["int8", "int8"]
+    assert q.error is not None and q.error < 0.02
