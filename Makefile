@@ -5,7 +5,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := compiler ir passes backends autotune
-TYPED  := ir passes
 WORKERS ?= 2
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal
 ZOO ?= zoo
@@ -25,8 +24,8 @@ lint: $(VENV)/dev  ## style: ruff check and ruff format --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: $(VENV)/dev .types  ## mypy --strict on ir/ and passes/
-	@cd .types && MYPYPATH=. ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache $(TYPED:%=-p dnnc.%)
+types: $(VENV)/dev .types  ## mypy --strict on all of dnnc
+	@cd .types && MYPYPATH=. ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p dnnc
 
 fast: $(VENV)/dev  ## the tests of the fast tier: under a minute
 	@$(PYTEST) -m "not slow and not gpu"

@@ -251,6 +251,11 @@ class Backend:
         """Canonical text of the target: the same for equal machines; a tuning log knows a machine by it."""
         return self.name
 
+    @property
+    def target_key(self) -> str:
+        """All facts of the target, on which code depends: part of the keys of caches."""
+        return repr(self.target)
+
     # --- compilation --------------------------------------------------------------------------------------------------
 
     def facts(self, numerics: str) -> TargetFacts:

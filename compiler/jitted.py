@@ -156,9 +156,7 @@ class Jitted(Generic[Result]):
             return self._fn(*args, **kwargs)
         if self._roles is None or program is None:
             return _restored(result, program(*made) if program is not None else ())  # type: ignore[no-any-return]
-        got = program(*self._roles.given(paths, arrays, made, [x for _, x in leaves]))
-        self._roles.bury(paths, arrays)
-        return _restored(result, got)  # type: ignore[no-any-return]
+        return _restored(result, self._roles.run(program, paths, arrays, made, [x for _, x in leaves]))  # type: ignore[no-any-return]
 
     def _usual(self, args: tuple[Any, ...]) -> tuple[Any, Sequence[str], list[Any]] | None:
         """The key, the paths and the buffers of a call with arrays of real numbers by position and nothing else, all

@@ -119,6 +119,16 @@ class Roles:
                 out[k] = a.__dnnc_own__()
         return [*out, *self.contents()]
 
+    def run(
+        self, program: Any, paths: Sequence[str], arrays: Sequence[Any], buffers: list[Any], values: Sequence[Any]
+    ) -> Any:
+        """Return a call's results. No frame that was there while the program was compiled refers to their memory: an
+        error that compiling stores keeps those, and the next call would copy what it is donated.
+        """
+        got = program(*self.given(paths, arrays, buffers, values))
+        self.bury(paths, arrays)
+        return got
+
     def contents(self) -> list[Any]:
         """What the captured arrays hold now, computed if it is not yet."""
         return [a._contents() if isinstance(a, Array) else a for a in self.captured.values()]

@@ -41,7 +41,7 @@ class Schedules:
 
     def __init__(self, store: KernelCache, opts: CompileOptions, backend: Backend) -> None:
         self.store = store
-        setting = repr(backend.target), opts.numerics, str(opts.opt_level), str(rounds_products(opts))
+        setting = backend.target_key, opts.numerics, str(opts.opt_level), str(rounds_products(opts))
         self.seed = "\0".join([FORMAT, sources_version(), *setting])
         self._recent: LRU[str, Scheduled] = LRU(MOST)
 

@@ -60,6 +60,8 @@ class CudaBackend(Backend):
     exclusive = False
     numbered = True
 
+    target: GpuTarget
+
     def __init__(self, target: Target, threads: int | None = None) -> None:
         self.asked = target
         self.number, self.target = self._parsed(target)
@@ -256,7 +258,7 @@ class CudaBackend(Backend):
         return Built(symbol, compiled.cubin, facts, compiled.spills, time.perf_counter() - start)
 
     def trial_symbol(self, text: str) -> str:
-        return "k_" + hashlib.sha256(text.encode()).hexdigest()[:24]  # a device shares functions by their names
+        return "k_" + hashlib.sha256(text.encode()).hexdigest()[:24]
 
     # --- what the command line says -----------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class CupyDevice:
             runtime,
             function.Module,
         )
-        self._functions: weakref.WeakValueDictionary[str, Function | CallFunction] = weakref.WeakValueDictionary()
+        self._functions: weakref.WeakValueDictionary[Any, Function | CallFunction] = weakref.WeakValueDictionary()
         self._handles: Handles = {}
         self._lock = threading.Lock()
         self._current = cupy.cuda.Device
@@ -210,9 +210,10 @@ class CupyDevice:
     def load(
         self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False
     ) -> Function | CallFunction:
-        """A kernel, or a library's call, ready to be launched. Programs that are alive share it."""
+        """A kernel, or a library's call, ready to be launched. Programs that are alive share what is equal in all."""
+        key = symbol, cubin, launch, tuple(params), overlaps
         with self._lock:
-            found = self._functions.get(symbol)
+            found = self._functions.get(key)
             if found is None:
                 with self.current():
                     try:
@@ -226,7 +227,7 @@ class CupyDevice:
                         raise
                     except Exception as e:
                         raise self.failed(e, f"kernel {symbol}") from None
-                self._functions[symbol] = found
+                self._functions[key] = found
             return found
 
     def launch(self, function: Function | CallFunction, launch: Launch, args: Sequence[int], stream: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dnnc.backends.cuda.sparse_weights import weigh_sparse
-from dnnc.backends.cuda.spelling import spelled
+from dnnc.backends.cuda.spelling import supported
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import decoded, simt
 from dnnc.backends.cuda.templates.reduction import recurrence
@@ -15,7 +15,7 @@ def facts(gpu: GpuTarget, numerics: str) -> TargetFacts:
     """Threads have no vectors of their own: `lanes` is 1."""
     return TargetFacts(
         lanes=1,
-        native_intrinsics=spelled(numerics),
+        native_intrinsics=supported(numerics),
         channels_last=True,
         multiplies_bytes=True,
         multiplies_float8=gpu.has_wgmma,

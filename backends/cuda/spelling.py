@@ -37,7 +37,7 @@ _TYPES = frozenset((
 ))  # fmt: skip
 
 
-def spelled(numerics: str) -> frozenset[str]:
+def supported(numerics: str) -> frozenset[str]:
     """float32 intrinsics that kernels may use, by the rules for rounding: "strict", "standard" or "fast"."""
     return MATH if numerics == "strict" else MATH | FAST
 

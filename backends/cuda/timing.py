@@ -60,8 +60,8 @@ class Timed:
         none, even = np.zeros(kernels.shape), np.ones(kernels.shape)
         overhead = np.full(count, max(float(np.median(total) - np.median(kernels, 0).sum()), 0.0))
         ends = np.cumsum(kernels[kernels.sum(1).argmin()])
-        run = np.stack([np.append(0, ends[:-1]), ends], -1)[:, None]  # of one stream
-        return Samples(numbered(self.calls), units, total, overhead, kernels, none, even, run)
+        fastest = np.stack([np.append(0, ends[:-1]), ends], -1)[:, None]  # of one stream
+        return Samples(numbered(self.calls), units, total, overhead, kernels, none, even, fastest)
 
     def with_events(self, stream: int) -> None:
         """One run on what lies in the slots, an event before each kernel and one behind the last."""

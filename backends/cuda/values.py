@@ -212,7 +212,7 @@ def _clipped(e: Expr, to: DType) -> Expr | None:
         if not isinstance(e, Op) or e.name != name or e.dtype is not f32:
             return None
         bound, e = e.args
-        if not isinstance(bound, Const) or bound.value != sign * float(ml_dtypes.finfo(to.numpy).max):
+        if not isinstance(bound, Const) or bound.value != sign * float(ml_dtypes.finfo(to.numpy).max):  # type: ignore[no-untyped-call]
             return None
     return e
 

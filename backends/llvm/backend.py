@@ -1,11 +1,14 @@
 """The CPU: LLVM IR through llvmlite, called by the threads of one pool."""
 
+# mypy: disable-error-code="no-any-return"
+# What `_toolchain` returns: its module is loaded by the first use, so it has no type here.
+
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +60,10 @@ class LlvmBackend(Backend):
     @cached_property
     def text(self) -> str:
         return canonical_text(self.target)
+
+    @property
+    def target_key(self) -> str:
+        return repr(astuple(self.target))  # `repr` of the target is short
 
     @cached_property
     def _toolchain(self) -> Any:

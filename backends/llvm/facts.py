@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dnnc.backends.llvm import sparse_rows
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.spelling import spelled
+from dnnc.backends.llvm.spelling import supported
 from dnnc.backends.llvm.templates import recurrence
 from dnnc.ir.target import TargetFacts
 
@@ -17,7 +17,7 @@ def facts(cpu: CpuTarget, numerics: str) -> TargetFacts:
     return TargetFacts(
         cpu.lanes,
         cpu.rates,
-        spelled(numerics, cpu.feature_set),
+        supported(numerics, cpu.feature_set),
         multiplies_bytes=True,
         decodes_weights=True,
         runs_sparse_rows=cpu.vector_bits == 512 and sparse_rows.available(cpu.feature_set),

@@ -116,6 +116,12 @@ class CpuTarget:
     l1: int
     l2: int  # bytes of its second-level cache
 
+    def __repr__(self) -> str:
+        return (
+            f"CpuTarget(cpu={self.cpu!r}, features={len(self.feature_set)}, vector_bits={self.vector_bits}, "
+            f"threads={self.threads})"
+        )
+
     @property
     def lanes(self) -> int:
         """float32 values in a vector."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -94,8 +94,9 @@ class CpuInstance:
         self.program = program
         self.code: Code = program.loaded
         self.nthreads = nthreads if program.parallel else 1
-        self.outputs = [
-            (concrete_shape(t, env) if t.row_major else tuple(t.physical), t.dtype.numpy) for t in program.outputs
+        self.outputs: list[tuple[tuple[int, ...], Any]] = [
+            (concrete_shape(t, env) if t.row_major else cast("tuple[int, ...]", t.physical), t.dtype.numpy)
+            for t in program.outputs
         ]
         self.new = maker(self.outputs)
         self.empty = all(0 in s for s, _ in self.outputs)

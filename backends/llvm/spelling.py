@@ -40,7 +40,7 @@ LIBRARY = frozenset(
 )
 
 
-def spelled(numerics: str, features: frozenset[str] = frozenset()) -> frozenset[str]:
+def supported(numerics: str, features: frozenset[str] = frozenset()) -> frozenset[str]:
     """Intrinsics with cheaper forms, by rounding rules ("strict", "standard", "fast") and CPU features."""
     if numerics == "strict":
         return frozenset()

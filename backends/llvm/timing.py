@@ -119,7 +119,7 @@ class Layout:
     def spans(self, stamps: Array) -> Array:
         """Ticks [call, thread, 2] since the entry; NaN for other threads than the first in calls of one thread."""
         both = np.stack([stamps[:, self.before], stamps[:, self.after]], -1).transpose(1, 0, 2)
-        out = (both - stamps[:, self.starts[0]].min()).astype(float)
+        out: Array = (both - stamps[:, self.starts[0]].min()).astype(float)
         out[~self.parallel, 1:] = np.nan
         return out
 

@@ -35,6 +35,8 @@ class Workload(Protocol):
     @property
     def rebuilt(self) -> tuple[Graph, Group, Problem]: ...
 
+    def __hash__(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class Operand:

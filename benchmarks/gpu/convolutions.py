@@ -36,7 +36,7 @@ from dnnc.backends.cuda.check import check_kernel
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import Compiled, compile_many
-from dnnc.backends.cuda.spelling import spelled
+from dnnc.backends.cuda.spelling import supported
 from dnnc.backends.cuda.target import DEFAULT_ARCH, FACTS, GpuTarget, ask_device
 from dnnc.backends.registry import open_backend
 from dnnc.compile_program import schedule
@@ -263,7 +263,7 @@ class Maker:
     def kernel(self, problem: Problem, choice: Choice) -> Kernel | None:
         template = next(t for t in self.machine.templates if t.name == choice.template)
         try:
-            return verify_kernel(decompose(template.apply(problem, dict(choice.knobs)), spelled("standard")))
+            return verify_kernel(decompose(template.apply(problem, dict(choice.knobs)), supported("standard")))
         except DnncError as e:
             print(f"    {choice}: {e}")
             return None

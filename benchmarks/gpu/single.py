@@ -28,7 +28,7 @@ from typing import Any
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import Compiled, compile_many
-from dnnc.backends.cuda.spelling import spelled
+from dnnc.backends.cuda.spelling import supported
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
 from dnnc.ir.graph.text import parse
@@ -123,7 +123,7 @@ class Schedules:
 
     def kernel(self, problem: Problem, choice: Choice) -> Kernel:
         template = next(t for t in self.templates if t.name == choice.template)
-        return verify_kernel(decompose(template.apply(problem, dict(choice.knobs)), spelled("standard")))
+        return verify_kernel(decompose(template.apply(problem, dict(choice.knobs)), supported("standard")))
 
 
 @dataclass(frozen=True)

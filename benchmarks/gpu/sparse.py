@@ -37,7 +37,7 @@ import numpy as np
 from dnnc.backends.cuda import sparse_weights
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import Compiled, compile_cuda
-from dnnc.backends.cuda.spelling import spelled
+from dnnc.backends.cuda.spelling import supported
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
 from dnnc.backends.cuda.templates.contraction import sparse
@@ -145,7 +145,7 @@ def problem_of(c: Case, encoding: Bundles | None = None) -> Problem:
 
 
 def made(c: Case, p: Problem, choice: str, kernel: Any, cycles: float, words: Any = None, kept: Any = None) -> Made:
-    kernel = decompose(kernel, spelled("standard"))
+    kernel = decompose(kernel, supported("standard"))
     code = compile_cuda(emit_kernel(kernel, "kernel", TARGET), TARGET.arch)
     dense = sparse_weights.dense_cycles(c.p, c.k, c.m, TARGET)
     names = tuple(b.name for b in p.kernel.entry.params)

@@ -136,9 +136,9 @@ def _known(name: str, title: str, module: str = "") -> Callable[..., Any]:
     xp = import_module("dnnc.array")
     space = getattr(xp, module, None) if module else xp
     names = xp.__all__ if not module else getattr(space, "__all__", ())
-    for n in (name, SYNONYMS.get(name)):
-        if n in names and callable(getattr(space, n)):
-            return getattr(space, n)  # type: ignore[no-any-return]
+    for n in (name, SYNONYMS.get(name, name)):
+        if n in names and callable(found := getattr(space, n)):
+            return found  # type: ignore[no-any-return]
     raise TypeInputError(
         f"dnnc.array has no counterpart of numpy.{title}{nearest(name, names)}; x.numpy() gives a NumPy array"
     )

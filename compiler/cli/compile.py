@@ -106,7 +106,7 @@ def run_command(job: Job, output: str, repeat: int, seed: int, as_json: bool) ->
     done = "loaded" if is_artifact(job.model) else "compiled"
     line = f"{done} in {show_seconds(compiled)}; first call {show_seconds(times['first'])}"
     line += f", median of {repeat} calls {show_seconds(times['median'])}" if repeat > 1 else ""
-    columns = ("output", "type", "min", "mean", "max", "not finite", "first values")
+    columns: tuple[str, ...] = ("output", "type", "min", "mean", "max", "not finite", "first values")
     if not any(s["not_finite"] for s in summaries):
         columns, rows = (*columns[:5], columns[6]), [(*r[:5], r[6]) for r in rows]
     show_tables(

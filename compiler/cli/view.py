@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.models import Job, open_with_arrays
@@ -45,7 +47,7 @@ def view_command(job: Job, output: str, onnx: str, timed: bool, seed: int, as_js
     show_tables([Table("written", ("", ""), tuple(rows))])
 
 
-def _profile(f: Executable, arrays: list[object]) -> tuple[Profile | None, str]:
+def _profile(f: Executable, arrays: Sequence[Any]) -> tuple[Profile | None, str]:
     """Times of a call; or why there are none, such as no device."""
     try:
         return f.profile(*arrays), ""

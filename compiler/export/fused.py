@@ -21,7 +21,8 @@ from dnnc.ir.files import replacing
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.attributes import show_attr
 from dnnc.passes.planning.fuse import Group
-from dnnc.passes.planning.program import Region, ScheduledGraph, Step
+from dnnc.passes.planning.memory_plan import Region
+from dnnc.passes.planning.program import ScheduledGraph, Step
 
 if TYPE_CHECKING:
     from dnnc.executable import Executable

@@ -138,8 +138,8 @@ def _pooling(layer: Layer) -> Module:
     kernel, stride, pad = (_sizes(layer, p, n, 2, d) for n, d in (("kernel_size", 0), ("stride", 1), ("pad", 0)))
     if not all(kernel):
         raise layer.wrong("it has no kernel_size")
-    pool = (F.max_pool2d, F.avg_pool2d)[p.pool]
-    return Op("Pooling", lambda x: pool(x, kernel, stride, pad, ceil_mode=True), f"{pool.__name__}, {kernel}, {stride}")
+    name, pool = (("max_pool2d", F.max_pool2d), ("avg_pool2d", F.avg_pool2d))[p.pool]
+    return Op("Pooling", lambda x: pool(x, kernel, stride, pad, ceil_mode=True), f"{name}, {kernel}, {stride}")
 
 
 def _lrn(layer: Layer) -> Module:

@@ -114,7 +114,7 @@ def _figures(lines: Sequence[Line], losses: Sequence[str], alive: Sequence[int])
     last = lines[-1]
     shown = [("steps", f"{last['step']:,}"), ("of training", show_seconds(last["seconds"]))]
     for n in losses:
-        values = [x for x in (line.get(n) for line in lines) if _number(x) is not None]
+        values = [x for x in (_number(line.get(n)) for line in lines) if x is not None]
         if values:
             shown += [(f"{n} at the end", f"{values[-1]:.4g}"), (f"least {n}", f"{min(values):.4g}")]
     if last["seconds"] > 0:

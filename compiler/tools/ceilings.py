@@ -20,7 +20,7 @@ def best_ceilings(backend: Backend, threads: int, folder: Path | None) -> Ceilin
     here = backend.ceilings(threads)
     if folder is None:
         return here
-    name = hashlib.sha256(f"{backend.target!r} {here.threads}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{backend.target_key} {here.threads}".encode()).hexdigest()[:16]
     path = folder / "ceilings" / f"{name}.json"
     best = raised(here, _read(path))
     if best != _read(path):

@@ -80,7 +80,7 @@ def torch_engine(model: str, inputs: Mapping[str, Array], threads: int) -> Engin
 
     torch.set_num_threads(threads)
     start = time.perf_counter()
-    compiled = torch.compile(onnx2torch.convert(model).eval().requires_grad_(False))
+    compiled: Any = torch.compile(onnx2torch.convert(model).eval().requires_grad_(False))
     given = [torch.from_numpy(np.array(a)) for a in inputs.values()]
     return Engine("torch", lambda: compiled(*given), several, {"load_s": time.perf_counter() - start})
 

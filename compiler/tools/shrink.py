@@ -97,8 +97,8 @@ def _rebuilt(
             env[v] = new.constant(a, v.name, v.locs, v.type)
     for n in g.nodes():
         if any(v in needed and v not in env for v in n.outputs):
-            inputs = [None if v is None else env[v] for v in n.inputs]
-            made = new.append(Node(n.op, inputs, n.attrs, [o.type for o in n.outputs], n.locs))
+            operands = [None if v is None else env[v] for v in n.inputs]
+            made = new.append(Node(n.op, operands, n.attrs, [o.type for o in n.outputs], n.locs))
             env.update((v, m) for v, m in zip(n.outputs, made.outputs) if v not in env)
     new.outputs = [env[v] for v in outputs]
     return new, arrays

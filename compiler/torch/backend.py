@@ -67,12 +67,13 @@ def recurrent_steps(module: fx.GraphModule, examples: Sequence[Any]) -> Iterator
     """
     trained = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in examples)
     lstm = any(getattr(n.target, "__name__", "") == "lstm" for n in module.graph.nodes)
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = before and not (trained and lstm)
+    mkldnn: Any = torch.backends.mkldnn  # its properties are typed as their descriptors
+    before = mkldnn.enabled
+    mkldnn.enabled = before and not (trained and lstm)
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        mkldnn.enabled = before
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def attention_backward(
     slope = weights * (grad_out @ v.mT - (grad_out * out).sum(-1, keepdim=True)) * factor
     of_k, of_v = slope.mT @ query, weights.mT @ grad_out
     if groups > 1:
-        of_k, of_v = (x.unflatten(-3, (-1, groups)).sum(-3) for x in (of_k, of_v))
+        of_k, of_v = (x.unflatten(-3, (-1, groups)).sum(-3) for x in (of_k, of_v))  # type: ignore[no-untyped-call]
     return (slope @ k).contiguous(), of_k.contiguous(), of_v.contiguous()
 
 

@@ -47,6 +47,7 @@ def callable_of(
     for node in outer.graph.nodes:
         if node.op == "call_module":
             inner = outer.get_submodule(node.target)
+            assert isinstance(inner, fx.GraphModule)
             own = [k for k, a in enumerate(node.args) if isinstance(a, fx.Node) and a.name in weights]
             setattr(outer, node.target, _Part(inner, options, own))
     if boundary is None:

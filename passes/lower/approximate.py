@@ -30,9 +30,9 @@ from dnnc.ir.loops.stmt import Buffer, Eval, Kernel, Store, call, walk_stmts
 
 LOG2E = 1.4426950408889634
 RECIPROCAL, POWER = "recip", "exp2"  # what a target must spell
-ESTIMATE = "estimate"  # of a reciprocal, which such a target spells too
+ESTIMATE = "estimate"  # of a reciprocal, which such a target supports too
 SCALE = "scale"  # by powers of two, in one instruction
-PIECE = "piece"  # of a table; a target that spells `scale` spells this
+PIECE = "piece"  # of a table; a target that supports `scale` supports this
 # log2(erfc(t)) = t * (c0 t^4 + ...), weighted with t * erfc(t) above 1e-4: it falls for all t > 0, so 2^P fades out
 ERFC = (-0.002685956424102187, 0.02863696776330471, -0.14752762019634247, -0.9190064668655396, -1.6278269290924072)
 FAR = 16.0  # gelu(-16) rounds to 0, and 2^P to 0 too
@@ -41,14 +41,14 @@ SQRT_HALF = 0.7071067811865476
 Rule = Callable[[Op], Expr]
 
 
-def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
+def rules(kernel: Kernel, supported: Collection[str]) -> tuple[Rule, ...]:
     """Rules, in order, for each float32 operation before its operands; a rule may return it unchanged."""
     found: list[Rule] = (
-        [exponential, gelu] if POWER in spelled and RECIPROCAL in spelled and stores_halves(kernel) else []
+        [exponential, gelu] if POWER in supported and RECIPROCAL in supported and stores_halves(kernel) else []
     )
     terms = softmax_terms(kernel)
     hidden = stores_halves(kernel, integers=False)
-    return (*found, lambda e: quotient(e, terms, hidden)) if RECIPROCAL in spelled else ()
+    return (*found, lambda e: quotient(e, terms, hidden)) if RECIPROCAL in supported else ()
 
 
 def stores_halves(kernel: Kernel, integers: bool = True) -> bool:

@@ -29,20 +29,20 @@ EXPANSIONS: dict[str, Callable[..., Expr]] = {
 }
 
 
-def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
-    """Expand float32 intrinsics that are not in `spelled`; what the target spells serves the others.
+def decompose(kernel: Kernel, supported: Collection[str] = ()) -> Kernel:
+    """Expand float32 intrinsics that are not in `supported`; what the target supports serves the others.
 
     Expansions read their operand often: what long chains of them share gets names, so that a kernel's text grows with
         its operations alone.
     """
     memo: dict[Expr, Expr] = {}
-    cheaper = (*rules(kernel, spelled), *joined(spelled))
-    expansions = {name: f for name, f in EXPANSIONS.items() if name not in spelled}
-    if PIECE in spelled and "tanh" in expansions:
+    cheaper = (*rules(kernel, supported), *joined(supported))
+    expansions = {name: f for name, f in EXPANSIONS.items() if name not in supported}
+    if PIECE in supported and "tanh" in expansions:
         expansions["tanh"] = tanh_by_pieces
-    elif ESTIMATE in spelled and "tanh" in expansions:
+    elif ESTIMATE in supported and "tanh" in expansions:
         expansions["tanh"] = lambda x: expand_tanh(x, lambda d: call(ESTIMATE, d))
-    if SCALE in spelled and "exp" in expansions:
+    if SCALE in supported and "exp" in expansions:
         expansions["exp"] = scaled_exp
 
     def go(e: Expr) -> Expr:
@@ -77,11 +77,11 @@ def expand_lookup(i: Expr, *table: Expr) -> Expr:
     return left[0]
 
 
-def joined(spelled: Collection[str]) -> tuple[Rule, ...]:
+def joined(supported: Collection[str]) -> tuple[Rule, ...]:
     """Rules for functions that are cheaper in context, where cheaper forms are allowed and expanded."""
-    if RECIPROCAL not in spelled or "exp" in spelled or "erf" in spelled:
+    if RECIPROCAL not in supported or "exp" in supported or "erf" in supported:
         return ()
-    own: tuple[Rule, ...] = () if SCALE in spelled else (fused_exp,)
+    own: tuple[Rule, ...] = () if SCALE in supported else (fused_exp,)
     return (
         steps,
         lambda e: gelu(x) if (x := gelu_of(e)) is not None else e,

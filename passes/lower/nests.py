@@ -557,9 +557,10 @@ def _loop_name(layout: Layout, k: int) -> str:
 
 
 def known(i: Expr) -> Expr:
-    """An index that can have one value only is that value (axes of size 1)."""
+    """An index that can have one value only is that value (axes of size 1), unless it is checked at run time."""
     lo, hi = bounds(i)
-    return const(lo) if lo is not None and lo == hi else i
+    one = lo is not None and lo == hi and not any(isinstance(x, Op) and x.name == "guard" for x in walk(i))
+    return const(lo) if one and lo is not None else i
 
 
 def narrowed(e: Expr, t: DType) -> Expr:

@@ -204,7 +204,7 @@ def build_steps(
     memory: MemoryPlan,
     templates: Sequence[Template],
     choose: Choose,
-    spelled: Collection[str] = (),
+    supported: Collection[str] = (),
     ladder: Ladder | None = None,
     known: Known | None = None,
     groups: KnownGroups | None = None,
@@ -217,7 +217,7 @@ def build_steps(
         memory: its plan.
         templates: ways to schedule.
         choose: which of what they offer.
-        spelled: intrinsics that stay as they are.
+        supported: intrinsics that stay as they are.
         ladder: what failed before, and whether another schedule is taken where one fails; else that is an InternalError
             or a VerifyError.
         known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for
@@ -231,7 +231,7 @@ def build_steps(
         memory,
         templates,
         choose,
-        spelled,
+        supported,
         ladder or Ladder(),
         known,
         KnownGroups() if groups is None else groups,
@@ -376,17 +376,17 @@ class _Steps:
         memory: MemoryPlan,
         templates: Sequence[Template],
         choose: Choose,
-        spelled: Collection[str],
+        supported: Collection[str],
         ladder: Ladder,
         known: Known | None,
         groups: KnownGroups,
         parallel_from: int,
     ) -> None:
-        self.memory, self.templates, self.choose, self.spelled, self.ladder, self.known = (
+        self.memory, self.templates, self.choose, self.supported, self.ladder, self.known = (
             memory,
             templates,
             choose,
-            spelled,
+            supported,
             ladder,
             known,
         )
@@ -492,8 +492,8 @@ class _Steps:
             made = self.found(nest, problem)
             if made is None:
                 kernel, choice = schedule(problem, self.templates)
-                scheduled = Scheduled.of(verify_kernel(decompose(kernel, self.spelled)), choice)
-                made = _Made(problem, scheduled, lambda: applied(problem, self.templates, choice, self.spelled))
+                scheduled = Scheduled.of(verify_kernel(decompose(kernel, self.supported)), choice)
+                made = _Made(problem, scheduled, lambda: applied(problem, self.templates, choice, self.supported))
                 if self.known is not None:
                     self.known.record(nest, problem, scheduled)
         except Exception:  # each size has a kernel of its own then, whose failure is an error
@@ -524,7 +524,7 @@ class _Steps:
 
         @cache
         def make() -> Kernel:
-            kernel = applied(problem, self.templates, known.choice, self.spelled)
+            kernel = applied(problem, self.templates, known.choice, self.supported)
             if show_kernel(kernel) != known.text:
                 raise InternalError(
                     f"schedule {known.choice} makes another kernel of {problem.kernel.name} than before: clear the "
@@ -538,7 +538,7 @@ class _Steps:
         """A nest of so many nodes that nobody has scheduled."""
         verify_kernel(problem.kernel, limited=nodes > 1)
         kernel, choice, refusal = try_schedules(
-            problem, self.templates, self.choose, self.spelled, self.ladder, nest, nodes
+            problem, self.templates, self.choose, self.supported, self.ladder, nest, nodes
         )
         made = Scheduled.of(kernel, choice)
         if self.known is not None and refusal is None:

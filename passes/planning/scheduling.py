@@ -16,17 +16,17 @@ TURNS = 8  # schedules of a nest that are tried, beside the first of each templa
 
 
 def applied(
-    problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str], limited: bool = True
+    problem: Problem, templates: Sequence[Template], choice: Choice, supported: Collection[str], limited: bool = True
 ) -> Kernel:
     """The kernel by one schedule. `limited`: in the number of its statements."""
-    return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled), limited)
+    return verify_kernel(decompose(apply_choice(problem, templates, choice), supported), limited)
 
 
 def try_schedules(
     problem: Problem,
     templates: Sequence[Template],
     choose: Choose,
-    spelled: Collection[str],
+    supported: Collection[str],
     ladder: Ladder,
     nest: str,
     nodes: int,
@@ -48,7 +48,7 @@ def try_schedules(
     first = next((Refusal(c, why) for c, why in refused.items()), None)
     for k, choice in enumerate(_turns(problem, templates, offered, choose, ladder)):
         try:
-            return applied(problem, templates, choice, spelled), choice, first
+            return applied(problem, templates, choice, supported), choice, first
         except Exception as e:  # knobs that a template no longer has may fail in any way
             own = choice == offered[0]
             if not ladder.down and (own or k > 0):
@@ -60,7 +60,7 @@ def try_schedules(
             ladder.refuse(nest, choice, reason(e.__cause__ or e), nodes)
     if ladder.down and nodes > 1 and (not symbolic or ladder.naive_only(nest)):
         raise InternalError(first.why if first is not None else f"no template schedules {problem.kernel.name}")
-    return applied(problem, templates, NAIVE, spelled, limited=False), NAIVE, first
+    return applied(problem, templates, NAIVE, supported, limited=False), NAIVE, first
 
 
 def _candidates(problem: Problem, templates: Sequence[Template], ladder: Ladder) -> list[Choice]:

@@ -231,21 +231,22 @@ def _vector_step(
     limit: Expr | None,
     start: Expr,
 ) -> None:
-    """One vector of terms into chain u; lanes past `limit` take part with the identity."""
+    """One vector of terms into chain u; lanes past `limit` keep their sums."""
     vec = Vectorizer(s.var, at, lanes)
     vec.limit = limit
     assert isinstance(st.value, Op)
     acc = part.at(u, 0, lanes=lanes)
     terms_ = [vec.expr(a) for a in st.value.args if a is not own]
-    if limit is not None:
-        live = op("<", op("lanes", const(lanes), dtype=i64, lanes=lanes), limit)
-        terms_[0] = op("select", live, terms_[0], start if st.value.name != "fma" else const(0.0, st.buf.dtype))
+    live = None if limit is None else op("<", op("lanes", const(lanes), dtype=i64, lanes=lanes), limit)
     if st.value.name == "fma":
-        bld.store(part, (u, const(0)), op("fma", *terms_, acc), lanes)
-    elif st.value.args[0] is own:
-        bld.store(part, (u, const(0)), op(st.value.name, acc, *terms_), lanes)
-    else:
-        bld.store(part, (u, const(0)), op(st.value.name, *terms_, acc), lanes)
+        total = op("fma", *terms_, acc)
+        # a factor may be NaN in a lane that is not there: 0 / 0
+        bld.store(part, (u, const(0)), total if live is None else op("select", live, total, acc), lanes)
+        return
+    if live is not None:
+        terms_[0] = op("select", live, terms_[0], start)
+    ordered = (acc, *terms_) if st.value.args[0] is own else (*terms_, acc)
+    bld.store(part, (u, const(0)), op(st.value.name, *ordered), lanes)
 
 
 class Vectorizer:

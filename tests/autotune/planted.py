@@ -13,7 +13,7 @@ from dnnc.autotune.search.task import Setting, Task, task_of
 from dnnc.backends.base import Built
 from dnnc.backends.cuda.backend import CudaBackend
 from dnnc.backends.cuda.target import FACTS, GpuTarget
-from dnnc.backends.llvm.spelling import spelled
+from dnnc.backends.llvm.spelling import supported
 from dnnc.ir.errors import AccuracyError, InternalError
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import Kernel
@@ -63,7 +63,7 @@ class PlantedCpu(Machine):
         if choice.template not in PLANTED:
             return super().kernel(problem, choice, setting)
         template = next(t for t in self.templates(setting) if t.name == choice.template)
-        return decompose(template.apply(problem, dict(choice.knobs)), spelled("standard"))
+        return decompose(template.apply(problem, dict(choice.knobs)), supported("standard"))
 
     def compile(self, kernel: Kernel, symbol: str) -> Built:
         if show_kernel(kernel) == PLANTED["abort"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 import dnnc
+from dnnc.backends.registry import open_backend
+from dnnc.backends.runtime.codec import encode
 from dnnc.ir.graph.text import parse
 from dnnc.report.layout import Table
 from dnnc.report.notebook import folded, html_of
@@ -36,6 +39,7 @@ def objects() -> dict[str, tuple[Any, str]]:
     return {
         "Executable": (f, "image float32[N, 1, 8, 8] -> logits float32[N, 10]"),
         "for all sizes": (dnnc.compile(MODEL, dims={"N": (1, 9)}), "llvm"),
+        "CpuTarget": (dnnc.compile(MODEL).target, "CpuTarget(cpu="),
         "Reference": (dnnc.compile(MODEL, target="reference"), "Executable for reference"),
         "wide": (dnnc.compile(parse(WIDE), target="reference"), "a_name"),
         "Report": (f.report, "digits"),
@@ -54,6 +58,15 @@ def test_reprs_are_one_short_line() -> None:
     for name, (x, part) in objects().items():
         text = repr(x)
         assert part in text and "\n" not in text and len(text) < 200 and " object at 0x" not in text, (name, text)
+
+
+def test_targets_that_differ_have_other_keys() -> None:
+    """Their short text may be the same; cached kernels must not be."""
+    backend = open_backend("llvm -mcpu=haswell", 2)
+    keys = {backend.target_key}
+    for name, value in {"cpu": "x", "features": "+avx", "vector_bits": 128, "registers": 7, "l1": 9, "l2": 5}.items():
+        keys.add(backend.like(encode(replace(backend.target, **{name: value}))).target_key)
+    assert len(keys) == 7
 
 
 @pytest.mark.slow
@@ -84,7 +97,7 @@ def balanced(text: str) -> str:
 
 @pytest.mark.slow
 def test_notebooks_get_html() -> None:
-    shown = {n: x for n, (x, _) in objects().items() if n not in ("Jitted", "Spec", "inputs", "bound")}
+    shown = {n: x for n, (x, _) in objects().items() if n not in ("CpuTarget", "Jitted", "Spec", "inputs", "bound")}
     shown["Array"] = dnnc.array.asarray([1.5, 2.0])
     for name, x in shown.items():
         text = balanced(x._repr_html_())

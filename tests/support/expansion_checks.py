@@ -27,7 +27,7 @@ class Function:
 
     The error is at most `ulps` units in the last place in all `regions`, the `special` arguments have the results
     beside them, and near each of the `edges`, where two pieces of the definition meet, there is no step back of more
-    than the error. `spelled`: the intrinsics of the target.
+    than the error. `supported`: the intrinsics of the target.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Function:
     regions: tuple[Array, ...]
     special: tuple[tuple[float, float], ...]
     edges: tuple[float, ...] = ()
-    spelled: tuple[str, ...] = ()
+    supported: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "-".join((self.name, *self.spelled))
+        return "-".join((self.name, *self.supported))
 
     def __call__(self, x: Array, lanes: int = 1) -> Array:
-        return apply(self.name, x, lanes, self.spelled)
+        return apply(self.name, x, lanes, self.supported)
 
     def check_error(self) -> None:
         for x in self.regions:
@@ -84,8 +84,8 @@ class Function:
         assert np.array_equal(self(x, 1), self(x, 16), equal_nan=True)
 
     def check_everything_left_has_a_spelling(self) -> None:
-        k = decompose(kernel(self.name, 8), self.spelled)
-        assert not calls(k) & {*EXPANSIONS, *TABLES} - {*self.spelled}
+        k = decompose(kernel(self.name, 8), self.supported)
+        assert not calls(k) & {*EXPANSIONS, *TABLES} - {*self.supported}
         assert show_kernel(parse_kernel(show_kernel(k))) == show_kernel(k)
 
 
@@ -99,10 +99,10 @@ def kernel(name: str, n: int, lanes: int = 1) -> Kernel:
     )
 
 
-def apply(name: str, x: Array, lanes: int = 1, spelled: tuple[str, ...] = ()) -> Array:
+def apply(name: str, x: Array, lanes: int = 1, supported: tuple[str, ...] = ()) -> Array:
     y = np.full_like(x, NAN)
-    k = decompose(kernel(name, x.size, lanes), spelled)
-    assert name not in calls(k) and ("piece" in calls(k)) == bool(spelled)
+    k = decompose(kernel(name, x.size, lanes), supported)
+    assert name not in calls(k) and ("piece" in calls(k)) == bool(supported)
     run_kernel(verify_kernel(k), {"x": x, "y": y})
     return y
 

@@ -126,6 +126,7 @@ def transposed(rng: np.random.Generator, c: Case) -> None:
 
 def two_sparse(rng: np.random.Generator, c: Case) -> None:
     other = draw(rng, c.dense.shape[1], int(rng.choice(SIZES)), c.dtype)
+    other.array = other.array.to_device(c.array.device)
     size = np.abs(c.dense) @ np.abs(other.dense)
     check(c.array @ other.array, c.dense @ other.dense, size, c.dense.shape[1], c.dtype, f"{c.said} @ {other.said}")
 
@@ -136,6 +137,7 @@ def elements(rng: np.random.Generator, c: Case) -> None:
     want = c.dense * x.astype(np.float64)
     check(c.array * x, want, np.abs(want), 1, c.dtype, f"{c.said} * {shape}")
     other = draw(rng, *c.dense.shape, c.dtype)
+    other.array = other.array.to_device(c.array.device)
     size = np.abs(c.dense) + np.abs(other.dense)
     check(c.array + other.array, c.dense + other.dense, size, 1, c.dtype, f"{c.said} + {other.said}")
     want = c.dense * other.dense
@@ -166,7 +168,7 @@ def gradients(rng: np.random.Generator, c: Case) -> None:
     """Of values and the dense factor; few shapes, since each is a program."""
     if c.dtype != np.float32 or 0 in c.dense.shape or rng.random() > 0.1:
         return
-    x = xp.asarray(numbers(rng, (c.dense.shape[1], 3), c.dtype))
+    x = xp.asarray(numbers(rng, (c.dense.shape[1], 3), c.dtype), device=c.array.device)
     w = numbers(rng, (len(c.dense), 3), c.dtype)
     s = sparse.csr_array(c.array)
     of_a, of_x = dnnc.grad(lambda a, x: xp.sum((a @ x) * w), argnums=(0, 1))(s, x)
@@ -181,11 +183,12 @@ OPERATIONS: tuple[Callable[[np.random.Generator, Case], None], ...] = (
 )  # fmt: skip
 
 
-def run(seed: int) -> None:
-    """One matrix, two operations. AssertionError or DnncError: one is wrong."""
+def run(seed: int, device: str = "cpu") -> None:
+    """One matrix on a device, two operations. AssertionError or DnncError: one is wrong."""
     rng = np.random.default_rng(seed)
     m, k = (int(rng.choice(SIZES)) for _ in range(2))
     case = draw(rng, m, k, np.dtype(DTYPES[rng.integers(len(DTYPES))]))
+    case.array = case.array.to_device(device)
     for _ in range(2):
         OPERATIONS[rng.integers(len(OPERATIONS))](rng, case)
 

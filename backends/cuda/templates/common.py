@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
@@ -10,8 +11,11 @@ from dnnc.ir.expr import Expr, Op, Var, free, terms, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, For, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.loops import annotate, fuse, split
 from dnnc.passes.schedule.parallel_legality import obstacle
-from dnnc.passes.schedule.problem import Problem
+from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.target import GpuTarget
 
 
 def fixed(problem: Problem) -> bool:
@@ -131,3 +135,12 @@ def divided(b: Block, v: Var) -> bool:
         for e in exprs(st)
         for x in walk(e)
     )
+
+
+def applies(apply: Callable[[Problem, Any, GpuTarget], Any], problem: Problem, knobs: Knobs, target: GpuTarget) -> bool:
+    """Can a template make a kernel with these knobs?"""
+    try:
+        apply(problem, dict(knobs), target)
+    except ScheduleError:
+        return False
+    return True

@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates.common import collapsed, fixed, fused, joined, jumps, outer_loops, walks, width_of
+from dnnc.backends.cuda.templates.common import (
+    applies,
+    collapsed,
+    fixed,
+    fused,
+    joined,
+    jumps,
+    outer_loops,
+    walks,
+    width_of,
+)
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.schedule.gpu import stream, sweep
@@ -50,9 +60,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
             (("tile", 1), ("bytes", 4), ("chunks", 1), ("threads", threads)) for threads in (256, 512)
         ]
         filled = all(int(s.extent(n)) >= SIDE for n in (row, names[-1]))  # type: ignore[arg-type]
-        tiles = tiles if _applies(problem, tiles[0], target) else []
+        tiles = tiles if applies(apply, problem, tiles[0], target) else []
         found = [*tiles, *found] if filled else [*found, *tiles]
-    while found and not _applies(problem, found[0], target):
+    while found and not applies(apply, problem, found[0], target):
         found.pop(0)
     return found
 
@@ -94,14 +104,6 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
                     for t in (128, 256, 64, 512, 32, 1024)
                 ]
     return out
-
-
-def _applies(problem: Problem, knobs: Knobs, target: GpuTarget) -> bool:
-    try:
-        apply(problem, dict(knobs), target)
-    except ScheduleError:
-        return False
-    return True
 
 
 def product(s: Schedule, names: Sequence[str]) -> int:

@@ -496,16 +496,18 @@ def _prefetch_next_panel(
     # panels in front of which such a loop goes on
     each = product(weights.type.physical[: 1 if nest.panel else -2]) // columns
     first = (column * each + s.loop("jo" + tag).var * nv) * size
-    known = isinstance(tiles_, int) and not tag  # the rows that fill no tile ask again for some at most
+    known = (
+        tiles_ if isinstance(tiles_, int) and not tag else 0
+    )  # the rows that fill no tile ask again for some at most
     if kc and width:  # the next stretch of each panel
         later = (s.loop("ks" + tag).var + 1) * kc
-        every = -(-ku // tiles_) if known else ku
+        every = -(-ku // known) if known else ku
         line = (tile * (kc // ku) + s.loop("ko" + tag).var) * every
         line = later + minimum(line // _repeated(tiles_, ku), const(kc))
         places = [first + j * size + (line + k) * width for j in range(nv) for k in range(every)]
     else:
         step, steps = _step_of(s, taps, tag) if nest.block else _position(s, [*taps, "ko" + tag])
-        every = -(-nv * ku // tiles_) if known else 4
+        every = -(-nv * ku // known) if known else 4
         line = (tile * steps + step) * every // _repeated(tiles_, nv * ku)
         if not isinstance(tiles_, int) and isinstance(size, int) and width:
             line = line % (nv * size // width)  # however many tiles there are, this panel and not those behind it

@@ -83,7 +83,7 @@ def window_cycles(problem: Problem, nest: Nest, tile: tuple[int, int], target: C
         return images * tiled(math.prod(pixels))
     sides = zip(pixels, image, win.kernel, win.strides, win.dilations, win.begin)
     seen = [  # [axis][tap][pixel]: does a tap fall on the image?
-        [[0 <= i * by + k * apart - begin < size for i in range(made)] for k in range(taps)]  # type: ignore[operator]
+        [[0 <= i * by + k * apart - begin < size for i in range(made)] for k in range(taps)]
         for made, size, taps, by, apart, begin in sides
     ]
     at = next((k for k in reversed(range(len(pixels))) if pixels[k] != 1), len(pixels) - 1)

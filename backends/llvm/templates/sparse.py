@@ -99,7 +99,9 @@ def product_of(problem: Problem) -> Product | None:
     anchor = problem.anchor
     weights = anchor.inputs[1] if anchor is not None and len(anchor.inputs) > 1 else None
     encoding = weights.type.encoding if weights is not None else None
-    if not isinstance(encoding, Sparse) or not isinstance(problem.form, Contraction):
+    if anchor is None or weights is None or not isinstance(encoding, Sparse):
+        return None
+    if not isinstance(problem.form, Contraction):
         return None
     form: Contraction | None = problem.product
     if anchor.op.contraction is ContractionForm.CONVOLUTION and math.prod(encoding.shape[2:]) > 1 and form is not None:
@@ -133,7 +135,9 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     # threads keep their pixels from one kernel to the next, so rows are shared only where there are too few strips
     rows = min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
     settings = [(t, 1 if -(-every // t) >= target.threads else rows) for t in near or [1]]
-    return [(("tiles", t), ("shares", n)) for t, n in sorted(settings, key=lambda k: _cycles(p, *k, target))[:6]]
+    return [
+        (("tiles", t), ("shares", n)) for t, n in sorted(settings, key=lambda k: _cycles(p, k[0], k[1], target))[:6]
+    ]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -470,7 +474,9 @@ def _along_rows(
     def stores(whole: bool) -> None:
         with b.loop("j", lanes, "unroll") as j:
             pixel = b.let("pixel", first + j)
-            env = {**p.pixels.at(pixel), **({p.rows.loops[0]: row // lanes} if inner else {})}
+            env: dict[Expr, Expr] = {**p.pixels.at(pixel)}
+            if inner:
+                env[p.rows.loops[0]] = row // lanes
             with b.when(const(True) if whole else pixel < p.pixels.size):
                 b.emit(_stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))
 
@@ -478,7 +484,7 @@ def _along_rows(
 
 
 def _stored(
-    p: Product, along: Var, first: Expr, limit: Expr | None, lanes: int, env: Mapping[Var, Expr], total: Expr
+    p: Product, along: Var, first: Expr, limit: Expr | None, lanes: int, env: Mapping[Expr, Expr], total: Expr
 ) -> Store:
     """Finish a vector of sums, neighbours along one loop, and store it."""
     wide, s = Vectorizer(along, first, lanes), p.form.store

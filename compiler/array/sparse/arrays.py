@@ -28,6 +28,7 @@ from dnnc.array.statistical import sum as sum_
 from dnnc.ir.errors import InputError, a_type
 
 Same = TypeVar("Same", bound="SparseArray")
+S = TypeVar("S")
 DENSE = (Array, np.ndarray, np.generic)
 
 
@@ -119,7 +120,7 @@ class SparseArray(ABC):
         made = asarray(data, device=self.device) if not isinstance(data, Array) else data
         if made.shape != self.data.shape:
             raise ValueInputError(f"with_data: expected shape {self.data.shape}, got {made.shape}")
-        return _made(type(self), data=made, structure=self.structure)  # type: ignore[attr-defined, no-any-return]
+        return _made(type(self), data=made, structure=self.structure)  # type: ignore[attr-defined]
 
     def astype(self: Same, dtype: Any) -> Same:
         """The same with values of another dtype."""
@@ -367,7 +368,8 @@ class bsr_array(SparseArray):
     ) -> None:
         given = of_scipy(arg1)
         if getattr(given, "format", "") == "bsr" and not is_sparse(given):
-            given, shape = (given.data, given.indices, given.indptr), given.shape if shape is None else shape
+            shape = given.shape if shape is None else shape
+            given = given.data, given.indices, given.indptr
         if isinstance(given, tuple) and len(given) == 3 and np.ndim(given[0]) == 3:
             self.data, self.structure = of_blocks(given, shape_of(shape), dtype, device)
             if blocksize is not None and tuple(blocksize) != self.blocksize:
@@ -415,7 +417,7 @@ class bsr_array(SparseArray):
 # --- made of others ---------------------------------------------------------------------------------------------------
 
 
-def _made(kind: type, **fields: Any) -> Any:
+def _made(kind: type[S], **fields: Any) -> S:
     """An array of parts that are right."""
     made = object.__new__(kind)
     for name, value in fields.items():

@@ -41,7 +41,7 @@ def shape_of(shape: Any) -> tuple[int, int] | None:
 
 
 def _is_size(n: Any) -> bool:
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and int(n) >= 0
 
 
 def taken(given: Any, shape: tuple[int, int] | None, dtype: Any, copy: bool, device: Any) -> Parts:

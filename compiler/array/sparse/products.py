@@ -95,7 +95,8 @@ def taken(x: Array, s: Structure, name: str) -> Array:
 
 def gathered(x: Array, indices: Lazy | Host) -> Array:
     """The rows of an array that indices say, which are in range."""
-    if at_hand(x) and (at := indices.data if isinstance(indices, Lazy) else indices) is not None:
+    at: Any = indices.data if isinstance(indices, Lazy) else indices
+    if at_hand(x) and at is not None:
         return from_buffer(np.take(x.numpy(), at, 0), HOST)
     indices = indices if isinstance(indices, Lazy) else operand(indices, x.device)
     if 0 in x.shape or 0 in indices.shape:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, overload
+from typing import cast as cast_type
 
 from dnnc.array.core import Array, cast, scalar
 from dnnc.array.elementwise import abs as absolute
@@ -78,27 +79,39 @@ def _count(sizes: Sequence[Any]) -> Array:
     return scalar(math.prod(sizes), DEFAULTS["i"])
 
 
-@overload
-def max_pool1d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-) -> Array: ...
-@overload
-def max_pool1d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-) -> tuple[Array, Array]: ...
+class MaxPool(Protocol):
+    """A function that returns the places of the largest elements as well where it is asked to."""
+
+    @overload
+    def __call__(
+        self,
+        input: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: Literal[False] = False,
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self,
+        input: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        *,
+        return_indices: Literal[True],
+    ) -> tuple[Array, Array]: ...
+
+
+def _typed(function: Callable[..., Any]) -> MaxPool:
+    return cast_type(MaxPool, function)
+
+
+@_typed
 def max_pool1d(
     input: Any,
     kernel_size: Any,
@@ -112,27 +125,7 @@ def max_pool1d(
     return _max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-@overload
-def max_pool2d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-) -> Array: ...
-@overload
-def max_pool2d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-) -> tuple[Array, Array]: ...
+@_typed
 def max_pool2d(
     input: Any,
     kernel_size: Any,
@@ -153,27 +146,7 @@ def max_pool2d(
     return _max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-@overload
-def max_pool3d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-) -> Array: ...
-@overload
-def max_pool3d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-) -> tuple[Array, Array]: ...
+@_typed
 def max_pool3d(
     input: Any,
     kernel_size: Any,

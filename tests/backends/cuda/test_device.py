@@ -5,13 +5,16 @@ first, launch attributes.
 from __future__ import annotations
 
 import ctypes
+import threading
+import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dnnc.backends.cuda import device as device_module
-from dnnc.backends.cuda.device import LAUNCH_SERIALIZATION, Function, device_problem, open_device
+from dnnc.backends.cuda.device import LAUNCH_SERIALIZATION, CupyDevice, Function, device_problem, open_device
 from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.backends.cuda.tensor_maps import encoded
 from dnnc.backends.runtime.arrays import device_array, is_device_array, output_array
@@ -134,6 +137,27 @@ def test_kernels_that_overlap_are_launched_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Library, "cuLaunchKernelEx", lambda *_: 1)
     with pytest.raises(InternalError, match="cuLaunchKernelEx failed with status 1"):
         function(Driver(), ["x"], {}).start(Launch((1, 1, 1), (1, 1, 1)), [100, 300], 0)
+
+
+def test_kernels_of_one_name_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is only a name: what is shared is equal in its code and its launch."""
+
+    class Loaded:
+        def __init__(self, device: Any, cubin: bytes, symbol: str, launch: Launch, *rest: Any) -> None:
+            self.made_of = cubin, symbol, launch
+
+    monkeypatch.setattr(device_module, "Function", Loaded)
+    device = CupyDevice.__new__(CupyDevice)
+    device._functions, device._lock = weakref.WeakValueDictionary(), threading.Lock()
+    monkeypatch.setattr(CupyDevice, "current", lambda _: nullcontext())
+    one, two = Launch((3, 1, 1), (64, 1, 1)), Launch((4, 1, 1), (64, 1, 1), 0, 1, (TILED,))
+    kept: list[Any] = [device.load(b"a" * 100, "kernel", one, ["x"])]
+    assert device.load(b"a" * 100, "kernel", Launch((3, 1, 1), (64, 1, 1)), ["x"]) is kept[0]
+    for cubin, launch in ((b"b" * 100, one), (b"a" * 100, two)):
+        kept.append(device.load(cubin, "kernel", launch, ["x"]))
+        assert kept[-1].made_of == (cubin, "kernel", launch)  # type: ignore[union-attr]
+    kept.clear()
+    assert not device._functions
 
 
 def test_no_device_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

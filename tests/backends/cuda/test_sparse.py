@@ -189,6 +189,16 @@ def test_density_and_sizes_decide() -> None:
         assert [s.choice.template == "sparse" for s in made.kernels] == [some]
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4, 6])
+def test_windows_in_pieces(pieces: int, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are sparse only where their kernel takes them: rows of a window as pieces make loops of another order."""
+    monkeypatch.setattr(sparse_weights, "DEPTHS", (pieces,))
+    monkeypatch.setattr(sparse_weights, "LEAST_DEPTH", 8)
+    f = dnnc.compile(conv(24, 20, 8, 8, k=3), target="cuda -arch=sm_90a", cache=False)
+    made = {k.choice.partition("(")[0] for k in f.report.programs[-1].kernels}
+    assert ("sparse" in made) == ("sparse, rows in bundles" in str(f.report))
+
+
 def test_reasons_to_stay_dense() -> None:
     for g, why in ((product(4, 64, 64), "too few pixels"), (conv(30, 64, 9, 9), "multiples of 4")):
         n = next(n for n in g.nodes() if n.op.name in ("matmul", "conv"))

@@ -10,7 +10,7 @@ import pytest
 
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
-from dnnc.backends.cuda.spelling import spelled
+from dnnc.backends.cuda.spelling import supported
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates.contraction import wgmma
 from dnnc.ir.errors import VerifyError
@@ -407,7 +407,7 @@ def test_others_are_left_to_other_templates(text: str, target: GpuTarget) -> Non
 def test_blocks_that_share_a_multiprocessor_have_registers(bn: int, resident: int, act: str) -> None:
     p = problem_of(layer((8192, 64), (64, 512), act=act))
     knobs = next(dict(k) for k in wgmma.candidates(p, H200) if (dict(k)["bn"], dict(k)["resident"]) == (bn, resident))
-    kernel = verify_kernel(decompose(wgmma.apply(p, knobs, H200), spelled("standard")))
+    kernel = verify_kernel(decompose(wgmma.apply(p, knobs, H200), supported("standard")))
     launch = launch_of(kernel)
     assert launch.block[0] == 160 and launch.grid[0] == min(132 * resident, 128 * 512 // bn)
     assert resident * (launch.shared_bytes + 1024) <= H200.shared_per_sm

@@ -277,6 +277,46 @@ def test_wrong_constant_indices_are_an_error_of_the_model(target: str, level: in
             compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
 
 
+@pytest.mark.parametrize("target", ["llvm", "reference"])
+@pytest.mark.parametrize("rows", ["1", "N"])
+@pytest.mark.parametrize("op", ["gather(x, i)", "gather_elements(x, expand(unsqueeze(i, axes=(1,)), shape=(2, 3)))"])
+def test_indices_into_an_axis_of_one_element_are_checked(op: str, rows: str, target: str) -> None:
+    text = f"def g(x: f32[{rows}, 3], i: i64[2]):\n    y = {op}\n    return y"
+    text = f"N: dim[1, 9]\n{text}" if rows == "N" else text
+    f, x = compile(parse(text), target=target, cache=False), np.arange(3, dtype=np.float32)[None]
+    for i in ([0, 0], [0, -1]):
+        np.testing.assert_array_equal(f(x, np.array(i)), np.concatenate([x, x]))
+    for i in ([0, 1], [-2, 0], [1 << 40, 0]):
+        with pytest.raises(InputError, match="outside of its axis"):
+            f(x, np.array(i))
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_wrong_constant_indices_of_a_branch_are_an_error_where_it_runs(level: int) -> None:
+    g = parse(
+        "N: dim[1, 9]\n"
+        "def g(x: f32[N, 3], c: bool):\n"
+        "    def then(x: f32[N, 3], *, i: i64[2] = [-7, 4]):\n"
+        "        y: f32[2, 3] = gather(x, i)\n"
+        "        return y\n"
+        "    def other(x: f32[N, 3]):\n"
+        "        s = reduce_sum(x, axes=(0,), keepdims=True)\n"
+        "        y: f32[2, 3] = expand(s, shape=(2, 3))\n"
+        "        return y\n"
+        "    y: f32[2, 3] = cond(c, x, then=then, other=other)\n"
+        "    return y"
+    )
+    f = compile(g, opt_level=level, cache=False)
+    for rows in (8, 1, 3):
+        x = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+        np.testing.assert_array_equal(f(x, np.array(False)), np.stack([x.sum(0)] * 2))
+        if rows == 8:
+            np.testing.assert_array_equal(f(x, np.array(True)), x[[-7, 4]])
+            continue
+        with pytest.raises(InputError, match="outside of its axis"):
+            f(x, np.array(True))
+
+
 @pytest.mark.slow
 @pytest.mark.family("shapes")
 @pytest.mark.parametrize(

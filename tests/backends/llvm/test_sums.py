@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from native_check import one_node, run_native
 
+from dnnc import compile
 from dnnc.backends.llvm.templates.common import CHAIN
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.ir.types import TensorType
 from dnnc.passes.schedule.cascade import LONGEST
 
@@ -167,3 +170,21 @@ def test_random(seed: int) -> None:
         free = max((k for k in range(rank) if k not in axes), key=lambda k: shape[k])
         shape[free] = shape[free] // 2
     checked(one_among_small(tuple(shape), axes), axes)
+
+
+@pytest.mark.parametrize("length", [5, 17, 33, 47, 130])
+@pytest.mark.parametrize(
+    "term", ["mul(x, div(y, z))", "mul(div(y, z), x)", "mul(x, log(z))", "mul(div(x, z), div(y, z))", "div(y, z)"]
+)
+def test_lanes_beyond_the_end_have_no_part_in_a_sum(term: str, length: int) -> None:
+    """They hold zeros, and 0 / 0 or 0 * log(0) is no term of a sum."""
+    shape = f"f32[6, {length}]"
+    g = parse(
+        f"def g(x: {shape}, y: {shape}, z: {shape}):\n    t = {term}\n    s = reduce_sum(t, axes=(1,))\n    return s"
+    )
+    rng = np.random.default_rng(length)
+    x, y = rng.standard_normal((2, 6, length)).astype(np.float32)
+    z = rng.uniform(0.5, 2, (6, length)).astype(np.float32)
+    f = compile(g, cache=False)
+    assert f.report.fallbacks == [], "a kernel did not pass its check"
+    np.testing.assert_allclose(f(x, y, z), run(g, [x, y, z], "float64")[0], rtol=1e-5, atol=1e-5)

@@ -14,7 +14,7 @@ from dnnc.tools.ceilings import best_ceilings
 
 def backend(flops: float, memory: float, target: str = "cpu", capacity: int = 0) -> Any:
     measured = Ceilings(2, flops, (Level("L2", 1 << 20, 9.0, 8.0), Level("memory", capacity, memory, memory)))
-    return SimpleNamespace(target=target, ceilings=lambda threads: measured)
+    return SimpleNamespace(target_key=target, ceilings=lambda threads: measured)
 
 
 def test_each_rate_is_the_best_so_far(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dnnc.backends.cuda.spelling import spelled
-from dnnc.backends.llvm.spelling import spelled as cpu_spelled
+from dnnc.backends.cuda.spelling import supported
+from dnnc.backends.llvm.spelling import supported as cpu_spelled
 from dnnc.ir.expr import Op, walk
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Kernel, Store, exprs, walk_stmts
@@ -19,7 +19,7 @@ from dnnc.passes.lower.expand import decompose
 
 Array = np.ndarray[Any, Any]
 INF, NAN = math.inf, math.nan
-FAST = spelled("standard")
+FAST = supported("standard")
 GELU = "x[i] * 0.5 * (erf(x[i] * 0.7071067811865476) + 1.0)"
 TANH = "x[i] * 0.5 * (tanh((x[i] * x[i] * x[i] * 0.044715 + x[i]) * 0.7978845608028654) + 1.0)"
 SILU = "x[i] / (exp(-0.0 - x[i]) + 1.0)"
@@ -119,7 +119,7 @@ def test_replaced(value: str, to: str, gone: set[str], there: set[str]) -> None:
     k = kernel(value, 8, to)
     found = calls(verify_kernel(decompose(k, FAST)))
     assert not found & gone and there <= found
-    for other in (spelled("strict"), ()):
+    for other in (supported("strict"), ()):
         assert not calls(decompose(k, other)) & {"recip", "exp2"}
 
 

@@ -65,8 +65,8 @@ EXPANDED = {f.name: f for f in [
 ]}  # fmt: skip
 FUNCTIONS = [
     *EXPANDED.values(),
-    replace(EXPANDED["exp"], spelled=TABLES, edges=tuple((k + 0.5) * math.log(2) / 32 for k in range(-33, 33))),
-    replace(EXPANDED["tanh"], spelled=TABLES, edges=(pieces.LIMIT, *((k + 0.5) * pieces.WIDTH for k in range(31)))),
+    replace(EXPANDED["exp"], supported=TABLES, edges=tuple((k + 0.5) * math.log(2) / 32 for k in range(-33, 33))),
+    replace(EXPANDED["tanh"], supported=TABLES, edges=(pieces.LIMIT, *((k + 0.5) * pieces.WIDTH for k in range(31)))),
 ]
 
 

@@ -115,7 +115,7 @@ def makes_rows(n: Node, product: Node) -> bool:
     d, q = w.node, w.node.inputs[0]
     if q is None or len(d.inputs) < 2 or w.type.dtype.bits != 16 or not gemv_norm.fits(n, product, math.inf):
         return False
-    k, m = int(str(w.type.shape[0])), product.output.type.size // int(str(w.type.shape[1]))  # type: ignore[operator]
+    k, m = int(str(w.type.shape[0])), int(str(product.output.type.size)) // int(str(w.type.shape[1]))
     sized = takes(m, k, int(str(w.type.shape[1])), q.type.dtype.bits, int(d.attrs["block"]))
     return sized and offset_of(d) is not None and not d.attrs["axis"] % 2
 
@@ -501,7 +501,9 @@ class Writer:
         per = WIDTH // self.d.strip  # strips of a row of numbers
         block = const(0) if self.once else (start + v * self.unit) // (self.d.block // DEPTH)
         at = self.lane // 4 * 4 + (column % per * n if per > 1 else 0)
-        return x.ref(block, column // per, at, lanes=n)
+        made = x.ref(block, column // per, at, lanes=n)
+        assert isinstance(made, Ref)
+        return made
 
     @property
     def units(self) -> int:
@@ -549,8 +551,8 @@ class Writer:
             with b.loop("j", self.tiles, "unroll") as j:
                 low, high = (call(f"{self.type}_words", self.x.at(held, j, at, lanes=2)) for at in (0, 2))
                 pairs = (call("zip_low", low, high), call("zip_high", low, high)) if d.bits == 4 else (low, high)
-                for p, right in enumerate(pairs):
-                    left = a.at(p, 0, lanes=8)
+                for half, right in enumerate(pairs):
+                    left = a.at(half, 0, lanes=8)
                     b.store(self.acc, (h, j, 0), call("mma_m16n8k16", self.acc.at(h, j, 0, lanes=4), left, right), 4)
 
     def zero_points(self, v: Expr, turn: Expr) -> Callable[[Expr], Expr]:

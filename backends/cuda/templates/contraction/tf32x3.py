@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction.mma import Shape, block_tiles, gathering, ranked, varied_shapes
+from dnnc.backends.cuda.templates.contraction.mma import TILES, Shape, block_tiles, gathering, ranked, varied_shapes
 from dnnc.backends.cuda.templates.contraction.staging import resident
-from dnnc.backends.cuda.templates.contraction.tf32 import DEPTHS, ORDER, STEP, TILES, Tf32, single_contraction
+from dnnc.backends.cuda.templates.contraction.tf32 import DEPTHS, ORDER, STEP, Tf32, single_contraction
 from dnnc.backends.cuda.templates.reduction.partial import busiest
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.errors import ScheduleError
@@ -81,7 +81,7 @@ def cost(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float, floa
     )
     gathers = gathers or gathering(c)
     scattered = together * (s.bm * gathers[0] + s.bn * gathers[1]) * depth
-    step = sum(x**OVERLAP for x in times) ** (1 / OVERLAP) + scattered + BARRIER
+    step: float = sum(x**OVERLAP for x in times) ** (1 / OVERLAP) + scattered + BARRIER
     rounds, shared = -(-c.red.size // (depth * s.split)), s.slices * s.split > 1
     sums = s.bm * s.bn * s.slices * 4
     end = sums / OWN if shared else wm * wn / 512 * END / min(together, 4)

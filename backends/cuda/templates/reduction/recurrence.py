@@ -492,8 +492,8 @@ class Persistent:
                 h = b.let("h", self.vectors[f].at(turn, r, q * w.stride + self.lane % w.lanes * w.wide, lanes=w.wide))
                 with b.loop("i", w.turns, "unroll") as i:
                     weights, at = self.weight(f, i, q, 0, low)
-                    total = fma(cast(weights.at(*at, lanes=w.wide), f32), h, acc.at(i, r, 0, lanes=w.wide))
-                    b.store(acc, (i, r, 0), total, w.wide)
+                    more = fma(cast(weights.at(*at, lanes=w.wide), f32), h, acc.at(i, r, 0, lanes=w.wide))
+                    b.store(acc, (i, r, 0), more, w.wide)
         total = b.alloc("total", f32, w.turns, p.rows)
         with b.loop("i", w.turns, "unroll") as i, b.loop("r", p.rows, "unroll") as r:
             whole = acc.at(i, r, 0, lanes=w.wide)

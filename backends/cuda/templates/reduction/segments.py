@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates.common import fixed
+from dnnc.backends.cuda.templates.common import applies, fixed
 from dnnc.ir.dtype import f32, f64, i32, i64, u32, u64
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, extent, maximum, minimum, op, substitute, value
@@ -44,7 +44,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if p.column is None:
         team = min(WARP, _power(-(-stored // rows)))
         found: Knobs = (("team", team), ("threads", THREADS))
-        return [found] if p.sum.acc.dtype in SHUFFLED and _applies(problem, found, target) else []
+        return [found] if p.sum.acc.dtype in SHUFFLED and applies(apply, problem, found, target) else []
     size = value(extent(p.column))
     if not size:
         return []
@@ -54,7 +54,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     flight = min(FLIGHT, _power(-(-stored // rows)))
     for w in (width, 1):
         found = (("lanes", min(WARP, _power(-(-size // w)))), ("width", w), ("flight", flight), ("threads", THREADS))
-        if _applies(problem, found, target):
+        if applies(apply, problem, found, target):
             return [found]
     return []
 
@@ -147,14 +147,6 @@ def _ends(b: Builder, p: Segments, row: Expr) -> tuple[Expr, Expr]:
 def _store(b: Builder, p: Segments, env: Mapping[Expr, Expr]) -> None:
     here, s = dict(env), p.store
     b.emit(Store(s.buf, tuple(substitute(i, here) for i in s.idx), substitute(s.value, here)))
-
-
-def _applies(problem: Problem, knobs: Knobs, target: GpuTarget) -> bool:
-    try:
-        apply(problem, dict(knobs), target)
-    except ScheduleError:
-        return False
-    return True
 
 
 def _power(n: int) -> int:
