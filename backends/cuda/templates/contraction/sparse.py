@@ -305,8 +305,8 @@ class _Writer:
             begin, _ = e.sections["rows"]
             row = self.trusted(self.p.weights[begin + self.slot(team, r)], e.height)
             with b.loop("v", s.vectors, "unroll") as v:
-                at = self.slice * e.height + row, self.column(v)
-                b.store(self.x, at, sums.at(r, v, 0, lanes=VECTOR), VECTOR)
+                place = (self.slice * e.height + row, self.column(v))
+                b.store(self.x, place, sums.at(r, v, 0, lanes=VECTOR), VECTOR)
         b.do("barrier")
         self.finish(t)
 
