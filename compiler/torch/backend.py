@@ -8,6 +8,7 @@ what the other reads beside the results, and one for `backward`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,12 +19,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 from dnnc.frontends.torch.decompose import for_compile
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import DnncWarning, InputError
 from dnnc.options import make_options, thread_count
 from dnnc.torch.boundary import Boundary
 from dnnc.torch.custom_ops import keep_whole, replaced
 from dnnc.torch.fallback import callable_of
 from dnnc.torch.piece import Piece
+
+INDUCTOR_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
@@ -77,11 +80,17 @@ def recurrent_steps(module: fx.GraphModule, examples: Sequence[Any]) -> Iterator
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options among what torch.compile hands on."""
-    if settings.get("mode") not in (None, "default"):
-        raise InputError(
-            f"mode={settings['mode']!r}: the backend has options={{...}}, those of dnnc.compile, and no modes"
+    """The options among what torch.compile hands on. Inductor's modes change nothing, which a warning says."""
+    mode = settings.get("mode")
+    if mode in INDUCTOR_MODES:
+        tune = ', such as options={"tune": a tuning log}' if "autotune" in mode else ""
+        warnings.warn(
+            f"mode={mode!r} changes nothing: the backend has the options of dnnc.compile{tune}",
+            DnncWarning,
+            stacklevel=2,
         )
+    elif mode not in (None, "default"):
+        raise InputError(f"mode={mode!r}: the backend has options={{...}}, those of dnnc.compile, and no modes")
     return dict(settings.get("options") or {})
 
 

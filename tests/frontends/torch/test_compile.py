@@ -15,6 +15,7 @@ from test_modules import same
 from torch import Tensor, nn
 from torch_modules import MODULES, made
 
+from dnnc.ir.errors import DnncWarning
 from support.times import in_a_quiet_round, quiet
 
 
@@ -271,8 +272,11 @@ def test_options_and_mistakes() -> None:
     with pytest.raises(Exception, match="unknown option 'thread': did you mean threads"):
         torch.compile(module, backend="dnnc", options={"thread": 1})(x)
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="mode='max-autotune': the backend has options"):
-        torch.compile(module, backend="dnnc", mode="max-autotune")(x)
+    with pytest.raises(Exception, match="mode='fast': the backend has options"):
+        torch.compile(module, backend="dnnc", mode="fast")(x)
+    torch._dynamo.reset()
+    with pytest.warns(DnncWarning, match="mode='max-autotune' changes nothing"):
+        same(torch.compile(module, backend="dnnc", mode="max-autotune")(x), module(x))
 
 
 @pytest.mark.slow
