@@ -9,7 +9,7 @@ how far PyTorch's losses are from its own in float64: a net whose training ampli
 Stochastic depth does with the example's own settings: an activation within a rounding error of ReLU's kink changes the
 gradient by up to 1e-3, and such differences move others across theirs, until PyTorch's own losses are 0.3 apart.
 So its batches are of 4 images, which have few such activations, and its learning rate falls by 5 % a step. The net
-still learns, and PyTorch's two curves are within 1e-4 for 9 choices of weights.
+still learns, and PyTorch's two curves are within 1e-4 for 8 choices of weights.
 """
 
 from __future__ import annotations
