@@ -39,7 +39,7 @@ class LRScheduler(ABC):
         self.base_lrs: list[float] = [float(g["initial_lr"]) for g in optimizer.param_groups]
         self.last_epoch = last_epoch
         optimizer.schedules.append(weakref.ref(self))
-        self.step()
+        self._at(self.last_epoch + 1)
 
     @abstractmethod
     def rate(self, base: float, t: int, k: int) -> float:
@@ -329,9 +329,96 @@ class SequentialLR(LRScheduler):
         super().load_state_dict(state_dict)
 
 
-def _each(value: float | Sequence[float], groups: int) -> list[float]:
+_PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "reductions")
+
+
+class ReduceLROnPlateau(LRScheduler):
+    """Times `factor` when a number has not improved for `patience` steps; `step(metrics)` takes the number.
+
+    Args:
+        mode: "min" if smaller numbers are better, or "max".
+        factor: below 1.
+        patience: steps without improvement that are tolerated.
+        threshold: the least improvement: a share of the best number, or with `threshold_mode="abs"` a difference.
+        cooldown: steps after a reduction in which nothing is counted.
+        min_lr: the least rate, one for all groups or one for each.
+        eps: smaller reductions are left out.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float | Sequence[float] = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        if mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
+            raise InputError(
+                f"ReduceLROnPlateau: expected mode 'min' or 'max' and threshold_mode 'rel' or 'abs', got {mode!r} and "
+                f"{threshold_mode!r}"
+            )
+        if not 0 <= factor < 1:
+            raise InputError(f"ReduceLROnPlateau: factor must be at least 0 and below 1, got {factor!r}")
+        self.mode, self.factor, self.threshold, self.threshold_mode = mode, factor, threshold, threshold_mode
+        self.patience = checks.integer(patience, "patience", 0)
+        self.cooldown = checks.integer(cooldown, "cooldown", 0)
+        self.min_lrs, self.eps = _each(min_lr, len(optimizer.param_groups), type(self).__name__), eps
+        self.best = math.inf if mode == "min" else -math.inf
+        self.num_bad_epochs = self.cooldown_counter = self.reductions = 0
+        super().__init__(optimizer)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        lr = base
+        for _ in range(self.reductions):
+            lower = max(lr * self.factor, self.min_lrs[k])
+            lr = lower if lr - lower > self.eps else lr
+        return lr
+
+    def step(self, metrics: float | None = None) -> None:
+        """Go to the next step. `metrics`: the number, such as the loss of the validation set; NaN is no improvement."""
+        if metrics is None:
+            raise InputError("ReduceLROnPlateau: step(metrics) takes the number that should improve, such as a loss")
+        number = float(metrics)
+        if self._is_better(number):
+            self.best, self.num_bad_epochs = number, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.cooldown_counter:
+            self.cooldown_counter -= 1
+            self.num_bad_epochs = 0
+        if self.num_bad_epochs > self.patience:
+            self.reductions += 1
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+        super().step()
+
+    def _is_better(self, number: float) -> bool:
+        sign = -1.0 if self.mode == "min" else 1.0
+        bar = (
+            self.best * (1 + sign * self.threshold)
+            if self.threshold_mode == "rel"
+            else self.best + sign * self.threshold
+        )
+        return sign * number > sign * bar
+
+    def state_dict(self) -> dict[str, Any]:
+        """See LRScheduler.state_dict."""
+        return {**super().state_dict(), **{name: getattr(self, name) for name in _PLATEAU}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See LRScheduler.load_state_dict."""
+        for name in _PLATEAU:
+            setattr(self, name, state_dict[name])
+        super().load_state_dict(state_dict)
+
+
+def _each(value: float | Sequence[float], groups: int, of: str = "OneCycleLR") -> list[float]:
     """One number for each group."""
     many: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value] * groups
     if len(many) != groups:
-        raise InputError(f"OneCycleLR: expected one number for each of {count(groups, 'group')}, got {len(many)}")
+        raise InputError(f"{of}: expected one number for each of {count(groups, 'group')}, got {len(many)}")
     return [float(v) for v in many]

@@ -98,6 +98,34 @@ def test_one_cycle_ends_with_its_last_batch() -> None:
         a.step()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+@pytest.mark.parametrize("cooldown", [0, 2])
+def test_plateaus_against_torch(mode: str, threshold_mode: str, cooldown: int) -> None:
+    rng = np.random.default_rng(cooldown)
+    options = {"mode": mode, "threshold_mode": threshold_mode, "cooldown": cooldown, "factor": 0.5, "patience": 2}
+    options |= {"threshold": 0.05, "min_lr": [1e-3, 0.04], "eps": 1e-3}
+
+    def groups(array: Any) -> list[dict[str, Any]]:
+        return [{"params": [array()]}, {"params": [array()], "lr": 0.2}]
+
+    ours = optim.SGD(groups(lambda: xp.asarray(np.zeros(1))), lr=0.1)
+    theirs = torch.optim.SGD(groups(lambda: torch.zeros(1)), lr=0.1)
+    a = optim.lr_scheduler.ReduceLROnPlateau(ours, **options)
+    b = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, **options)
+    for k, number in enumerate((np.abs(rng.standard_normal(60)) + np.linspace(1, 0, 60)).tolist()):
+        if k == 30:
+            a.load_state_dict(a.state_dict())
+        number = float("nan") if k == 10 else number
+        a.step(number)
+        b.step(number)
+        assert np.allclose(a.get_last_lr(), [g["lr"] for g in theirs.param_groups], rtol=1e-12, atol=0)
+    assert a.reductions > 3
+    with pytest.raises(dnnc.InputError, match="takes the number that should improve"):
+        a.step()
+
+
 def test_bad_schedules() -> None:
     o = optim.Adagrad([xp.asarray(np.zeros(1))])
     s = optim.lr_scheduler
@@ -107,6 +135,8 @@ def test_bad_schedules() -> None:
         ("give total_steps", lambda: s.OneCycleLR(o, 0.1)),
         ("need 1 milestones", lambda: s.SequentialLR(o, [s.StepLR(o, 1), s.StepLR(o, 1)], [])),
         ("2 functions for 1 group", lambda: s.LambdaLR(o, [float, float])),
+        ("expected mode 'min' or 'max'", lambda: s.ReduceLROnPlateau(o, "least")),
+        ("below 1, got 2", lambda: s.ReduceLROnPlateau(o, factor=2)),
     ):
         with pytest.raises(dnnc.InputError, match=message):
             call()
