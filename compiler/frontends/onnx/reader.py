@@ -72,8 +72,8 @@ def read_proto(model: Any) -> onnx.ModelProto:
 
 def _near(path: Path) -> str:
     """`; did you mean models/net.onnx?`, or nothing where no model beside it has such a name."""
-    there = {p.name: p for p in path.parent.glob("*.onnx")}
-    close = get_close_matches(path.name, there, 1)
+    there = {p.stem: p for p in path.parent.glob("*.onnx")}
+    close = get_close_matches(path.stem, there, 1)
     return f"; did you mean {there[close[0]]}?" if close else ""
 
 
