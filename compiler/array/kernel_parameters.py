@@ -13,7 +13,7 @@ from dnnc.array.core import Array, as_operand, scalar
 from dnnc.array.notation import ARITY, C_TYPES, DTYPES, Source
 from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import DType, kind_of, promoted
-from dnnc.ir.errors import InputError, a_type
+from dnnc.ir.errors import InputError, a_type, count
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def bound(what: str, params: Sequence[Parameter], given: Sequence[Any]) -> tuple
     """Convert arguments to the parameters' types and bind the type variables. InputError where they do not fit."""
     if len(given) != len(params):
         raise InputError(
-            f"{what} expects {len(params)} arguments ({', '.join(p.name for p in params)}), got {len(given)}"
+            f"{what} expects {count(len(params), 'argument')} ({', '.join(p.name for p in params)}), got {len(given)}"
         )
     types: dict[str, DType] = {}
     args = [as_operand(x) for x in given]

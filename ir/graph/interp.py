@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dnnc.ir.dtype import DType, f64
-from dnnc.ir.errors import InputError, InternalError, locations
+from dnnc.ir.errors import InputError, InternalError, count, locations
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.core import Graph, Node, Value
@@ -67,7 +67,7 @@ def _ordered(g: Graph, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
             )
         return [inputs[n] for n in names]
     if len(inputs) != len(names):
-        raise InputError(f"graph {g.name} takes {len(names)} inputs ({', '.join(names)}), {len(inputs)} are given")
+        raise InputError(f"graph {g.name} takes {count(len(names), 'input')} ({', '.join(names)}), got {len(inputs)}")
     return list(inputs)
 
 

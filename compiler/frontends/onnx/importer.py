@@ -40,7 +40,7 @@ from dnnc.frontends.onnx.signature import kind_of, symbol_of
 from dnnc.frontends.onnx.tables import CONVERTERS, WITHOUT_SCHEMA
 from dnnc.frontends.onnx.tensors import Array
 from dnnc.ir.dtype import from_numpy
-from dnnc.ir.errors import DnncError, Loc, ModelError, ShapeError, UnsupportedError
+from dnnc.ir.errors import DnncError, Loc, ModelError, ShapeError, UnsupportedError, count
 from dnnc.ir.expr import Expr
 from dnnc.ir.form import Form, Kind
 from dnnc.ir.graph import Graph, Node, Value, identifier
@@ -417,7 +417,7 @@ class Importer:
                 f"functions within functions go deeper than {MAX_DEPTH}: {' -> '.join(scope.calls[:4])} ..."
             )
         if len(items) > len(f.input):
-            raise ModelError(f"function {key} takes {len(f.input)} inputs, {len(items)} are given")
+            raise ModelError(f"function {key} takes {count(len(f.input), 'input')}, got {len(items)}")
         given = dict(attrs)
         for a in getattr(f, "attribute_proto", ()):
             given.setdefault(a.name, attribute_value(a, self.model.folder))

@@ -18,7 +18,7 @@ from dnnc.frontends.trace.functions import number
 from dnnc.frontends.trace.regions import Region, key_of
 from dnnc.frontends.trace.tracer import tracing
 from dnnc.ir import checks
-from dnnc.ir.errors import InputError, a_type
+from dnnc.ir.errors import InputError, a_type, count
 from dnnc.ir.graph.builder import Builder
 from dnnc.pytree import Rules, flatten, unflatten
 
@@ -167,7 +167,8 @@ class CustomVjp(Generic[Result]):
             raise InputError(f"{self!r}: the backward rule gives a tuple of cotangents, got {a_type(found)}")
         trees = given.again(given.parts)[0]
         if len(found) != len(trees):
-            raise InputError(f"{self!r}: the backward rule gives {len(found)} cotangents for {len(trees)} arguments")
+            have, expected = count(len(found), "cotangent"), count(len(trees), "argument")
+            raise InputError(f"{self!r}: the backward rule gives {have} for {expected}")
         parts: list[Lazy] = []
         for k, (c, x) in enumerate(zip(found, trees)):
             want = _arrays(x, f"argument {k}")

@@ -23,7 +23,7 @@ from dnnc.ir import checks
 from dnnc.ir.autodiff.forward import pushforward
 from dnnc.ir.autodiff.paths import require_path
 from dnnc.ir.autodiff.reverse import pullback, zeros
-from dnnc.ir.errors import GradientError, InputError, a_type
+from dnnc.ir.errors import GradientError, InputError, a_type, count
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.pytree import Branch, Leaf, Rules, Tree, flatten, unflatten
@@ -103,13 +103,14 @@ def called(
     return Call(wrt, recorded, dict(zip(recorded.graph.inputs, values)))
 
 
-def positions(argnums: int | Sequence[int], count: int, what: str) -> tuple[int, ...]:
+def positions(argnums: int | Sequence[int], given: int, what: str) -> tuple[int, ...]:
     """The numbers of positional arguments. InputError where there are no such arguments."""
     many = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for k in many:
-        if isinstance(k, bool) or not isinstance(k, int) or not -count <= k < count:
-            raise InputError(f"{what}: argnums={argnums!r}, but the call has {count} positional arguments")
-    return tuple(k % count for k in many)
+        if isinstance(k, bool) or not isinstance(k, int) or not -given <= k < given:
+            have = count(given, "positional argument")
+            raise InputError(f"{what}: argnums={argnums!r}, but the call has {have}")
+    return tuple(k % given for k in many)
 
 
 # --- reverse mode -----------------------------------------------------------------------------------------------------
@@ -387,6 +388,6 @@ def jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any],
         if not isinstance(given, (tuple, list)):
             raise InputError(f"jvp: expected a tuple of {name}, one for each argument, got {a_type(given)}")
     if len(primals) != len(tangents):
-        raise InputError(f"jvp: {len(primals)} primals and {len(tangents)} tangents")
+        raise InputError(f"jvp: {count(len(primals), 'primal')} and {count(len(tangents), 'tangent')}")
     value, pushed, *aux = linearize(fn, *primals, has_aux=has_aux)
     return (value, pushed(*tangents), *aux)

@@ -18,7 +18,7 @@ from dnnc.frontends.trace.batching import Batcher
 from dnnc.frontends.trace.regions import key_of
 from dnnc.frontends.trace.tracer import located
 from dnnc.ir.checks import function
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, count
 from dnnc.ir.types import TensorType
 from dnnc.pytree import Branch, Fixed, Rules, Tree, children, flatten, unflatten
 
@@ -53,7 +53,8 @@ def vmap(fn: Callable[..., Result], in_axes: Any = 0, out_axes: Any = 0) -> Call
         leaves, tree = flatten((args, kwargs), "", Rules(any=True))
         assert isinstance(tree, Branch)
         if isinstance(in_axes, (tuple, list)) and len(in_axes) != len(args):
-            raise InputError(f"vmap: in_axes={in_axes!r} has {len(in_axes)} axes for {len(args)} positional arguments")
+            have, wanted = count(len(in_axes), "axis", "axes"), count(len(args), "positional argument")
+            raise InputError(f"vmap: in_axes={in_axes!r} has {have} for {wanted}")
         given = tuple(in_axes) if isinstance(in_axes, list) else in_axes
         axes = [*spread_axes(given, tree.children[0], "in_axes"), *spread_axes(0, tree.children[1], "in_axes")]
         arrays = [x if isinstance(x, Array) else asarray(x) for _, x in leaves]
@@ -67,7 +68,7 @@ def vmap(fn: Callable[..., Result], in_axes: Any = 0, out_axes: Any = 0) -> Call
 def spread_axes(axes: Any, tree: Tree, where: str) -> list[int | None]:
     """The axis of each leaf of a tree, from a tree of axes that ends where one holds for all below."""
     if axes is None or (isinstance(axes, (int, np.integer)) and not isinstance(axes, bool)):
-        return [axes if axes is None else int(axes)] * count(tree)
+        return [axes if axes is None else int(axes)] * leaves_in(tree)
     parts = children(axes)
     if parts is None or not isinstance(tree, Branch):
         raise InputError(
@@ -84,9 +85,9 @@ def spread_axes(axes: Any, tree: Tree, where: str) -> list[int | None]:
     return [a for n, c in zip(tree.names, tree.children) for a in spread_axes(by_name[n], c, f"{where}.{n}")]
 
 
-def count(tree: Tree) -> int:
+def leaves_in(tree: Tree) -> int:
     """Leaves of a tree."""
-    return sum(map(count, tree.children)) if isinstance(tree, Branch) else 0 if isinstance(tree, Fixed) else 1
+    return sum(map(leaves_in, tree.children)) if isinstance(tree, Branch) else 0 if isinstance(tree, Fixed) else 1
 
 
 def axis_in(axis: int, ndim: int, where: str) -> int:

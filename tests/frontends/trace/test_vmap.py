@@ -405,7 +405,7 @@ def test_errors_name_the_line() -> None:
         ((X, W), 0, "sizes along the mapped axes differ: argument 0: 5, argument 1: 4"),
         ((X, W), (0, 2), "axis 2 of argument 1, which has 2 axes"),
         ((X, W), (None, None), "no argument has an axis"),
-        ((X, W), (0,), "has 1 axes for 2 positional arguments"),
+        ((X, W), (0,), "has 1 axis for 2 positional arguments"),
         ((X, {"w": W}), (0, {"v": 0}), "in_axes.1 has axes for v, there are w"),
         ((X, W), (0, "rows"), "expected an axis or None"),
     ],

@@ -134,7 +134,7 @@ def test_zero_sizes_and_scalars(ops: Ops) -> None:
 @pytest.mark.parametrize(
     "inputs, message",
     [
-        ([], r"graph head takes 1 inputs \(x\), 0 are given"),
+        ([], r"graph head takes 1 input \(x\), got 0"),
         ({"y": 1}, "missing: x, unknown: y"),
         ([np.zeros((2, 4))], r"input x: expected f32, got float64; convert it with \.astype\('float32'\)"),
         ([np.zeros((2, 4), np.int32)], "expected f32, got int32"),
