@@ -16,7 +16,7 @@ import numpy as np
 
 from dnnc.ir import winograd
 from dnnc.ir.bundles import Bundles
-from dnnc.ir.dtype import f64, u8, u32
+from dnnc.ir.dtype import f64, i8, u8, u32
 from dnnc.ir.expr import E, Expr, cast, const, op
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.types import Array, Dense, Dim, Encoding, Layout, Part, TensorType, parse_layout, product
@@ -51,7 +51,7 @@ class Quads(Encoding):
 
         w: i8[256, 64] @ "quads 1/16 0/4 1%16 0%4"      a buffer of i8[4, 64, 64]
 
-    So what `dot4` reads is one vector. Constants and parameters only.
+    So what `dot4` reads is one vector. Constants and parameters only; `quads_of` has what a kernel packs.
     """
 
     layout: Layout
@@ -84,6 +84,24 @@ class Quads(Encoding):
     @staticmethod
     def _joined(shape: Sequence[Dim]) -> tuple[Dim, ...]:
         return (*shape[:-2], product(shape[-2:]))
+
+
+QUAD = 4  # bytes of a sum that lie side by side
+
+
+def quads_of(t: TensorType) -> Quads | None:
+    """The quads that lie in memory as a type says; None where it has no such blocks.
+
+    A kernel that packs bytes writes `1/16 0/4 1%16 0%4`: the same memory, with an axis for each part.
+    """
+    if isinstance(t.encoding, Quads):
+        return t.encoding
+    parts = t.layout.parts[-2:] if isinstance(t.encoding, Dense) and t.layout is not None else ()
+    if len(parts) < 2 or t.dtype is not i8 or t.layout is None:
+        return None
+    (column, row), rank = parts, t.rank
+    fours = column == Part(rank - 1, 1, column.mod) and column.mod and row == Part(rank - 2, 1, QUAD)
+    return Quads(t.layout) if fours else None
 
 
 register("sparse")(Sparse)

@@ -61,6 +61,7 @@ class TargetFacts:
     channels_last: bool = False  # do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
     # is a sum of products of bytes in i32 faster than one of floats? Quantised models then stay in bytes
     multiplies_bytes: bool = False
+    packs_bytes: bool = False  # the same where both operands change with the call: kernels lay out the second for it
     multiplies_float8: bool = False  # the same of 8-bit floats, summed in float32
     # do products decode weights of few bits as they read them? Else those are floats from the start
     decodes_weights: bool = False

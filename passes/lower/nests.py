@@ -21,6 +21,7 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean
+from dnnc.ir.encodings import quads_of
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import (
     Const,
@@ -207,7 +208,9 @@ class _Lowering:
             if number is not None:
                 self.numbers[t] = number
             else:
-                self.buffers[t] = (_buffer(t.name, v.type), v.type)
+                quads = quads_of(v.type)
+                of = v.type if quads is None else TensorType(v.type.dtype, v.type.shape, quads)
+                self.buffers[t] = (_buffer(t.name, of), of)
                 self.params.append(v)
             tensors[v] = t
         for n in self.nodes:

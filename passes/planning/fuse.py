@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 
-from dnnc.ir.encodings import Quads
+from dnnc.ir.encodings import quads_of
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import ContractionForm, Cost, Trait
@@ -565,7 +565,7 @@ def _crosses(n: Node, u: Node) -> bool:
 def _reads_fours(u: Node, v: Value) -> bool:
     """Does a product read four bytes of a row of its transposed operand by one instruction? They are not neighbours."""
     turn, w = producer(v, "transpose"), u.inputs[1]
-    fours = w is not None and isinstance(w.type.encoding, Quads)
+    fours = w is not None and quads_of(w.type) is not None
     return fours and turn is not None and turn.attrs["perm"][-1] != v.type.rank - 1
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import f32, i32, u8
+from dnnc.ir.dtype import f32, i8, i32, u8
+from dnnc.ir.encodings import QUAD
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
 
 Array = np.ndarray[Any, Any]
 EXACT = 1 << 24  # float32 holds all integers up to it
-QUAD = 4  # bytes that one instruction takes
 WIDE = 16  # channels in and out from which on a group is a convolution of its own
 
 
@@ -95,6 +95,32 @@ def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias
     return b.concat(*results, axis=1)
 
 
+def product_of_two(b: Builder, x: Quantized, y: Quantized) -> Any:
+    """The product of quantised matrices neither of which is constant, whose inner size is known: i32.
+
+        sum((x - zx) * (y - zy))   ->   matmul(x, y) - zx * sum(y) - zy * sum(x) + k * zx * zy
+
+    x as u8, y as i8. The sums of rows and columns are left out where the other zero point is known to be 0.
+    """
+    x, y, k = unsigned(b, x), signed(b, y), x.q.type.shape[-1]
+    assert isinstance(k, int)
+    p, q, more = x.q, y.q, -k % QUAD
+    if more:
+        p = b.pad(p, pads=(*(0,) * (2 * p.type.rank - 1), more))
+        q = b.pad(q, pads=(*(0,) * q.type.rank, *(0,) * (q.type.rank - 2), more, 0))
+    out = b.matmul(p, q, out_dtype=i32)
+    (zx, of_x), (zy, of_y) = (
+        (known(b.graph, z.zero), None if z.zero is None else _wide(b, b.reshape(z.zero, shape=()))) for z in (x, y)
+    )
+    if zy != 0:
+        out = b.sub(out, b.mul(b.reduce_sum(_wide(b, x.q), axes=(x.q.type.rank - 1,), keepdims=True), of_y))
+    if zx != 0:
+        columns = b.reduce_sum(_wide(b, y.q), axes=(y.q.type.rank - 2,), keepdims=True)
+        columns = columns if zy == 0 else b.sub(columns, b.mul(of_y, k))
+        out = b.sub(out, b.mul(columns, of_x))
+    return out
+
+
 def _channels(b: Builder, x: Value, axis: int, part: slice) -> Any:
     """A part of the indices of an axis."""
     given = b.graph.constants.get(x)
@@ -131,6 +157,15 @@ def unsigned(b: Builder, x: Quantized) -> Quantized:
     zero = known(b.graph, x.zero)
     moved = b.constant(zero + 128, dtype=i32) if zero is not None else b.add(_wide(b, x.zero), 128)
     return Quantized(b.bitwise_xor(b.cast(x.q, to=u8), b.constant(128, dtype=u8)), moved)
+
+
+def signed(b: Builder, x: Quantized) -> Quantized:
+    """u8 as i8 by taking 128 from all."""
+    if x.q.type.dtype is i8:
+        return x
+    zero = known(b.graph, x.zero)
+    moved = b.constant(zero - 128, dtype=i32) if zero is not None else b.sub(_wide(b, x.zero), 128)
+    return Quantized(b.cast(b.bitwise_xor(x.q, b.constant(128, dtype=u8)), to=i8), moved)
 
 
 def padded(b: Builder, x: Quantized, attrs: Mapping[str, Any]) -> tuple[Quantized, Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dnnc.ir.dtype import f32, i8, i32, u8
-from dnnc.ir.encodings import WORD, Packed, Quads, Winograd
+from dnnc.ir.encodings import QUAD, WORD, Packed, Quads, Winograd
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
@@ -35,7 +35,6 @@ from dnnc.passes.rewrites.stored_weights import decodes, is_decoded, own_decoder
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
-QUAD = 4  # bytes of a sum side by side
 SHUFFLE = (
     2  # products that a shuffle takes the time of: it occupies a port of theirs, and its result a register of a tile
 )
@@ -336,7 +335,7 @@ class _Blocked(Layouts):
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
         if sparse := self.sparse.encoding(n):
             return self.sparse_conv(n, sparse)
-        if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.of_bytes(n):
+        if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.of_bytes(n) and self.graph.variance(w).call_invariant:
             return self.bytes_conv(n)
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
@@ -499,8 +498,11 @@ class _Blocked(Layouts):
         self.set_input(n, 0, ROW_MAJOR)
         if sparse := self.sparse.encoding(n):
             return self.set_input(n, 1, sparse)
-        quads = self.of_bytes(n) and isinstance(b.type.shape[-2], int) and b.type.shape[-2] % QUAD == 0
-        self.set_input(n, 1, quad_panels(b.type.rank, self.lanes) if quads else panels(b.type.rank, self.lanes))
+        k = b.type.shape[-2]
+        if not self.of_bytes(n) or not isinstance(k, int) or k % QUAD:
+            return self.set_input(n, 1, panels(b.type.rank, self.lanes))
+        quads = quad_panels(b.type.rank, self.lanes)
+        self.set_input(n, 1, quads if self.graph.variance(b).call_invariant else Dense(quads.layout))
 
     def decoded(self, n: Node) -> None:
         """Codes in panels, those of few bits in words; scales and zero points beside them. Each product has a node of
@@ -528,12 +530,12 @@ class _Blocked(Layouts):
             if v is not None and v in self.graph.constants and v.type.dtype.kind == "u" and v.type.dtype.bits < 8:
                 self.set_input(n, k, word_rows(v.type.rank, WORD // v.type.dtype.bits))
 
-    def of_bytes(self, n: Node) -> bool:
-        """Is this a sum of products of bytes by constant ones, four of which one instruction adds up?"""
+    @staticmethod
+    def of_bytes(n: Node) -> bool:
+        """Is this a sum of products of bytes, four of which one instruction adds up?"""
         x, w = n.inputs[:2]
         assert x is not None and w is not None
-        integers = n.output.type.dtype is i32 and x.type.dtype in (u8, i8) and w.type.dtype is i8
-        return integers and self.graph.variance(w).call_invariant
+        return n.output.type.dtype is i32 and x.type.dtype in (u8, i8) and w.type.dtype is i8
 
     def within_channels(self, n: Node) -> bool:
         """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""

@@ -29,13 +29,15 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.shapes import normalize_axis
+from dnnc.ir.types import product as size_of
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import Match, Rule, producer, rewrite
 from dnnc.passes.rewrites import float8_products
-from dnnc.passes.rewrites.integer_products import Quantized, Weights, has_form, known, product
+from dnnc.passes.rewrites.integer_products import Quantized, Weights, has_form, known, product, product_of_two
 
 Array = np.ndarray[Any, Any]
 BYTES = (u8, i8)
+FEW_ROWS = 16  # that multiply a matrix in less time than it takes to lay it out for bytes
 MOVED = tuple(  # ops that move the elements of one operand about, and add none
     sorted(n for n, op in OPS.items() if Trait.MOVEMENT in op.traits and Trait.RELAYOUT not in op.traits)
 )
@@ -285,6 +287,40 @@ def _exact_bias(m: Match, bias: Value | None, x: Node, scales: Array) -> Array |
     return q if same else None
 
 
+def multiply_two(m: Match) -> Value:
+    """matmul(dequantize(x), dequantize(y)), none of them constant   ->   mul(cast(matmul(x, y, ..)), scales)"""
+    n = m.root
+    found = [_dequantized(m, m.operand(n, k)) for k in (0, 1)]
+    m.require(n.output.type.dtype is f32 and not n.attrs.get("panel"), "it is {}", n.output.type)
+    left, right = (Quantized(m.operand(d, 0), zero) for d, _, zero in found)
+    _require_matrices(m, left.q, right.q)
+    y = m.b.cast(product_of_two(m.b, left, right), to=f32)
+    (s, a), (t, c) = ((scale, m.graph.constants.get(scale)) for _, scale, _ in found)
+    if a is not None and c is not None:
+        return m.b.mul(y, m.b.constant(a.reshape(()) * c.reshape(())))  # type: ignore[no-any-return]
+    return m.b.mul(y, m.b.mul(m.b.reshape(s, shape=()), m.b.reshape(t, shape=())))  # type: ignore[no-any-return]
+
+
+def _require_matrices(m: Match, x: Value, y: Value) -> None:
+    """Are products of two matrices that change with the call worth laying out the second for bytes?"""
+    m.require(m.ctx.facts.packs_bytes, "the target multiplies bytes by constant ones alone")
+    m.require(y not in m.graph.constants, "the second is constant")
+    m.require(x.type.rank >= 2 and y.type.rank >= 2 and y.type.shape[-1] != 1, "a vector")
+    m.require(isinstance(x.type.shape[-1], int), "the inner size is not known")
+    rows, count = size_of(m.root.output.type.shape[:-1]), size_of(y.type.shape[:-2])
+    static = isinstance(rows, int) and isinstance(count, int) and count > 0
+    m.require(not static or rows > FEW_ROWS * count, "the matrices have {} rows", rows)
+
+
+def multiply_two_integers(m: Match) -> Value:
+    """matmul(sub(cast(x), cast(zx)), sub(cast(y), cast(zy))), in i32, none of them constant   ->   one of bytes"""
+    n = m.root
+    m.require(n.output.type.dtype is i32 and not n.attrs.get("panel"), "it is no i32")
+    x, y = (_integers(m, m.operand(n, k)) for k in (0, 1))
+    _require_matrices(m, x.q, y.q)
+    return product_of_two(m.b, x, y)  # type: ignore[no-any-return]
+
+
 def convolve_integers(m: Match) -> Value:
     """conv(sub(cast(x), cast(zx)), w), of bytes in i32 and constants   ->   an integer product"""
     return _integer_product(m, True)
@@ -408,8 +444,10 @@ RULES = (
     Rule(convolve_bytes, ("conv",), exact=False),
     Rule(multiply_bytes, ("matmul",), exact=False),
     Rule(multiply_and_add_bytes, ("gemm",), exact=False),
+    Rule(multiply_two, ("matmul",), exact=False),
     Rule(convolve_integers, ("conv",)),
     Rule(multiply_integers, ("matmul",)),
+    Rule(multiply_two_integers, ("matmul",)),
 )
 LAST_RULES = (
     Rule(quantize_by_product, ("quantize_linear",), exact=False),

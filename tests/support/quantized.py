@@ -14,7 +14,7 @@ from dnnc.passes.rewrites.fold import fold
 from dnnc.passes.rewrites.quantized import quantized, requantized
 
 Array = np.ndarray[Any, Any]
-CTX = PassContext(TargetFacts(multiplies_bytes=True))
+CTX = PassContext(TargetFacts(multiplies_bytes=True, packs_bytes=True))
 RNG = np.random.default_rng(0)
 
 

@@ -102,7 +102,8 @@ class Nets:
         self.channels = (16, 24, 32, 40, 64) if large else (1, 2, 3, 4, 5, 8, 12, 16, 17)
         sizes = (8, 9, 14, 16) if large else (1, 2, 3, 4, 5, 7, 8)
         image = (1 + self.below(2), self.one_of(self.channels), self.one_of(sizes), self.one_of(sizes))
-        rows = (*((1 + self.below(3),) if self.chance(0.5) else ()), self.one_of(sizes), self.one_of(self.channels))
+        lines = (*sizes, 17, 20, 33)  # more than one tile of a product
+        rows = (*((1 + self.below(3),) if self.chance(0.5) else ()), self.one_of(lines), self.one_of(self.channels))
         self.batches = self.chance(0.2)
         for shape in (image, rows)[: 1 + self.chance(0.4)] if self.chance(0.6) else (rows,):
             self.given(shape)
@@ -308,24 +309,29 @@ def product(g: Nets, x: Codes) -> None:
     g.quantized(g.activated(y, deviation), shape, deviation)
 
 
-def attention_scores(g: Nets, x: Codes) -> None:
-    """A product of two quantised activations, the second transposed or not."""
+def attention(g: Nets, x: Codes) -> None:
+    """A product of two quantised activations: queries with transposed keys, or shares with values."""
     others = [m for m in g.made if len(m.shape) == len(x.shape) > 1 and m.shape[:-2] == x.shape[:-2]]
-    fits = [m for m in others if m.shape[-1] == x.shape[-1]]
+    turned = g.chance(0.6)
+    fits = [m for m in others if m.shape[-1 if turned else -2] == x.shape[-1]]
     if not fits or x.shape[-1] > MOST_TERMS:
         return
     y = g.one_of(fits)
     perm = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
-    shape, deviation = (*x.shape[:-1], y.shape[-2]), float(np.sqrt(x.shape[-1])) * x.deviation * y.deviation
-    if g.chance(0.25):
-        left, right = ((v.name, g.constant(v.scale), g.constant(v.zero, v.dtype)) for v in (x, y))
-        turned = g.node("Transpose", y.name, perm=perm)
-        scale, zero = g.scale(deviation / 40), g.zero(x.dtype)
-        out = (g.constant(scale), g.constant(zero, x.dtype))
-        name = g.node("QLinearMatMul", *left, turned, *right[1:], *out)
-        g.made.append(Codes(name, shape, x.dtype, scale, zero, deviation))
-        return
-    g.quantized(g.node("MatMul", g.real(x), g.node("Transpose", g.real(y), perm=perm)), shape, deviation)
+    shape = (*x.shape[:-1], y.shape[-2 if turned else -1])
+    deviation = float(np.sqrt(x.shape[-1])) * x.deviation * y.deviation
+    form = g.one_of(("qdq", "qdq", "operator", "integers"))
+    real, codes = (v if not turned else g.node("Transpose", v, perm=perm) for v in (g.real(y), y.name))
+    if form == "qdq":
+        return g.quantized(g.node("MatMul", g.real(x), real), shape, deviation)
+    if form == "integers":
+        out = g.node("MatMulInteger", x.name, codes, *(g.constant(v.zero, v.dtype) for v in (x, y)))
+        out = g.node("Mul", g.node("Cast", out, to=TensorProto.FLOAT), g.constant(x.scale * y.scale))
+        return g.quantized(g.activated(out, deviation), shape, deviation)
+    left, right = ((g.constant(v.scale), g.constant(v.zero, v.dtype)) for v in (x, y))
+    scale, zero = g.scale(deviation / 40), g.zero(x.dtype)
+    name = g.node("QLinearMatMul", x.name, *left, codes, *right, g.constant(scale), g.constant(zero, x.dtype))
+    g.made.append(Codes(name, shape, x.dtype, scale, zero, deviation))
 
 
 def pair(g: Nets, x: Codes) -> None:
@@ -418,6 +424,6 @@ def dynamic(g: Nets, x: Codes) -> None:
 
 
 LAYERS: tuple[Callable[[Nets, Codes], None], ...] = (
-    convolution, convolution, convolution, product, product, product, attention_scores, pair, joined, pooled, moved,
+    convolution, convolution, convolution, product, product, product, attention, attention, pair, joined, pooled, moved,
     dynamic,
 )  # fmt: skip

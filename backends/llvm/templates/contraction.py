@@ -28,7 +28,7 @@ from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
 from dnnc.backends.llvm.templates.stored import blocked, prefetch_codes, scale_sums, weights_of
 from dnnc.ir.bounds import bounds, nonneg
-from dnnc.ir.encodings import Quads, Winograd
+from dnnc.ir.encodings import Winograd, quads_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, extent, free, minimum, substitute, unwrap, value
 from dnnc.ir.graph import Node
@@ -89,7 +89,7 @@ def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | N
     size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
     if found is None:
         return None
-    if weights is not None and isinstance(weights.type.encoding, Quads):
+    if weights is not None and quads_of(weights.type) is not None:
         found = _quads(s, found)
     return s, replace(found, image_bytes=size if isinstance(size, int) else 0)
 

@@ -36,6 +36,33 @@ def g(x: {x}[3, 5, {k}], zx: {x}, *, w: {w}[{k}, 18], zw: {w}[18], c: {x}):
     assert "matmul" in ops and ops.count("cast") <= 4
 
 
+@pytest.mark.parametrize("k", [12, 13])
+@pytest.mark.parametrize("zx,zy", [("7", "c"), ("zx", "c"), ("c", "7"), ("c", "zy"), ("none", "zy"), ("zx", "none")])
+@pytest.mark.parametrize("x,y", [("u8", "u8"), ("i8", "u8"), ("u8", "i8"), ("i8", "i8")])
+def test_products_of_two_that_change(x: str, y: str, zx: str, zy: str, k: int) -> None:
+    def of(v: str, zero: str) -> str:
+        zero = f"cast({v}c, to=i32)" if zero == "c" else zero if zero == "7" else f"cast({zero}, to=i32)"
+        return f"cast({v}, to=i32)" if "none" in zero else f"sub(cast({v}, to=i32), {zero})"
+
+    text = f"""\
+def g(x: {x}[2, 3, 17, {k}], y: {y}[3, {k}, 5], zx: {x}, zy: {y}, *, xc: {x}, yc: {y}):
+    r = matmul({of("x", zx)}, {of("y", zy)})
+    return r"""
+    g = parse(text, {"xc": weights(x, 1).reshape(()), "yc": weights(y, 1).reshape(())})
+    same(g)
+    (product,) = (n for n in g.nodes() if n.op.name == "matmul")
+    assert [v.type.dtype.name for v in product.inputs] == ["u8", "i8"]
+
+
+@pytest.mark.parametrize("rows,inner", [(16, 8), (17, "K")])
+def test_few_rows_or_an_unknown_inner_size_stay_as_they_are(rows: int, inner: int | str) -> None:
+    text = f"""\
+def g(x: u8[{rows}, {inner}], y: u8[{inner}, 5]):
+    r = matmul(cast(x, to=i32), cast(y, to=i32))
+    return r"""
+    assert rewritten(parse(text)) == ["cast", "cast", "matmul"]
+
+
 @pytest.mark.parametrize("group", [1, 12])
 @pytest.mark.parametrize("pads", ["(0, 0, 0, 0)", "(1, 2, 0, 1)"])
 @pytest.mark.parametrize("w", ["u8", "i8"])
