@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from dnnc.driver import compile
+from dnnc.ir.errors import DnncError
 from dnnc.quantization.data import Feed, Samples
 from dnnc.quantization.layers import Layer
 from dnnc.quantization.onnx_graph import Model, attribute
@@ -58,7 +59,10 @@ class Observed:
 
 
 class Running:
-    """A model compiled for the samples: feeds in, values by name out."""
+    """A model compiled for the samples: feeds in, values by name out. `refit` replaces the weights in `parameters`.
+
+    A model that is read anew for the inputs of each call has no parameters: there the weights are inputs.
+    """
 
     def __init__(
         self, proto: onnx.ModelProto, samples: Samples, options: Mapping[str, Any], outputs: Sequence[str] = (),
@@ -79,7 +83,24 @@ class Running:
             # outputs of the file, since the graph has no name of its own for what a node without effect returns
             copy.graph.output.extend(onnx.ValueInfoProto(name=n) for n in added)
             proto = copy
-        self.executable = compile(proto, tell, **settings)
+        try:
+            self.executable = compile(proto, tell, **settings)
+            self._has_parameters = bool(parameters)
+        except DnncError:
+            if not parameters:
+                raise
+            self._has_parameters = False
+            proto, weights = _with_inputs(proto, parameters)
+            self.extra.update(weights)
+            del settings["parameters"]
+            self.executable = compile(proto, tell, **settings)
+
+    def refit(self, arrays: Mapping[str, Array]) -> None:
+        """Replace weights."""
+        if self._has_parameters:
+            self.executable.refit(arrays)
+        else:
+            self.extra.update(arrays)
 
     def __call__(self, feed: Feed) -> dict[str, Array]:
         results = self.executable({**feed, **self.extra})
@@ -91,6 +112,22 @@ class Running:
         """The model's own outputs that are arrays of floats."""
         found = self(feed)
         return [found[n] for n in self.final if isinstance(found[n], np.ndarray) and found[n].dtype.kind == "f"]
+
+
+def _with_inputs(proto: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """A model with some of its constants as inputs, and their arrays."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    found = {t.name: t for t in copy.graph.initializer if t.name in names}
+    others = [t for t in copy.graph.initializer if t.name not in found]
+    given = [v for v in copy.graph.input if v.name not in found]
+    given += [onnx.helper.make_tensor_value_info(n, t.data_type, t.dims) for n, t in found.items()]
+    weights = {n: onnx.numpy_helper.to_array(t) for n, t in found.items()}
+    for field_, kept in ((copy.graph.initializer, others), (copy.graph.input, given)):
+        kept = [type(x).FromString(x.SerializeToString()) for x in kept]
+        del field_[:]
+        field_.extend(kept)
+    return copy, weights
 
 
 def sizes(samples: Samples, dims: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 times     of each layer's kernels, in float and in each scheme, as the compiled models run
 errors    of the outputs with one layer quantised, by the simulation
-choice    layers by time won over error; each is taken where the error of all taken so far stays in the budget
+choice    layers by time won over error: as many at a time as stay in the budget together
 check     the model that results is compiled: its error has to hold, and a layer that gains nothing in it goes back
 """
 
@@ -31,8 +31,9 @@ from dnnc.report.tables import show_seconds
 Array = np.ndarray[Any, Any]
 Schemes = dict[str, str]
 GAIN = 0.97  # a scheme gains where its time is below this share of float's: what is nearer is noise
-SECONDS = 60.0  # that all errors may take together; the number of feeds follows
+SECONDS = 30.0  # that all errors may take together; the number of feeds follows
 LEAST_FEEDS = 2
+TRIALS = 24  # of several layers together
 CHECKS = 3  # times that the result is written again because a layer gains nothing in it
 
 
@@ -73,6 +74,7 @@ class _Chooser:
     def __init__(self, c: Candidate) -> None:
         self.c = c
         self.plain = Running(c.model.proto, c.samples, c.options.compile, tell=c.tell)
+        self.want = [self.plain.outputs(f) for f in c.feeds]
         c.tell("time kernels", 0, len(c.schemes) + 1)
         self.before = timed(self.plain.executable, c.feeds[0], c.layers)
         self.times: dict[str, Times] = {}
@@ -88,14 +90,13 @@ class _Chooser:
         moves = self._moves()
         taken: Schemes = {}
         if moves:
-            feeds = list(self.c.feeds)
-            self.want = [self.plain.outputs(f) for f in feeds]
             self.simulation = Simulation(
-                self.c.plan, self.c.layers, "int8", self.c.samples, feeds, self.want, self.c.tell
+                self.c.plan, self.c.layers, "int8", self.c.samples, self.c.feeds, self.want, self.c.tell
             )
-            self._fit_feeds(len(moves))
+            self._fit_feeds(len(moves) + TRIALS)
             self._measure_errors(moves)
-            moves.sort(key=lambda move: -self._gain(*move) / max(self.errors[move], 1e-9))
+            power = 2 if self.score is None else 1  # squares of errors add up
+            moves.sort(key=lambda move: -self._gain(*move) / max(self.errors[move], 1e-9) ** power)
             taken = self._within_budget(moves)
         return self._checked(taken)
 
@@ -160,30 +161,47 @@ class _Chooser:
         return scored(self.c.options.metric, call)
 
     def _within_budget(self, moves: Sequence[tuple[str, str]]) -> Schemes:
-        """The first moves that fit together, by halving, then each of the others that still fits."""
-        order = list({node: (node, scheme) for node, scheme in reversed(moves)}.values())[
-            ::-1
-        ]  # the best of each layer
-        if self._cost(dict(order)) <= self.budget:
-            return dict(order)
-        low, high = 0, len(order)
-        while low + 1 < high:
-            middle = (low + high) // 2
-            fits = self._cost(dict(order[:middle])) <= self.budget
-            low, high = (middle, high) if fits else (low, middle)
-        taken = dict(order[:low])
-        rest = [move for move in moves if move[0] not in taken]
-        for k, (node, scheme) in enumerate(rest):
-            self.c.tell("choose layers", k, len(rest))
-            if node in taken:
+        """The best moves of layers, in their order, that fit together: all, or what fits of each half.
+
+        Layers round independently, so squares of their errors add up. Where the sum says that a layer does not fit, it
+        is not tried. After `TRIALS` trials the sum decides alone.
+        """
+        best = {node: scheme for node, scheme in reversed(moves)}
+        order = [(node, best[node]) for node in dict.fromkeys(node for node, _ in moves)]
+        taken: Schemes = {}
+        cost, trials, waiting = 0.0, 0, [order]
+        while waiting:
+            some = [move for move in waiting.pop() if self._may_fit(move, cost)]
+            if not some:
                 continue
-            cost = self._cost({**taken, node: scheme})
-            if cost <= self.budget:
-                taken[node] = scheme
-                self.reasons.pop(node, None)
+            self.c.tell("choose layers", min(trials, TRIALS - 1), TRIALS)
+            trials += 1
+            together = self._cost({**taken, **dict(some)}) if trials <= TRIALS else float("inf")
+            if together <= self.budget:
+                taken.update(some)
+                cost = max(cost, together)
+            elif len(some) == 1:
+                self._leave(some[0], together, cost)
             else:
-                self.reasons[node] = f"would bring the {self._what} to {cost:.3g}, above {self.budget:g}"
+                middle = len(some) // 2
+                waiting += [some[middle:], some[:middle]]
         return taken
+
+    def _may_fit(self, move: tuple[str, str], cost: float) -> bool:
+        """Would one more layer stay in the budget, by the sum of squares? Losses of a metric have no such sum."""
+        if self.score is not None:
+            return True
+        expected = float(np.hypot(cost, self.errors[move]))
+        if expected > self.budget:
+            self._leave(move, expected, cost)
+        return expected <= self.budget
+
+    def _leave(self, move: tuple[str, str], together: float, cost: float) -> None:
+        if together == float("inf"):
+            together = float(np.hypot(cost, self.errors[move]))
+            self.reasons[move[0]] = f"would bring the {self._what} to about {together:.3g}, after {TRIALS} trials"
+        else:
+            self.reasons[move[0]] = f"would bring the {self._what} to {together:.3g}, above {self.budget:g}"
 
     @property
     def _what(self) -> str:
@@ -221,8 +239,8 @@ class _Chooser:
         run = Running(proto, self.c.samples, self.c.options.compile, tell=self.c.tell)
         after = timed(run.executable, self.c.feeds[0], self.c.layers, self.c.plan.placement(schemes, self.c.layers))
         difference = Difference()
-        for feed in self.c.feeds:
-            difference.add(run.outputs(feed), self.plain.outputs(feed))
+        for feed, want in zip(self.c.feeds, self.want):
+            difference.add(run.outputs(feed), want)
         if self.score is None:
             return after, difference.error, difference, None
         score = self._metric(run.executable)

@@ -71,7 +71,7 @@ class Simulation:
             arrays[weight] = layer.weights(w.rounded.values, self.plan.model.constants[layer.weight])
             if bias and w.bias is not None:
                 arrays[bias] = w.bias.reshape(self.plan.model.constants[layer.bias].shape)
-        self.run.executable.refit(arrays)
+        self.run.refit(arrays)
 
     def difference(self, schemes: Mapping[str, str]) -> Difference:
         """Of the outputs with these layers quantised from the float model's."""

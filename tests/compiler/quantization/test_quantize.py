@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,53 @@ def test_auto_leaves_what_gains_nothing_or_costs_too_much(times: dict[str, tuple
 
     none = dnnc.quantize(residual(), x, scheme="auto", max_error=0.0)
     assert all(layer.scheme == "float" for layer in none.layers) and none.error == 0
+
+
+def test_errors_of_layers_of_a_model_that_is_read_anew_for_each_call(times: dict[str, tuple[float, float]]) -> None:
+    proto = model("""
+        agraph (float[N, 8] x, int64[2] s) => (float[r, c] y) {
+            h = MatMul(x, w)
+            f = Reshape (h, s)
+            g = Transpose <perm = [1, 0]> (f)
+            k = MatMul(g, v)
+            y = Relu(k)
+        }""", w=(8, 6), v=(4, 5))  # fmt: skip
+    x = np.random.default_rng(3).standard_normal((6, 4, 8)).astype(np.float32)
+    feeds = [{"x": a, "s": np.array([4, 6])} for a in x]
+    assert dnnc.compile(proto).variants == []
+    for options in ({"scheme": "auto", "max_error": 0.5}, {"layer_errors": True}):
+        q = dnnc.quantize(proto, feeds, **options)
+        assert len(q.layers) == 2 and all(layer.scheme != "float" for layer in q.layers)
+        assert all(layer.error is not None and 0 < layer.error < 0.1 for layer in q.layers)
+        assert q.error is not None and 0 < q.error < 0.1
+
+
+class Sums:
+    """Errors of choices that are the roots of sums of squares, and how often one was asked for."""
+
+    def __init__(self, errors: dict[str, float]) -> None:
+        self.errors, self.asked = errors, 0
+
+    def __call__(self, schemes: dict[str, str]) -> float:
+        self.asked += 1
+        return float(np.sqrt(sum(self.errors[n] ** 2 for n in schemes)))
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.02, 0.1, 9.0])
+def test_a_choice_under_a_budget_takes_few_trials(budget: float) -> None:
+    rng = np.random.default_rng(4)
+    errors = {f"l{k}": float(10 ** rng.uniform(-4, -1)) for k in range(200)}
+    order = sorted(errors, key=errors.__getitem__)
+    chooser = object.__new__(choice._Chooser)
+    chooser.budget, chooser.score, chooser.errors, chooser.reasons = budget, None, {}, {}
+    chooser.errors = {(n, "int8"): e for n, e in errors.items()}
+    chooser.c = SimpleNamespace(tell=lambda *_: None)  # type: ignore[assignment]
+    chooser._cost = cost = Sums(errors)  # type: ignore[method-assign]
+    taken = chooser._within_budget([(n, "int8") for n in order])
+    assert cost(taken) <= budget and cost.asked <= choice.TRIALS + 1
+    assert set(taken) | set(chooser.reasons) == set(errors)
+    best = int(np.searchsorted(np.sqrt(np.cumsum([errors[n] ** 2 for n in order])), budget, side="right"))
+    assert set(order[: max(best - 1, 0)]) <= set(taken)  # all that fit, but perhaps the last
 
 
 @pytest.mark.slow
