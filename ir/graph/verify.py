@@ -33,7 +33,7 @@ def verify(g: Graph) -> None:
         defined.update(n.outputs)
         previous, count = n, count + 1
     if count != len(g):
-        raise VerifyError(f"graph {g.name} counts {len(g)} nodes and holds {count}")
+        raise VerifyError(f"graph {g.name} counts {count(len(g), 'node')} and holds {count}")
     _check_uses(g, defined)
     for v in g.outputs:
         if v not in defined:

@@ -297,7 +297,9 @@ def _matching(given: Any, tree: Tree, arrays: Sequence[Array], what: str) -> lis
     """The values of a tree of arrays that has the structure, shapes and dtypes of another."""
     leaves, own = flatten(given, "", TREES)
     if len(leaves) != len(arrays) or not _alike(own, tree):
-        raise InputError(f"{what}: expected {len(arrays)} arrays in the structure of the results, got {a_type(given)}")
+        raise InputError(
+            f"{what}: expected {count(len(arrays), 'array')} in the structure of the results, got {a_type(given)}"
+        )
     made = []
     for (path, x), want in zip(leaves, arrays):
         a = scalar(x, want.dtype) if isinstance(x, NUMBERS) else asarray(x)
@@ -358,7 +360,7 @@ def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> A
 
     def pushed(*tangents: Any) -> Any:
         if len(tangents) != len(primals):
-            raise InputError(f"expected a tangent for each of {len(primals)} arguments, got {len(tangents)}")
+            raise InputError(f"expected a tangent for each of {count(len(primals), 'argument')}, got {len(tangents)}")
         given = [
             p
             for k, (t, w) in enumerate(zip(tangents, call.wrt))

@@ -105,7 +105,7 @@ def test_the_trained_digits_see_the_same() -> None:
     assert q.agreement == 1 and q.sizes[0] > 3.5 * q.sizes[1] and len(q.layers) == 4
     errors = [layer.error for layer in q.layers]
     assert all(e is not None and 0 < e < 0.02 for e in errors)
-    assert "digits.onnx: 4 of 4 layers quantised" in str(q) and q.as_dict()["layers"][1]["scheme"] == "int8"
+    assert "digits.onnx: 4 of 4 layers quantized" in str(q) and q.as_dict()["layers"][1]["scheme"] == "int8"
 
 
 @pytest.mark.slow
