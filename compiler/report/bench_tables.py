@@ -50,8 +50,8 @@ def _lines(b: Bench) -> list[str]:
     if b.overhead is not None:
         lines.append(
             f"dnnc spends {show_seconds(b.overhead)} of a call outside kernels; "
-            f"{count(b.compiled, 'kernel')} compiled, "
-            f"{b.from_cache} from the cache"
+            f"{count(b.compiled or 0, 'kernel')} compiled, "
+            f"{b.from_cache or 0} from the cache"
         )
     if len(b.engines) > 1:
         lines.append(

@@ -349,11 +349,11 @@ def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> A
     """
     checks.function(fn, "linearize", primals)
     call = called(fn, primals, {}, range(len(primals)), "linearize")
-    results, aux, count = _with_aux(call, has_aux, "linearize")
+    results, aux, number = _with_aux(call, has_aux, "linearize")
     g = call.graph
     inputs = call.inputs
     seeds = [g.add_input(f"tangent{k}", v.type) for k, v in enumerate(inputs)]
-    found = pushforward(g, dict(zip(inputs, seeds)), g.outputs[:count])
+    found = pushforward(g, dict(zip(inputs, seeds)), g.outputs[:number])
     wanted = [zeros(Builder(g), o.type) if t is None else t for o, t in zip(g.outputs, found)]
     partial = Partial(g, call.known, seeds, wanted)
     outputs = call.recorded.arrays(partial.forward.values(g.outputs))
@@ -369,8 +369,8 @@ def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> A
         made = partial(given)
         return unflatten(results, [Array([p], a.dtype) for p, a in zip(made, outputs)])
 
-    value = unflatten(results, outputs[:count])
-    return (value, pushed, unflatten(aux, outputs[count:])) if has_aux else (value, pushed)
+    value = unflatten(results, outputs[:number])
+    return (value, pushed, unflatten(aux, outputs[number:])) if has_aux else (value, pushed)
 
 
 @overload

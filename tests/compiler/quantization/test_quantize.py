@@ -139,7 +139,7 @@ def test_layers_that_cannot_be_quantised_are_named() -> None:
     x[1, 1] = 0
     q = dnnc.quantize(proto, x, measure=False)
     assert [(layer.scheme, layer.reason) for layer in q.layers] == [
-        ("float", "1 numbers of l were NaN or infinite in calibration"),
+        ("float", "1 value of l was NaN or infinite in calibration"),
         ("int8", ""),
         ("float", "1 of its weights are not finite"),
     ]
