@@ -24,7 +24,6 @@ from dnnc.passes.rewrites.sparse import Verdict, unfit, zeros_of
 from dnnc.passes.schedule.problem import Problem, classify
 
 GAIN = 1.4  # over the dense kernel that is asked for: on an H100 every product that promised it was faster
-TRIED = 8  # encodings of a matrix, best first, of which a kernel takes one
 FEW_PIXELS = 16  # of which a block would compute mostly others
 HEIGHTS = (16, 32, 64, 128, 256)  # rows of a bundle
 DEPTHS = (1, 2, 3, 4, 6, 8)  # pieces of a row
@@ -69,13 +68,14 @@ def best_bundles(
     """The encoding of the fastest kernel by its estimated cycles, of those that are `taken` (default: all); infinity
     and None where none fits.
     """
-    found: dict[tuple[int, int], float] = {}
+    refused: set[int] = set()  # a kernel takes pieces of one length, or none of that length
     for cost, _, height, depth in sorted(costs(matrix_of(array, axis) != 0, pixels, target), key=lambda row: row[0]):
-        found.setdefault((height, depth), cost)
-    for (height, depth), cost in list(found.items())[:TRIED]:
+        if depth in refused:
+            continue
         encoding = Bundles.of(array, axis, height, depth)
         if taken is None or taken(encoding):
             return cost, encoding
+        refused.add(depth)
     return math.inf, None
 
 

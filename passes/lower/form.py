@@ -408,9 +408,11 @@ def collapsed(
 
 
 def _neighbours(c: Contraction, v: Var) -> int:
-    """How many loads move by one element when v does."""
-    loads = [x.buf.offset(x.idx) for x in (*c.a.loads, *c.b.loads)]
-    return sum(value(substitute(at, {v: const(1)}) - substitute(at, {v: const(0)})) == 1 for at in loads)
+    """How many loads move by one element when v does: of elements, not of numbers that say where these are."""
+    loads = (*c.a.loads, *c.b.loads)
+    inner = {y for x in loads for i in x.idx for y in walk(i) if isinstance(y, Load)}
+    at = [x.buf.offset(x.idx) for x in loads if x not in inner]
+    return sum(value(substitute(i, {v: const(1)}) - substitute(i, {v: const(0)})) == 1 for i in at)
 
 
 def groups(outer: Sequence[Var], exprs: Iterable[Expr]) -> tuple[dict[Var, tuple[Var, Var]], dict[Expr, Expr]]:

@@ -199,6 +199,15 @@ def test_windows_in_pieces(pieces: int, always: None, monkeypatch: pytest.Monkey
     assert ("sparse" in made) == ("sparse, rows in bundles" in str(f.report))
 
 
+@pytest.mark.parametrize("channels", [16, 32, 64, 96])
+def test_windows_over_any_number_of_channels(channels: int, always: None) -> None:
+    """A word of a bitmap has 32 columns: loops over a window keep the order of columns where channels fill words."""
+    g = conv(channels, 24, 9, 9, k=3)
+    n = next(n for n in g.nodes() if n.op.name == "conv")
+    verdict = sparse_weights.weigh_sparse(g, n, H200)
+    assert verdict is not None and verdict.encoding is not None, verdict
+
+
 def test_reasons_to_stay_dense() -> None:
     for g, why in ((product(4, 64, 64), "too few pixels"), (conv(30, 64, 9, 9), "multiples of 4")):
         n = next(n for n in g.nodes() if n.op.name in ("matmul", "conv"))
