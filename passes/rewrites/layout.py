@@ -335,7 +335,8 @@ class _Blocked(Layouts):
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
         if sparse := self.sparse.encoding(n):
             return self.sparse_conv(n, sparse)
-        if group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1 and self.of_bytes(n) and self.graph.variance(w).call_invariant:
+        one = group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1
+        if one and self.of_bytes(n) and self.graph.variance(w).call_invariant:
             return self.bytes_conv(n)
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE

@@ -308,8 +308,8 @@ def _require_matrices(m: Match, x: Value, y: Value) -> None:
     m.require(x.type.rank >= 2 and y.type.rank >= 2 and y.type.shape[-1] != 1, "a vector")
     m.require(isinstance(x.type.shape[-1], int), "the inner size is not known")
     rows, count = size_of(m.root.output.type.shape[:-1]), size_of(y.type.shape[:-2])
-    static = isinstance(rows, int) and isinstance(count, int) and count > 0
-    m.require(not static or rows > FEW_ROWS * count, "the matrices have {} rows", rows)
+    few = isinstance(rows, int) and isinstance(count, int) and rows <= FEW_ROWS * count
+    m.require(not few, "{} rows read {} matrices", rows, count)
 
 
 def multiply_two_integers(m: Match) -> Value:

@@ -93,7 +93,7 @@ def test_ends_of_a_range_are_chosen_apart() -> None:
         return float(((grid(low, high, "uint8").rounded(x) - x) ** 2).mean())
 
     low, high = chosen_range(h, "mse", 99.99)
-    assert low == pytest.approx(h.low) and 6 < high < 15
+    assert low < 0.9 * h.low and 6 < high < 15
     assert error(low, high) < 0.9 * min(error(h.low * s, h.high * s) for s in ranges.SHARES)
 
 
