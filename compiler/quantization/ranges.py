@@ -15,7 +15,6 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 HALF = 2048  # bins on each side of 0
 SHARES = np.linspace(0.2, 1.0, 81)  # of the whole range that are tried
-ROUNDS = 3  # in which each end of a range moves once
 LEVELS = 256
 LEAST_SCALE = 1e-30  # below that the inverse of a scale would not be finite
 FP8_MAX = 448.0  # e4m3
@@ -156,26 +155,7 @@ def chosen_range(h: Histogram, method: str, percentile: float, symmetric: bool =
     if method == "percentile":
         return _percentile(h, percentile, low, high)
     share = _best_share(h, low, high, method)
-    return _each_end(h, share) if method == "mse" and not symmetric else (low * share, high * share)
-
-
-def _each_end(h: Histogram, share: float) -> tuple[float, float]:
-    """The range of a share of both ends, with either end moved outwards to where the square error is least.
-
-    Tails differ: behind a GELU or hard swish a few hundred numbers are large, and all that are negative lie near 0. One
-    share for both ends would cut these off with the rare large ones. Neither end moves inwards: the numbers of a
-    channel that is small beside the others may all lie at one end.
-    """
-    low, high = min(h.low, 0.0), max(h.high, 0.0)
-    shares = SHARES[SHARES >= share]
-    of_low = of_high = share
-    for _ in range(ROUNDS):
-        before = of_low, of_high
-        of_high = float(min(shares, key=lambda s: _square_error(h, low * of_low, high * s)))
-        of_low = float(min(shares, key=lambda s: _square_error(h, low * s, high * of_high)))
-        if (of_low, of_high) == before:
-            break
-    return low * of_low, high * of_high
+    return low * share, high * share
 
 
 def _percentile(h: Histogram, percentile: float, low: float, high: float) -> tuple[float, float]:

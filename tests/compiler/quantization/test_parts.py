@@ -84,19 +84,6 @@ def test_the_least_square_error_beats_the_whole_range() -> None:
     assert errors["mse"] < errors["minmax"]
 
 
-def test_ends_of_a_range_are_chosen_apart() -> None:
-    x = RNG.standard_normal(50_000) * 2
-    x = np.append(x * np.clip(x + 3, 0, 6) / 6, [30.0]).astype(np.float32)  # a hard swish, and one large number
-    h = histogram(x)
-
-    def error(low: float, high: float) -> float:
-        return float(((grid(low, high, "uint8").rounded(x) - x) ** 2).mean())
-
-    low, high = chosen_range(h, "mse", 99.99)
-    assert low < 0.9 * h.low and 6 < high < 15
-    assert error(low, high) < 0.9 * min(error(h.low * s, h.high * s) for s in ranges.SHARES)
-
-
 def test_zero_is_a_number_of_each_grid_and_constants_have_one() -> None:
     for low, high in ((-1.3, 4.1), (2.0, 3.0), (-5.0, -1.0), (0.0, 0.0)):
         for kind in ("uint8", "int8"):
