@@ -16,7 +16,6 @@ class CoreRates:
     fma: float = 2.0  # vectors of multiply-adds
     loads: float = 2.0  # vectors loaded from the L1 cache
     stores: float = 1.0  # vectors stored to it
-    words: float = 0.0  # broadcast out of general registers, beside as many multiply-adds and loads as there can be
     latency: float = 4.0  # cycles until the result of a multiply-add can be used
     l2: float = 57.0  # bytes read from the L2 cache
     memory: float = 6.0  # bytes read from memory while the other cores of the chip read as well

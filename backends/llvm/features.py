@@ -70,7 +70,6 @@ class Datapath(NamedTuple):
     latency: int
     l2: int
     memory: int
-    words: int = 0
 
 
 _DATAPATHS = (
@@ -88,7 +87,7 @@ _DATAPATHS = (
         Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=42, memory=4),
         "skylake-avx512 cascadelake cooperlake icelake-server sapphirerapids emeraldrapids graniterapids x86-64-v4",
     ),
-    (Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=57, memory=6, words=1), "znver5"),
+    (Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=57, memory=6), "znver5"),
 )
 # A CPU that the table lacks is like the first of these whose features it has: hypervisors rename CPUs.
 _MAKES = (
@@ -206,7 +205,6 @@ def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
         min(path.fma / bits, 2),
         min(path.loads / bits, 2),
         min(path.stores / bits, 1),
-        path.words,
         path.latency,
         path.l2,
         path.memory,

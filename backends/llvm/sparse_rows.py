@@ -34,7 +34,7 @@ def available(features: frozenset[str]) -> bool:
     return "avx512f" in features and sys.platform != "win32"
 
 
-def assembly(symbol: str, pattern: Pattern, group: int, run: int, apart: int) -> str:
+def assembly(symbol: str, pattern: Pattern, group: int, run: int) -> str:
     """Assembly of `void symbol(float* y, const float* x, const float* values, int64 run, int64 next, int64 part)`.
 
     Parts 0, 1, .. of run `next` are prefetched between the products; part `PREFETCHES` stands for all that is up to
@@ -45,13 +45,12 @@ def assembly(symbol: str, pattern: Pattern, group: int, run: int, apart: int) ->
         pattern: of the whole matrix.
         group: rows of a group.
         run: groups of a run.
-        apart: percent of the values that come by general registers, whose loads are others than those of vectors.
     """
     code, ahead, table, groups = bytearray(), 0, [], pattern.by_groups(group)
     runs = [groups[at : at + run] for at in range(0, len(groups), run)]
     begin = ENTRY * (len(runs) + 2)
     for members in runs:
-        made, count = _run(members, apart), int(members.sum())
+        made, count = _run(members), int(members.sum())
         table += [begin + len(code), 4 * ahead, LINE * _part(len(made)), LINE * _part(4 * count)]
         code += made
         ahead += count
@@ -88,15 +87,15 @@ def _part(size: int) -> int:
     return -(-size // (LINE * PREFETCHES))
 
 
-def _run(members: Array, apart: int) -> bytes:
+def _run(members: Array) -> bytes:
     """Code of a run: sums of each group are 0, products, stores; return. `members`: bool[groups, columns, rows]."""
     rows, out, lines = np.arange(members.shape[2]), bytearray(), (0, 0)
     stores = bytes(_moves(rows, rows, 0x11, 7).tobytes())
     for g, stored in enumerate(members):
         count = int(stored.sum())
-        size = len(stores) + len(_clear(rows)) + 7 * (count + int(stored.any(1).sum())) + 12 * (count * apart // 100)
+        size = len(stores) + len(_clear(rows)) + 7 * (count + int(stored.any(1).sum()))
         own = _part(size), _part(4 * count)
-        out += _clear(rows) + _products(stored, lines, own, apart) + stores
+        out += _clear(rows) + _products(stored, lines, own) + stores
         lines = lines[0] + own[0], lines[1] + own[1]
         if g + 1 < len(members):
             out += _behind(stored, count)
@@ -143,21 +142,18 @@ def _moves(r: Array, vectors: Array, opcode: int, base: int) -> Array:
     return out
 
 
-def _products(stored: Array, ahead: tuple[int, int], lines: tuple[int, int], apart: int) -> bytes:
+def _products(stored: Array, ahead: tuple[int, int], lines: tuple[int, int]) -> bytes:
     """`lines` of code and of values are prefetched, `ahead` of which the groups in front of this one did:
 
     vmovups k(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx; addq $16384, %rsi;
-    prefetcht1 i(%rax); prefetcht1 i(%rcx); of `apart` % of the values
-    movl d(%rdx), %r8d; vpbroadcastd %r8d, zmm_w; vfmadd231ps zmm_w, zmm_x, zmm_r
+    prefetcht1 i(%rax); prefetcht1 i(%rcx)
     """
     k, r = np.nonzero(stored)
     count = len(k)
     if not count:
         return b""
     first, j = np.r_[True, k[1:] != k[:-1]], np.arange(count)
-    own = (j + 1) * apart // 100 > j * apart // 100
-    w = REGISTERS - 1 - np.cumsum(own) % 2 if apart else np.zeros(count, int)
-    x = stored.shape[1] + (np.cumsum(first) - 1) % (REGISTERS - stored.shape[1] - 2 * (apart > 0))
+    x = stored.shape[1] + (np.cumsum(first) - 1) % (REGISTERS - stored.shape[1])
     pages = np.diff(k // STEP, prepend=0)  # by which the pointer to x steps
     fma = np.empty((count, 7), np.uint8)
     fma[:, 0] = 0x62
@@ -167,37 +163,16 @@ def _products(stored: Array, ahead: tuple[int, int], lines: tuple[int, int], apa
     fma[:, 4] = 0xB8
     fma[:, 5] = 0x42 | (r & 7) << 3
     fma[:, 6] = (j % STEP - STEP // 2) & 255
-    add = np.empty((count, 6), np.uint8)
-    add[:, 0] = 0x62
-    add[:, 1] = 0x02 | _bit(r, 3) << 7 | _bit(w, 4) << 6 | _bit(w, 3) << 5 | _bit(r, 4) << 4
-    add[:, 2] = fma[:, 2]
-    add[:, 3] = 0x40 | _bit(x, 4) << 3
-    add[:, 4] = 0xB8
-    add[:, 5] = 0xC0 | (r & 7) << 3 | (w & 7)
     pieces = [  # of the code of each element, and which elements have them
         (_prefetches(0, j, count, ahead[0], lines[0])),
         (_prefetches(1, j, count, ahead[1], lines[1])),
         (_steps(2, np.full(count, 4 * STEP)), (j > 0) & (j % STEP == 0)),
         (_steps(6, pages * STEP * VECTOR), pages > 0),
         (_moves(x, k % STEP - STEP // 2, 0x10, 6), first),
-        (fma, ~own),
-        (_words((j % STEP - STEP // 2) * 4, w), own),
-        (add, own),
+        (fma, np.ones(count, bool)),
     ]
-    there = np.repeat(np.stack([has for _, has in pieces], 1), [made.shape[1] for made, _ in pieces], 1)
+    there = np.repeat(np.stack([has for _, has in pieces], 1), 7, 1)
     return bytes(np.concatenate([made for made, _ in pieces], 1)[there].tobytes())
-
-
-def _words(at: Array, w: Array) -> Array:
-    """movl at(%rdx), %r8d; vpbroadcastd %r8d, zmm_w"""
-    out = np.empty((len(at), 13), np.uint8)
-    out[:, :3] = 0x44, 0x8B, 0x82
-    out[:, 3:7] = at.astype("<i4").view(np.uint8).reshape(-1, 4)
-    out[:, 7] = 0x62
-    out[:, 8] = 0x42 | _bit(w, 3) << 7 | _bit(w, 4) << 4
-    out[:, 9:12] = 0x7D, 0x48, 0x7C
-    out[:, 12] = 0xC0 | (w & 7) << 3
-    return out
 
 
 def _prefetches(base: int, j: Array, count: int, ahead: int, lines: int) -> tuple[Array, Array]:

@@ -146,20 +146,18 @@ class Eval(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseRows(Eval):
-    """`sparse_rows(addr(y[..]), addr(x[..]), addr(w[..]), run, next, part, "24x2 0% 1x1 512x256 ...")`: a run of
-    groups of rows of a sparse matrix times vectors, y[r, :] = sum over its stored elements (r, k) of w[n] * x[k, :], in
-    the order of columns. The last run may have fewer groups; the last group has all of its rows.
+    """`sparse_rows(addr(y[..]), addr(x[..]), addr(w[..]), run, next, part, "24x2 1x1 512x256 ...")`: a run of groups of
+    rows of a sparse matrix times vectors, y[r, :] = sum over its stored elements (r, k) of w[n] * x[k, :], in the order
+    of columns. The last run may have fewer groups; the last group has all of its rows.
 
     Args are addresses of a vector of y and of x, whose last axes but one count rows and columns, so that all of these
     are neighbours in memory; that of the float32 values, as words of 32 bits, of the whole matrix in the order of
     groups (`Pattern.by_groups`); the run's number; that of a run of which a part is prefetched, and the part.
-    `apart` of the values, in percent, come to vectors by general registers, where loads of vectors are the limit.
     """
 
     pattern: Pattern
     group: int  # rows
     run: int  # groups
-    apart: int  # percent
 
     @property
     def runs(self) -> int:
@@ -392,9 +390,9 @@ class Builder:
         number: Expr,
         ahead: tuple[Expr, Expr],
         pattern: Pattern,
-        rows: tuple[int, int, int],
+        rows: tuple[int, int],
     ) -> None:
-        """`rows`: of a group, groups of a run, and percent of the values apart."""
+        """`rows`: of a group, and groups of a run."""
         self.emit(SparseRows("sparse_rows", (*at, number, *ahead), pattern, *rows))
 
     def do(self, name: str, *args: E) -> None:

@@ -25,15 +25,14 @@ ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end 
 TURN = 4  # cycles to transpose a vector of a square
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
 CODE = 14  # bytes of code and values for each nonzero
-INSTRUCTION = 7  # bytes of code of a product whose value comes with it, or of a load
-WORD = 12  # bytes more of a product whose value comes by a general register
-FETCH = 13  # bytes of code that come from the L2 cache in a cycle
+INSTRUCTION = 10  # bytes of code of a product
+FETCH = 17  # bytes of code that come from the L2 cache in a cycle
 CALL = 35  # cycles of a group beside its products: sums are cleared, stored and loaded again
 HIDDEN = 0.5  # of the products' time, in which code comes from memory
 STREAMED = 1.0  # cycles to read or write a vector of an image that no L2 cache holds
 LINE = 64  # bytes that one instruction prefetches
 PREFETCHES = 4  # vectors of a strip during which the code of the next group is prefetched
-NEAR_CODE = 28 << 10  # bytes that stay in the instruction cache
+NEAR_CODE = 24 << 10  # bytes that stay in the instruction cache
 FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
 MOVE, FAR_MOVE = 3.0, 5.0  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
 MOST_CODE = 24 << 20  # bytes of a program: what last-level caches of servers hold
@@ -195,41 +194,18 @@ def code_cycles(
         near: does a strip lie in the first-level cache?
         cores: how many run the same code, which comes from memory once.
     """
-    apart = by_words(count, rows, terms, rates)
-    loads = (loads_of(count, rows, terms) - count * apart / 100) / rates.loads
-    size = code_bytes(count, rows, terms, apart)
-    fetched = size / FETCH if size * GROUP > NEAR_CODE * rows else 0.0
+    used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
+    loads = (count + used * terms * rows / GROUP) / rates.loads
+    fetched = count * INSTRUCTION / FETCH if count * INSTRUCTION * GROUP > NEAR_CODE * rows else 0.0
     products = strips[0] * strips[1] * (max(count / rates.fma, loads, fetched) + CALL * math.ceil(rows / GROUP))
     move = (rows + terms) * (MOVE if near else FAR_MOVE)
-    size += count * 4  # comes from memory once at least, with the values, then from the L2 cache
+    size = count * CODE  # comes from memory once at least, then from the L2 cache
     again = 0.0 if size <= NEAR_CODE else 0.5 / rates.l2 if size <= FAR_CODE else 1 / rates.memory
     first, later = size / cores / rates.memory, size * again
     if strips[1] >= PREFETCHES:  # ahead of its use, while the vectors of the group before are multiplied
         hidden = HIDDEN * products / strips[0]
         first, later = max(first - hidden, 0.0) + size / LINE / rates.loads, max(later - hidden, 0.0)
     return products + strips[0] * strips[1] * move + first + (strips[0] - 1) * later
-
-
-def loads_of(count: float, rows: float, terms: float) -> float:
-    """Vectors that straight-line code loads, values of the matrix counted, for one vector of pixels."""
-    used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
-    return count + used * terms * rows / GROUP
-
-
-def code_bytes(count: float, rows: float, terms: float, apart: int) -> float:
-    """Bytes of straight-line code, of whose values `apart` percent come by general registers."""
-    return INSTRUCTION * loads_of(count, rows, terms) + WORD * count * apart / 100
-
-
-def by_words(count: float, rows: float, terms: float, rates: CoreRates) -> int:
-    """Percent of the values that come by general registers, so that loads of vectors are not the limit; 0 where the
-    code of a group is then larger than what the instruction cache holds.
-    """
-    if not count:
-        return 0
-    more = loads_of(count, rows, terms) / count - rates.loads / rates.fma
-    apart = int(100 * max(min(more, rates.words / rates.fma), 0.0))
-    return apart if code_bytes(count, rows, terms, apart) * GROUP <= NEAR_CODE * rows else 0
 
 
 def foreign_cycles(terms: float, vectors: float, shares: int, lanes: int, rates: CoreRates) -> float:

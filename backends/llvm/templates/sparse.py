@@ -60,10 +60,9 @@ from dnnc.ir.sparse import Sparse
 from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.rewrites.sparse import (
     FEW_PIXELS,
+    INSTRUCTION,
     NEAR_CODE,
     PREFETCHES,
-    by_words,
-    code_bytes,
     code_cycles,
     foreign_cycles,
     loop_cycles,
@@ -140,7 +139,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
     near = [t for t in even if t <= most and p.terms * t * vector <= target.l2 // 2]
     # threads keep their pixels from one kernel to the next, so rows are shared only where there are too few strips
-    rows = min(target.threads, -(-p.rows.size // _block(p, target)))
+    rows = min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
     settings = [(t, 1 if -(-every // t) >= target.threads else rows) for t in near or [1]]
     return [
         (("tiles", t), ("shares", n)) for t, n in sorted(settings, key=lambda k: _cycles(p, k[0], k[1], target))[:6]
@@ -151,18 +150,18 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     return []
 
 
-def _block(p: Product, target: CpuTarget) -> int:
+def _block(p: Product, lanes: int) -> int:
     """Rows that are walked together: whole squares, and whole groups, as many as the instruction cache takes."""
-    group, lanes = p.encoding.group, target.lanes
+    group = p.encoding.group
     least = math.lcm(group, lanes) if p.transposed or group == 1 else group
-    fits = int(NEAR_CODE // max(_code_bytes(p, target) * least / group, 1)) if group > 1 else 1
+    fits = int(NEAR_CODE // max(_code_bytes(p) * least // group, 1)) if group > 1 else 1
     return least * min(max(fits, 1), -(-p.rows.size // least))
 
 
-def _code_bytes(p: Product, target: CpuTarget) -> float:
+def _code_bytes(p: Product) -> int:
     """Of a group of rows, on average."""
-    sizes = p.encoding.pattern.count, p.rows.size, p.terms
-    return code_bytes(*sizes, by_words(*sizes, target.rates)) * min(p.encoding.group / p.rows.size, 1)
+    groups = -(-p.encoding.pattern.rows // p.encoding.group)
+    return INSTRUCTION * p.encoding.pattern.count // groups
 
 
 def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
@@ -171,7 +170,7 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     rounds = -(-strips * shares // target.threads)
     sizes = p.encoding.pattern.stored / shares, p.rows.size / shares, p.terms
     code = p.encoding.group > 1
-    held = (p.terms + _block(p, target) * code) * tiles * 4 * target.lanes
+    held = (p.terms + _block(p, target.lanes) * code) * tiles * 4 * target.lanes
     foreign = foreign_cycles(p.terms, rounds * tiles, shares, target.lanes, target.rates)
     if code:
         cores = max(target.threads // shares, 1)
@@ -215,7 +214,7 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     if _gathers(p):
         return p.form.kernel.with_body(_gathered(p, int(knobs["shares"]), target.lanes))
     tiles, shares, lanes = int(knobs["tiles"]), int(knobs["shares"]), target.lanes
-    block = _block(p, target)
+    block = _block(p, lanes)
     strips = -(-p.pixels.size // (tiles * lanes))
     b = Builder()
     with b.loop("s", strips * shares, "parallel") as item:
@@ -224,9 +223,7 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
         x = b.alloc("strip", f32, tiles, -(-p.terms // lanes) * lanes, lanes, space="local")
         (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
         begin, end = (b.let(name, _end(p, block, share + j, shares)) for j, name in enumerate(("begin", "end")))
-        near = p.encoding.group > 1 and _code_bytes(p, target) * block / p.encoding.group <= NEAR_CODE
-        apart = by_words(p.encoding.pattern.count, p.rows.size, p.terms, target.rates)
-        strip = Strip(x, first, block, near, apart, begin, _is_first(item, strips * shares, target.threads))
+        strip = Strip(x, first, block, begin, _is_first(item, strips * shares, target.threads))
         with b.loop("rb", end, lo=begin) as rb:
             _rows(b, p, strip, rb)
     return p.form.kernel.with_body(b.block())
@@ -244,8 +241,6 @@ class Strip:
     x: Buffer
     first: Expr  # pixel
     block: int  # rows that are walked together
-    near: bool  # does the instruction cache hold their code?
-    apart: int  # percent of the values that come by general registers
     begin: Expr  # block of rows
     cold: Expr  # does it meet the code for the first time?
 
@@ -261,7 +256,7 @@ class Strip:
 def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
     """The results of a block of rows for a strip."""
     tiles, lanes, block, start = strip.tiles, strip.lanes, strip.block, rb * strip.block
-    near = strip.near
+    near = p.encoding.group > 1 and _code_bytes(p) * block // p.encoding.group <= NEAR_CODE
     y = b.alloc("sums", f32, 1 if near else tiles, block, lanes, space="local")
     if p.encoding.group > 1 and not near:
         each = block // p.encoding.group
@@ -313,7 +308,7 @@ def _run(b: Builder, p: Product, strip: Strip, y: Expr, at: tuple[Expr, Expr, Ex
     ahead = select(whole, select(leads, number, behind), select(op("<", late, const(0)), number, behind))
     part = select(whole, const(PREFETCHES), maximum(late, 0))
     refs = y, strip.x.ref(v, 0, 0, lanes=strip.lanes), p.weights.ref(values)
-    b.sparse_rows(refs, number, (ahead, part), p.encoding.pattern, (group, length, strip.apart))
+    b.sparse_rows(refs, number, (ahead, part), p.encoding.pattern, (group, length))
 
 
 def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> Buffer:

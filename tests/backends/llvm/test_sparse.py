@@ -12,7 +12,6 @@ import dnnc
 from dnnc.backends.check import subgraph, unpack
 from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.llvm.templates import sparse as template
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.runtime.link import pack
 from dnnc.ir.graph import Graph
@@ -61,14 +60,11 @@ def product(rows: int, k: int, columns: int, weights: Array | None = None) -> Gr
     return parse(text, {"w": w, "b": RNG.standard_normal(columns).astype(np.float32)})
 
 
-@pytest.fixture(params=["code", "words", "loop"])
+@pytest.fixture(params=["code", "loop"])
 def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are sparse wherever there is a kernel for them: as straight-line code, some or none of whose values come
-    by general registers, or in a loop.
-    """
+    """Weights are sparse wherever there is a kernel for them: as straight-line code, or in a loop."""
     monkeypatch.setattr(rules, "GAIN", 0.0)
     monkeypatch.setattr(rules, "code_cycles", lambda *_: 1e9 if request.param == "loop" else 1.0)
-    monkeypatch.setattr(template, "by_words", lambda *_: 45 if request.param == "words" else 0)
 
 
 CASES = {
