@@ -161,7 +161,8 @@ class SparseRows(Eval):
 
     @property
     def runs(self) -> int:
-        return -(-self.pattern.blocks.shape[0] // (self.group * self.run))
+        rows: int = self.pattern.blocks.shape[0]
+        return -(-rows // (self.group * self.run))
 
 
 Block = tuple[Stmt, ...]
