@@ -79,7 +79,7 @@ CASES = {
     "wide product": lambda: product(16, 900, 25),  # columns and values beyond what a displacement reaches
     "one row": lambda: product(1, 45, 24),
     "few rows": lambda: product(3, 40, 33),
-    "rows of half a vector": lambda: product(8, 512, 117),  # and two runs of two groups, one of one
+    "rows of half a vector": lambda: product(8, 300, 117),  # and two runs of two groups, one of one
     "rows of less than a vector": lambda: product(12, 200, 96),
     "one element": lambda: product(16, 16, 16, np.eye(16, dtype=np.float32)[:, ::-1] * (np.arange(16) == 3)),
 }
