@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ import dnnc
 from dnnc import optim
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+sys.path.insert(0, str(EXAMPLES))  # they import each other
 BOUNDS = {"float64": 1e-7, "float32": 1e-3}
 IMPORTS = {  # dnnc's, and what takes their place
     r"^import dnnc\.array as xp$": "import torch as xp",

@@ -16,7 +16,7 @@ from dnnc.graph_compiler import GraphCompiler, SavedCode
 from dnnc.hybrid import HybridCompiler, has_control, staged
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph, identifier
-from dnnc.ir.shapes import bound_dims, nonempty_lows, specialise
+from dnnc.ir.shapes import bound_dims, nonempty_lows, specialise, without_unused_dims
 from dnnc.ir.types import Encoding
 from dnnc.memory import check_possible
 from dnnc.options import CompileOptions, cache_folder, thread_count
@@ -58,6 +58,7 @@ def compile_graph(
     opts = resolved(opts)
     graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
     graph = bound_dims(graph, {n: d for n, d in opts.dims.items() if not isinstance(d, int)})
+    graph = without_unused_dims(graph)
     names = expose(graph, names, opts.outputs)
     backend = open_backend(opts.target, opts.threads)
     graph, names, bound = with_roles(graph, names, opts, parameters or {}, backend)

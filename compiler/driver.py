@@ -177,10 +177,9 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
         )
 
     def deferred(asks: tuple[str, ...] = ()) -> Executable:
+        kept = snapshot(model)
         return Executable(
-            ImportCompiler(
-                ImportCache(said, asks, reader(model, opts, progress), needs), opts, lambda: take_apart(model)
-            )
+            ImportCompiler(ImportCache(said, asks, reader(kept, opts, progress), needs), opts, lambda: take_apart(kept))
         )
 
     if not said.plain:
@@ -202,14 +201,26 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     del opened  # its weights are in the graph
     names = list(imported.inputs), list(imported.outputs)
     seconds = time.perf_counter() - start
-    onnx = (lambda: take_apart(model)) if imported.graph.dims else None
+    kept = snapshot(model) if said.dims or imported.graph.dims else None
+    onnx = (lambda: take_apart(kept)) if imported.graph.dims else None
     f = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds, onnx)
     if said.dims and backend_class(parse_target(opts.target).kind).compiles:
         # the import takes symbolic dims to be at least 1, which lets shapes simplify; empty inputs get a program of
         # their own
-        read = rereader(model, opts, progress)
+        read = rereader(kept, opts, progress)
         f.cache.when_empty = lambda shapes: read({}, dict(zip(names[0], shapes)))
     return f
+
+
+def snapshot(model: Any) -> Any:
+    """A model that is read again later, for other shapes: the caller may change a ModelProto or a bytearray by then."""
+    if isinstance(model, bytearray):
+        return bytes(model)
+    if type(model).__name__ == "ModelProto":
+        copied = type(model)()
+        copied.CopyFrom(model)
+        return copied
+    return model
 
 
 def compile_bound(

@@ -17,7 +17,7 @@ from dnnc.backends.registry import backend_class
 from dnnc.driver import compile as compile_model
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.reader import LATEST
-from dnnc.ir.errors import DnncError, InputError, TargetError
+from dnnc.ir.errors import DnncError, InputError, TargetError, count
 
 TARGETS = {"CPU": "llvm", "CUDA": "cuda"}  # ONNX's name of a device kind -> target
 TEST_OPTIONS = ("rtol", "atol")  # what the test runner hands through to `prepare`
@@ -138,7 +138,8 @@ def model_of(node: Any, arrays: Sequence[np.ndarray[Any, Any]], opset: int | Non
     names = [n for n in node.input if n]
     if len(names) != len(arrays):
         raise InputError(
-            f"node {node.name or node.op_type} has the inputs {', '.join(names) or 'none'}; {len(arrays)} arrays are "
+            f"node {node.name or node.op_type} has the inputs {', '.join(names) or 'none'}; "
+            f"{count(len(arrays), 'array')} are "
             "given"
         )
     inputs = [

@@ -165,7 +165,7 @@ def converted(a: Any, name: str, dtype: Any, rank: int | None, what: str = "inpu
         except (TypeError, ValueError) as e:
             raise InputError(f"{what} {name}: expected an array of {dtype}, got {type(a).__name__}: {e}") from None
     if rank is not None and x.ndim != rank:
-        raise InputError(f"{what} {name}: expected {rank} dimensions, got shape {x.shape}")
+        raise InputError(f"{what} {name}: expected {count(rank, 'dimension')}, got shape {x.shape}")
     return np.ascontiguousarray(x).reshape(x.shape)
 
 

@@ -45,7 +45,7 @@ from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.signature import declared
 from dnnc.frontends.trace.onnx_operators import load_with
 from dnnc.ir import checks
-from dnnc.ir.errors import InputError, TuneError, a_type
+from dnnc.ir.errors import InputError, TuneError, a_type, count
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, specialise
 from dnnc.ir.target import parse_target
@@ -115,8 +115,8 @@ class Tuned:
     def __repr__(self) -> str:
         r = self.result
         return (
-            f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; "
-            ".compile() takes the winners; print it>"
+            f"<Tuned: {count(len(r.outcomes), 'task')}, {count(r.trials, 'trial')}, speedup {r.speedup:.2f}x; "
+            ".compile() uses the winners; print it>"
         )
 
     def compile(
@@ -218,9 +218,7 @@ def tune(
         )
         book.append(replace(began, seconds=result.seconds))
     faster = result.speedup
-    logger.info(
-        "%s for %s: %d trials in %.1f s, %.2f times as fast", name, target, result.trials, result.seconds, faster
-    )
+    logger.info("%s for %s: %d trials in %.1f s, speedup %.2fx", name, target, result.trials, result.seconds, faster)
     return Tuned(result, book, model, opts)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
+from scikit import load_digits
 
 import dnnc
 import dnnc.nn.functional as F

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
+from scikit import load_digits
 
 import dnnc
 import dnnc.array as xp

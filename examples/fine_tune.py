@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
+from scikit import load_digits
 
 import dnnc
 import dnnc.nn.functional as F

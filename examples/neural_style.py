@@ -2,13 +2,18 @@
 python examples/neural_style.py [--target llvm|cuda] [--steps 100] [--size 96] [--out style.png]"""
 
 import argparse
+import sys
 
 import numpy as np
-from PIL import Image
-from sklearn.datasets import load_sample_image
+from scikit import load_sample_image
 
 import dnnc.nn.functional as F
 from dnnc import nn, optim, random, train_step
+
+try:
+    from PIL import Image
+except ImportError:
+    sys.exit("this example reads photos with Pillow: pip install pillow")
 
 
 def photo(name, size):

@@ -21,11 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-
-try:
-    from sklearn.datasets import load_digits
-except ImportError:
-    raise SystemExit("the images come with scikit-learn, which is not installed: pip install scikit-learn") from None
+from scikit import load_digits
 
 import dnnc
 import dnnc.nn.functional as F

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dnnc.ir.errors import DnncError, InputError, a_type
+from dnnc.ir.errors import DnncError, InputError, a_type, count
 
 
 def function(fn: Any, what: str, args: Sequence[Any] | None = None, named: Mapping[str, Any] | None = None) -> None:
@@ -25,7 +25,7 @@ def function(fn: Any, what: str, args: Sequence[Any] | None = None, named: Mappi
     except TypeError as e:
         name = getattr(fn, "__name__", type(fn).__name__)
         raise InputError(
-            f"{what}: {name}{signature} cannot take {len(args) + len(named or {})} arguments: {e}"
+            f"{what}: {name}{signature} cannot take {count(len(args) + len(named or {}), 'argument')}: {e}"
         ) from None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import i64
-from dnnc.ir.errors import InputError, ShapeError
+from dnnc.ir.errors import InputError, ShapeError, count
 from dnnc.ir.expr import Expr, Var, const, factors, free, substitute, terms, unwrap, value, var
 from dnnc.ir.graph.attributes import complete
 from dnnc.ir.graph.builder import infer
@@ -88,7 +88,8 @@ def bind_dims(g: Graph, shapes: Sequence[Sequence[int]], known: Mapping[Var, int
     bound: Bindings = dict(known or {})
     if len(shapes) != len(g.inputs):
         raise InputError(
-            f"graph {g.name} has {len(g.inputs)} inputs ({', '.join(v.name for v in g.inputs)}), {len(shapes)} shapes "
+            f"graph {g.name} has {count(len(g.inputs), 'input')} ({', '.join(v.name for v in g.inputs)}), "
+            f"{count(len(shapes), 'shape')} "
             "are given"
         )
     for v, s in zip(g.inputs, shapes):
@@ -192,6 +193,23 @@ def bound_dims(g: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> Graph:
             )
         env[x] = var(name, x.dtype, lo, hi, x.div)
     return _specialise(g, _with_bounds(g, env)) if any(v is not x for x, v in env.items()) else g
+
+
+def without_unused_dims(g: Graph) -> Graph:
+    """A graph without the dims that none of its types and attributes has: no array of a call tells their size."""
+    if not g.dims:
+        return g
+    used = Graph()
+    used.declare(*(v.type for v in (*g.inputs, *g.constants, *g.parameters)))
+    for n in g.nodes():
+        used.declare(
+            *(o.type for o in n.outputs), *(a for a in n.attrs.values() if not isinstance(a, (int, str, float)))
+        )
+    if used.dims.keys() == g.dims.keys():
+        return g
+    new = g.copy()
+    new.dims = {name: x for name, x in g.dims.items() if name in used.dims}
+    return new
 
 
 def nonempty_lows(g: Graph) -> dict[str, int]:

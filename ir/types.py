@@ -13,7 +13,7 @@ from typing import Any, Union
 import numpy as np
 
 from dnnc.ir.dtype import DType
-from dnnc.ir.errors import InternalError
+from dnnc.ir.errors import InternalError, count
 from dnnc.ir.expr import E, Expr, const, unwrap
 
 Array = np.ndarray[Any, Any]
@@ -249,7 +249,7 @@ class TensorType:
     def buffer(self) -> TensorType:
         """The only physical buffer. InternalError where there are several."""
         if len(self.buffers) != 1:
-            raise InternalError(f"{self} lies in {len(self.buffers)} buffers where one was expected")
+            raise InternalError(f"{self} lies in {count(len(self.buffers), 'buffer')} where one was expected")
         return self.buffers[0]
 
     @property

@@ -124,165 +124,174 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
 FORGET = Pass(
     "forget-structures",
     nested(forget_structures),
-    "operands that only derivatives read are nobody's; first, since gradients were taken before",
+    "drop operands that only derivatives read; first, because gradients exist by now",
 )
 QUANTIZED = Pass(
     "quantized",
     quantized,
-    "products of dequantised operands are products of bytes; ahead of folding, which makes floats of the weights",
+    "turn products of dequantized operands into integer products; before folding, which would make the weights float",
 )
 STORED = Pass(
     "stored-weights",
     stored_weights,
-    "products decode weights of few bits; behind products of bytes, which need none, and ahead of folding",
+    "let products decode low-bit weights; after integer products, which need no decoding, and before folding",
 )
 INTEGERS = Pass(
     "integers",
     requantized,
-    "products of integers are products of bytes; weights less their zero points are constants now",
+    "turn products of integers into products of bytes, now that weights minus zero points are constants",
 )
-FOLD = Pass("fold", fold, "constants and shape arithmetic first: everything after is cheaper")
+FOLD = Pass("fold", fold, "evaluate constants and shape arithmetic; early, because it makes all later passes cheaper")
 SINK = Pass(
-    "sink-constants", sink_constants, "weights that a loop captures are constants of its body, which packs them once"
+    "sink-constants", sink_constants, "move constants that a loop captures into its body, which packs them once"
 )
 BATCH_NORM = Pass(
-    "fold-batch-norm", nested(fold_batch_norm), "batch norms and scales go into weights while they are one op each"
+    "fold-batch-norm", nested(fold_batch_norm), "fold batch norms and scales into weights, while each is a single op"
 )
 CONV_TRANSPOSE = Pass(
     "conv-transpose",
     nested(conv_transpose),
-    "a transposed convolution is a convolution per phase; after scales went into its weights",
+    "split transposed convolutions into one convolution per phase; after folding scales into the weights",
 )
-DECOMPOSE = Pass("decompose", decompose, "what is defined by other ops becomes those ops")
+DECOMPOSE = Pass("decompose", decompose, "expand ops that are defined by other ops")
 ATTENTION_PARTS = Pass(
     "attention-parts",
     nested(attention_parts),
-    "two products and a softmax are faster than a nest over all of it; before cse, which shares them with gradients",
+    "expand attention where separate kernels are faster; before cse, which shares the parts with gradients",
 )
-FOLD_AGAIN = Pass("fold-again", fold, "decompositions of weights (transposes of gemm) are constants")
-CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation, nothing that does nothing")
-CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
+FOLD_AGAIN = Pass("fold-again", fold, "evaluate what decomposition made of weights, such as transposes of gemm")
+CANONICALIZE = Pass("canonicalize", canonicalize, "bring equal computations into one form, remove no-ops")
+CSE = Pass("cse", cse, "compute equal values once; after canonicalize, which makes them look equal")
 MARKS = Pass(
     "recomputed",
     nested(drop_marks),
-    "values that are computed again are ordinary ones, once nothing merges them with those that were kept",
+    "unmark recomputed values; after cse, which would merge them with the stored ones",
 )
-CANONICALIZE_AGAIN = Pass("canonicalize-again", canonicalize, "x * x out of two subtractions that are now one")
+CANONICALIZE_AGAIN = Pass(
+    "canonicalize-again", canonicalize, "simplify again, for example x * x of two subtractions that cse has merged"
+)
 IDIOMS = Pass(
     "idioms",
     idioms,
-    "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better; needs the one form",
+    "recognize norms, softmax and GELU that exporters spell out in small ops; needs the canonical form",
 )
 ATTENTION = Pass(
     "attention",
     attention,
-    "the scores stay in a kernel; after the idioms, which find softmax, and before precision, which would cast them",
+    "keep attention scores inside one kernel; after idioms, which finds softmax, and before precision, "
+    "which would cast the scores",
 )
 SIBLINGS = Pass(
     "siblings",
     nested(siblings),
-    "one product instead of three; after attention, which gives queries, keys and values one form",
+    "merge products of the same input; after attention, which gives queries, keys and values one form",
 )
 BATCH_NORM_AGAIN = Pass(
-    "fold-batch-norm-again", nested(fold_batch_norm), "scales and shifts that decompositions left beside a contraction"
+    "fold-batch-norm-again",
+    nested(fold_batch_norm),
+    "fold scales and shifts that decomposition left beside a contraction",
 )
-DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
+DCE = Pass("dce", dce, "remove unused values, before layouts and plans see them")
 SCATTERS = Pass(
     "scatters",
     nested(scatters),
-    "indices that are constant or expanded name rows and ranges; after folding, which makes them constants",
+    "turn scatters with constant or expanded indices into updates of rows and ranges; after folding",
 )
 WIDE_SUMS = Pass(
-    "wide-sums", nested(wide_sums), "scatters add up in f32; after precision, which says how floats are stored"
+    "wide-sums", nested(wide_sums), "accumulate scatters in f32; after precision, which decides how floats are stored"
 )
 RECOMPUTE = Pass(
     "recompute",
     recompute,
-    "what a gradient's kernel can compute of its operands is not kept for it; after all that merges equal values",
+    "recompute cheap values in the kernels of gradients instead of storing them; after all passes that "
+    "merge equal values",
 )
 REMATERIALIZE = Pass(
     "rematerialize",
     rematerialize,
-    "with a budget of memory, values are computed again in the place of kept; after all that merges equal ones",
+    "with a memory budget, recompute values instead of storing them; after all passes that merge equal values",
 )
 PRECISION = Pass(
     "precision",
     nested(precision),
-    "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each",
+    "choose how floats are stored; after folding, which uses the model's types, and while norms are single ops",
 )
 PROLOGUE = Pass(
     "prologue",
     hoist,
-    "what depends on parameters alone runs when these change; after precision, which casts weights, and before layouts",
+    "run once what depends only on parameters; after precision, which casts weights, and before layouts",
 )
 SPLIT_REDUCE = Pass(
     "split-reduce",
     nested(split_reductions),
-    "few long sums leave threads without work: they become two kernels; before layouts",
+    "split few long sums into two kernels, so that all threads have work; before layouts",
 )
 SPLIT_FILTERS = Pass(
     "split-filters",
     nested(split_filters),
-    "few filters leave multiprocessors without work: parts of the images do not; before their sums are split",
+    "split gradients of few filters by images, so that all multiprocessors have work; before split-reduce",
 )
 SPLIT_SCANS = Pass(
     "split-scans",
     nested(split_scans),
-    "few long running sums leave cores without work: parts of them do not; before layouts",
+    "split few long running sums, so that all cores have work; before layouts",
 )
 SPLIT_TRANSPOSES = Pass(
     "split-transposes",
     nested(split_transposes),
-    "large transposed copies are made in parts, in memory that a cache holds; after all that moves transposes",
+    "copy large transposes in parts that fit a cache; after all passes that move transposes",
 )
 SCALARS = Pass(
     "scalars",
     nested(scalars),
-    "a kernel for one number takes longer than to compute it where it is read; after cse, which would merge them again",
+    "compute single numbers where they are read, which is faster than a kernel; after cse, which would "
+    "merge them again",
 )
 RECURRENCE = Pass(
     "recurrence",
     recurrence,
-    "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts",
+    "turn recurrent loops into one kernel; their bodies get no layouts",
 )
 GROUPED = Pass(
     "grouped-filters",
     nested(grouped_filters),
-    "filters' gradients of narrow groups are those of groups that fill vectors; before layouts, which then have blocks",
+    "join narrow groups of filters' gradients so that they fill vectors; before layouts, which then use blocks",
 )
 LAYOUT = Pass(
-    "layout", layout, "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie"
+    "layout",
+    layout,
+    "choose layouts: channel blocks for vectors, or channels last; last of the rewrites, because it fixes memory order",
 )
 STATE = Pass(
     "state-layouts",
     state_layouts,
-    "state is not packed in each step; after the layouts, which say what it is packed for",
+    "keep state in its packed layout between steps; after layout, which chooses the packing",
 )
 IN_ROWS = Pass(
     "results-in-rows",
     nested(in_rows),
-    "an update in rows packs its gradient alone; after the layouts of state, of which nothing is packed any more",
+    "pack only the gradient of an update whose state is in rows; after state-layouts",
 )
-DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
+DCE_AGAIN = Pass("dce-again", dce, "remove constants that layout has replaced")
 HOIST = Pass(
     "hoist-invariants",
     hoist_invariants,
-    "weights that a loop captures are packed once, in front of it; after layout, which says that they are packed",
+    "pack weights of a loop once, before it; after layout, which decides the packing",
 )
 REPEAT = Pass(
     "repeat",
     nested(repeat_shared),
-    "a value that several kernels can compute of what they read is none of its own; behind all that changes kernels",
+    "repeat cheap values in the kernels that read them; after all passes that change kernels",
 )
 COPY_OUTPUTS = Pass(
     "copy-outputs",
     nested(copy_outputs),
-    "outputs are memory of their own; after layout, which may add the last node itself",
+    "give every output its own memory; after layout, which may add the last node",
 )
 PLACE_CONCATS = Pass(
     "place-concats",
     nested(place_concats),
-    "operands are written where the result has them; what cannot be is copied; needs the layouts",
+    "write operands of concat directly into the result, or copy them; needs the layouts",
 )
 
 PASSES = (

@@ -49,6 +49,12 @@ ARRAY_EXAMPLES = {
 FALLS = r"loss \d+\.\d+ -> \d+\.\d+"
 
 
+@pytest.fixture(autouse=True)
+def beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example may import the one beside it, as a script does."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
 def samples(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     with np.load(folder / "digits_samples.npz", allow_pickle=False) as z:
         return z["images"], z["labels"]
@@ -109,7 +115,6 @@ def test_array_programs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_quantisation(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
     path = tmp_path / "digits.int8.onnx"
     script("quantize").main(["--steps=150", "--aware-steps=60", f"--output={path}"])
     out = capsys.readouterr().out
@@ -123,7 +128,6 @@ def test_quantisation(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
 
 @pytest.mark.slow
 def test_pruning(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
     path = tmp_path / "digits.pruned.onnx"
     script("prune").main(["--steps=300", f"--output={path}"])
     out = capsys.readouterr().out
@@ -135,7 +139,6 @@ def test_pruning(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 
 @pytest.mark.slow
 def test_deep_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
     path = tmp_path / "lenet.dnnc"
     script("deep_compression").main(["--steps=150", "--sparsity=0.95", f"--output={path}"])
     out = capsys.readouterr().out
@@ -257,10 +260,17 @@ def test_training_on_a_device(
     assert made[0] and made[1] == pytest.approx(made[0], rel=2e-3, abs=2e-3)
 
 
-def test_without_torch_the_example_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SystemExit, match=r"needs PyTorch: pip install -e '\.\[torch\]'"):
-        script("torch_model")
+@pytest.mark.parametrize("name", sorted(p.stem for p in EXAMPLES.glob("*.py")))
+def test_an_example_names_the_package_that_it_lacks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the optional packages, an example can be imported or ends with the command that installs them."""
+    for module in ("scikit", "train_digits"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    for package in ("torch", "sklearn", "sklearn.datasets", "PIL", "scipy", "onnxruntime", "safetensors", "h5py"):
+        monkeypatch.setitem(sys.modules, package, None)
+    try:
+        script(name)
+    except SystemExit as e:
+        assert re.fullmatch(r"this example .*: pip install .*", str(e)), e
 
 
 if importlib.util.find_spec("torch"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def test_code_tables_and_lists_are_divided() -> None:
         "five",
         "six",
     ]
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_messages_count_in_the_singular_too() -> None:
+    """`count(n, "node")` of dnnc.ir.errors says `1 node`; an f-string with a number before a plural says `1 nodes`."""
+    plural = re.compile(r"\{len\([^{}]*\)\} (?!bytes\b|ways\b|types\b)[a-z]+s\b")
+    code = (p for d in ("compiler", "ir", "passes", "backends", "autotune") for p in sorted((ROOT / d).rglob("*.py")))
+    assert not [f"{p.relative_to(ROOT)}: {m[0]}" for p in code for m in plural.finditer(p.read_text())]
 
 
 # --- docstrings of public names ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dnnc.autotune.log.record import read_choice
 from dnnc.autotune.search.task import Setting, workload_key
 from dnnc.autotune.search.variants import Decisions
-from dnnc.ir.errors import TuneError
+from dnnc.ir.errors import TuneError, count
 from dnnc.passes.planning.ladder import Refusal
 from dnnc.passes.planning.program import Revise, ScheduledGraph
 from dnnc.passes.schedule.problem import Choice, Problem
@@ -47,7 +47,7 @@ class Winners(Mapping[str, Choice]):
         return len(self._choices)
 
     def __repr__(self) -> str:
-        return f"Winners({len(self)} schedules{f' of {self.source}' if self.source else ''})"
+        return f"Winners({count(len(self), 'schedule')}{f' of {self.source}' if self.source else ''})"
 
 
 class Replay:

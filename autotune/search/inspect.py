@@ -22,7 +22,7 @@ from dnnc.autotune.search.task import Setting, Task, extract
 from dnnc.autotune.search.trial import Request, Trial
 from dnnc.backends.runtime.operands import noise
 from dnnc.ir.dtype import BY_NAME
-from dnnc.ir.errors import DnncError, InputError
+from dnnc.ir.errors import DnncError, InputError, count
 from dnnc.ir.graph.text import parse
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.schedule.problem import Choice
@@ -125,7 +125,8 @@ def _look(a: argparse.Namespace) -> None:
     for task, calls in found:
         print("\n".join(table(task, calls, [t for t in trials if t.task == task.key])))
     print(
-        f"{len(trials)} schedules in {took:.1f} s, processes started, on {trials[0].machine if trials else 'nothing'}: "
+        f"{count(len(trials), 'schedule')} in {took:.1f} s, processes started, on "
+        f"{trials[0].machine if trials else 'nothing'}: "
         f"{setting.target}"
     )
 

@@ -44,8 +44,8 @@ LEARN_AGAIN = 1.25  # times as many when it learns again
 FEW_GAIN = 0.1  # of a task's time, that is taken to be possible while few of its schedules are measured
 WORTH = 0.01  # predicted gain of the model below which the search ends
 OUT_OF_TIME, OUT_OF_TRIALS, STOPPED, CONVERGED = (
-    "the budget is spent",
-    "all trials are made",
+    "the budget ran out",
+    "all trials are done",
     "stopped",
     "predicted gain below 1 %",
 )
@@ -343,7 +343,7 @@ class _Session:
         if (default is None or default.status == "lost") and not (e.search.default and e.search.default.failed):
             self.verdicts[key] = (
                 None,
-                "its final was not finished: the default was not measured in it",
+                "final not finished: the budget ran out",
                 math.inf,
                 math.inf,
             )
@@ -467,7 +467,7 @@ class _Session:
     def _outcome(self, e: Entry) -> Outcome:
         s = e.search
         winner, why, default, seconds = self.verdicts.get(
-            s.task.key, (None, "no final was made: the budget was spent before", math.inf, math.inf)
+            s.task.key, (None, "no final: the budget ran out", math.inf, math.inf)
         )
         if winner is None or not math.isfinite(default):
             default = math.inf if s.default is None else s.default.seconds
@@ -481,8 +481,8 @@ class _Session:
 def _unrivalled(s: TaskSearch, attempt: int) -> str:
     """Why nothing competes with the default."""
     if attempt:
-        return "what was faster failed in the final"
-    return "nothing was faster in the search" if len(s.tried) > 1 else "no other schedule was measured"
+        return "faster schedules failed in the final"
+    return "no faster schedule found" if len(s.tried) > 1 else "no other schedule measured"
 
 
 def _believed(s: TaskSearch) -> float:

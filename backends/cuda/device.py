@@ -7,6 +7,7 @@ use. Every method may be called from any thread; the device is made current for 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import sys
 import threading
@@ -211,7 +212,7 @@ class CupyDevice:
         self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False
     ) -> Function | CallFunction:
         """A kernel, or a library's call, ready to be launched. Programs that are alive share what is equal in all."""
-        key = symbol, cubin, launch, tuple(params), overlaps
+        key = symbol, hashlib.sha256(cubin).digest(), launch, tuple(params), overlaps
         with self._lock:
             found = self._functions.get(key)
             if found is None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dnnc.backends.cuda.library import ALIGN, WORKSPACE, CallFunction, Convolution, Image, LibraryCall, described
-from dnnc.ir.errors import InternalError, TargetError
+from dnnc.ir.errors import InternalError, TargetError, count
 
 # cudnnBackendDescriptorType_t
 POINTWISE, CONVOLUTION, ENGINE, CONFIG, HEURISTIC, PLAN = 0, 1, 2, 3, 4, 5
@@ -215,7 +215,7 @@ class DnnFunction(CallFunction):
         if call.work.types[0] == "f32" and call.work.math == "f32":
             found = [c for c in found if not self._rounds(c)]
         if call.plan >= len(found):
-            raise TargetError(f"cuDNN suggests {len(found)} ways here, so there is none for {described(call)}")
+            raise TargetError(f"cuDNN suggests {count(len(found), 'way')} here, so there is none for {described(call)}")
         plan = Descriptor(library, PLAN, [(401, DESCRIPTOR, [found[call.plan]]), (400, HANDLE, [handle])])
         plan.kept.append(graph)
         return plan

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dnnc.ir.errors import InternalError, TargetError, install
+from dnnc.ir.errors import InternalError, TargetError, count, install
 
 # Only a written fma contracts; denormals and the last bit of divisions and roots are kept, as on the CPU.
 OPTIONS = (
@@ -77,7 +77,7 @@ def _compiled(text: str, arch: str) -> Compiled:
         except nvrtc.NVRTCError as e:
             if "CANCELLED" in str(e):
                 raise InternalError(
-                    f"NVRTC takes longer than {PATIENCE:g} s for a kernel of {len(text)} bytes, for {arch}"
+                    f"NVRTC takes longer than {PATIENCE:g} s for a kernel of {count(len(text), 'byte')}, for {arch}"
                 ) from e
             log = nvrtc.getProgramLog(program)
             if "INVALID_OPTION" in str(e) or "nvrtc: error: invalid value for --gpu-architecture" in log:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.runtime.device import DEFAULT_STREAM, Device, DeviceArray
-from dnnc.ir.errors import InputError, a_type
+from dnnc.ir.errors import InputError, a_type, count
 
 CUDA = 2  # kDLCUDA
 TORCH_NAMES = {"bool_": "bool"}  # where NumPy's name of a dtype is not torch's
@@ -52,7 +52,7 @@ def device_array(
     if found.dtype != dtype_name(dtype):
         raise InputError(f"{what} {name}: expected {dtype.name}, got {found.dtype}; cast it before the call")
     if len(found.shape) != rank:
-        raise InputError(f"{what} {name}: expected {rank} dimensions, got shape {found.shape}")
+        raise InputError(f"{what} {name}: expected {count(rank, 'dimension')}, got shape {found.shape}")
     return found
 
 

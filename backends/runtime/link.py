@@ -26,7 +26,7 @@ from dnnc.backends.runtime.program import (
     Program,
     Row,
 )
-from dnnc.ir.errors import Loc, locations
+from dnnc.ir.errors import Loc, count, locations
 from dnnc.ir.expr import const, unwrap, value
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Buffer, stored
@@ -317,7 +317,7 @@ def _bytes(v: Value) -> int:
 def in_words(c: Control) -> str:
     """A loop or branch as a sentence, for backends whose control flow has no text."""
     if not isinstance(c, Loop):
-        return f"{c.symbol}: {len(c.then)} calls if the condition holds, else {len(c.other)}\n"
+        return f"{c.symbol}: {count(len(c.then), 'call')} if the condition holds, else {len(c.other)}\n"
     end = "" if c.condition is None else " while the condition holds"
     often = (
         "as often as asked"
@@ -326,7 +326,7 @@ def in_words(c: Control) -> str:
         if c.trips is None
         else f"as often as asked, {c.length} times at most"
     )
-    return f"{c.symbol}: {len(c.body)} calls, {often}{end}\n"
+    return f"{c.symbol}: {count(len(c.body), 'call')}, {often}{end}\n"
 
 
 def link(

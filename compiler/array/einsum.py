@@ -22,6 +22,7 @@ from dnnc.array.linalg import diagonal, matmul
 from dnnc.array.manipulation import moveaxis, permute_dims, reshape, same_type
 from dnnc.array.sizes import same, symbolic
 from dnnc.array.statistical import sum as sum_
+from dnnc.ir.errors import count
 
 LETTERS = string.ascii_letters
 
@@ -100,7 +101,7 @@ def _labels(given: str, xs: Sequence[Array]) -> tuple[list[str], str]:
     left, arrow, right = given.partition("->")
     texts = left.split(",")
     if len(texts) != len(xs):
-        raise ValueInputError(f"einsum: {given!r} is for {len(texts)} operands, got {len(xs)}")
+        raise ValueInputError(f"einsum: {given!r} is for {count(len(texts), 'operand')}, got {len(xs)}")
     for text in (*texts, right):
         plain = text.replace("...", "", 1)
         if not (plain.isascii() and plain.isalpha()) and plain:
@@ -115,7 +116,7 @@ def _labels(given: str, xs: Sequence[Array]) -> tuple[list[str], str]:
         many = x.ndim - len(t) + 3 if "..." in t else 0
         t = t.replace("...", between[len(between) - many :] if many > 0 else "")
         if len(t) != x.ndim or many < 0:
-            raise ValueInputError(f"einsum: {given!r}: {len(t)} labels for an operand of shape {x.shape}")
+            raise ValueInputError(f"einsum: {given!r}: {count(len(t), 'label')} for an operand of shape {x.shape}")
         inputs.append(t)
     if arrow:
         result = right.replace("...", between)

@@ -15,7 +15,7 @@ from dnnc.backends.base import Backend
 from dnnc.backends.runtime.program import Call, CompiledKernel, MemoryRef, Program
 from dnnc.ir.arena import Arena
 from dnnc.ir.dtype import BY_NAME
-from dnnc.ir.errors import ArtifactError, DnncError, Loc
+from dnnc.ir.errors import ArtifactError, DnncError, Loc, count
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.constant_text import from_bytes
@@ -64,7 +64,8 @@ class Restored:
         if len(g.inputs) != len(self.model.inputs) or len(g.outputs) != len(self.model.outputs):
             raise self.wrong(
                 "the signature",
-                f"{len(g.inputs)} and {len(g.outputs)} types for {len(self.model.inputs)} inputs and {len(g.outputs)} "
+                f"{len(g.inputs)} and {count(len(g.outputs), 'type')} for "
+                f"{count(len(self.model.inputs), 'input')} and {len(g.outputs)} "
                 "outputs",
             )
         return g
@@ -169,7 +170,7 @@ class Restored:
         ):
             raise self.wrong(
                 "the types of a program",
-                f"{len(types)} for dims, {len(self.model.outputs)} outputs and {len(p.lives)} slots",
+                f"{len(types)} for dims, {count(len(self.model.outputs), 'output')} and {count(len(p.lives), 'slot')}",
             )
         inputs = tuple(v.type for v in self.interface.inputs)
         return dims, inputs, tuple(types[1 : 1 + p.outputs]), Arena(tuple(t.shape[0] for t in slots), p.lives, p.pieces)

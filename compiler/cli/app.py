@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="dnnc",
-    help="Compile neural networks to fast native code, run them, and look at every stage on the way.",
-    epilog="Begin with:  dnnc run model.onnx  and  dnnc inspect model.onnx --stage operator --dims N=1",
+    help="Compile neural networks to native code, run them, and inspect every stage of the compilation.",
+    epilog="Start with:  dnnc run model.onnx  or  dnnc inspect model.onnx --stage operator --dims N=1",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -56,7 +56,7 @@ def commands(name: str) -> Any:
 
 
 def version(asked: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if asked:
         from importlib.metadata import version as installed  # takes as long as all of --help
 
@@ -67,18 +67,17 @@ def version(asked: bool) -> None:
 @app.callback()
 def options(
     asked: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Compile neural networks to fast native code, run them, and look at every stage on the way."""
+    """Compile neural networks to native code, run them, and inspect every stage of the compilation."""
 
 
-cache_app = typer.Typer(
-    no_args_is_help=True, help="Compiled kernels on disk: where they are, how many, and how to remove them."
-)
+cache_app = typer.Typer(no_args_is_help=True, help="Show or clear the cache of compiled kernels on disk.")
 app.add_typer(cache_app, name="cache")
 log_app = typer.Typer(
-    no_args_is_help=True, help="Tuning logs: what `dnnc tune` has measured, and which schedules `--tune LOG` takes."
+    no_args_is_help=True,
+    help="Inspect and edit tuning logs: measurements of `dnnc tune`, and the schedules that `--tune LOG` uses.",
 )
 app.add_typer(log_app, name="log")
 
@@ -89,34 +88,34 @@ def compile_(
     job: Job,
     output: Annotated[
         str,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Save the compiled model; `dnnc run` and dnnc.load take it."
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="Save the compiled model, for `dnnc run` and dnnc.load."),
     ] = "",
     small: Annotated[
         bool,
-        typer.Option("--small", help="Save each weight once: half the size, but loading takes as long as the passes."),
+        typer.Option("--small", help="Save each weight once. Halves the file; loading runs the passes again."),
     ] = False,
     compress: Annotated[
         bool,
-        typer.Option("--compress", help="As --small, and code weights and texts: pruned weights take a few bits each."),
+        typer.Option("--compress", help="Like --small, and compress weights: pruned weights take a few bits each."),
     ] = False,
     passes: Annotated[
-        bool, typer.Option("--passes", help="A row for each pass: its time, and the nodes before and after.")
+        bool, typer.Option("--passes", help="Print a row per pass: its time, nodes before and after.")
     ] = False,
-    detail: Annotated[bool, typer.Option("--detail", help="The schedule of every kernel in full.")] = False,
+    detail: Annotated[bool, typer.Option("--detail", help="Print every kernel's schedule in full.")] = False,
     also: Annotated[
         str,
         typer.Option(
-            metavar="ARCH,...", help="Save code for these GPUs as well, such as sm_80,sm_86.", show_default=False
+            metavar="ARCH,...",
+            help="Also save code for these GPU architectures, such as sm_80,sm_86.",
+            show_default=False,
         ),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Compile a model and report what was done: passes, kernels with their schedules, memory, time.
+    """Compile a model and print a report: passes, kernels with their schedules, memory, time.
 
-    A model with symbolic dims is compiled for the sizes that --dims gives, or for those of the arrays that --input
-    gives. Compiled kernels go to the cache, where `dnnc run` and `dnnc.compile` find them.
+    The sizes of symbolic dims come from --dims, or from the arrays of --input. Compiled kernels go to the cache, which
+    `dnnc run` and `dnnc.compile` share.
     """
 
     c = commands("compile")
@@ -130,17 +129,19 @@ def run(
     job: Job,
     output: Annotated[
         str,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the outputs to a .npz file, or one to a .npy file."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the outputs to an .npz file, or a single one to an .npy file."
+        ),
     ] = "",
     repeat: Annotated[
-        int, typer.Option(metavar="N", parser=whole(1), help="How many times to call; the median is shown.")
+        int, typer.Option(metavar="N", parser=whole(1), help="Number of calls; the median time is shown.")
     ] = 1,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a model and show what comes out: type, range and first values of every output, and the time.
+    """Run a model; print type, range and first values of every output, and the time of a call.
 
-    Without --input all inputs are random: normal floats, integers 0 and 1.
+    Without --input, inputs are random: normally distributed floats, integers 0 and 1.
     """
 
     commands("compile").run_command(job, output, repeat, seed, as_json)
@@ -154,26 +155,25 @@ def run(
 def verify_(
     job: Job,
     find: Annotated[
-        bool, typer.Option("--bisect", help="Where something is off, find the first pass or kernel that does it.")
+        bool, typer.Option("--bisect", help="If an output is wrong, find the first pass or kernel that breaks it.")
     ] = False,
     gradients: Annotated[
-        bool, typer.Option("--grad", help="Check the gradients by all float weights and inputs instead of the outputs.")
+        bool, typer.Option("--grad", help="Check the gradients for all float weights and inputs, not the outputs.")
     ] = False,
     directions: Annotated[
         int,
         typer.Option(
-            metavar="N", parser=whole(1), help="With --grad: random directions in which each group is differenced."
+            metavar="N", parser=whole(1), help="With --grad: number of random directions per group of weights."
         ),
     ] = 2,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare what a model computes with the float64 interpreter, output by output. Exit code 1 where one is off by
-    more than rounding.
+    """Compare a model's outputs with the float64 interpreter. The exit code is 1 if an error exceeds rounding.
 
-    With --bisect the pass or kernel that breaks it is named, and a small graph printed that shows it. With --grad the
-    gradients of the outputs' weighed sum are compared: those of the compiled model with the interpreter's, and these
-    with differences in float64 and with forward mode.
+    --bisect names the pass or kernel that breaks the model, and prints a small graph that reproduces the error. --grad
+    checks the gradient of a weighted sum of the outputs: the compiled gradient against the interpreter's, and that one
+    against finite differences in float64 and forward mode.
     """
 
     if gradients:
@@ -191,24 +191,25 @@ def bench(
         typer.Option(
             "--peers",
             metavar="NAME,...",
-            help="Engines to compare with: onnxruntime, openvino (the extra \\[bench]), torch.",
+            help="Engines to compare with: onnxruntime and openvino (extra \\[bench]), torch.",
             show_default=False,
         ),
     ] = None,
     duration: Annotated[
-        float, typer.Option(metavar="SECONDS", parser=number(0), help="Seconds of timing, of each engine.")
+        float, typer.Option(metavar="SECONDS", parser=number(0), help="Measuring time of each engine.")
     ] = 5.0,
     warmup: Annotated[
-        float, typer.Option(metavar="SECONDS", parser=number(0), help="Seconds of calls before, of each engine.")
+        float, typer.Option(metavar="SECONDS", parser=number(0), help="Warm-up time of each engine.")
     ] = 1.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Time calls of a model: median, tail, throughput, memory, and the time until the first result.
+    """Measure the time of a call: median, tail, throughput, memory, and time to the first result.
 
-    With --peers other engines run the same file on the same arrays with as many threads, in this process: blocks of
-    calls take turns with pauses between, outputs are compared, and the ratio of the medians says who is faster. Compare
-    figures of one run only. All takes the time of --warmup and --duration for each engine, and loading them.
+    With --peers, other engines run the same file on the same arrays, with the same number of threads, in this process.
+    Blocks of calls alternate, with a pause between engines. The command compares the outputs and prints the ratio of
+    the median times. Only compare numbers from one run. Each engine takes --warmup plus --duration, and its loading
+    time.
     """
 
     commands("measure").bench_command(
@@ -229,27 +230,28 @@ def bench(
 @compiles("inputs", "verify", "cache", "tune", "memory", "strict_compile")
 def tune_(
     job: Job,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take in all: 120s, 2m, 1h.")] = "60s",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Total time of the search: 120s, 2m, 1h.")] = "60s",
     trials: Annotated[
         int | None,
         typer.Option(
-            metavar="N", parser=whole(1), help="Measurements at most, but for the finals.", show_default=False
+            metavar="N",
+            parser=whole(1),
+            help="Maximum number of measurements, not counting finals.",
+            show_default=False,
         ),
     ] = None,
     log: Annotated[
         str,
-        typer.Option(
-            metavar="FILE", help="The log to append to. Default: the model's name with .tune.jsonl.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="The log to append to. Default: MODEL.tune.jsonl.", show_default=False),
     ] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the log ends: what it holds is not measured again.")
+        bool, typer.Option("--resume", help="Continue the search of the log; do not repeat its measurements.")
     ] = False,
     only: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Names of tasks, with * and ?, or how their keys begin. Repeat it.",
+            help="Tune only tasks with this name (wildcards * and ?) or key prefix. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -257,21 +259,21 @@ def tune_(
         str, typer.Option(metavar="process|ray", help="Measure on this machine, or on a Ray cluster.")
     ] = "process",
     devices: Annotated[
-        str, typer.Option(metavar="N,...", help="GPUs of this machine to measure on at once.", show_default=False)
+        str, typer.Option(metavar="N,...", help="GPUs of this machine to measure on in parallel.", show_default=False)
     ] = "",
     libraries: Annotated[
-        bool, typer.Option("--libraries", help="On a GPU, measure cuBLASLt and cuDNN too, where they are installed.")
+        bool, typer.Option("--libraries", help="On a GPU, also measure cuBLASLt and cuDNN if installed.")
     ] = False,
     report: Annotated[
-        str, typer.Option(metavar="FILE.html", help="Write a report of the search as a page.", show_default=False)
+        str, typer.Option(metavar="FILE.html", help="Write a report of the search as an HTML page.", show_default=False)
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Measure schedules of a model's kernels, and keep the fastest in a log that `--tune LOG` of other commands takes.
+    """Measure schedules of a model's kernels. Keep the fastest in a log, for `--tune LOG` of other commands.
 
-    Time goes where most of the model's time can be saved. A schedule wins only if it computes the right numbers and is
-    faster than what dnnc picks unmeasured, in turns with it. Control-C ends the search early; every finished
-    measurement is in the log.
+    The search spends its time on the kernels that can save the most. A schedule wins only if its results are correct
+    and it beats the untuned default in alternating runs. Control-C ends the search early; the log keeps every finished
+    measurement.
     """
 
     t = commands("tune")
@@ -300,12 +302,15 @@ app.command("view", epilog="Example:  dnnc view digits.onnx --dims N=1 -o digits
 def profile(
     job: Job,
     detail: Annotated[
-        bool, typer.Option("--detail", help="All kernels, and every call in the order of the program.")
+        bool, typer.Option("--detail", help="List all kernels, then every call in program order.")
     ] = False,
     repeat: Annotated[
         int | None,
         typer.Option(
-            metavar="N", parser=whole(1), help="Calls to measure. Default: about a second of them.", show_default=False
+            metavar="N",
+            parser=whole(1),
+            help="Number of calls to measure. Default: about one second.",
+            show_default=False,
         ),
     ] = None,
     trace: Annotated[
@@ -319,11 +324,10 @@ def profile(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Show where the time of a call goes: every kernel with its time, its rates, and how near they are to this
-    machine's limits.
+    """Profile a call: time and throughput of each kernel, and the fraction of the machine's roofline.
 
-    Measured while the program runs, on its threads and with its caches. The rest is waiting at barriers, and what
-    passes in Python.
+    dnnc measures the kernels inside the running program, with its threads and warm caches. The remaining time is spent
+    at barriers and in Python.
     """
 
     commands("measure").profile_command(job, repeat, detail, trace, seed, as_json)
@@ -335,20 +339,21 @@ def inspect(
     model: Model,
     stage: Annotated[
         str,
-        typer.Option("--stage", "-s", help="graph, operator, or a language of the target: llvm and asm, cuda and ptx."),
+        typer.Option("--stage", "-s", help="graph, operator, or a language of the target: llvm, asm; cuda, ptx."),
     ] = "graph",
     kernel: Annotated[
         str | None,
         typer.Option(
-            "--kernel", "-k", help="One kernel: its number, name or symbol, or a node of the model.", show_default=False
+            "--kernel",
+            "-k",
+            help="Select one kernel by number, name or symbol, or by a node of the model.",
+            show_default=False,
         ),
     ] = None,
     naive: Annotated[
-        bool, typer.Option("--naive", help="The graph before the passes; operator IR before its schedule.")
+        bool, typer.Option("--naive", help="Print the graph before the passes, or operator IR before scheduling.")
     ] = False,
-    locs: Annotated[
-        bool, typer.Option("--locs", help="Say in comments which nodes of the model graph nodes come from.")
-    ] = False,
+    locs: Annotated[bool, typer.Option("--locs", help="Add comments that name the model's nodes.")] = False,
     dims: Dims = None,
     target: Target = "llvm",
     opt_level: OptLevel = Level.all,
@@ -359,10 +364,9 @@ def inspect(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print a model as graph IR, its kernels as operator IR, as LLVM IR or assembly (CUDA C++ or PTX for --target
-    cuda).
+    """Print a stage of the compilation: graph IR, operator IR, LLVM IR or assembly (CUDA C++ or PTX for --target cuda).
 
-    Kernels come with their schedule and the nodes that they compute. Dims without a size stay symbols where that works.
+    Each kernel is printed with its schedule and the nodes it computes. Dims without a size stay symbolic if possible.
     """
     sizes = commands("arguments").parse_dims(dims or ())
     i = commands("inspect")
@@ -383,7 +387,7 @@ def opt(
         typer.Option(
             "--passes",
             "-p",
-            help="Names, in order, or all. Default: the whole pipeline. `dnnc passes` lists them.",
+            help="Names of passes in order, or all. Default: the whole pipeline. See `dnnc passes`.",
             show_default=False,
         ),
     ] = None,
@@ -391,13 +395,16 @@ def opt(
         bool, typer.Option("--print-after-all", help="Print the graph after each pass.")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Verify the graph after each pass.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why rules of a pass do not fire.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print why rules of a pass do not match.")] = False,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE.py", help="Write the graph, its constants to FILE.npz.")
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE.py", help="Write the graph to FILE.py and its constants to FILE.npz."
+        ),
     ] = "",
     dims: Dims = None,
     lanes: Annotated[
-        int, typer.Option(metavar="N", parser=whole(1), help="float32 values of a vector, for layouts.")
+        int, typer.Option(metavar="N", parser=whole(1), help="Vector width in float32 values, for layouts.")
     ] = 16,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
@@ -406,8 +413,8 @@ def opt(
 ) -> None:
     """Run graph passes on graph text or on a model, and print the graph.
 
-    `fuse` and `memory-plan` change nothing: they print their plan. Constants of graph text are read from the .npz file
-    beside it.
+    `fuse` and `memory-plan` do not change the graph; they print their plan. The constants of graph text come from the
+    .npz file beside it.
     """
     o = commands("opt")
     settings = o.Settings(passes, print_after_all, check, explain, output)
@@ -419,14 +426,14 @@ def opt(
 def export(
     graph: Model,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE.onnx", help="Where to write it.", show_default=False)
+        str, typer.Option("--output", "-o", metavar="FILE.onnx", help="The file to write.", show_default=False)
     ],
     opset: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             parser=whole(18),
-            help="Of ONNX's operators. Default: the latest that onnx knows.",
+            help="The ONNX opset. Default: the latest one that onnx supports.",
             show_default=False,
         ),
     ] = None,
@@ -434,7 +441,7 @@ def export(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write graph text or a model as an ONNX model, with fixed sizes or in another opset where asked."""
+    """Export graph text or a model as an ONNX model; --dims fixes sizes, --opset converts."""
 
     commands("export").export_command(graph, output, tuple(dims or ()), opset, as_json)
 
@@ -442,20 +449,23 @@ def export(
 @app.command("curves", epilog="Example:  dnnc curves run.jsonl -o run.html --report step.json")
 @guarded
 def curves(
-    log: Annotated[str, typer.Argument(metavar="LOG", help="What dnnc.progress(log=...) wrote.", show_default=False)],
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="A log that dnnc.progress(log=...) has written.", show_default=False)
+    ],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE.html", help="Default: the log's name.", show_default=False)
+        str,
+        typer.Option("--output", "-o", metavar="FILE.html", help="The page. Default: LOG.html.", show_default=False),
     ] = "",
     report: Annotated[
         str,
         typer.Option(
-            metavar="FILE.json", help="The report of the step's program, for memory over the step.", show_default=False
+            metavar="FILE.json", help="The report of the step's program; adds memory over the step.", show_default=False
         ),
     ] = "",
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Draw a training run as a page: losses, learning rate, samples a second, where step time goes, memory."""
+    """Draw a training run as an HTML page: losses, learning rate, throughput, step times, memory."""
 
     commands("curves").curves_command(log, output, report, as_json)
 
@@ -463,7 +473,7 @@ def curves(
 @app.command("passes", epilog="Example:  dnnc passes")
 @guarded
 def passes(as_json: Json = False, verbose: Verbose = False) -> None:
-    """List the graph passes in the order of the pipeline, each with its reason. `dnnc opt -p` takes their names."""
+    """List the graph passes in pipeline order, with their purpose. `dnnc opt -p` accepts their names."""
 
     commands("opt").passes_command(as_json)
 
@@ -471,7 +481,7 @@ def passes(as_json: Json = False, verbose: Verbose = False) -> None:
 @app.command("targets", epilog="Example:  dnnc targets --json")
 @guarded
 def targets(as_json: Json = False, verbose: Verbose = False) -> None:
-    """Show what this machine can compile for, and why not for the rest."""
+    """List the available targets; for each unavailable one, print the reason."""
 
     commands("info").targets_command(as_json)
 
@@ -481,15 +491,15 @@ def targets(as_json: Json = False, verbose: Verbose = False) -> None:
 def ops(
     onnx: Annotated[
         bool,
-        typer.Option("--onnx", help="The operators of ONNX instead: opsets, types, how each is read, where it runs."),
+        typer.Option("--onnx", help="List ONNX operators instead: opsets, types, import, where they run."),
     ] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="With --onnx: the table as the page docs/operators.md.")
+        bool, typer.Option("--markdown", help="With --onnx: print the table of docs/operators.md.")
     ] = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """List the ops of the graph IR and how each is defined."""
+    """List the ops of the graph IR and their definitions."""
 
     commands("info").ops_command(onnx, as_json, markdown)
 
@@ -497,7 +507,7 @@ def ops(
 @cache_app.command("info", epilog="Example:  dnnc cache info")
 @guarded
 def cache_info(cache: Cache = "auto", as_json: Json = False, verbose: Verbose = False) -> None:
-    """Show where compiled kernels are kept, how many there are, and how large they are together."""
+    """Show the folder of the cache, its number of entries, and its size."""
 
     commands("info").cache_info_command(cache, as_json)
 
@@ -505,7 +515,7 @@ def cache_info(cache: Cache = "auto", as_json: Json = False, verbose: Verbose = 
 @cache_app.command("clear", epilog="Example:  dnnc cache clear")
 @guarded
 def cache_clear(cache: Cache = "auto", as_json: Json = False, verbose: Verbose = False) -> None:
-    """Remove all compiled kernels. The next compilation makes them anew."""
+    """Remove all compiled kernels. The next compilation compiles them again."""
 
     commands("info").cache_clear_command(cache, as_json)
 
@@ -513,11 +523,10 @@ def cache_clear(cache: Cache = "auto", as_json: Json = False, verbose: Verbose =
 @log_app.command("show", epilog="Example:  dnnc log show m.tune.jsonl --task 'conv*'")
 @guarded
 def log_show(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbose: Verbose = False) -> None:
-    """Show what a log holds: the runs of the tuner, and each task (a kernel with its shapes) with its trials, its best
-    and its winner.
+    """Show a tuning log: sessions, and tasks (kernels with their shapes) with trials, best trial and winner.
 
-    With --task the trials are listed as well, fastest first. The winner is what compiling with --tune takes; "gain" is
-    how much faster it is than what is compiled without a log, measured in turns with it.
+    With --task, also list the trials, fastest first. `--tune` compiles the winner. The gain is its speedup over the
+    untuned kernel, measured in alternating runs.
     """
 
     commands("log").show_command(log, task, as_json)
@@ -526,10 +535,9 @@ def log_show(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbos
 @log_app.command("best", epilog="Example:  dnnc log best m.tune.jsonl")
 @guarded
 def log_best(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbose: Verbose = False) -> None:
-    """List the schedule of each task, and whether compiling takes it.
+    """List the best schedule of each task, and whether it is used.
 
-    A trial is not used for being fast: only a winner is, which was compared with the untuned kernel and checked against
-        float64.
+    A fast trial alone is not used. A winner has been compared with the untuned kernel, and checked against float64.
     """
 
     commands("log").best_command(log, task, as_json)
@@ -543,10 +551,9 @@ def log_merge(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make one log of several: of other models, of other machines, of interrupted runs.
+    """Merge tuning logs of several models, machines or interrupted runs.
 
-    Equal lines are kept once, and lines that a crash has torn are left out. Where several logs have a winner for a
-    task, the latest holds.
+    Duplicate and truncated lines are dropped. If several logs have a winner for a task, the latest one counts.
     """
 
     commands("log").merge_command(logs, output, as_json)
@@ -559,24 +566,21 @@ def log_prune(
     output: Annotated[str, LogOutput] = "",
     trials: Annotated[
         int,
-        typer.Option(
-            "--trials", metavar="N", parser=whole(0), help="How many of the fastest trials of each task to keep."
-        ),
+        typer.Option("--trials", metavar="N", parser=whole(0), help="Number of the fastest trials to keep per task."),
     ] = 0,
     target: Annotated[
         str,
         typer.Option(
-            metavar="TEXT", help="Keep only tasks whose target contains this: cuda, znver4.", show_default=False
+            metavar="TEXT", help="Keep only tasks whose target contains this text: cuda, znver4.", show_default=False
         ),
     ] = "",
     task: TaskPattern = "",
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make a log small: the winners stay, and what says that a schedule crashes or is wrong; other trials go. Without
-    -o in its place.
+    """Shrink a log: keep winners and failed schedules, drop other trials. Without -o, replace the log.
 
-    Compiling with the pruned log gives the same code. A search that goes on with it has to measure again what went.
+    Compiling with the pruned log gives the same code. A resumed search measures the dropped trials again.
     """
 
     commands("log").prune_command(log, output, trials, target, task, as_json)

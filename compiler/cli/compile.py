@@ -134,7 +134,9 @@ def timed(call: Callable[[], Any], repeat: int) -> tuple[list[Any], list[float]]
 def save(path: str, names: Sequence[str], results: Sequence[Array]) -> None:
     """Write outputs to a .npz file by name, or a single one to a .npy file."""
     if Path(path).suffix == ".npy" and len(results) != 1:
-        raise InputError(f"{path}: a .npy file holds one array, the model has {len(results)} outputs; give a .npz file")
+        raise InputError(
+            f"{path}: a .npy file holds one array, the model has {count(len(results), 'output')}; give a .npz file"
+        )
     try:
         with replacing(path) as file:
             if Path(path).suffix == ".npz":

@@ -81,7 +81,7 @@ def ops_command(onnx: bool, as_json: bool, as_markdown: bool = False) -> None:
     if as_json:
         show_json([{"family": f, "name": n, "kind": k} for f, n, k in ops])
     else:
-        show_tables([Table(f"{len(ops)} ops", ("family", "op", "defined by"), tuple(ops))])
+        show_tables([Table(f"{count(len(ops), 'op')}", ("family", "op", "defined by"), tuple(ops))])
 
 
 def _kind(op: Any) -> str:
@@ -107,6 +107,6 @@ def _show_coverage(as_json: bool, as_markdown: bool) -> None:
     tables = []
     for domain in dict.fromkeys(o.domain for o in found):
         rows = [o for o in found if o.domain == domain]
-        title = f"{domain or 'ai.onnx'}: {sum(bool(o.how) for o in rows)} of {len(rows)} operators"
+        title = f"{domain or 'ai.onnx'}: {sum(bool(o.how) for o in rows)} of {count(len(rows), 'operator')}"
         tables.append(Table(title, COLUMNS, tuple(cells(o) for o in rows)))
     show_tables(tables)

@@ -17,7 +17,7 @@ from dnnc.autotune.search.trial import Trial
 from dnnc.autotune.search.variants import described
 from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.outputs import LOGS, check_output
-from dnnc.ir.errors import TuneError
+from dnnc.ir.errors import TuneError, count
 from dnnc.passes.planning.fusion_variants import Variant
 from dnnc.report.layout import Table
 from dnnc.report.tables import show_bytes, show_count, show_seconds
@@ -47,7 +47,7 @@ def best_command(path: str, pattern: str, as_json: bool) -> None:
         return
     decided = log.decided()
     rows = [_best_row(log, t, decided.get(t.key)) for t in tasks]
-    title = f"{path}: {sum(t.key in decided for t in tasks)} of {len(tasks)} tasks have a winner"
+    title = f"{path}: {sum(t.key in decided for t in tasks)} of {count(len(tasks), 'task')} have a winner"
     columns = ("key", "task", "node", "shape", "time", "untuned", "gain", "used", "schedule")
     table = Table(title, columns, tuple(rows), frozenset(("time", "untuned", "gain")), ("shape", "node"), "see --json")
     show_tables([table, *_fusion_tables(log, tasks)])
@@ -66,7 +66,7 @@ def prune_command(path: str, out: str, trials: int, target: str, pattern: str, a
     log, wanted = read(path), matcher(pattern)
     kept = {t.key for t in log.tasks.values() if wanted(t) and target in t.setting.target}
     if not kept:
-        raise TuneError(f"{path}: this would keep none of its {len(log.tasks)} tasks; {_hint(log)}")
+        raise TuneError(f"{path}: this would keep none of its {count(len(log.tasks), 'task')}; {_hint(log)}")
     _show_written(out or path, prune(path, Keep(trials, lambda t: t.key in kept), out or None), as_json)
 
 
@@ -209,13 +209,13 @@ def _fusion_tables(log: Log, tasks: Sequence[Task]) -> list[Table]:
     """Decisions on these tasks; nothing where there are none."""
     fused = log.fused()
     rows = tuple(_fusion_row(log, t, fused[t.key]) for t in tasks if t.key in fused)
-    columns = ("group", "as it was", "in another way", "time", "compiled")
-    return [Table(f"fusion: {len(rows)}", columns, rows, frozenset(("as it was", "time")))] if rows else []
+    columns = ("group", "default", "alternative", "time", "used")
+    return [Table(f"fusion: {len(rows)}", columns, rows, frozenset(("default", "time")))] if rows else []
 
 
 def _fusion_row(log: Log, t: Task, f: Fusion) -> tuple[str, ...]:
     way = described(Variant(f.cuts, f.tile), [log.tasks[k].name if k in log.tasks else k[:SHORT] for k in f.parts])
-    return t.name, show_seconds(f.baseline), way, show_seconds(f.seconds), "in another way" if f.taken else "as it was"
+    return t.name, show_seconds(f.baseline), way, show_seconds(f.seconds), "alternative" if f.taken else "default"
 
 
 def _trial_table(log: Log, task: Task) -> Table:
@@ -224,7 +224,8 @@ def _trial_table(log: Log, task: Task) -> Table:
     if len(trials) > SHOWN_TRIALS:
         rows.append(("", "", "", "", f"and {len(trials) - SHOWN_TRIALS} more"))
     title = (
-        f"{task.name} {task.key[:SHORT]} for {task.setting.target}, {task.setting.numerics}: {len(trials)} trials\n"
+        f"{task.name} {task.key[:SHORT]} for {task.setting.target}, {task.setting.numerics}: "
+        f"{count(len(trials), 'trial')}\n"
         f"{task.graph.strip()}"
     )
     return Table(title, ("time", "spread", "status", "checked", "schedule"), tuple(rows), frozenset(("time", "spread")))
@@ -233,7 +234,7 @@ def _trial_table(log: Log, task: Task) -> Table:
 def _trial_row(t: Trial) -> tuple[str, ...]:
     known = t.ok and bool(t.seconds)
     spread = f"{max(t.seconds) / min(t.seconds) - 1:.1%}" if known and min(t.seconds) else ""
-    what = str(t.choice) if t.ok else f"{t.choice}: {t.error.splitlines()[0] if t.error else 'nothing was said'}"
+    what = str(t.choice) if t.ok else f"{t.choice}: {t.error.splitlines()[0] if t.error else 'no message'}"
     return show_seconds(t.median) if known else "", spread, t.status, "yes" if t.checked else "no", what
 
 
@@ -266,5 +267,12 @@ def _show_written(out: str, log: Log, as_json: bool) -> None:
         show_json({"file": out, "bytes": size, "tasks": len(log.tasks), "trials": trials, "winners": winners})
         return
     show_tables(
-        [Table(f"{out}: {len(log.tasks)} tasks, {trials} trials, {winners} winners, {show_bytes(size)}", (), ())]
+        [
+            Table(
+                f"{out}: {count(len(log.tasks), 'task')}, {count(trials, 'trial')}, "
+                f"{count(winners, 'winner')}, {show_bytes(size)}",
+                (),
+                (),
+            )
+        ]
     )

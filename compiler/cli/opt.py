@@ -11,7 +11,7 @@ from dnnc.cli.arguments import parse_dims, side_file
 from dnnc.cli.console import show_code, show_json, show_tables
 from dnnc.cli.inspect import read_graph
 from dnnc.cli.outputs import check_output, read_by
-from dnnc.ir.errors import ModelError
+from dnnc.ir.errors import ModelError, count
 from dnnc.ir.files import replacing
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.constant_text import write_constants
@@ -29,8 +29,8 @@ def _keeps(graph: Graph, ctx: PassContext) -> bool:
     return False
 
 
-FUSE = Pass("fuse", _keeps, "prints the groups of nodes that become kernels")
-MEMORY_PLAN = Pass("memory-plan", _keeps, "prints where every value lies")
+FUSE = Pass("fuse", _keeps, "print the groups of nodes that become kernels")
+MEMORY_PLAN = Pass("memory-plan", _keeps, "print the address of every value")
 TABLE = (*PASSES, FUSE, MEMORY_PLAN)
 
 
@@ -125,11 +125,11 @@ def memory_text(graph: Graph, fusion: FusionPlan, plan: MemoryPlan) -> str:
             f"slot {k}: {', '.join(v.name for v in s.values)}: {size}{at}, alive in steps {s.first} to {s.last}"
         )
     if graph.dims:
-        lines.append(f"arena: depends on {', '.join(graph.dims)}, {len(fusion.groups)} steps")
+        lines.append(f"arena: depends on {', '.join(graph.dims)}, {count(len(fusion.groups), 'step')}")
     else:
         lines.append(
             f"arena: {show_bytes(plan.offsets({})[1])}, lower bound {show_bytes(plan.lower_bound({}))}, "
-            f"{len(fusion.groups)} steps"
+            f"{count(len(fusion.groups), 'step')}"
         )
     return "\n".join(lines)
 
@@ -151,5 +151,5 @@ def passes_command(as_json: bool) -> None:
         show_json([{"name": p.name, "why": p.why} for p in TABLE])
     else:
         rows = tuple((p.name, p.why) for p in TABLE)
-        columns = ("pass", "what it does and why there")
-        show_tables([Table("passes in the order of the pipeline", columns, rows, prose=True)])
+        columns = ("pass", "purpose and place")
+        show_tables([Table("passes in pipeline order", columns, rows, prose=True)])

@@ -71,14 +71,14 @@ Model = Annotated[
 ]
 Target = Annotated[
     str,
-    typer.Option(help="What to compile for; `dnnc targets` lists what there is. Options follow: 'llvm -mcpu=haswell'."),
+    typer.Option(help="The target, with its options: 'llvm -mcpu=haswell'. `dnnc targets` lists targets."),
 ]
 Dims = Annotated[
     list[str] | None,
     typer.Option(
         "--dims",
         metavar="NAME=SIZE,...",
-        help="Sizes of symbolic dims, or bounds: batch=1,seq=16..128.",
+        help="Sizes or bounds of symbolic dims: batch=1,seq=16..128.",
         show_default=False,
     ),
 ]
@@ -87,7 +87,7 @@ Threads = Annotated[
     typer.Option(
         metavar="N",
         parser=whole(1),
-        help="Threads of a call. Default: all CPUs that the process may use.",
+        help="Number of threads. Default: all CPUs available to the process.",
         show_default=False,
     ),
 ]
@@ -96,7 +96,7 @@ Verified = Annotated[
     typer.Option(
         metavar=one_of(Verify),
         parser=choice(Verify),
-        help="What to compare with float64: each new kernel (kernels), the whole model too (model), or nothing (none).",
+        help="Compare with float64: each new kernel (kernels), also the whole model (model), or nothing (none).",
     ),
 ]
 OptLevel = Annotated[
@@ -106,7 +106,7 @@ OptLevel = Annotated[
         "-O",
         metavar=one_of(Level),
         parser=choice(Level),
-        help="0: nothing, 1: no fusion and no layouts, 2 and 3: everything.",
+        help="0: no optimization. 1: no fusion, no layout changes. 2, 3: all passes.",
     ),
 ]
 NumericsOption = Annotated[
@@ -114,7 +114,7 @@ NumericsOption = Annotated[
     typer.Option(
         metavar=one_of(Numerics),
         parser=choice(Numerics),
-        help="strict: bit-identical, no reassociation; fast: denormals are zero; standard: neither.",
+        help="strict: no reassociation, bit-identical results. fast: flush denormals to zero. standard: neither.",
     ),
 ]
 PrecisionOption = Annotated[
@@ -122,22 +122,22 @@ PrecisionOption = Annotated[
     typer.Option(
         metavar=one_of(Precision),
         parser=choice(Precision, precision_aliases),
-        help="How floats are stored: as the model says (model), or all as float32, tf32, float16 or bfloat16. fp16, "
-        "half and bf16 are accepted.",
+        help="Store floats as in the model (model), or all as float32, tf32, float16 or bfloat16. Aliases: fp16, half, "
+        "bf16.",
     ),
 ]
-Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
+Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Folder of the kernel cache.")]
 Tune = Annotated[
     str | None,
     typer.Option(
-        "--tune", metavar="LOG", help="Take schedules from a tuning log; docs/tuning_log.md.", show_default=False
+        "--tune", metavar="LOG", help="Use the schedules of a tuning log (docs/tuning_log.md).", show_default=False
     ),
 ]
 Memory = Annotated[
     str | None,
     typer.Option(
         metavar="BYTES",
-        help="Budget of intermediate values, such as 512MB: what takes more is computed again.",
+        help="Memory limit for intermediate values, such as 512MB. Values above it are recomputed.",
         show_default=False,
     ),
 ]
@@ -145,7 +145,7 @@ StrictCompile = Annotated[
     bool,
     typer.Option(
         "--strict-compile",
-        help="Make it an error where a kernel needs a lesser schedule or a smaller group than the first choice.",
+        help="Fail if a kernel needs a simpler schedule or a smaller group than the first choice.",
     ),
 ]
 CustomOps = Annotated[
@@ -153,7 +153,7 @@ CustomOps = Annotated[
     typer.Option(
         "--custom-ops",
         metavar="FILE.py",
-        help="A Python file whose dict `custom_ops` defines operators of custom ONNX domains; it is run.",
+        help="Run this Python file; its dict `custom_ops` defines operators of custom ONNX domains.",
         show_default=False,
     ),
 ]
@@ -163,23 +163,23 @@ Inputs = Annotated[
         "--input",
         "-i",
         metavar="NAME=VALUE",
-        help="NAME=FILE.npy, NAME=random, =zeros or =ones; without NAME= for all inputs, or FILE.npz by names. Repeat "
-        "it.",
+        help="NAME=FILE.npy, or NAME=random, zeros or ones; without NAME=, for all inputs. FILE.npz holds arrays by "
+        "name. May be repeated.",
         show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="Of random inputs.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="Seed of random inputs.")]
 LogFile = Annotated[
-    str, typer.Argument(metavar="LOG", help="A tuning log, .jsonl or packed as .jsonl.xz.", show_default=False)
+    str, typer.Argument(metavar="LOG", help="A tuning log: .jsonl, or compressed .jsonl.xz.", show_default=False)
 ]
 TaskPattern = Annotated[
     str,
     typer.Option(
         "--task",
         metavar="PATTERN",
-        help="A task's name, with * and ? for any characters, or how its key begins.",
+        help="Select tasks by name, with the wildcards * and ?, or by the first letters of their key.",
         show_default=False,
     ),
 ]
@@ -187,7 +187,7 @@ LogOutput = typer.Option(
     "--output",
     "-o",
     metavar="FILE",
-    help="The log to write; it must not exist, unless it is one of those read.",
+    help="The log to write. It may replace a log that the command reads, but no other file.",
     show_default=False,
 )
 

@@ -1,4 +1,4 @@
-"""The options of `dnnc prune`, with help that says what each is good for; loads no NumPy."""
+"""The options of `dnnc prune`, with help on when to use each; loads no NumPy."""
 
 from __future__ import annotations
 
@@ -31,56 +31,57 @@ Data = Annotated[
     str,
     if_given(
         "PATH",
-        "What the model will meet, for errors: an .npz file (arrays by input name), an .npy file for a model of one "
+        "Typical inputs, to measure errors: an .npz file (arrays by input name), an .npy file for a model with one "
         "input, or a folder of them.",
     ),
 ]
-Random = Annotated[bool, typer.Option("--random", help="Measure errors on random numbers where there is no --data.")]
+Random = Annotated[bool, typer.Option("--random", help="Without --data: measure errors on random numbers.")]
 Sparsity = Annotated[
     list[str] | None,
     if_given(
         "S",
-        "The share of the weights that goes (0.9); of structured, of the output channels (0.5). PATTERN=S is for "
-        "layers of these names, with * and ?: the first that fits holds. Repeat it.",
+        "Share of weights to remove (default 0.9); for structured, share of output channels (0.5). PATTERN=S applies "
+        "to layers by name (wildcards * and ?); the first match counts. May be repeated.",
     ),
 ]
 MethodOption = Annotated[
     Method,
     one_choice(
         Method,
-        "magnitude: the smallest weights. random: any, to compare with. 2:4: two of each four input channels. block: "
-        "blocks of channels. structured: output channels with all that reads them; the graph shrinks.",
+        "magnitude: remove the smallest weights. random: random weights, as a baseline. 2:4: two of every four input "
+        "channels. block: blocks of channels. structured: whole output channels and their consumers' weights; the "
+        "graph shrinks.",
     ),
 ]
 ScopeOption = Annotated[
     Scope,
     one_choice(
         Scope,
-        "layer: the same share of each layer. global: the smallest weights of all layers. lamp: the same, by scores "
-        "that can be compared between layers; best at high sparsities.",
+        "layer: the same share of each layer. global: the smallest weights of the whole model. lamp: like global, with "
+        "scores normalized per layer; best at high sparsity.",
     ),
 ]
 Block = Annotated[
-    str, typer.Option("--block", metavar="OxI", help="Of the method block: output and input channels of a block.")
+    str, typer.Option("--block", metavar="OxI", help="With --method block: output and input channels of a block.")
 ]
 Multiple = Annotated[
     int,
-    typer.Option(metavar="N", parser=whole(1), help="Of structured: what stays is rounded to a multiple of N."),
+    typer.Option(metavar="N", parser=whole(1), help="With --method structured: keep a multiple of N channels."),
 ]
 Candidates = Annotated[
     int,
     typer.Option(
         metavar="N",
         parser=whole(0),
-        help="Of structured: random choices of channels that are tried as well; the best on --data is taken.",
+        help="With --method structured: also try N random choices of channels; keep the best on --data.",
     ),
 ]
 Bits = Annotated[
     int | None,
     if_given(
         "N",
-        "Let the weights of a layer share 2^N values, which a k-means finds; 5 is usual. With --compress the file "
-        "stores a codebook and codes.",
+        "Share 2^N values among the weights of a layer, by k-means; 5 is usual. With --compress the file stores a "
+        "codebook and codes.",
         parser=whole(1),
     ),
 ]
@@ -88,39 +89,39 @@ Compress = Annotated[
     bool,
     typer.Option(
         "--compress",
-        help="Of a .dnnc file: code its weights and texts. Loading takes as long as the passes. Of an .onnx file: "
-        "store weights of many zeros as sparse initializers.",
+        help="For a .dnnc file: compress weights; loading runs the passes again. For an .onnx file: store sparse "
+        "weights as sparse initializers.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="Of random choices.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="Seed of random choices.")]
 Output = Annotated[
     str,
     typer.Option(
         "--output", "-o", metavar="FILE", show_default=False,
-        help="An .onnx file, or a .dnnc file that is compiled already. Default: MODEL.pruned.onnx.",
+        help="An .onnx file, or a compiled .dnnc file. Default: MODEL.pruned.onnx.",
     ),
 ]  # fmt: skip
 Metric = Annotated[
     str,
     if_given(
         "SCRIPT.py",
-        "A script, which is run, with a function metric(model) -> float, better when larger; model is called with "
-        "arrays, as dnnc.compile's result.",
+        "Run this script; its function metric(model) returns a float, larger is better. Call model like the result "
+        "of dnnc.compile.",
     ),
 ]
-LayerErrors = Annotated[bool, typer.Option("--layer-errors", help="Measure the error of each layer by itself.")]
-Measure = Annotated[bool, typer.Option(help="Compile both models, and compare outputs and times.")]
+LayerErrors = Annotated[bool, typer.Option("--layer-errors", help="Measure the error of each layer separately.")]
+Measure = Annotated[bool, typer.Option(help="Compile both models; compare outputs and times.")]
 Explore = Annotated[
     bool,
     typer.Option(
         "--explore",
-        help="Write no model: try methods and sparsities, and show density, time and error of each, and how sensitive "
-        "each layer is.",
+        help="Write no model. Try methods and sparsities; show density, time and error of each, and the sensitivity "
+        "of each layer.",
     ),
 ]
-Methods = Annotated[str, if_given("A,B", "Of --explore: methods. Default: magnitude,2:4,block,structured.")]
-Sparsities = Annotated[str, if_given("S,S", "Of --explore: shares. Default: 0.5,0.7,0.8,0.9,0.95.")]
-Html = Annotated[str, if_given("FILE.html", "Write the report as a page; of --explore with plots.")]
+Methods = Annotated[str, if_given("A,B", "With --explore: the methods. Default: magnitude,2:4,block,structured.")]
+Sparsities = Annotated[str, if_given("S,S", "With --explore: the sparsities. Default: 0.5,0.7,0.8,0.9,0.95.")]
+Html = Annotated[str, if_given("FILE.html", "Write the report as an HTML page; with --explore, including plots.")]
 
 
 def prune_(
@@ -149,11 +150,11 @@ def prune_(
     html: Html = "",
     as_json: Json = False,
 ) -> None:
-    """Prune a float32 model after training: zero weights, or fewer channels; say what that won and cost.
+    """Prune a trained float32 model: zero weights or remove channels. Report the speedup and error.
 
-    Out comes an ONNX model. Zeros stay in the place of the weights that go; dnnc computes with what is left where that
-    is faster. Begin with --explore. A model that loses too much can be trained on: dnnc.nn.from_onnx gives a module of
-    it, and dnnc.optim.GradualPruning prunes while training.
+    The result is an ONNX model. Removed weights become zeros; dnnc skips them where that is faster. Start with
+    --explore. If accuracy drops too much, fine-tune the model: dnnc.nn.from_onnx imports it as a module, and
+    dnnc.optim.GradualPruning prunes during training.
     """
     c: Any = import_module("dnnc.cli.prune")  # loads NumPy, onnx and the compiler
     shared = {"block": block, "keep": tuple(keep or ()), "samples": samples, "random": random}
@@ -162,7 +163,7 @@ def prune_(
         c.explore_command(job, files, methods, sparsities, shared, as_json)
         return
     if methods or sparsities:
-        raise typer.BadParameter("they are for --explore", param_hint="--methods" if methods else "--sparsities")
+        raise typer.BadParameter("only with --explore", param_hint="--methods" if methods else "--sparsities")
     options = {
         **shared, "sparsity": c.shares(sparsity or ()), "method": method.value, "scope": scope.value,
         "multiple": multiple, "candidates": candidates, "bits": bits, "seed": seed, "layer_errors": layer_errors,

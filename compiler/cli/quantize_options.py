@@ -1,4 +1,4 @@
-"""The options of `dnnc quantize`, with help that says what each is good for; loads no NumPy."""
+"""The options of `dnnc quantize`, with help on when to use each; loads no NumPy."""
 
 from __future__ import annotations
 
@@ -42,87 +42,92 @@ Data = Annotated[
     str,
     if_given(
         "PATH",
-        "What the model will meet, some 100 samples: an .npz file (arrays by input name), an .npy file for a model of "
-        "one input, or a folder of them. More rows than the model's batch are several samples.",
+        "About 100 typical inputs: an .npz file (arrays by input name), an .npy file for a model with one input, or a "
+        "folder of them. Rows beyond the model's batch size count as further samples.",
     ),
 ]
 Random = Annotated[
-    bool, typer.Option("--random", help="Calibrate on random numbers: to see the speed. The accuracy is lost.")
+    bool, typer.Option("--random", help="Calibrate on random numbers. This shows the speed, but ruins the accuracy.")
 ]
 SchemeOption = Annotated[
     Scheme,
     one_choice(
         Scheme,
-        "int8: weights and activations of convolutions and products. w8a16, w4a16: weights of products alone, in 8 or "
-        "4 bits. fp8: both in e4m3, for GPUs. auto: per layer what gains time, within --max-error.",
+        "int8: weights and activations of convolutions and matrix products. w8a16, w4a16: only weights of matrix "
+        "products, in 8 or 4 bits. fp8: both in e4m3, for GPUs. auto: choose per layer what saves time within "
+        "--max-error.",
     ),
 ]
 Output = Annotated[
     str,
     typer.Option(
         "--output", "-o", metavar="FILE", show_default=False,
-        help="An .onnx file, or a .dnnc file that is compiled already. Default: MODEL.SCHEME.onnx.",
+        help="An .onnx file, or a compiled .dnnc file. Default: MODEL.SCHEME.onnx.",
     ),
 ]  # fmt: skip
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 MethodOption = Annotated[
     Method,
     one_choice(
         Method,
-        "Ranges of activations. mse: least square error. minmax: all that was seen; one outlier makes it wide. "
-        "percentile: cuts a fixed share. entropy: least change of the distribution, for long tails.",
+        "How to choose the ranges of activations. mse: minimize the squared error. minmax: cover all values; sensitive "
+        "to outliers. percentile: clip a fixed share. entropy: preserve the distribution, for long tails.",
     ),
 ]
 Percentile = Annotated[
-    float, typer.Option(metavar="P", parser=number(50), help="With --method percentile: the share kept, in percent.")
+    float,
+    typer.Option(
+        metavar="P", parser=number(50), help="With --method percentile: percentage of values inside the range."
+    ),
 ]
 ActivationsOption = Annotated[
-    Activations, one_choice(Activations, "uint8 with a zero point, or int8 about 0 (half the steps behind a ReLU).")
+    Activations, one_choice(Activations, "uint8: with a zero point. int8: symmetric; loses one bit after a ReLU.")
 ]
 FormOption = Annotated[
     Form,
     one_choice(
         Form,
-        "qdq: quantise where a layer reads; bias, activation and residual stay exact. operators: also behind each "
-        "layer, as ONNX Runtime needs it for its integer kernels. nbits: MatMulNBits for w8a16 and w4a16.",
+        "qdq: quantize the inputs of layers; bias, activation and residual stay in float. operators: also quantize "
+        "outputs, which ONNX Runtime's integer kernels need. nbits: MatMulNBits for w8a16 and w4a16.",
     ),
 ]
 Block = Annotated[
     int | None,
     if_given(
         "N",
-        "Weights that share a scale, for w8a16 and w4a16: smaller is more exact and larger in memory. 0: a channel. "
-        "Default: 32 in 4 bits, 0 in 8.",
+        "Number of weights per scale, for w8a16 and w4a16. Smaller blocks are more accurate and need more memory. 0: "
+        "one scale per channel. Default: 32 for 4 bits, 0 for 8.",
         parser=whole(0),
     ),
 ]
 BiasCorrection = Annotated[
     bool,
-    typer.Option("--bias-correction", help="Shift biases by the mean that rounding weights adds. Helps narrow layers."),
+    typer.Option(
+        "--bias-correction", help="Correct biases for the mean error of rounded weights. Helps narrow layers."
+    ),
 ]
 Smooth = Annotated[
     float | None,
     if_given(
         "ALPHA",
-        "SmoothQuant, for transformers with outliers in int8: move scale from activations behind layer normalisations "
-        "to weights. 0.5 is usual, 1 moves all. No cost at run time.",
+        "SmoothQuant, for int8 transformers with outliers: move scale from activations after layer normalization to "
+        "weights. 0.5 is usual; 1 moves everything. It costs no time at run time.",
         parser=number(0),
     ),
 ]
 Gptq = Annotated[
     bool,
-    typer.Option(
-        "--gptq", help="Round weights for the least error of sums over the samples. Slow; worth it in 4 bits."
-    ),
+    typer.Option("--gptq", help="Round weights to minimize the output error on the samples. Slow; useful for 4 bits."),
 ]
-Keep = Annotated[list[str] | None, if_given("PATTERN", "Layers that stay float, with * and ?. Repeat it.")]
-SamplesOption = Annotated[int | None, if_given("N", "Samples at most.", parser=whole(1))]
+Keep = Annotated[
+    list[str] | None, if_given("PATTERN", "Keep these layers in float (wildcards * and ?). May be repeated.")
+]
+SamplesOption = Annotated[int | None, if_given("N", "Maximum number of samples.", parser=whole(1))]
 MaxError = Annotated[
     float | None,
     if_given(
         "X",
-        "Of auto: how far outputs may be from float, relative to their size (default 0.05); with --metric, how much it "
-        "may lose.",
+        "With --scheme auto: largest relative error of the outputs (default 0.05), or largest loss of --metric.",
         parser=number(0),
     ),
 ]
@@ -130,15 +135,15 @@ Metric = Annotated[
     str,
     if_given(
         "SCRIPT.py",
-        "Of auto: a script, which is run, with a function metric(model) -> float, better when larger; model is called "
-        "with arrays, as dnnc.compile's result.",
+        "With --scheme auto: run this script; its function metric(model) returns a float, larger is better. Call model "
+        "like the result of dnnc.compile.",
     ),
 ]
 LayerErrors = Annotated[
-    bool, typer.Option("--layer-errors", help="Measure the error of each layer by itself. auto always does.")
+    bool, typer.Option("--layer-errors", help="Measure the error of each layer separately. auto always does.")
 ]
-Measure = Annotated[bool, typer.Option(help="Compile both models, and compare outputs and times.")]
-Html = Annotated[str, if_given("FILE.html", "Write time won and error paid per layer as a page.")]
+Measure = Annotated[bool, typer.Option(help="Compile both models; compare outputs and times.")]
+Html = Annotated[str, if_given("FILE.html", "Write an HTML page with the speedup and error of each layer.")]
 
 
 def quantize_(
@@ -165,12 +170,12 @@ def quantize_(
     html: Html = "",
     as_json: Json = False,
 ) -> None:
-    """Quantise a float32 model after training, and say for each layer what that won and cost.
+    """Quantize a trained float32 model. Report the speedup and error of each layer.
 
-    The model runs on the samples of --data, which shows the ranges of its values. Out comes an ONNX model with
-    QuantizeLinear and DequantizeLinear, which dnnc, ONNX Runtime and OpenVINO run in integers. Begin with int8. Where
-    the error is too large: more samples, --bias-correction, --smooth 0.5 for transformers, --keep for the layers that
-    --layer-errors shows, or --scheme auto, which leaves float what costs too much or gains nothing.
+    The samples of --data determine the ranges of activations. The result is an ONNX model with QuantizeLinear and
+    DequantizeLinear, which dnnc, ONNX Runtime and OpenVINO run with integer kernels. Start with int8. If the error is
+    too large, try more samples, --bias-correction, --smooth 0.5 for transformers, --keep for the layers that
+    --layer-errors shows, or --scheme auto. It keeps layers in float that lose too much accuracy or save no time.
     """
     c: Any = import_module("dnnc.cli.quantize")  # loads NumPy, onnx and the compiler
     options = {

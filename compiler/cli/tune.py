@@ -159,14 +159,14 @@ class Display:
         """What is shown: the search as a whole, then the tasks that it was last at."""
         p = e.progress
         title = (
-            f"{p.seconds:.0f} of {p.budget:.0f} s, ends in {p.eta:.0f} s at the latest · {p.trials} trials, "
+            f"{p.seconds:.0f} of {p.budget:.0f} s, at most {p.eta:.0f} s left · {p.trials} trials, "
             f"{p.failures} failed · "
             f"{p.done} of {p.tasks} tasks decided\n"
         ) + (
-            f"kernels {show_seconds(p.untuned)} -> {show_seconds(p.current)}: {p.speedup:.2f} times as fast so far, "
-            f"{p.predicted_speedup:.2f} predicted; finals measure the best again"
+            f"kernels {show_seconds(p.untuned)} -> {show_seconds(p.current)}: speedup {p.speedup:.2f}x so far, "
+            f"{p.predicted_speedup:.2f}x predicted; finals measure the best again"
             if p.untuned
-            else "the default schedules are measured first"
+            else "measuring the default schedules"
         )
         rows = []
         for key in self._order[:SHOWN]:
@@ -182,8 +182,8 @@ class Display:
 def shown(job: Job, log: str, tuned: Tuned, report: str) -> list[Table]:
     """What won, and how to use it."""
     dims = "".join(f" --dims {d}" for d in job.dims)
-    use = f"dnnc compile {job.model}{dims} --tune {log} takes these schedules"
-    none = "the log changes nothing: the default schedules are as fast"
+    use = f"dnnc compile {job.model}{dims} --tune {log} uses these schedules"
+    none = "no gain: the default schedules are as fast"
     changed = tuned.result.speedup > 1 or any(f.taken for f in tuned.result.fusions)
     lines = [Table(use if changed else none, (), ()), *([Table(f"report: {report}", (), ())] if report else [])]
     return [*result_tables(tuned.result, job.model), *lines]

@@ -132,7 +132,7 @@ def show_verdict(outputs: list[dict[str, Any]], right: bool, finding: Finding | 
         (o["name"], f"{o['dtype']}{o['shape']}", _number(o["error"]), _number(o["scale"]), verdict[bool(o["right"])])
         for o in outputs
     )
-    title = "compared with the float64 interpreter: " + ("all outputs are right" if right else "something is off")
+    title = "compared with the float64 interpreter: " + ("all outputs are right" if right else "WRONG")
     columns = ("output", "type", "largest error", "largest number", "")
     show_tables([Table(title, columns, rows, frozenset(("largest error", "largest number")))])
     for o in outputs:
@@ -145,9 +145,12 @@ def show_verdict(outputs: list[dict[str, Any]], right: bool, finding: Finding | 
             f"{finding.graph}"
         )
     elif find and not right:
-        typer.echo("A second compilation gives right results: they depend on chance, such as the order of threads.")
+        typer.echo(
+            "A second compilation gives right results: the error is not deterministic. It may depend on the "
+            "order of threads."
+        )
     elif not right:
-        typer.echo("`--bisect` finds the pass or kernel that does it.")
+        typer.echo("--bisect finds the pass or kernel at fault.")
 
 
 def _number(x: float | None) -> str:

@@ -154,8 +154,8 @@ def show(found: Mapping[str, Any]) -> None:
         )
         for g in found["groups"]
     )
-    columns = ("variables", "numbers", "off differences", "these vary by", "compiled off", "")
-    title = "gradients of the weighed sum of the outputs: " + ("right" if found["right"] else "something is off")
+    columns = ("variable", "elements", "error", "uncertainty", "compiled error", "")
+    title = "gradients of a weighted sum of the outputs: " + ("right" if found["right"] else "WRONG")
     show_tables([Table(title, columns, rows, frozenset(columns[1:5]))])
     for g in found["groups"]:
         if "reason" in g:

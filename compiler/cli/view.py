@@ -44,7 +44,7 @@ def view_command(job: Job, output: str, onnx: str, timed: bool, seed: int, as_js
     rows = [(page, f"{show_bytes(Path(page).stat().st_size)}{f', without times: {why}' if why else ''}")]
     if onnx:
         rows.append((onnx, count(functions, "kernel as ONNX function", "kernels as ONNX functions")))
-    show_tables([Table("written", ("", ""), tuple(rows))])
+    show_tables([Table("files written", ("", ""), tuple(rows))])
 
 
 def _profile(f: Executable, arrays: Sequence[Any]) -> tuple[Profile | None, str]:

@@ -17,22 +17,20 @@ def view_(
     job: Job,
     output: Annotated[
         str,
-        typer.Option(
-            "--output", "-o", metavar="FILE.html", help="The page. Default: the model's name.", show_default=False
-        ),
+        typer.Option("--output", "-o", metavar="FILE.html", help="The page. Default: MODEL.html.", show_default=False),
     ] = "",
     onnx: Annotated[
         str,
         typer.Option(metavar="FILE.onnx", help="Also write the fused graph, for Netron.", show_default=False),
     ] = "",
-    timed: Annotated[bool, typer.Option("--profile/--no-profile", help="Measure times of kernels.")] = True,
+    timed: Annotated[bool, typer.Option("--profile/--no-profile", help="Measure the time of each kernel.")] = True,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Write a page about a model: its graph as imported and as fused, passes, code, times, memory.
+    """Write an HTML page about a model: graphs before and after fusion, passes, code, times, memory.
 
-    The page is one file and loads nothing. With --onnx the graph after all passes is written with a function for each
-    kernel; no runtime runs it.
+    The page is one file and works offline. --onnx writes the optimized graph with one ONNX function per kernel. It is
+    for viewing: no runtime can run it.
     """
 
     import_module("dnnc.cli.view").view_command(job, output, onnx, timed, seed, as_json)

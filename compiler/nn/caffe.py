@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from dnnc import random
-from dnnc.ir.errors import InputError, ModelError, UnsupportedError
+from dnnc.ir.errors import InputError, ModelError, UnsupportedError, count
 from dnnc.nn.caffe_layers import LAYERS, Blobs, Layer, Tied
 from dnnc.nn.caffe_proto import NET
 from dnnc.nn.module import Module, free_name
@@ -85,7 +85,7 @@ def _binary(path: Path) -> Any:
     try:
         net.ParseFromString(data)
     except (DecodeError, RuntimeError) as e:
-        raise ModelError(f"{path} is not a .caffemodel, or is damaged ({len(data)} bytes): {e}") from e
+        raise ModelError(f"{path} is not a .caffemodel, or is damaged ({count(len(data), 'byte')}): {e}") from e
     if not net.layer and not net.layers:
         raise ModelError(f"{path} holds no layers; expected a .caffemodel")
     return net
@@ -201,7 +201,8 @@ def _module(layer: Layer, tied: Tied) -> Module:
     weights = made.blob_names() if hasattr(made, "blob_names") else [n for n, _ in made.named_parameters()]
     if len(layer.blobs) < len(weights):
         raise ModelError(
-            f"layer {layer.name!r} ({layer.kind}) has {len(layer.blobs)} blobs, expected {len(weights)}; give the "
+            f"layer {layer.name!r} ({layer.kind}) has {count(len(layer.blobs), 'blob')}, expected "
+            f"{len(weights)}; give the "
             ".caffemodel that the definition belongs to"
         )
     for k, (name, blob) in enumerate(zip(weights, layer.blobs)):

@@ -11,7 +11,7 @@ import numpy as np
 
 import dnnc.array as xp
 from dnnc.array.core import Array
-from dnnc.ir.errors import InputError, ModelError, UnsupportedError
+from dnnc.ir.errors import InputError, ModelError, UnsupportedError, count
 from dnnc.nn import functional as F
 from dnnc.nn.layers.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from dnnc.nn.layers.linear import Linear
@@ -64,7 +64,7 @@ def _sizes(layer: Layer, p: Any, name: str, rank: int, default: int) -> tuple[in
         return int(getattr(p, f"{short}_h")), int(getattr(p, f"{short}_w"))
     given = tuple(map(int, getattr(p, name)))
     if len(given) not in (0, 1, rank):
-        raise layer.wrong(f"{name} has {len(given)} numbers for {rank} axes")
+        raise layer.wrong(f"{name} has {count(len(given), 'number')} for {rank} axes")
     return given if len(given) == rank else (given or (default,)) * rank
 
 
@@ -214,14 +214,14 @@ def _scale(layer: Layer) -> Module:
     shapes = [b.shape for b in layer.blobs]
     wanted = int(own) + int(p.bias_term)
     if len(shapes) != wanted:
-        raise layer.wrong(f"{len(shapes)} blobs; expected {wanted}")
+        raise layer.wrong(f"{count(len(shapes), 'blob')}; expected {wanted}")
     return Scale(p.axis, shapes[0] if own else None, shapes[-1] if p.bias_term else None, False)
 
 
 def _bias(layer: Layer) -> Module:
     shape = layer.blobs[0].shape if layer.blobs else None
     if (shape is None) == (len(layer.bottoms) == 1):
-        raise layer.wrong(f"{len(layer.blobs)} blobs for {len(layer.bottoms)} bottoms")
+        raise layer.wrong(f"{count(len(layer.blobs), 'blob')} for {count(len(layer.bottoms), 'bottom')}")
     return Scale(layer.proto.bias_param.axis, None, shape, True)
 
 
@@ -300,7 +300,7 @@ def _eltwise(layer: Layer) -> Module:
     p = layer.proto.eltwise_param
     coefficients = list(p.coeff) or [1.0] * len(layer.bottoms)
     if len(coefficients) != len(layer.bottoms):
-        raise layer.wrong(f"{len(coefficients)} coefficients for {len(layer.bottoms)} bottoms")
+        raise layer.wrong(f"{count(len(coefficients), 'coefficient')} for {count(len(layer.bottoms), 'bottom')}")
 
     def combined(*xs: Any) -> Any:
         total = None

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from dnnc.ir.errors import count
 from dnnc.quantization.reported import Reported
 from dnnc.report import pruned as report
 from dnnc.report.layout import Table
@@ -191,4 +192,7 @@ class Exploration:
         return html_of(self.tables())
 
     def __repr__(self) -> str:
-        return f"<Exploration {self.name[:60]}: {len(self.points)} points, {len(self.layers)} layers; print it>"
+        return (
+            f"<Exploration {self.name[:60]}: {count(len(self.points), 'point')}, "
+            f"{count(len(self.layers), 'layer')}; print it>"
+        )

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, count
 from dnnc.pruning import masks
 from dnnc.pruning.channels import Channels
 from dnnc.pruning.codebook import shared
@@ -160,7 +160,7 @@ class Work:
         best = min(range(len(keys)), key=lambda k: keys[k])
         if note:
             what = "the choice by importance" if best == 0 else f"the random candidate {best}"
-            self.notes.append(f"of {len(choices)} candidates {what} was the best")
+            self.notes.append(f"of {count(len(choices), 'candidate')} {what} was the best")
         return choices[best]
 
     def _held_layers(self, found: Sequence[Any]) -> None:

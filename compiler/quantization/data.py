@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from dnnc.ir.errors import InputError, a_type
+from dnnc.ir.errors import InputError, a_type, count
 
 Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]
@@ -184,7 +184,8 @@ def _feeds(inputs: Sequence[Input], source: Any) -> Iterator[Feed]:
     given = _loaded(source)
     if not isinstance(given, Mapping):
         if len(inputs) != 1:
-            raise InputError(f"{at}the model has {len(inputs)} inputs ({', '.join(i.name for i in inputs)}): give "
+            raise InputError(f"{at}the model has {count(len(inputs), 'input')} "
+            f"({', '.join(i.name for i in inputs)}): give "
                              "arrays by their names")  # fmt: skip
         given = {inputs[0].name: given}
     missing = [i.name for i in inputs if i.name not in given]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir.errors import count
 from dnnc.quantization.calibration import Observed
 from dnnc.quantization.layers import Layer
 from dnnc.quantization.onnx_graph import Model
@@ -114,7 +115,9 @@ def unusable(layers: Sequence[Layer], observed: Observed) -> dict[str, str]:
     for layer in layers:
         h = observed.histograms.get(layer.x)
         if h is not None and h.bad:
-            out[layer.node] = f"{h.bad} numbers of {layer.x} were NaN or infinite in calibration"
+            out[layer.node] = (
+                f"{count(h.bad, 'value')} of {layer.x} {'was' if h.bad == 1 else 'were'} NaN or infinite in calibration"
+            )
         elif h is not None and not h.count:
             out[layer.node] = f"{layer.x} was empty in calibration"
         elif h is not None and h.low == h.high == 0:

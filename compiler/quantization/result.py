@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 
+from dnnc.ir.errors import count
 from dnnc.quantization.reported import Reported
 from dnnc.report.layout import Table
 from dnnc.report.notebook import html_of
@@ -94,4 +95,7 @@ class Quantized(Reported):
 
     def __repr__(self) -> str:
         quantised = sum(x.scheme != FLOAT for x in self.layers)
-        return f"<Quantized {self.name[:60]}: {quantised} of {len(self.layers)} layers as {self.scheme}; print it>"
+        return (
+            f"<Quantized {self.name[:60]}: {quantised} of {count(len(self.layers), 'layer')} as "
+            f"{self.scheme}; print it>"
+        )

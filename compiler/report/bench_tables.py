@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def bench_tables(b: Bench) -> list[Table]:
     """Times of the engines, then facts and warnings as lines."""
-    columns = ("engine", "p50", "p90", "p99", "calls/s", "ratio", "error", "until first result", "memory", "peak")
+    columns = ("engine", "p50", "p90", "p99", "calls/s", "ratio", "error", "first result", "memory", "peak")
     table = Table(_title(b), columns, tuple(_row(e) for e in b.engines), frozenset(columns[1:]))
     lines = tuple((line,) for line in _lines(b))
     return [table, Table("notes", (), lines)] if lines else [table]
@@ -49,15 +49,16 @@ def _lines(b: Bench) -> list[str]:
     lines = []
     if b.overhead is not None:
         lines.append(
-            f"of a call of dnnc, {show_seconds(b.overhead)} are spent outside of its kernels; {b.compiled} kernels "
-            f"compiled, {b.from_cache} cached"
+            f"dnnc spends {show_seconds(b.overhead)} of a call outside kernels; "
+            f"{count(b.compiled or 0, 'kernel')} compiled, "
+            f"{b.from_cache or 0} from the cache"
         )
     if len(b.engines) > 1:
         lines.append(
-            "ratio: median time over dnnc's, above 1 where dnnc is faster; error: largest difference to dnnc's outputs "
-            "over the largest output"
+            "ratio: median time over dnnc's, above 1 if dnnc is faster; error: largest difference from dnnc's outputs, "
+            "relative to the largest output"
         )
-    lines += [f"{name} does not run this model: {why}" for name, why in b.failures.items()]
+    lines += [f"{name} cannot run this model: {why}" for name, why in b.failures.items()]
     lines += [
         f"outputs of {e.name} and dnnc differ: {e.error:.1e} of the largest output"
         for e in b.engines

@@ -1,4 +1,4 @@
-"""A profile as tables: what the machine can do, where the time goes, each kernel, and on demand each call."""
+"""A profile as tables: the machine's limits, where the time goes, each kernel, and on demand each call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _ceilings(p: Profile) -> Table:
     rows += [
         (v.name, f"up to {show_bytes(v.capacity)}" if v.capacity else "", show_rate(v.rate, "GB/s")) for v in c.levels
     ]
-    title = f"what {count(p.threads, 'thread')} of this machine can do at most, the best of all measurements"
+    title = f"limits of this machine with {count(p.threads, 'thread')} (best measurement so far)"
     return Table(title, ("", "data", "rate"), tuple(rows), frozenset(("data", "rate")))
 
 
@@ -45,12 +45,12 @@ def _parts(p: Profile) -> Table:
     parts = {
         f"kernels ({count(len(p.calls), 'call')})": kernels,
         "waiting at barriers": p.waiting,
-        "Python, start and end of threads": p.overhead,
+        "Python, starting and joining threads": p.overhead,
     }
-    parts["rest, which varies from call to call"] = max(p.total - sum(parts.values()), 0.0)
-    rows = [(name, show_seconds(s), _percent(s / p.total)) for name, s in (*parts.items(), ("a call", p.total))]
+    parts["rest (varies between calls)"] = max(p.total - sum(parts.values()), 0.0)
+    rows = [(name, show_seconds(s), _percent(s / p.total)) for name, s in (*parts.items(), ("total", p.total))]
     at = f" at {show_dims(p.dims.items())}" if p.dims else ""
-    title = f"{p.name}{at}: {p.target}, medians of {p.repeats} calls"
+    title = f"{p.name}{at}: {p.target}, median of {count(p.repeats, 'call')}"
     return Table(title, ("part", "time", "share"), tuple(rows), frozenset(("time", "share")))
 
 
@@ -66,7 +66,7 @@ def _kernels(p: Profile, detail: bool) -> list[Table]:
     numbers = frozenset(columns[1:7]) | {"even"}
     filled = tuple((*r, *[""] * (len(columns) - len(r))) for r in rows)
     table = Table(
-        "kernels, all calls of each together", columns, filled, numbers, () if detail else LESS, "see --detail"
+        "kernels (calls of the same kernel added up)", columns, filled, numbers, () if detail else LESS, "see --detail"
     )
     return with_schedules(table, [(k.name, k.choice) for k in p.kernels]) if detail else [table]
 
@@ -95,4 +95,4 @@ def _calls(p: Profile) -> Table:
         for n, c in enumerate(p.calls)
     ]
     columns = ("call", "kernel", "time", "then waits", "even", "nodes")
-    return Table("calls in order", columns, tuple(rows), frozenset(("call", "time", "then waits", "even")))
+    return Table("calls in program order", columns, tuple(rows), frozenset(("call", "time", "then waits", "even")))

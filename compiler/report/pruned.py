@@ -6,7 +6,7 @@ import os
 from math import log10
 from typing import TYPE_CHECKING, Any
 
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, count
 from dnnc.report import pages
 from dnnc.report.layout import Table
 from dnnc.report.lines import Line, chart, signs
@@ -16,7 +16,7 @@ from dnnc.report.tables import show_bytes, show_seconds
 if TYPE_CHECKING:
     from dnnc.pruning.result import Exploration, Point, Pruned, PrunedLayer
 
-RANDOM = "errors were measured on RANDOM numbers: measure them with --data before use"
+RANDOM = "errors were measured on RANDOM numbers. Measure with --data before use"
 SLOWER = 1.05  # times as long, from which on a layer counts as slower
 METHODS = {
     "magnitude": "smallest weights", "random": "random weights", "2:4": "2 of 4 channels", "block": "blocks",
@@ -27,8 +27,11 @@ METHODS = {
 def tables(p: Pruned) -> list[Table]:
     """What became of each layer, and of the whole."""
     done = [x for x in p.layers if x.left < x.weights and not x.reason]
-    title = f"{p.name}: {len(done)} of {len(p.layers)} layers pruned ({METHODS[p.method]}), {p.sparsity:.1%} gone"
-    columns = ("layer", "operator", "weights", "left", "before", "after", "error", "why not pruned")
+    title = (
+        f"{p.name}: {len(done)} of {count(len(p.layers), 'layer')} pruned ({METHODS[p.method]}), "
+        f"{p.sparsity:.1%} of the weights removed"
+    )
+    columns = ("layer", "operator", "weights", "left", "before", "after", "error", "reason")
     rows = tuple(_row(x) for x in p.layers)
     kept = [k for k, name in enumerate(columns) if k < 4 or any(r[k] for r in rows)]
     right = frozenset(("weights", "left", "before", "after", "error"))
@@ -53,15 +56,15 @@ def _whole(p: Pruned) -> list[tuple[str, str]]:
     rows = [("weights", f"{weights[0]:,} -> {weights[1]:,}")]
     if p.operations is not None:
         before, after = p.operations
-        rows.append(("multiplications of a sample", f"{_count(before)} -> {_count(after)}, {after / before:.1%}"))
+        rows.append(("multiplications per sample", f"{_count(before)} -> {_count(after)}, {after / before:.1%}"))
     rows.append(("constants", f"{show_bytes(p.sizes[0])} -> {show_bytes(p.sizes[1])}"))
     if p.before is not None and p.after:
-        ratio = f"{p.before / p.after:.2f} times as fast"
-        rows.append(("kernels of a call", f"{show_seconds(p.before)} -> {show_seconds(p.after)}, {ratio}"))
+        ratio = f"speedup {p.before / p.after:.2f}x"
+        rows.append(("kernel time of a call", f"{show_seconds(p.before)} -> {show_seconds(p.after)}, {ratio}"))
     if p.error is not None:
-        rows.append(("error of the outputs", f"{p.error:.3g} of their size"))
+        rows.append(("error of the outputs", f"{p.error:.3g} (relative)"))
     if p.agreement is not None:
-        rows.append(("arg-max as before", f"{p.agreement:.2%}"))
+        rows.append(("same arg-max as before", f"{p.agreement:.2%}"))
     if p.score is not None:
         rows.append(("metric", f"{p.score[0]:.4g} -> {p.score[1]:.4g}"))
     return rows
@@ -83,7 +86,7 @@ def exploration_tables(e: Exploration) -> list[Table]:
     points = Table(f"{e.name}: {e.samples} samples", columns, rows, frozenset(columns[1:])).only(kept)
     names = tuple(f"{s:.0%}" for s in e.sparsities)
     layers = Table(
-        "error of the outputs where one layer alone loses its smallest weights",
+        "output error if only this layer is pruned, by sparsity",
         ("layer", "operator", "weights", *names),
         tuple((x.name, x.kind, f"{x.weights:,}", *(f"{v:.2g}" for v in x.errors)) for x in e.layers),
         frozenset(("weights", *names)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, count
 from dnnc.report import pages
 from dnnc.report.layout import Table
 from dnnc.report.tables import show_bytes, show_seconds
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from dnnc.quantization.result import LayerResult, Quantized
 
 FLOAT = "float"
-RANDOM = "calibrated on RANDOM numbers: the speed is right, the accuracy is not; quantise with --data before use"
+RANDOM = "calibrated on RANDOM numbers: times are valid, accuracy is not. Quantize with --data before use"
 
 
 def tables(q: Quantized) -> list[Table]:
     """What was done to each layer, and to the whole."""
     done = [x for x in q.layers if x.scheme != FLOAT]
-    title = f"{q.name}: {len(done)} of {len(q.layers)} layers quantised ({q.scheme}), {q.samples} samples"
-    columns = ("layer", "operator", "scheme", "float", "quantised", "won", "error", "why float")
+    title = f"{q.name}: {len(done)} of {count(len(q.layers), 'layer')} quantized ({q.scheme}), {q.samples} samples"
+    columns = ("layer", "operator", "scheme", "float", "quantized", "saved", "error", "reason")
     rows = tuple(_row(x) for x in q.layers)
     kept = [k for k, name in enumerate(columns) if k < 3 or any(r[k] for r in rows)]
-    right = frozenset(("float", "quantised", "won", "error"))
+    right = frozenset(("float", "quantized", "saved", "error"))
     layers = Table(title, columns, rows, right, ("operator",), "see --json").only(kept)
     whole = Table("the whole model", ("", ""), tuple(_whole(q)))
     notes = [Table(note, (), ()) for note in q.notes]
@@ -58,12 +58,12 @@ def _seconds(x: float | None) -> str:
 def _whole(q: Quantized) -> list[tuple[str, str]]:
     rows = [("constants", f"{show_bytes(q.sizes[0])} -> {show_bytes(q.sizes[1])}")]
     if q.before is not None and q.after:
-        ratio = f"{q.before / q.after:.2f} times as fast"
-        rows.append(("kernels of a call", f"{show_seconds(q.before)} -> {show_seconds(q.after)}, {ratio}"))
+        ratio = f"speedup {q.before / q.after:.2f}x"
+        rows.append(("kernel time of a call", f"{show_seconds(q.before)} -> {show_seconds(q.after)}, {ratio}"))
     if q.error is not None:
-        rows.append(("error of the outputs", f"{q.error:.3g} of their size"))
+        rows.append(("error of the outputs", f"{q.error:.3g} (relative)"))
     if q.agreement is not None:
-        rows.append(("arg-max as in float", f"{q.agreement:.2%}"))
+        rows.append(("same arg-max as float", f"{q.agreement:.2%}"))
     if q.score is not None:
         rows.append(("metric", f"{q.score[0]:.4g} -> {q.score[1]:.4g}"))
     return rows
@@ -89,7 +89,7 @@ def html(q: Quantized) -> str:
     worst = max((x.error or 0.0 for x in q.layers), default=0.0)
     layers = [_bar(x, longest, worst) for x in q.layers]
     done = sum(x.scheme != FLOAT for x in q.layers)
-    figures = [(f"of {len(q.layers)} layers", str(done)), *((label, value) for label, value in _whole(q))]
+    figures = [(f"of {count(len(q.layers), 'layer')}", str(done)), *((label, value) for label, value in _whole(q))]
     timed = any(x.before is not None for x in q.layers)
     judged = any(x.error is not None for x in q.layers)
     notes, reasons = [*q.notes, *([RANDOM] if q.random else [])], any(x.reason for x in q.layers)

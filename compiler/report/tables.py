@@ -97,7 +97,7 @@ def report_tables(r: Report, passes: bool = True, detail: bool = False) -> list[
     if r.target == "reference":
         return tables
     if not r.programs:
-        later = Table("not compiled yet: the first call compiles for the shapes that it brings", (), ())
+        later = Table("not compiled yet: the first call compiles for its shapes", (), ())
         return [*tables, _fallbacks(r.host) if r.host else later]
     if len(r.programs) > 1 or r.programs[-1].dims:
         tables.append(_programs(r))
@@ -116,7 +116,7 @@ def _programs(r: Report) -> Table:
         for p in r.programs
     )
     columns = ("dims", "serves", "compiled", "arena", "time")
-    return Table("programs; the last one follows", columns, rows, frozenset(("compiled", "arena", "time")))
+    return Table("programs (details of the last one below)", columns, rows, frozenset(("compiled", "arena", "time")))
 
 
 def program_tables(
@@ -129,8 +129,8 @@ def program_tables(
 def _passes(p: ProgramReport, each: bool) -> Table:
     if not p.seconds:  # loaded: the times of its compilation are not in the file
         changed = [x.name for x in p.passes if x.changed]
-        return Table(f"passes when it was compiled: {len(p.passes)}, of which {len(changed)} changed the graph", (), ())
-    when = " when it was compiled; now the whole program is from the cache" if p.kept else ""
+        return Table(f"passes at compile time: {len(p.passes)}, {len(changed)} of them changed the graph", (), ())
+    when = " at compile time (this program came from the cache)" if p.kept else ""
     if not each:
         ran = [x for x in p.passes if x.seconds or x.changed]  # others are notes alone
         before, after = (ran[0].nodes_before, ran[-1].nodes_after) if ran else (0, 0)
@@ -151,12 +151,12 @@ def _notes(p: ProgramReport) -> list[Table]:
     """What passes say that users should know; no table where none says anything."""
     rows = [(x.name, note) for x in p.passes for note in x.notes]
     more = [("", f"and {len(rows) - SHOWN_NOTES} more")] if len(rows) > SHOWN_NOTES else []
-    return [Table("noted by passes", ("", ""), (*rows[:SHOWN_NOTES], *more))] if rows else []
+    return [Table("notes of passes", ("", ""), (*rows[:SHOWN_NOTES], *more))] if rows else []
 
 
 def _kernels(p: ProgramReport, detail: bool) -> list[Table]:
     origin = f"{p.compiled} compiled, {p.from_cache} from the cache" if p.seconds else "loaded"
-    title = f"kernels: {count(p.calls, 'call')} of {count(len(p.kernels), 'unique kernel')}, {origin}"
+    title = f"kernels: {count(p.calls, 'call')}, {count(len(p.kernels), 'unique kernel')}, {origin}"
     shown = sorted(p.kernels, key=_work, reverse=True)
     most = len(shown) if detail else SHOWN_KERNELS
     rows = [
@@ -177,7 +177,7 @@ def _work(k: KernelReport) -> float:
 
 def _memory(p: ProgramReport) -> Table:
     m = p.memory
-    over = f" ({m.arena / m.lower_bound - 1:.1%} above)" if m.lower_bound else ""
+    over = f" (the arena is {m.arena / m.lower_bound - 1:.1%} larger)" if m.lower_bound else ""
     rows = [
         ("arena", show_bytes(m.arena)),
         ("lower bound", show_bytes(m.lower_bound) + over),
@@ -197,5 +197,5 @@ def _seconds(r: Report) -> Table:
     if not any(p.seconds for p in r.programs):
         return Table(f"loaded in {show_seconds(r.import_seconds)}", (), ())
     stages = {"import": r.import_seconds, **{name: sum(p.seconds.get(name, 0.0) for p in r.programs) for name in names}}
-    rows = [*stages.items(), ("together", sum(stages.values()))]
+    rows = [*stages.items(), ("total", sum(stages.values()))]
     return Table("time", ("stage", "time"), tuple((name, show_seconds(s)) for name, s in rows), frozenset(("time",)))

@@ -71,7 +71,7 @@ def _figures(r: Result) -> list[tuple[str, str]]:
     return [
         ("untuned, a call", show_seconds(r.untuned)),
         ("tuned, a call", show_seconds(r.tuned)),
-        ("times as fast", f"{r.speedup:.2f}"),
+        ("speedup", f"{r.speedup:.2f}"),
         ("trials", str(r.trials)),
         ("failed", str(r.failures)),
         ("of tuning", show_seconds(r.seconds)),

@@ -19,8 +19,8 @@ GAINED = 1.01  # times as fast: what counts as a gain
 def result_tables(r: Result, name: str) -> list[Table]:
     """What won, task by task, the heaviest first; what more time is expected to bring."""
     title = (
-        f"{name}: {count(len(r.outcomes), 'task')}, {count(r.trials, 'trial')}, {r.failures} of them failed, "
-        f"{show_seconds(r.seconds)}; ended as {_ended(r.reason)}"
+        f"{name}: {count(len(r.outcomes), 'task')}, {count(r.trials, 'trial')}, {r.failures} failed, "
+        f"{show_seconds(r.seconds)}; stopped because {_ended(r.reason)}"
     )
     columns = ("task", "node", "shape", "calls", "share", "trials", "default", "tuned", "gain", "schedule", "why")
     right = frozenset(("calls", "share", "trials", "default", "tuned", "gain"))
@@ -46,24 +46,24 @@ def divided(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Outcome]]:
 def _folded(others: Sequence[Outcome], r: Result) -> str:
     share = sum(map(weight, others)) / r.untuned if r.untuned else 0.0
     best = max(map(_times, others))
-    what = "without a gain of 1 %" if best < GAINED else f"of up to {best:.2f}x"
-    return f"and {count(len(others), 'task')} {what}, {share:.0%} of the time: {LOGGED} lists all"
+    what = "with less than 1 % gain" if best < GAINED else f"with up to {best:.2f}x"
+    return f"and {count(len(others), 'task')} {what}, {share:.0%} of the time; {LOGGED} lists all"
 
 
 def _whole(r: Result) -> str:
-    return f"kernels of a call: {show_seconds(r.untuned)} -> {show_seconds(r.tuned)}, {r.speedup:.2f} times as fast"
+    return f"kernel time of a call: {show_seconds(r.untuned)} -> {show_seconds(r.tuned)}, speedup {r.speedup:.2f}x"
 
 
 def further(r: Result) -> str:
     """What a longer search is expected to bring."""
     unmeasured = sum(not o.points for o in r.outcomes)
     if unmeasured:
-        return f"more time: unknown, for {count(unmeasured, 'task')} of {len(r.outcomes)} had no time at all"
+        return f"longer search: gain unknown, {unmeasured} of {count(len(r.outcomes), 'task')} not measured"
     if math.isnan(r.predicted):
-        return "more time: no prediction yet, for too little was measured"
+        return "longer search: no prediction, too few measurements"
     if r.further < GAINED:
-        return "more time: less than 1 % is expected"
-    return f"more time: about {r.speedup * r.further:.2f} times as fast is expected, {r.further:.2f}x on this result"
+        return "longer search: expected gain below 1 %"
+    return f"longer search: about {r.further:.2f}x more expected, {r.speedup * r.further:.2f}x in all"
 
 
 def fusion_tables(r: Result) -> list[Table]:
@@ -72,19 +72,19 @@ def fusion_tables(r: Result) -> list[Table]:
         return []
     taken = [f for f in r.fusions if f.taken]
     shown = taken if len(r.fusions) > ROWS // 2 else list(r.fusions)
-    columns = ("group", "calls", "as it was", "in another way", "time", "compiled", "why")
+    columns = ("group", "calls", "default", "alternative", "time", "used", "why")
     rows = tuple(
         (f.task.name, str(f.calls), time_of(f.together), f.name, time_of(f.apart), _way(f), f.verdict) for f in shown
     )
-    right = frozenset(("calls", "as it was", "time"))
-    title = "fusion: groups and what else they can be made of"
+    right = frozenset(("calls", "default", "time"))
+    title = "fusion: groups and their alternatives"
     tables = [Table(title, columns, rows, right, ("why", "calls"), f"see {LOGGED}")] if rows else []
     left = len(r.fusions) - len(shown)
-    return [*tables, *([Table(f"fusion: {count(left, 'group')} stayed as before", (), ())] if left else [])]
+    return [*tables, *([Table(f"fusion: {count(left, 'group')} unchanged", (), ())] if left else [])]
 
 
 def _way(f: Fused) -> str:
-    return f.name if f.taken else "as it was"
+    return f.name if f.taken else "default"
 
 
 def _row(o: Outcome, r: Result) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def _times(o: Outcome) -> float:
 
 
 def _ended(reason: str) -> str:
-    return "you asked" if reason == "stopped" else reason
+    return "you interrupted it" if reason == "stopped" else reason
 
 
 def time_of(seconds: float) -> str:

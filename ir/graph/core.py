@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import dtype as dt
-from dnnc.ir.errors import InternalError, Loc, ShapeError
+from dnnc.ir.errors import InternalError, Loc, ShapeError, count
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.op import Attrs, OpDef
 from dnnc.ir.types import Encoding, TensorType
@@ -95,7 +95,7 @@ class Node:
     def output(self) -> Value:
         """The only output."""
         if len(self.outputs) != 1:
-            raise InternalError(f"{self.op.name} has {len(self.outputs)} outputs where one was expected")
+            raise InternalError(f"{self.op.name} has {count(len(self.outputs), 'output')} where one was expected")
         return self.outputs[0]
 
     def set_input(self, index: int, value: Value | None) -> None:
@@ -458,7 +458,7 @@ class Graph:
 
     def __repr__(self) -> str:
         took, gave = (", ".join(f"{v.name}: {v.type}" for v in some) for some in (self.inputs, self.outputs))
-        text = f"<Graph {self.name}: {len(self)} nodes, ({took}) -> {gave}>"
+        text = f"<Graph {self.name}: {count(len(self), 'node')}, ({took}) -> {gave}>"
         return text if len(text) <= 160 else text[:156] + " ...>"
 
     def __str__(self) -> str:

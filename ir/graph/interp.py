@@ -151,7 +151,8 @@ class Run:
             many = self.decomposed(n, operands, {k: resolve(a, env) for k, a in n.attrs.items()})
         if len(many) != len(n.outputs):
             raise InternalError(
-                f"{n.op.name}{locations(n.locs)}: the reference gave {len(many)} outputs, the node has {len(n.outputs)}"
+                f"{n.op.name}{locations(n.locs)}: the reference gave {count(len(many), 'output')}, the node "
+                f"has {len(n.outputs)}"
             )
         return [self.result(n, v, x, bound) for v, x in zip(n.outputs, many)]
 
@@ -172,7 +173,7 @@ class Run:
         def call(*arrays: Any) -> list[Array]:
             if len(arrays) != len(g.inputs):
                 raise InternalError(
-                    f"the subgraph {g.name} takes {len(g.inputs)} arrays, it is called with {len(arrays)}"
+                    f"the subgraph {g.name} takes {count(len(g.inputs), 'array')}, it is called with {len(arrays)}"
                 )
             given = [self.declared(v, np.asarray(a)) for v, a in zip(g.inputs, arrays)]
             return self.graph(g, given, {x: k for x, k in bound.items() if g.dims.get(x.name) is x})

@@ -259,7 +259,8 @@ class _Function:
         if found is None:
             _fail(
                 x,
-                f"the data of constant {x.arg} ({key or 'no hash'}) is not among the {len(self.p.data)} arrays given "
+                f"the data of constant {x.arg} ({key or 'no hash'}) is not among the "
+                f"{count(len(self.p.data), 'array')} given "
                 "to parse(constants=...)",
             )
         if found.dtype != t.dtype.numpy or found.shape != t.shape:
@@ -368,7 +369,7 @@ class _Function:
             return None
         node = self.call(a)
         if len(node.outputs) != 1:
-            _fail(a, f"{node.op.name} has {len(node.outputs)} outputs and cannot stand inside an expression")
+            _fail(a, f"{node.op.name} has {count(len(node.outputs), 'output')} and cannot stand inside an expression")
         return node.outputs[0]
 
 

@@ -23,7 +23,7 @@ def verify(g: Graph) -> None:
     defined.update(g.constants)
     defined.update(g.parameters)
     previous: Node | None = None
-    count = 0
+    found = 0
     for n in g.nodes():
         if n.graph is not g or n.prev is not previous:
             raise _broken(g, n, "its links to the neighbours are wrong")
@@ -31,9 +31,9 @@ def verify(g: Graph) -> None:
         _check_attrs(g, n)
         _check_types(g, n)
         defined.update(n.outputs)
-        previous, count = n, count + 1
-    if count != len(g):
-        raise VerifyError(f"graph {g.name} counts {len(g)} nodes and holds {count}")
+        previous, found = n, found + 1
+    if found != len(g):
+        raise VerifyError(f"graph {g.name} counts {count(len(g), 'node')} and holds {found}")
     _check_uses(g, defined)
     for v in g.outputs:
         if v not in defined:

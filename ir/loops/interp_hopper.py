@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnnc.ir.errors import count
 from dnnc.ir.expr import Expr, Ref
 from dnnc.ir.loops.hopper import GROUP, SWIZZLE_ROWS, WGMMA_ROWS, wgmma_positions
 from dnnc.ir.loops.interp_gpu import Mbarrier, Product, Reading, issue, land, nothing, number, threads_of
@@ -450,7 +451,7 @@ def named_barrier(it: Evaluator, which: Expr, size: Expr) -> None:
     for block, i in sorted({(int(b), int(i)) for b, i in zip(blocks, ids)}):
         members = threads[(blocks == block) & (ids == i)]
         if len(members) != n:
-            raise KernelError(f"named_barrier {i} is reached by {len(members)} threads, it waits for {n}")
+            raise KernelError(f"named_barrier {i} is reached by {count(len(members), 'thread')}, it waits for {n}")
         it.team.join(members)
 
 

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 from dnnc.ir.dtype import BY_NAME, DType, boolean, f32, i64
-from dnnc.ir.errors import ParseError
+from dnnc.ir.errors import ParseError, count
 from dnnc.ir.expr import Expr, Load, Var, cast, const, load, logical_not, op, ref, show, show_at, unwrap, value, var
 from dnnc.ir.loops.intrinsics import TABLE, cast_target
 from dnnc.ir.loops.sharing import with_names
@@ -244,7 +244,11 @@ class _Parser:
             lanes, limit = int(last.upper.operand.value), None if last.step is None else self.expr(last.step)  # type: ignore[arg-type]
             parts[-1] = last.lower
         if len(parts) != len(buf.shape):
-            raise _fail(n, f"{buf.name} has {len(buf.shape)} dimensions, {len(parts)} indices are given")
+            raise _fail(
+                n,
+                f"{buf.name} has {count(len(buf.shape), 'dimension')}, "
+                f"{count(len(parts), 'index', 'indices')} are given",
+            )
         e = load(buf, [self.expr(p) for p in parts], lanes, limit)
         assert isinstance(e, Load)
         return e

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import f32, i8, i32, i64, u8, u32
-from dnnc.ir.errors import VerifyError, locations
+from dnnc.ir.errors import VerifyError, count, locations
 from dnnc.ir.expr import (
     COMPARE,
     Const,
@@ -151,7 +151,7 @@ class _Check:
             yield f"mixes {', '.join(sorted({a.dtype.name for a in x.args}))} in {show(x)}"
         if x.name == "dot4" and not _is_dot4(*x.args):
             yield f"dot4 takes i32 lanes, bytes for each of them or for one, and i8 for each; got {show(x)}"
-        if x.name in ("//", "%") and x.lanes == 1 and not nonneg(self.inlined(x.args[1]) - 1, facts):
+        if x.name in ("//", "%") and x.lanes == 1 and not _shown(self.inlined(x.args[1]) - 1, facts):
             yield f"cannot show {show(x.args[1])} >= 1 in {show(x)}"
 
     def store(self, s: Store, scope: set[object], facts: tuple[Expr, ...]) -> Iterator[str]:
@@ -190,7 +190,7 @@ class _Check:
             yield f"sparse_rows takes f32 vectors and u32 words; got {y.buf.dtype}, {x.buf.dtype}, {w.buf.dtype}"
         groups = len(s.pattern.by_groups(s.group))
         for number in map(self.inlined, (block, ahead)):
-            if not nonneg(number, facts) or not nonneg(groups - 1 - number, facts):
+            if not _shown(number, facts) or not _shown(groups - 1 - number, facts):
                 yield f"cannot show that {show(number)} is one of {groups} groups"
         for at, last in ((y, s.group - 1), (x, s.pattern.columns - 1)):
             if len(at.idx) < 2 or unwrap(at.buf.full_strides()[-2]) != at.lanes:
@@ -225,7 +225,10 @@ class _Check:
     ) -> Iterator[str]:
         where = show_at(buf, idx, lanes, limit)
         if len(idx) != len(buf.shape):
-            yield f"{buf.name} has {len(buf.shape)} dimensions, {len(idx)} indices are given in {where}"
+            yield (
+                f"{buf.name} has {count(len(buf.shape), 'dimension')}, "
+                f"{count(len(idx), 'index', 'indices')} are given in {where}"
+            )
             return
         for k, (i, d) in enumerate(zip(idx, buf.shape)):
             if i.lanes > 1:
@@ -239,25 +242,38 @@ class _Check:
                 width = const(lanes) if limit is None else self.inlined(limit)
                 if limit is not None and (nonneg(d - i - lanes, facts)):
                     width = const(lanes)  # the limit may be what it likes
-            if not _shown(i, facts):
+            if not _shown(i, facts, LONG):
                 yield f"cannot show {show(i)} >= 0 in {where}"
             room = d - i  # min(n, max(d - i, 0)) elements fit wherever i lies: none are read where it is beyond d
             fits = isinstance(width, Op) and width.name == "min" and any(a is maximum(room, 0) for a in width.args)
-            if not fits and not _shown(room - width, facts):
+            if not fits and not _shown(room - width, facts, LONG):
                 yield f"cannot show {show(i)} + {show(width)} <= {show(d)} in {where}"
 
     def vector_index(self, i: Expr, d: Expr, where: str, facts: tuple[Expr, ...]) -> Iterator[str]:
         """Every lane of a gather's index: `lanes(n)` is taken as a variable in [0, n)."""
         scalar = scalarise(self.inlined(i))
-        if not nonneg(scalar, facts):
+        if not _shown(scalar, facts):
             yield f"cannot show {show(i)} >= 0 in {where}"
-        if not nonneg(d - 1 - scalar, facts):
+        if not _shown(d - 1 - scalar, facts):
             yield f"cannot show {show(i)} < {show(d)} in {where}"
 
 
-def _shown(e: Expr, facts: tuple[Expr, ...]) -> bool:
-    """A longer proof is tried where the usual one fails: an index that is not shown to be in its buffer is an error."""
-    return nonneg(e, facts) or nonneg(e, facts, LONG)
+def _shown(e: Expr, facts: tuple[Expr, ...], longer: int = 0) -> bool:
+    """Is e >= 0 shown? `longer`: steps of another proof, where the usual one fails.
+
+    Facts that contradict each other show everything: the statement is in a branch that is never taken.
+    """
+    return nonneg(e, facts) or (longer > 0 and nonneg(e, facts, longer)) or any(_refuted(f, facts) for f in facts)
+
+
+def _refuted(fact: Expr, facts: tuple[Expr, ...]) -> bool:
+    """Do the other facts exclude this one?"""
+    if isinstance(fact, Const):
+        return not value(fact)
+    if not (isinstance(fact, Op) and fact.name in ("<", "<=") and fact.args[0].dtype is i64):
+        return False
+    left, right = fact.args
+    return nonneg(left - right - int(fact.name == "<="), tuple(f for f in facts if f is not fact))
 
 
 def _is_dot4(acc: Expr, a: Expr, b: Expr) -> bool:
@@ -298,7 +314,7 @@ def _facts(c: Expr) -> tuple[Expr, ...]:
         return (*_facts(c.args[0]), *_facts(c.args[1]))
     if isinstance(c, Op) and c.name == "not" and isinstance(inner := c.args[0], Op) and inner.name in ("<", "<="):
         return (op("<=" if inner.name == "<" else "<", inner.args[1], inner.args[0]),)
-    return () if isinstance(c, Const) else (c,)
+    return () if isinstance(c, Const) and value(c) else (c,)
 
 
 def lane_number(lanes: int) -> Expr:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from dnnc.ir.dtype import i64
-from dnnc.ir.errors import ParseError, ShapeError
+from dnnc.ir.errors import ParseError, ShapeError, count
 from dnnc.ir.expr import (
     Const,
     Expr,
@@ -85,7 +85,8 @@ def bound(kernel: Kernel, inputs: Sequence[Buffer], operands: Sequence[Tensor]) 
     """The values of a kernel's sizes for operands of these shapes."""
     if len(inputs) != len(operands):
         raise ShapeError(
-            f"kernel {kernel.name} reads {len(inputs)} arrays ({', '.join(b.name for b in inputs)}), {len(operands)} "
+            f"kernel {kernel.name} reads {count(len(inputs), 'array')} "
+            f"({', '.join(b.name for b in inputs)}), {len(operands)} "
             "are given"
         )
     env: dict[Expr, Expr] = {}

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from dnnc.ir import te
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType
-from dnnc.ir.errors import ParseError, ShapeError
+from dnnc.ir.errors import ParseError, ShapeError, count
 from dnnc.ir.expr import (
     Const,
     Expr,
@@ -280,7 +280,7 @@ class _Definition:
     def stage(self, s: ast.FunctionDef, dtype: DType, shape: list[Expr], env: Mapping[str, Any]) -> Tensor:
         names = [a.arg for a in s.args.args]
         if len(names) != len(shape):
-            _fail(s, f"{s.name} has {len(shape)} axes, {len(names)} are named")
+            _fail(s, f"{s.name} has {count(len(shape), 'axis', 'axes')}, {len(names)} are named")
         axes = tuple(var(n, lo=0, hi=unwrap(d - 1)) for n, d in zip(names, shape))
         own = env[s.name]
         p = ExpressionParser({**env, **dict(zip(names, axes))})

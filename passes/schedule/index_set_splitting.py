@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import i64
-from dnnc.ir.errors import ScheduleError
+from dnnc.ir.errors import ScheduleError, count
 from dnnc.ir.expr import Expr, Load, Op, free, terms, value, walk
 from dnnc.ir.loops.stmt import Block, For, accesses, exprs, substitute_block, walk_stmts
 from dnnc.passes.schedule.state import edit, loops, make_loop, renamed
@@ -26,7 +26,9 @@ def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...])
             raise ScheduleError(f"{name} is no plain loop from 0 to a constant")
         ends = (*places, n)
         if list(ends) != sorted({0, *ends})[1:] or len(suffixes) != len(ends):
-            raise ScheduleError(f"{name} has {n} iterations and cannot be cut at {places} into {len(suffixes)} parts")
+            raise ScheduleError(
+                f"{name} has {n} iterations and cannot be cut at {places} into {count(len(suffixes), 'part')}"
+            )
         out = []
         for lo, hi, suffix in zip((0, *places), ends, suffixes):
             body = renamed(s.body, suffix) if suffix else s.body

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
 import dnnc
 from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _symbols, load_objects
 from dnnc.ir.dtype import f32
+from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.text import parse
@@ -77,6 +79,45 @@ def test_the_model_stays_as_it_is() -> None:
     dnnc.compile(g, cache=False, outputs=["p"])
     assert str(g) == before
     assert all(np.array_equal(constants[v.name], a) for v, a in g.constants.items())
+
+
+SYMBOLIC = """<ir_version: 9, opset_import: ["": 18]>
+g (float[N, 3] x) => (float[N, 3] y) <float[3] w = {1, 2, 3}> { y = Mul(x, w) }"""
+DATA_DEPENDENT = """<ir_version: 9, opset_import: ["": 18]>
+g (float[N, 3] x) => (float[M, 3] y) <float[3] w = {1, 2, 3}> {
+    c = ReduceMax<keepdims = 0>(x, axes) k = NonZero(c) i = Squeeze(k) z = Gather(x, i) y = Mul(z, w)
+}""".replace("w = {1, 2, 3}>", "w = {1, 2, 3}, int64[1] axes = {1}>")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_bytes", [False, True])
+@pytest.mark.parametrize("text", [SYMBOLIC, DATA_DEPENDENT])
+def test_a_model_that_changes_later_does_not_change_the_program(text: str, as_bytes: bool, tmp_path: Path) -> None:
+    """A new size is compiled from the model as it was."""
+    model = onnx.parser.parse_model(text)
+    given: Any = bytearray(model.SerializeToString()) if as_bytes else model
+    f = dnnc.compile(given, cache=False)
+    x = np.ones((2, 3), np.float32)
+    assert f(x).tolist() == [[1, 2, 3]] * 2
+    if as_bytes:
+        given[:] = bytes(len(given))
+    else:
+        model.graph.node[-1].op_type = "Add"
+        model.graph.initializer[0].float_data[:] = [7, 7, 7]
+    assert f(np.ones((5, 3), np.float32)).tolist() == [[1, 2, 3]] * 5
+    f.save(tmp_path / "m.dnnc")
+    assert dnnc.load(tmp_path / "m.dnnc")(np.ones((6, 3), np.float32)).tolist() == [[1, 2, 3]] * 6
+
+
+@pytest.mark.parametrize("bounds", [{}, {"M": (1, 9)}, {"M": 3}])
+@pytest.mark.parametrize("shape", ["N", "3"])
+def test_a_dim_that_no_type_has(shape: str, bounds: dict[str, Any]) -> None:
+    """No array of a call tells its size, and nothing depends on it."""
+    g = parse(f"def g(x: f32[{shape}]):\n    y = exp(x)\n    return y\n")
+    g.declare(dim("M"))
+    f = dnnc.compile(g, dims=bounds, cache=False)
+    assert f(np.zeros(3, np.float32)).tolist() == [1, 1, 1] and "exp" in str(f.report)
+    assert "M" in g.dims
 
 
 # --- what comes out ---------------------------------------------------------------------------------------------------

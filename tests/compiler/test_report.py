@@ -89,18 +89,18 @@ def test_every_stage_is_in_the_table() -> None:
         "check",
         "link",
         "check model",
-        "together",
+        "total",
     ]
 
 
 def test_notes_of_passes_are_shown_and_many_are_cut(net: Any) -> None:
-    assert "noted by passes" not in str(net.report)
+    assert "notes of passes" not in str(net.report)
     (p,) = net.report.programs
     quantized = next(x for x in p.passes if x.name == "quantized")
     noting = dataclasses.replace(quantized, notes=tuple(f"remark {k}" for k in range(12)))
     text = plain_text(program_tables(dataclasses.replace(p, passes=(noting,))))
     assert (
-        "noted by passes\n  quantized  remark 0\n" in text
+        "notes of passes\n  quantized  remark 0\n" in text
         and "remark 9\n             and 2 more\n" in text
         and "remark 10" not in text
     )
@@ -134,8 +134,8 @@ def test_text_shows_the_tables(net: Any) -> None:
     text = str(net.report)
     assert text.startswith("net: llvm, 1 thread\n")
     assert "input   x     float32[4, 32]" in text
-    assert "kernels: 2 calls of 1 unique kernel, 1 compiled, 0 from the cache" in text
-    assert "constants    8 KB" in text and "together" in text
+    assert "kernels: 2 calls, 1 unique kernel, 1 compiled, 0 from the cache" in text
+    assert "constants    8 KB" in text and "total" in text
 
 
 def test_symbolic_model_has_a_program_per_size() -> None:
@@ -147,7 +147,7 @@ def test_symbolic_model_has_a_program_per_size() -> None:
         f(np.ones((n, 32), np.float32))
     assert [p.dims for p in f.report.programs] == [{"N": 2}, {"N": 3}]
     assert [p.memory.arena for p in f.report.programs] == [256, 384]
-    assert "N=2" in str(f.report) and "programs; the last one follows" in str(f.report)
+    assert "N=2" in str(f.report) and "programs (details of the last one below)" in str(f.report)
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_many_kernels_are_shortened_in_text_but_not_in_json() -> None:
     r = Report("big", "llvm", 2, (), (), 0.5, (p,))
     text = str(r)
     assert "and 10 smaller" in text and "k29" in text and "k0 " not in text
-    assert "128 B" in text and "64 B (100.0% above)" in text
+    assert "128 B" in text and "64 B (the arena is 100.0% larger)" in text
     assert "on the host: 3 nodes\n  NonZero at b\n  TopK at a x2" in text
     assert r.fallbacks == ["TopK at a", "NonZero at b"] and r.seconds == 1.5
     assert len(json.loads(r.to_json())["programs"][0]["kernels"]) == 30

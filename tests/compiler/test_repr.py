@@ -45,7 +45,7 @@ def objects() -> dict[str, tuple[Any, str]]:
         "Report": (f.report, "digits"),
         "Profile": (f.profile(x, repeats=10), "us a call"),
         "Graph": (f.graph, "9 nodes, (image: f32[N, 1, 8, 8]) -> logits: f32[N, 10]"),
-        "wide graph": (parse(WIDE), "<Graph wide: 1 nodes"),
+        "wide graph": (parse(WIDE), "<Graph wide: 1 node,"),
         "Jitted": (doubled, "doubled(x"),
         "bound": (f.bind([x], [np.zeros((1, 10), np.float32)]), "1 input and 1 output"),
         "Spec": (dnnc.Spec(("n", 3)), "Spec("),

@@ -313,7 +313,7 @@ def result(gains: Sequence[float], predicted: float = math.nan) -> Result:
         Outcome(landscape.task(f"t{k}"), len(gains) - k, 2, 1e-3, 1e-3 / g, other, base, "", "", points)
         for k, g in enumerate(gains)
     )
-    return Result(outcomes, 9.0, len(gains), 0, "all trials are made", predicted=predicted)
+    return Result(outcomes, 9.0, len(gains), 0, "all trials are done", predicted=predicted)
 
 
 @pytest.mark.parametrize("count", [1, 10, 11, 66])
@@ -326,21 +326,23 @@ def test_tasks_without_a_gain_are_folded(count: int) -> None:
         return
     assert shown == [f"t{k}" for k in range(0, count, 3)][:20]
     assert rest[0].title.startswith(f"and {count - len(shown)} tasks")
-    assert ("without a gain" in rest[0].title) == (count // 3 < 20)
+    assert ("less than 1 % gain" in rest[0].title) == (count // 3 < 20)
 
 
 def test_no_task_with_a_gain_leaves_the_heaviest_row() -> None:
     table, rest, *_ = result_tables(result([1.0] * 30), "net")
-    assert [r[0] for r in table.rows] == ["t0"] and "29 tasks without a gain" in rest.title
+    assert [r[0] for r in table.rows] == ["t0"] and "29 tasks with less than 1 % gain" in rest.title
 
 
 @pytest.mark.parametrize(
-    ("predicted", "says"), [(math.nan, "no prediction"), (1e-3, "less than 1 %"), (0.5e-3, "about 2.00 times as fast")]
+    ("predicted", "says"), [(math.nan, "no prediction"), (1e-3, "below 1 %"), (0.5e-3, "2.00x in all")]
 )
 def test_what_more_time_would_bring(predicted: float, says: str) -> None:
     assert says in further(result([1.0], predicted))
     unmeasured = replace(result([1.0]).outcomes[0], points=())
-    assert "1 task of 2 had no time" in further(replace(result([1.0]), outcomes=(unmeasured, *result([1.0]).outcomes)))
+    assert "1 of 2 tasks not measured" in further(
+        replace(result([1.0]), outcomes=(unmeasured, *result([1.0]).outcomes))
+    )
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ INNER = var("L", lo=0, hi=4 * N)
         ([(4 * N,)], [(6,)], r"x0: the size 6 of 4\*N does not tell N"),
         ([(N + M,)], [(6,)], r"does not tell M, N"),
         ([(N, 3)], [(5,)], r"input x0: expected f32\[N, 3\] \(rank 2\), got an array of shape \[5\]"),
-        ([(N,)], [], "graph f has 1 inputs"),
+        ([(N,)], [], "graph f has 1 input"),
         ([(LIMITED,)], [(12,)], r"dim B of f32\[B\] must be at least 1, at most 64, divisible by 8; got 12"),
         ([(LIMITED,)], [(72,)], r"at most 64"),
         ([(N,)], [(0,)], r"dim N of f32\[N\] must be at least 1; got 0"),

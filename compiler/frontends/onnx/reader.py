@@ -14,7 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from dnnc.frontends.onnx.tensors import Array, decode
-from dnnc.ir.errors import ModelError
+from dnnc.ir.errors import ModelError, count
 
 MOST_NODES = 1 << 20
 MOST_DEPTH = 100  # of functions within functions that are counted: the importer refuses fewer
@@ -105,7 +105,7 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
             if _is_text(data)
             else "is not an ONNX model, or is truncated or damaged"
         )
-        raise ModelError(f"{what} {kind} ({len(data)} bytes): {e}") from e
+        raise ModelError(f"{what} {kind} ({count(len(data), 'byte')}): {e}") from e
     return m
 
 
@@ -207,7 +207,8 @@ def sparse(t: onnx.SparseTensorProto, folder: Path | None) -> Array:
         at = indices
     else:
         raise ModelError(
-            f"{what}: {len(values)} values with indices of shape {list(indices.shape)}; expected [{len(values)}] or "
+            f"{what}: {count(len(values), 'value')} with indices of shape {list(indices.shape)}; expected "
+            f"[{len(values)}] or "
             f"[{len(values)}, {len(shape)}]"
         )
     size = int(np.prod(shape, dtype=np.int64))

@@ -6,6 +6,7 @@ import torch
 
 from dnnc.frontends.torch.decompose import for_compile
 from dnnc.frontends.torch.operators import GROUPS, IGNORED, REFUSED, TABLE
+from dnnc.ir.errors import count
 
 
 def core() -> list[str]:
@@ -30,7 +31,7 @@ def markdown() -> str:
     known = core()
     lines = [
         f"{len(known) - len(missing())} of the {len(known)} core ATen operators are supported, and "
-        f"{len(set(TABLE) - set(known))} others. torch decomposes hundreds more into these.",
+        f"{count(len(set(TABLE) - set(known)), 'other')}. torch decomposes hundreds more into these.",
         "",
     ]
     lines += ["| group | operators |", "|---|---|"]

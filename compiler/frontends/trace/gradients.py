@@ -297,7 +297,9 @@ def _matching(given: Any, tree: Tree, arrays: Sequence[Array], what: str) -> lis
     """The values of a tree of arrays that has the structure, shapes and dtypes of another."""
     leaves, own = flatten(given, "", TREES)
     if len(leaves) != len(arrays) or not _alike(own, tree):
-        raise InputError(f"{what}: expected {len(arrays)} arrays in the structure of the results, got {a_type(given)}")
+        raise InputError(
+            f"{what}: expected {count(len(arrays), 'array')} in the structure of the results, got {a_type(given)}"
+        )
     made = []
     for (path, x), want in zip(leaves, arrays):
         a = scalar(x, want.dtype) if isinstance(x, NUMBERS) else asarray(x)
@@ -347,18 +349,18 @@ def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> A
     """
     checks.function(fn, "linearize", primals)
     call = called(fn, primals, {}, range(len(primals)), "linearize")
-    results, aux, count = _with_aux(call, has_aux, "linearize")
+    results, aux, number = _with_aux(call, has_aux, "linearize")
     g = call.graph
     inputs = call.inputs
     seeds = [g.add_input(f"tangent{k}", v.type) for k, v in enumerate(inputs)]
-    found = pushforward(g, dict(zip(inputs, seeds)), g.outputs[:count])
+    found = pushforward(g, dict(zip(inputs, seeds)), g.outputs[:number])
     wanted = [zeros(Builder(g), o.type) if t is None else t for o, t in zip(g.outputs, found)]
     partial = Partial(g, call.known, seeds, wanted)
     outputs = call.recorded.arrays(partial.forward.values(g.outputs))
 
     def pushed(*tangents: Any) -> Any:
         if len(tangents) != len(primals):
-            raise InputError(f"expected a tangent for each of {len(primals)} arguments, got {len(tangents)}")
+            raise InputError(f"expected a tangent for each of {count(len(primals), 'argument')}, got {len(tangents)}")
         given = [
             p
             for k, (t, w) in enumerate(zip(tangents, call.wrt))
@@ -367,8 +369,8 @@ def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> A
         made = partial(given)
         return unflatten(results, [Array([p], a.dtype) for p, a in zip(made, outputs)])
 
-    value = unflatten(results, outputs[:count])
-    return (value, pushed, unflatten(aux, outputs[count:])) if has_aux else (value, pushed)
+    value = unflatten(results, outputs[:number])
+    return (value, pushed, unflatten(aux, outputs[number:])) if has_aux else (value, pushed)
 
 
 @overload

@@ -12,7 +12,7 @@ from dnnc.array.errors import ValueInputError
 from dnnc.array.manipulation import permute_dims, reshape
 from dnnc.array.sizes import plain, same, symbolic
 from dnnc.ir.dtype import from_numpy
-from dnnc.ir.errors import UnsupportedError
+from dnnc.ir.errors import UnsupportedError, count
 from dnnc.ir.ops.resize import IDENTITY, Coordinate, coordinates, rational
 from dnnc.nn.functional.operands import array, choice, ints, op, rank_of
 from dnnc.nn.functional.pool import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
@@ -30,7 +30,7 @@ def pad(input: Any, pad: Sequence[int], mode: str = "constant", value: float | N
     x = array("pad", "input", input, "fiub")
     given = [p.__index__() for p in pad]
     if len(given) % 2 or len(given) > 2 * x.ndim:
-        raise ValueInputError(f"pad: expected pairs for at most {x.ndim} axes, got {len(given)} numbers")
+        raise ValueInputError(f"pad: expected pairs for at most {x.ndim} axes, got {count(len(given), 'number')}")
     choice("pad", "mode", mode, *MODES)
     if mode != "constant" and value:
         raise ValueInputError(f"pad: value={value} is for mode 'constant', got {mode!r}")

@@ -241,7 +241,7 @@ def test_the_trials_go_where_the_time_is() -> None:
     result = search(TASKS, FakeRunner(seconds_of), Log(), 20, replace(PLAN, trials=48))
     counts = {o.task.name: len(o.points) for o in result.outcomes}
     assert counts["big"] > 2 * counts["small"]
-    assert result.reason == "all trials are made"
+    assert result.reason == "all trials are done"
 
 
 class Timed(FakeRunner):
@@ -267,7 +267,7 @@ def test_the_budget_is_kept() -> None:
     runner = Timed(0.01)
     result = search(TASKS, runner, Log(), 0.6, replace(PLAN, clock=lambda: runner.now))
     assert 0.4 < runner.now <= 0.6 * (1 + OVERTIME) + 0.01
-    assert result.reason == "the budget is spent"
+    assert result.reason == "the budget ran out"
     assert all(o.choice is not None for o in result.outcomes)  # time for finals was kept
 
 

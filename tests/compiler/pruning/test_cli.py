@@ -51,7 +51,7 @@ def test_tables_fit_80_columns() -> None:
         assert all(len(line) <= 80 for line in fitted(t, 80))
     layers, whole, *rest = tables(result())
     assert "10.0%" in "\n".join(fitted(layers, 80)) and "RANDOM" in rest[-1].title
-    assert ("multiplications of a sample", "2 M -> 200 K, 10.0%") in whole.rows
+    assert ("multiplications per sample", "2 M -> 200 K, 10.0%") in whole.rows
     assert "2.00 x" in "\n".join(fitted(exploration_tables(exploration())[0], 80))
 
 
@@ -105,6 +105,6 @@ def test_mistakes(here: Path) -> None:
     assert "m.pruned.onnx exists" in out and Path("m.pruned.onnx").read_text() == "precious"
     assert "expected a share" in dnnc("prune", "m.onnx", "--sparsity", "90", "--force", code=2)
     assert "did you mean 2:4" in dnnc("prune", "m.onnx", "--method", "2:3", code=2)
-    assert "for --explore" in dnnc("prune", "m.onnx", "--methods", "block", code=2)
+    assert "only with --explore" in dnnc("prune", "m.onnx", "--methods", "block", code=2)
     assert "writes no model" in dnnc("prune", "m.onnx", "--explore", "-o", "a.onnx", code=2)
     assert "errors are measured on data" in dnnc("prune", "m.onnx", "--explore", code=1)

@@ -53,7 +53,7 @@ def test_the_page_needs_nothing_and_has_both_themes() -> None:
     assert "&lt;m&gt;.onnx" in page and "gains nothing: int8 2 us, float 1 us" in page and "109 us" in page
     assert re.search(r'class="after" style="width: 27\.33%', page)
     plain = html(Quantized(onnx.ModelProto(), "int8", (LayerResult("a", "Conv", "int8"),), 1))
-    assert "time in float" not in plain and "why float" not in plain
+    assert "time in float" not in plain and "reason" not in plain
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_a_model_is_written_with_its_page(here: Path) -> None:
     out = dnnc(
         "quantize", "m.onnx", "--data", "x.npy", "--html", "r.html", "--layer-errors", "--gptq", "--smooth", "0.5"
     )
-    assert "4 of 4 layers quantised (int8), 4 samples" in out and "m.int8.onnx:" in out and "report: r.html" in out
+    assert "4 of 4 layers quantized (int8), 4 samples" in out and "m.int8.onnx:" in out and "report: r.html" in out
     assert (here / "r.html").read_text().count('class="paid"') == 5  # and the key
     said = dnnc_json(
         "quantize", "m.onnx", "--data", "x.npy", "-o", "q.dnnc", "--no-measure", "--keep", "a", "--activations", "int8",

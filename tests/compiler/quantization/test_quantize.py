@@ -105,7 +105,7 @@ def test_the_trained_digits_see_the_same() -> None:
     assert q.agreement == 1 and q.sizes[0] > 3.5 * q.sizes[1] and len(q.layers) == 4
     errors = [layer.error for layer in q.layers]
     assert all(e is not None and 0 < e < 0.02 for e in errors)
-    assert "digits.onnx: 4 of 4 layers quantised" in str(q) and q.as_dict()["layers"][1]["scheme"] == "int8"
+    assert "digits.onnx: 4 of 4 layers quantized" in str(q) and q.as_dict()["layers"][1]["scheme"] == "int8"
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_layers_that_cannot_be_quantised_are_named() -> None:
     x[1, 1] = 0
     q = dnnc.quantize(proto, x, measure=False)
     assert [(layer.scheme, layer.reason) for layer in q.layers] == [
-        ("float", "1 numbers of l were NaN or infinite in calibration"),
+        ("float", "1 value of l was NaN or infinite in calibration"),
         ("int8", ""),
         ("float", "1 of its weights are not finite"),
     ]

@@ -123,7 +123,7 @@ def test_digits(value: str, size: int | None) -> None:
         ((0,), ("", "_b"), "cannot be cut at"),
         ((9,), ("", "_b"), "cannot be cut at"),
         ((4, 2), ("", "_b", "_c"), "cannot be cut at"),
-        ((4,), ("",), "into 1 parts"),
+        ((4,), ("",), "into 1 part"),
     ],
 )
 def test_refusals(places: tuple[int, ...], suffixes: tuple[str, ...], message: str) -> None:

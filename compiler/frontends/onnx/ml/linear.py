@@ -14,7 +14,7 @@ import numpy as np
 from dnnc.frontends.onnx.call import Call
 from dnnc.frontends.onnx.tensors import Array
 from dnnc.ir.dtype import DType, f32, f64, from_numpy, i64, string
-from dnnc.ir.errors import ModelError
+from dnnc.ir.errors import ModelError, count
 from dnnc.ir.graph import Value
 
 Converter = Callable[[Call], Any]
@@ -110,7 +110,9 @@ def _affine(c: Call, x: Value, weights: Array, offsets: Sequence[float] | None) 
     if not offsets:
         return y
     if len(offsets) not in (1, weights.shape[0]):
-        raise ModelError(f"attribute intercepts has {len(offsets)} numbers for {weights.shape[0]} rows of coefficients")
+        raise ModelError(
+            f"attribute intercepts has {count(len(offsets), 'number')} for {weights.shape[0]} rows of coefficients"
+        )
     return c.b.add(y, c.const(np.array(offsets), x.type.dtype))
 
 
@@ -157,7 +159,7 @@ def feature_vectorizer(c: Call) -> Any:
     xs = [c.x(i) for i in range(len(c.items))]
     sizes = c.integers("inputdimensions") or tuple(x.type.shape[-1] for x in xs)  # type: ignore[misc]
     if len(sizes) != len(xs):
-        raise ModelError(f"attribute inputdimensions has {len(sizes)} sizes for {len(xs)} inputs")
+        raise ModelError(f"attribute inputdimensions has {count(len(sizes), 'size')} for {count(len(xs), 'input')}")
     return c.b.concat(*(_sized(c, x, n) for x, n in zip(xs, sizes)), axis=1)
 
 
@@ -197,7 +199,7 @@ def _positions(c: Call, x: Value, keys: Sequence[Any]) -> tuple[Any, list[int]]:
 def mapping(c: Call, x: Value, keys: Sequence[Any], values: Sequence[Any], default: Any, to: DType) -> Any:
     """`values[k]` where an element is `keys[k]` (the last one of equal keys), else the default."""
     if len(keys) != len(values):
-        raise ModelError(f"there are {len(keys)} keys and {len(values)} values")
+        raise ModelError(f"there are {count(len(keys), 'key')} and {count(len(values), 'value')}")
     known = {("nan" if k != k else k): (k, v) for k, v in zip(keys, values)}
     pairs = list(known.values())
     if not pairs:

@@ -10,7 +10,7 @@ import numpy as np
 from dnnc.frontends.onnx.call import Call, Item, of_value
 from dnnc.frontends.onnx.ml.linear import strings
 from dnnc.ir.dtype import f32, i64, string
-from dnnc.ir.errors import ModelError
+from dnnc.ir.errors import ModelError, count
 from dnnc.ir.graph import Value
 
 Converter = Callable[[Call], Any]
@@ -23,7 +23,7 @@ def zip_map(c: Call) -> Item:
     x = c.x()
     x = c.b.reshape(x, shape=(1, x.type.shape[0])) if x.type.rank == 1 else x
     if x.type.rank != 2 or x.type.shape[1] != len(keys):
-        raise ModelError(f"{len(keys)} labels for the columns of {x.type}; there must be as many")
+        raise ModelError(f"{count(len(keys), 'label')} for the columns of {x.type}; there must be as many")
     item = of_value(x, c.item(0).origins)
     item.keys = tuple(keys)
     return item

@@ -12,7 +12,7 @@ import numpy as np
 from dnnc.frontends.onnx.call import Call
 from dnnc.frontends.onnx.tensors import Array
 from dnnc.ir.dtype import f32, string
-from dnnc.ir.errors import ModelError
+from dnnc.ir.errors import ModelError, count
 from dnnc.ir.graph import Value
 
 MODES = ("TF", "IDF", "TFIDF")
@@ -85,7 +85,7 @@ def _grams(c: Call, pool: Array, columns: Sequence[int]) -> list[Grams]:
         out.append(Grams(items, tuple(columns[taken : taken + len(items)])))
         taken += len(items)
     if taken != len(columns):
-        raise ModelError(f"attribute ngram_indexes names {len(columns)} columns, the pool has {taken} n-grams")
+        raise ModelError(f"attribute ngram_indexes names {count(len(columns), 'column')}, the pool has {taken} n-grams")
     return [g for g in out if len(g.items)]
 
 
@@ -135,7 +135,7 @@ def _weighted(c: Call, counts: Value, mode: str, width: int) -> Any:
     if mode == "TF" or weights is None:
         return counts
     if len(weights) < width:
-        raise ModelError(f"attribute weights has {len(weights)} numbers for {width} columns of the output")
+        raise ModelError(f"attribute weights has {count(len(weights), 'number')} for {width} columns of the output")
     return b.mul(counts, b.constant(np.array(weights[:width], np.float32).reshape(1, -1)))
 
 

@@ -11,7 +11,7 @@ from dnnc.frontends.onnx.call import Call, number
 from dnnc.frontends.onnx.ml.linear import labelled, labels_of, one_score, rows_of, transformed
 from dnnc.frontends.onnx.tensors import Array
 from dnnc.ir.dtype import f32, i64
-from dnnc.ir.errors import ModelError
+from dnnc.ir.errors import ModelError, count
 from dnnc.ir.graph import Value
 
 Converter = Callable[[Call], Any]
@@ -74,7 +74,7 @@ def classifier(c: Call) -> Any:
         scores = c.b.add(kernel(c, x, weights, "LINEAR"), float(_numbers(c, "rho")[0]) if c.numbers("rho") else 0.0)
         return _finished(c, scores, scores, labels, transform, False)
     if len(per_class) != classes:
-        raise ModelError(f"attribute vectors_per_class has {len(per_class)} numbers for {classes} classes")
+        raise ModelError(f"attribute vectors_per_class has {count(len(per_class), 'number')} for {classes} classes")
     k = kernel(c, x, _matrix(c, "support_vectors", sum(per_class)), c.text("kernel_type", "LINEAR"))
     scores = _pairs(c, k, per_class)
     votes = _votes(c, scores, classes)
@@ -94,7 +94,8 @@ def _pairs(c: Call, k: Value, per_class: tuple[int, ...]) -> Any:
     weights, rho = _numbers(c, "coefficients"), _numbers(c, "rho")
     if weights.size % total or weights.size // total < len(per_class) - 1 or rho.size < len(pairs):
         raise ModelError(
-            f"{len(per_class)} classes with {total} vectors need {len(per_class) - 1} rows of coefficients and "
+            f"{count(len(per_class), 'class', 'classes')} with {total} vectors need {len(per_class) - 1} "
+            "rows of coefficients and "
             f"{len(pairs)} rho"
         )
     weights = weights.reshape(-1, total)
@@ -125,7 +126,9 @@ def _probabilities(c: Call, scores: Value, classes: int) -> Any:
     b, dtype, pairs = c.b, scores.type.dtype, _pair_list(classes)
     p_a, p_b = (_numbers(c, n) for n in ("prob_a", "prob_b"))
     if p_a.size != len(pairs) or p_b.size != len(pairs):
-        raise ModelError(f"attributes prob_a and prob_b need {len(pairs)} numbers, got {p_a.size} and {p_b.size}")
+        raise ModelError(
+            f"attributes prob_a and prob_b need {count(len(pairs), 'number')}, got {p_a.size} and {p_b.size}"
+        )
     r = b.sigmoid(b.neg(b.add(b.mul(scores, c.const(p_a, dtype)), c.const(p_b, dtype))))
     r = b.clip(r, low=LEAST, high=1 - LEAST)
     if classes == 2:

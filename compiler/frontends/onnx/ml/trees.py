@@ -16,7 +16,7 @@ from dnnc.frontends.onnx.call import Call, number
 from dnnc.frontends.onnx.ml.linear import labelled, labels_of, transformed
 from dnnc.frontends.onnx.tensors import Array
 from dnnc.ir.dtype import DType, f32, f64, i64
-from dnnc.ir.errors import ModelError
+from dnnc.ir.errors import ModelError, count
 from dnnc.ir.graph import Value
 from dnnc.ir.ops.trees import MAX_STEPS
 
@@ -186,7 +186,10 @@ class _Ids:
 
     def __init__(self, trees: Array, nodes: Array) -> None:
         if len(trees) != len(nodes):
-            raise ModelError(f"attributes nodes_treeids and nodes_nodeids have {len(trees)} and {len(nodes)} entries")
+            raise ModelError(
+                f"attributes nodes_treeids and nodes_nodeids have {len(trees)} and "
+                f"{count(len(nodes), 'entry', 'entries')}"
+            )
         self.place = {key: k for k, key in enumerate(zip(trees.tolist(), nodes.tolist()))}
         if len(self.place) != len(nodes):
             raise ModelError("a node stands in a tree twice")
@@ -395,7 +398,7 @@ def _members(modes: Array, values: Array | None) -> dict[int, list[float]]:
     asking: Sequence[int] = np.flatnonzero(modes == MEMBER).tolist()
     if len(asking) > len(sets) or any(sets[len(asking) + 1 :]):
         raise ModelError(
-            f"{len(asking)} nodes ask for membership, attribute membership_values has {len(sets) - 1} sets"
+            f"{count(len(asking), 'node')} ask for membership, attribute membership_values has {len(sets) - 1} sets"
         )
     return dict(zip(asking, sets))
 

@@ -13,7 +13,7 @@ from dnnc.frontends.onnx.ops.movement import split_parts
 from dnnc.frontends.onnx.region import NOT_A_REGION, loop_node, region, same_operands
 from dnnc.frontends.onnx.tensors import dtype_of
 from dnnc.ir.dtype import boolean, i64
-from dnnc.ir.errors import DnncError, ModelError, UnsupportedError
+from dnnc.ir.errors import DnncError, ModelError, UnsupportedError, count
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import TensorType
@@ -185,7 +185,8 @@ def _unrolled(c: Call) -> Any:
     while running and (trips is None or k < trips):
         if (k + 1) * len(body.node) > MAX_UNROLLED:
             raise UnsupportedError(
-                f"a Loop of {trips if trips is not None else 'unknown many'} iterations over {len(body.node)} nodes is "
+                f"a Loop of {trips if trips is not None else 'unknown many'} iterations over "
+                f"{count(len(body.node), 'node')} is "
                 "too long to unroll"
             )
         condition, *made = importer.subgraph(body, scope, [of_array(np.int64(k)), of_array(np.bool_(True)), *carried])
@@ -297,7 +298,7 @@ def _scanned(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence[V
             pass
     n = number(rows, "the number of iterations of a Scan")
     if n * len(body.node) > MAX_UNROLLED:
-        raise UnsupportedError(f"a Scan of {n} iterations over {len(body.node)} nodes is too long to unroll")
+        raise UnsupportedError(f"a Scan of {n} iterations over {count(len(body.node), 'node')} is too long to unroll")
     collected: list[list[Item | None]] = [[] for _ in spec.out_axes]
     for k in range(n):
         cut = [of_value(_row(c, x, a, n - 1 - k if d else k)) for x, a, d in zip(xs, axes, spec.back)]

@@ -20,7 +20,7 @@ from dnnc.frontends.onnx.reader import Model
 from dnnc.ir.autodiff.paths import require_path
 from dnnc.ir.autodiff.reverse import pullback, zeros
 from dnnc.ir.autodiff.subgraph import part_between
-from dnnc.ir.errors import GradientError, ModelError, ShapeError
+from dnnc.ir.errors import GradientError, ModelError, ShapeError, count
 from dnnc.ir.graph import Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.expand import inline
@@ -57,7 +57,9 @@ def gradient(c: Call) -> Any:
     if not xs:
         raise ModelError("attribute xs names nothing to differentiate by")
     if len(names) != len(c.items):
-        raise ModelError(f"{len(c.items)} inputs; expected one for each of {', '.join(names)}, which xs and zs name")
+        raise ModelError(
+            f"{count(len(c.items), 'input')}; expected one for each of {', '.join(names)}, which xs and zs name"
+        )
     if len(set(names)) != len(names):
         raise ModelError(f"xs and zs name a value twice: {', '.join(names)}")
     variables, y = [_variable(c, n, "xs" if n in xs else "zs") for n in names], _variable(c, name, "y")

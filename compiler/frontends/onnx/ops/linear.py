@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dnnc.frontends.onnx.call import Call
-from dnnc.ir.errors import ModelError
+from dnnc.ir.errors import ModelError, count
 from dnnc.ir.graph import Value
 from dnnc.ir.types import Dim, product
 
@@ -43,7 +43,7 @@ def einsum(c: Call) -> Value:
     terms = left.split(",")
     xs = c.all()
     if len(terms) != len(xs):
-        raise ModelError(f"equation {equation!r} has {len(terms)} operands, {len(xs)} are given")
+        raise ModelError(f"equation {equation!r} has {count(len(terms), 'operand')}, {len(xs)} are given")
     ranks = [x.type.rank - len(t.replace("...", "")) for x, t in zip(xs, terms)]
     width = max((r for r, t in zip(ranks, terms) if "..." in t), default=0)
     free = [chr(c_) for c_ in range(0x100, 0x100 + width)]  # letters of the axes that `...` stands for

@@ -8,7 +8,7 @@ from typing import Any
 from dnnc.frontends.onnx.call import Call, Item, number
 from dnnc.frontends.onnx.sizes import computed, computed_expand, computed_reshape, computed_slice, sizes
 from dnnc.ir.bounds import bounds
-from dnnc.ir.errors import ModelError
+from dnnc.ir.errors import ModelError, count
 from dnnc.ir.expr import Expr, const, terms, unwrap, value
 from dnnc.ir.graph import Value
 from dnnc.ir.ops.slices import normalize_slice
@@ -194,7 +194,7 @@ def pad(c: Call) -> Any:
     if c.has(3):
         axes = [normalize_axis(a, rank) for a in c.ints_in(3, "axes")]
         if len(pads) != 2 * len(axes):
-            raise ModelError(f"{len(axes)} axes need {2 * len(axes)} pads, got {list(pads)}")
+            raise ModelError(f"{count(len(axes), 'axis', 'axes')} need {2 * len(axes)} pads, got {list(pads)}")
         full: list[Dim] = [*(0,) * 2 * rank]
         for k, a in enumerate(axes):
             full[a], full[rank + a] = pads[k], pads[len(axes) + k]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.frontends.onnx.call import Call, number
-from dnnc.ir.errors import ModelError, UnsupportedError
+from dnnc.ir.errors import ModelError, UnsupportedError, count
 from dnnc.ir.expr import const, unwrap
 from dnnc.ir.graph import Value
 from dnnc.ir.ops.resize import IDENTITY, coordinates, rational
@@ -76,7 +76,7 @@ def _by_scales(x: Value, axes: Sequence[int], scales: Sequence[float]) -> list[_
 
 def _by_sizes(c: Call, x: Value, axes: Sequence[int], sizes: Sequence[Dim]) -> list[_Axis]:
     if len(sizes) != len(axes):
-        raise ModelError(f"sizes {list(sizes)} must be {len(axes)} numbers")
+        raise ModelError(f"sizes {list(sizes)} must be {count(len(axes), 'number')}")
     policy = c.text("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return [_Axis(a, n, _ratio(n, x.type.shape[a])) for a, n in zip(axes, sizes)]

@@ -20,7 +20,7 @@ def optimizer(update: Update, states: int) -> Converter:
         values = c.all()
         count, rest = divmod(len(values) - 2, 2 + states)
         if rest or count < 1:
-            raise ModelError(f"{len(values)} inputs; expected rate, step and {2 + states} per tensor")
+            raise ModelError(f"expected rate, step and {2 + states} inputs per tensor, got {len(values)} in all")
         made = [update(c, values[0], values[1], values[2 + k :: count]) for k in range(count)]
         return tuple(v for column in zip(*made) for v in column)
 

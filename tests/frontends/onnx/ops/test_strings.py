@@ -311,9 +311,9 @@ def test_ngrams_of_words_that_are_left() -> None:
 
 
 @pytest.mark.parametrize("attrs,message", [
-    ({"mode": "X"}, "mode must be one of TF"), ({"ngram_indexes": [0]}, "names 1 columns, the pool has 3"),
+    ({"mode": "X"}, "mode must be one of TF"), ({"ngram_indexes": [0]}, "names 1 column, the pool has 3"),
     ({"ngram_counts": [0, 1]}, "2-grams would be items 1 to 4 of a pool of 4"),
-    ({"weights": [1.0], "mode": "IDF"}, "1 numbers for 3 columns"),
+    ({"weights": [1.0], "mode": "IDF"}, "1 number for 3 columns"),
     ({"pool_strings": ["a"]}, "pool_int64s, and that pool only"),
     ({"ngram_indexes": [0, 1, -1]}, "column of the output"),
 ])  # fmt: skip
