@@ -94,9 +94,7 @@ class Donation:
         for j in self.pairs.values():
             a = arrays[j]
             others = () if apart else [i for i, b in enumerate(arrays) if i != j and np.may_share_memory(a, b)]
-            self._check(
-                j, not a.flags.writeable, others, not apart and any(np.may_share_memory(a, w) for w in weights)
-            )
+            self._check(j, not a.flags.writeable, others, not apart and any(np.may_share_memory(a, w) for w in weights))
 
     def check_views(self, views: Sequence[DeviceArray], weights: Sequence[DeviceArray] = ()) -> None:
         """The same of arrays on a device."""

@@ -201,7 +201,7 @@ class Methods:
 
     def view(self, dtype: Any = None) -> Array:
         """The bytes as elements of another dtype of the same size. It is a new array, as all results are."""
-        return self.copy() if dtype is None else selection().view(self, dtype)  # type: ignore[no-any-return]
+        return self.copy() if dtype is None else selection().view(self, dtype)
 
     # --- axes ---------------------------------------------------------------------------------------------------------
 

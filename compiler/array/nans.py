@@ -13,10 +13,9 @@ from dnnc.array.manipulation import Axes
 from dnnc.array.promotion import float_of, kind_of
 from dnnc.array.searching import argmax, argmin
 from dnnc.array.statistical import all as all_
-from dnnc.array.statistical import count_nonzero
+from dnnc.array.statistical import count_nonzero, prod, sum
 from dnnc.array.statistical import max as max_
 from dnnc.array.statistical import min as min_
-from dnnc.array.statistical import prod, sum
 
 INEXACT = "fc"  # kinds of dtypes that have NaN
 

@@ -85,9 +85,7 @@ def outer(x1: Any, x2: Any, /) -> Array:
     return multiply(reshape(a, (a.size, 1)), reshape(b, (1, b.size)))
 
 
-def cross(
-    x1: Any, x2: Any, /, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
-) -> Array:
+def cross(x1: Any, x2: Any, /, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Array:
     """Cross products of vectors of three elements. `axis`: where they lie in both arrays and in the result."""
     a, b = operands("cross", x1, x2)
     if axis is not None:
