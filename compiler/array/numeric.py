@@ -51,6 +51,7 @@ from dnnc.array.statistical import max as max_
 from dnnc.array.statistical import mean as mean_
 from dnnc.array.statistical import min as min_
 from dnnc.array.statistical import sum as sum_
+from dnnc.ir.errors import count
 
 # --- products ---------------------------------------------------------------------------------------------------------
 
@@ -215,7 +216,7 @@ def gradient(x: Any, /, *varargs: Any, axis: Axes = None, edge_order: int = 1) -
     if edge_order not in (1, 2):
         raise ValueInputError(f"gradient: edge_order={edge_order}, expected 1 or 2")
     if len(varargs) not in (0, 1, len(axes)) or (len(varargs) == 1 < len(axes) and asarray(varargs[0]).ndim):
-        raise TypeInputError(f"gradient: {len(varargs)} spacings for {len(axes)} axes")
+        raise TypeInputError(f"gradient: got {count(len(varargs), 'spacing')} for axes {axes}")
     steps = varargs if len(varargs) == len(axes) else (varargs or (1.0,)) * len(axes)
     made = tuple(_gradient(y, k, h, edge_order) for k, h in zip(axes, steps))
     return made[0] if len(made) == 1 else made
