@@ -332,7 +332,11 @@ def test_extras_that_are_named_exist() -> None:
 def test_version_and_extras_of_the_packaging_files() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"\nversion: {project['version']}\n" in (ROOT / "CITATION.cff").read_text()
+    assert project["authors"] and project["license"] and project["keywords"] and project["readme"] == "README.md"
+    pythons = [c.rpartition(" ")[2] for c in project["classifiers"] if re.search(r"Python :: 3\.", c)]
+    assert pythons == [f"3.{k}" for k in range(10, 10 + len(pythons))] and project["requires-python"] == ">=3.10"
     docker = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON=(\S+)$", docker, re.M)[1] in pythons  # type: ignore[index]
     assert set(re.findall(r"\[(\w+)\]", docker)) <= set(project["optional-dependencies"])
     assert re.findall(r"^FROM \S+ AS (\w+)$", docker, re.M) == ["wheel", "base", "cpu", "cuda"]
     assert f"## {project['version']}\n" in (ROOT / "docs/changelog.md").read_text()
