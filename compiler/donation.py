@@ -69,8 +69,12 @@ def copied(program: ScheduledGraph, outputs: Sequence[str]) -> tuple[str, ...]:
 
 def are_apart(views: Sequence[DeviceArray]) -> bool:
     """Does each lie in memory of its own?"""
-    spans = sorted((v.address, v.address + n) for v in views if (n := v.nbytes))
-    return all(end <= start for (_, end), (start, _) in pairwise(spans))
+    return _spans_apart([(v.address, v.address + n) for v in views if (n := v.nbytes)])
+
+
+def _spans_apart(spans: Sequence[tuple[int, int]]) -> bool:
+    """Do these ranges of addresses, from the first to behind the last, not overlap?"""
+    return all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,14 @@ class Donation:
 
     def check(self, arrays: Sequence[Array], weights: Sequence[Array] = ()) -> None:
         """Raise InputError where a donated array is read-only or shares memory with an argument or parameter."""
+        every = [*arrays, *weights]
+        apart = all(a.flags.c_contiguous for a in every) and _spans_apart(
+            [(start, start + n) for a in every if (n := a.nbytes) for start in (a.__array_interface__["data"][0],)]
+        )
         for j in self.pairs.values():
             a = arrays[j]
-            others = [i for i, b in enumerate(arrays) if i != j and np.may_share_memory(a, b)]
-            self._check(j, not a.flags.writeable, others, any(np.may_share_memory(a, w) for w in weights))
+            others = () if apart else [i for i, b in enumerate(arrays) if i != j and np.may_share_memory(a, b)]
+            self._check(j, not a.flags.writeable, others, not apart and any(np.may_share_memory(a, w) for w in weights))
 
     def check_views(self, views: Sequence[DeviceArray], weights: Sequence[DeviceArray] = ()) -> None:
         """The same of arrays on a device."""

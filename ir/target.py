@@ -59,7 +59,7 @@ class TargetFacts:
     # float32 intrinsics that the target has itself; others are expanded into arithmetic
     native_intrinsics: frozenset[str] = frozenset()
     channels_last: bool = False  # do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
-    # is a sum of products of bytes in i32 faster than one of floats? Quantised models then stay in bytes
+    # is a sum of products of bytes in i32 faster than one of floats? Quantized models then stay in bytes
     multiplies_bytes: bool = False
     packs_bytes: bool = False  # the same where both operands change with the call: kernels lay out the second for it
     multiplies_float8: bool = False  # the same of 8-bit floats, summed in float32

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -115,19 +116,26 @@ def test_charts_draw_measured_numbers() -> None:
             assert any(shown <= {float(c) for c in row} for row in cells), f"{name}: {label}"
 
 
+def walk() -> ModuleType:
+    """The program of `make walk`."""
+    spec = importlib.util.spec_from_file_location("walk", ROOT / "docs/_site/walk.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 if importlib.util.find_spec("mkdocs") and importlib.util.find_spec("mkdocstrings"):
 
     @pytest.mark.slow
     def test_the_site_builds(tmp_path: Path) -> None:
-        """Without a warning: links, anchors and references resolve; the search has its index."""
+        """Without a warning: links, anchors and references resolve; the search finds its words."""
         build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
         done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "dnnc.array.acos" in (tmp_path / "api/array.html").read_text()
-        assert "tanh" in (tmp_path / "search/search_index.json").read_text()
-
-
-if importlib.util.find_spec("mkdocs") and importlib.util.find_spec("playwright"):
+        pages, problems = walk().read(tmp_path)
+        assert len(pages) > 90 and not problems and not walk().unfound(tmp_path)
 
     @pytest.mark.slow
     @pytest.mark.thorough
@@ -139,15 +147,43 @@ if importlib.util.find_spec("mkdocs") and importlib.util.find_spec("playwright")
             assert done.returncode == 0, done.stdout + done.stderr
 
 
+GOOD = '<h1 id="top">A</h1><a href="b.html#part">b</a><a href="#top">up</a><a href="https://x.org">x</a>'
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ("", ""),
+        ('<a href="c.html">', "dead link: c.html"),
+        ('<a href="sub/../b.html#parts">', "no such heading: sub/../b.html#parts"),
+        ('<a href="#bottom">', "no such heading: #bottom"),
+        ('<img src="pictures/missing.png">', "dead link: pictures/missing.png"),
+        ('<script src="https://x.org/y.js"></script>', "loads https://x.org/y.js"),
+        ('<link rel="stylesheet" href="//x.org/y.css">', "loads //x.org/y.css"),
+    ],
+)
+def test_the_walk_finds_a_bad_link(more: str, problem: str, tmp_path: Path) -> None:
+    """No browser is needed for links, and none for the words of the search."""
+    (tmp_path / "search").mkdir()
+    (tmp_path / "a.html").write_text(GOOD + more)
+    (tmp_path / "b.html").write_text('<h2 id="part">B</h2><a href=".">home</a>')
+    (tmp_path / "index.html").write_text('<a href="a.html">a</a>')
+    words = [w for w in walk().WORDS if w != "tune"]
+    index = {"docs": [{"title": words[0], "text": " ".join(words[1:])}]}
+    (tmp_path / "search/search_index.json").write_text(json.dumps(index))
+    assert walk().read(tmp_path)[1] == ([f"a.html: {problem}"] if problem else [])
+    assert walk().unfound(tmp_path) == ["tune"]
+    done = subprocess.run(
+        [sys.executable, "docs/_site/walk.py", str(tmp_path), "--no-browser"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "search: nothing holds tune" in done.stdout and problem in done.stdout
+
+
 def test_the_search_has_the_words_of_the_walk() -> None:
     """Thirty words, each on some page: the index of the search is made of them."""
-    spec = importlib.util.spec_from_file_location("walk", ROOT / "docs/_site/walk.py")
-    assert spec is not None and spec.loader is not None
-    walk = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(walk)
     text = " ".join(p.read_text().lower() for p in DOCUMENTS)
-    assert len(walk.WORDS) >= 30 and not [w for w in walk.WORDS if w.lower() not in text]
-    assert len(walk.SHOWN) == 10 and all((ROOT / f"docs/{n}.md").exists() for n in walk.SHOWN)
+    assert len(walk().WORDS) >= 30 and not [w for w in walk().WORDS if w.lower() not in text]
+    assert len(walk().SHOWN) == 10 and all((ROOT / f"docs/{n}.md").exists() for n in walk().SHOWN)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +332,11 @@ def test_extras_that_are_named_exist() -> None:
 def test_version_and_extras_of_the_packaging_files() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"\nversion: {project['version']}\n" in (ROOT / "CITATION.cff").read_text()
+    assert project["authors"] and project["license"] and project["keywords"] and project["readme"] == "README.md"
+    pythons = [c.rpartition(" ")[2] for c in project["classifiers"] if re.search(r"Python :: 3\.", c)]
+    assert pythons == [f"3.{k}" for k in range(10, 10 + len(pythons))] and project["requires-python"] == ">=3.10"
     docker = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON=(\S+)$", docker, re.M)[1] in pythons  # type: ignore[index]
     assert set(re.findall(r"\[(\w+)\]", docker)) <= set(project["optional-dependencies"])
     assert re.findall(r"^FROM \S+ AS (\w+)$", docker, re.M) == ["wheel", "base", "cpu", "cuda"]
     assert f"## {project['version']}\n" in (ROOT / "docs/changelog.md").read_text()

@@ -60,6 +60,14 @@ class Machine:
         intrinsics = self.backend.facts(setting.numerics).native_intrinsics
         return verify_kernel(decompose(apply_choice(problem, templates, choice), intrinsics))
 
+    def applies(self, problem: Problem, choice: Choice, setting: Setting) -> bool:
+        """Does a choice make a kernel that verifies? `space` may offer some that do not."""
+        try:
+            self.kernel(problem, choice, setting)
+        except Exception:  # knobs may fail in any way
+            return False
+        return True
+
     def compile(self, kernel: Kernel, symbol: str) -> Built:
         """InternalError: the text does not compile. TargetError: there is no compiler."""
         return self.backend.compile_kernel(kernel, symbol)

@@ -63,8 +63,14 @@ def pretrained(
         offered = [c for c in every if seen(c)]
         if len(offered) < 2 or not seen(candidates[0]):  # a model knows nothing of knobs that are no features
             return candidates[0]
-        best, gain = surest(model, features(problem, offered, limits))
-        return offered[best] if gain > least(candidates) else candidates[0]
+        x, left = features(problem, offered, limits), list(range(len(offered)))
+        while True:
+            best, gain = surest(model, x[left])
+            if not gain > least(candidates):
+                return candidates[0]
+            if machine.applies(problem, offered[left[best]], setting):
+                return offered[left[best]]
+            del left[best]
 
     def least(candidates: Sequence[Choice]) -> float:
         return margin_of(model, candidates[0].template) if given is None else given

@@ -64,12 +64,19 @@ def _in_stage(text: str, stage: str, target: CpuTarget) -> str:
 def measure(
     instance: CpuInstance, arrays: Callable[[], list[Array]], repeats: int | None, target: CpuTarget
 ) -> Samples:
-    """Time a program's kernels on these arrays; see `Backend.measure`."""
+    """Time a program's kernels on these arrays, donated ones of which it writes into; see `Backend.measure`."""
     buffers = len(instance.program.inputs) + len(instance.outputs)
     timed = Timed(instance, target.cpu, target.features, buffers)
 
+    pairs = instance.program.donated  # as in a call, whose results take the memory of the inputs, or one of their own
+    kept = {k: np.empty(*instance.outputs[k]) for k in pairs if k not in instance.in_place}
+
     def call() -> None:
-        timed.bound.into(arrays(), [np.empty(s, d) for s, d in instance.outputs])
+        given = arrays()
+        fresh = [None if k in pairs else np.empty(s, d) for k, (s, d) in enumerate(instance.outputs)]
+        timed.bound.into(
+            given, [kept[k] if k in kept else given[pairs[k]] if r is None else r for k, r in enumerate(fresh)]
+        )
 
     return timed.measure(call, repeats)
 

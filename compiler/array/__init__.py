@@ -167,13 +167,16 @@ from dnnc.array.numeric import (
     array as array,
     array_equal as array_equal,
     average as average,
+    cross as cross,
     cumprod as cumprod,
     cumsum as cumsum,
     diag as diag,
     diagonal as diagonal,
     dot as dot,
+    gradient as gradient,
     inner as inner,
     isclose as isclose,
+    kron as kron,
     logsumexp as logsumexp,
     nan_to_num as nan_to_num,
     outer as outer,
@@ -186,6 +189,17 @@ from dnnc.array.numeric import (
 )
 from dnnc.array.methods import name_absent as _name_absent
 from dnnc.array.methods import no_name as _no_name
+from dnnc.array.nans import (
+    nanargmax as nanargmax,
+    nanargmin as nanargmin,
+    nanmax as nanmax,
+    nanmean as nanmean,
+    nanmin as nanmin,
+    nanprod as nanprod,
+    nanstd as nanstd,
+    nansum as nansum,
+    nanvar as nanvar,
+)
 from dnnc.array.searching import (
     argmax as argmax,
     argmin as argmin,
@@ -195,10 +209,20 @@ from dnnc.array.searching import (
     searchsorted as searchsorted,
     sort as sort,
     top_k as top_k,
+    unique as unique,
     unique_all as unique_all,
     unique_counts as unique_counts,
     unique_inverse as unique_inverse,
     unique_values as unique_values,
+)
+from dnnc.array.selection import (
+    argpartition as argpartition,
+    choose as choose,
+    compress as compress,
+    divmod as divmod,
+    extract as extract,
+    partition as partition,
+    put as put,
 )
 from dnnc.array.statistical import (
     all as all,

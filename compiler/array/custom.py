@@ -172,7 +172,10 @@ class CustomOp:
             raise
         except (TypeError, ValueError, IndexError) as e:
             shown = ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
-            raise ShapeError(f"{self.name}: its expression cannot be made for operands {shown}: {e}") from e
+            hint = ""
+            if isinstance(e, TypeError) and "Tensor" in str(e):
+                hint = "; compute elements of tensors, such as te.compute(x.dims, x.dtype, lambda i: x[i] * 2)"
+            raise ShapeError(f"{self.name}: its expression cannot be made for operands {shown}: {e}{hint}") from e
         many = made if isinstance(made, tuple) else (made,)
         if not many or not all(isinstance(t, te.Tensor) and t.stage is not None for t in many):
             raise InputError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from dnnc.array.core import Array
+    from dnnc.array.selection import Flat
 
 # What other libraries call it: names of PyTorch, Chainer, CuPy and NumPy, and what stands here for them.
 SYNONYMS = {
@@ -27,7 +28,7 @@ SYNONYMS = {
     "mod": "remainder", "movedim": "moveaxis", "mul": "multiply", "neg": "negative", "numel": "size", "permute":
     "permute_dims", "power": "pow", "requires_grad_": "requires_grad", "right_shift": "bitwise_right_shift", "rint":
     "round", "sub": "subtract", "t": "T", "tensor": "asarray", "to": "astype", "topk": "top_k", "true_divide": "divide",
-    "type": "dtype", "unbind": "unstack", "unique": "unique_values", "unsqueeze": "expand_dims", "view": "reshape",
+    "type": "dtype", "unbind": "unstack", "unsqueeze": "expand_dims", "view": "reshape",
     "view_as": "reshape",
 }  # fmt: skip
 
@@ -36,6 +37,11 @@ SYNONYMS = {
 def function(name: str) -> Any:
     """A function of the namespace."""
     return getattr(import_module("dnnc.array"), name)
+
+
+@cache
+def selection() -> Any:
+    return import_module("dnnc.array.selection")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -161,6 +167,41 @@ class Methods:
 
     def searchsorted(self, v: Any, side: str = "left", sorter: Any = None) -> Array:
         return function("searchsorted")(self, v, side=side, sorter=sorter)  # type: ignore[no-any-return]
+
+    def partition(self, kth: Any, axis: int = -1) -> None:
+        """Sort in place, which is a partition; `dnnc.array.partition` gives a new array."""
+        self[...] = function("partition")(self, kth, axis=axis)  # type: ignore[index]
+
+    def argpartition(self, kth: Any, axis: int | None = -1) -> Array:
+        return function("argpartition")(self, kth, axis=axis)  # type: ignore[no-any-return]
+
+    def choose(self, choices: Any, mode: str = "raise") -> Array:
+        return function("choose")(self, choices, mode=mode)  # type: ignore[no-any-return]
+
+    def compress(self, condition: Any, axis: int | None = None) -> Array:
+        return function("compress")(condition, self, axis=axis)  # type: ignore[no-any-return]
+
+    def put(self, indices: Any, values: Any, mode: str = "raise") -> None:
+        """Write values at places of all elements in order."""
+        function("put")(self, indices, values, mode=mode)
+
+    def __contains__(self, value: Any) -> bool:
+        return selection().contains(self, value)  # type: ignore[no-any-return]
+
+    # --- views --------------------------------------------------------------------------------------------------------
+
+    @property
+    def flat(self) -> Flat:
+        """All elements in order, to be read, written and walked through."""
+        return selection().Flat(self)  # type: ignore[no-any-return]
+
+    @flat.setter
+    def flat(self, value: Any) -> None:
+        selection().Flat(self)[:] = value
+
+    def view(self, dtype: Any = None) -> Array:
+        """The bytes as elements of another dtype of the same size. It is a new array, as all results are."""
+        return self.copy() if dtype is None else selection().view(self, dtype)
 
     # --- axes ---------------------------------------------------------------------------------------------------------
 

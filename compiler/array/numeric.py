@@ -23,14 +23,26 @@ from dnnc.array.elementwise import (
     logical_and,
     logical_or,
     multiply,
+    negative,
     one,
     operands,
     subtract,
     where,
 )
-from dnnc.array.errors import ValueInputError
+from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.lazy import apply
-from dnnc.array.manipulation import Axes, axes_of, axis_of, broadcast_to, permute_dims, reshape, result_type
+from dnnc.array.manipulation import (
+    Axes,
+    axes_of,
+    axis_of,
+    broadcast_to,
+    concat,
+    moveaxis,
+    permute_dims,
+    reshape,
+    result_type,
+    sliced,
+)
 from dnnc.array.promotion import float_of, kind_of
 from dnnc.array.sizes import same, same_shape
 from dnnc.array.statistical import all as all_
@@ -39,6 +51,7 @@ from dnnc.array.statistical import max as max_
 from dnnc.array.statistical import mean as mean_
 from dnnc.array.statistical import min as min_
 from dnnc.array.statistical import sum as sum_
+from dnnc.ir.errors import count
 
 # --- products ---------------------------------------------------------------------------------------------------------
 
@@ -71,6 +84,28 @@ def outer(x1: Any, x2: Any, /) -> Array:
     """The product of each element of `x1` and each of `x2`, as a matrix."""
     a, b = operands("outer", x1, x2)
     return multiply(reshape(a, (a.size, 1)), reshape(b, (1, b.size)))
+
+
+def cross(x1: Any, x2: Any, /, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Array:
+    """Cross products of vectors of three elements. `axis`: where they lie in both arrays and in the result."""
+    a, b = operands("cross", x1, x2)
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    if not a.ndim or not b.ndim:
+        raise ValueInputError(f"cross: expected vectors, got shapes {a.shape} and {b.shape}")
+    made = linalg.cross(moveaxis(a, axisa, -1), moveaxis(b, axisb, -1))
+    return moveaxis(made, -1, axisc)
+
+
+def kron(x1: Any, x2: Any, /) -> Array:
+    """The Kronecker product: each element of `x1` times all of `x2`, side by side."""
+    a, b = operands("kron", x1, x2)
+    n = max(a.ndim, b.ndim)
+    left, right = ((1,) * (n - x.ndim) + x.shape for x in (a, b))
+    wide = multiply(
+        reshape(a, tuple(d for k in left for d in (k, 1))), reshape(b, tuple(d for k in right for d in (1, k)))
+    )
+    return reshape(wide, tuple(p * q for p, q in zip(left, right)))
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------
@@ -158,6 +193,77 @@ def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf:
         p = where(isnan(p), nan, p)
         made.append(one(where(isinf(p), where(less_equal(p, 0.0), low, high), p)))
     return array_of(*made)
+
+
+# --- differences ------------------------------------------------------------------------------------------------------
+
+
+def gradient(x: Any, /, *varargs: Any, axis: Axes = None, edge_order: int = 1) -> Any:
+    """Differences of second order inside and of `edge_order` at the ends along axes, as NumPy's `gradient`.
+
+    Args:
+        x: values at the places of a grid.
+        *varargs: nothing for steps of 1, one step for all axes, or for each axis a step or an array of places.
+        axis: default all.
+        edge_order: 1 or 2.
+
+    Returns:
+        An array for one axis, else a tuple of them.
+    """
+    y = asarray(x)
+    y = cast(y, float_of(y.dtype))
+    axes = axes_of(axis, y.ndim)
+    if edge_order not in (1, 2):
+        raise ValueInputError(f"gradient: edge_order={edge_order}, expected 1 or 2")
+    if len(varargs) not in (0, 1, len(axes)) or (len(varargs) == 1 < len(axes) and asarray(varargs[0]).ndim):
+        raise TypeInputError(f"gradient: got {count(len(varargs), 'spacing')} for axes {axes}")
+    steps = varargs if len(varargs) == len(axes) else (varargs or (1.0,)) * len(axes)
+    made = tuple(_gradient(y, k, h, edge_order) for k, h in zip(axes, steps))
+    return made[0] if len(made) == 1 else made
+
+
+def _gradient(y: Array, k: int, spacing: Any, order: int) -> Array:
+    n = y.shape[k]
+    if n < order + 1:
+        raise ValueInputError(f"gradient: {n} elements along axis {k}, expected {order + 1} or more")
+    h = asarray(spacing)
+    h = cast(h, float_of(h.dtype))
+    if h.ndim > 1 or (h.ndim and h.shape[0] != n):
+        raise ValueInputError(f"gradient: places of shape {h.shape} along an axis of {n} elements")
+
+    def at(a: int, count: int = 1) -> Array:
+        return sliced(y, k, a % n, count)
+
+    def steps(a: int, count: int = 1) -> Array:
+        """Distances of neighbours, along the axis."""
+        if not h.ndim:
+            return h
+        d = subtract(sliced(h, 0, a % n + 1, count), sliced(h, 0, a % n, count))
+        return reshape(d, tuple(count if j == k else 1 for j in range(y.ndim)))
+
+    def end(a: int, b: int, c: int, d1: Array, d2: Array) -> Array:
+        """The slope at place a of the parabola through it and b and c, which are d1 and d1 + d2 away."""
+        first, second = divide(subtract(at(b), at(a)), d1), divide(subtract(at(c), at(b)), d2)
+        return subtract(first, divide(multiply(subtract(second, first), d1), add(d1, d2)))
+
+    parts = []
+    if order == 1:
+        parts.append(divide(subtract(at(1), at(0)), steps(0)))
+    else:
+        parts.append(end(0, 1, 2, steps(0), steps(1)))
+    if n > 2:
+        d1, d2 = steps(0, n - 2), steps(1, n - 2)
+        before, after = subtract(at(1, n - 2), at(0, n - 2)), subtract(at(2, n - 2), at(1, n - 2))
+        if not h.ndim:
+            parts.append(divide(subtract(at(2, n - 2), at(0, n - 2)), multiply(h, 2.0)))
+        else:
+            slopes = add(multiply(divide(before, d1), d2), multiply(divide(after, d2), d1))
+            parts.append(divide(slopes, add(d1, d2)))
+    if order == 1:
+        parts.append(divide(subtract(at(-1), at(-2)), steps(-2)))
+    else:
+        parts.append(end(-1, -2, -3, negative(steps(-2)), negative(steps(-3))))
+    return concat(parts, axis=k)
 
 
 # --- averages ---------------------------------------------------------------------------------------------------------

@@ -74,6 +74,12 @@ def _inplace(name: str) -> Binary:
     return method
 
 
+def _divmod(x1: Any, x2: Any) -> Any:
+    if not all(isinstance(x, (Operators, *OPERANDS)) for x in (x1, x2)):
+        return NotImplemented
+    return _function("divmod")(x1, x2)
+
+
 def _operator(name: str) -> tuple[Binary, Binary, Binary]:
     """x + y, y + x, x += y"""
     return _binary(name, False), _binary(name, True), _inplace(name)
@@ -94,6 +100,8 @@ class Operators:
     __truediv__, __rtruediv__, __itruediv__ = _operator("divide")
     __floordiv__, __rfloordiv__, __ifloordiv__ = _operator("floor_divide")
     __mod__, __rmod__, __imod__ = _operator("remainder")
+    __divmod__ = lambda self, other: _divmod(self, other)  # noqa: E731
+    __rdivmod__ = lambda self, other: _divmod(other, self)  # noqa: E731
     __pow__, __rpow__, __ipow__ = _operator("pow")
     __and__, __rand__, __iand__ = _operator("bitwise_and")
     __or__, __ror__, __ior__ = _operator("bitwise_or")

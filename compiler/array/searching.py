@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dnnc.array.core import Array, array_of, placed
+from dnnc.array.creation import asarray
 from dnnc.array.elementwise import one, operands
 from dnnc.array.errors import ValueInputError
 from dnnc.array.host import computed, contents
@@ -139,6 +140,30 @@ def unique_inverse(x: Array, /) -> UniqueInverse:
 def unique_values(x: Array, /) -> Array:
     """Unique elements. Runs on the host."""
     return computed("unique_values", np.unique(contents(x), equal_nan=False), x)
+
+
+def unique(
+    x: Any,
+    /,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+) -> Any:
+    """Unique elements, or slices along an axis, sorted, as NumPy's `unique` gives them. Runs on the host.
+
+    Returns:
+        The array, or a tuple of it and those asked for: first indices, inverse indices and counts.
+    """
+    x = asarray(x)
+    k = None if axis is None else axis_of(axis, x.ndim)
+    asked = {"return_index": return_index, "return_inverse": return_inverse, "return_counts": return_counts}
+    found: Any = np.unique(contents(x), axis=k, equal_nan=equal_nan, **asked)  # type: ignore[call-overload]
+    values, *numbers = found if isinstance(found, tuple) else (found,)
+    made = [computed("unique", values, x), *(computed("unique", a.astype(np.int64), x) for a in numbers)]
+    return tuple(made) if len(made) > 1 else made[0]
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:

@@ -12,6 +12,7 @@ An optimizer is one pure rule for a parameter:
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.backward import take
 from dnnc.frontends.trace.functions import number as call_number
 from dnnc.frontends.trace.functions import record, stand_in
-from dnnc.ir.errors import InputError, a_type, count
+from dnnc.ir.errors import DnncWarning, InputError, a_type, count
 from dnnc.ir.lru import LRU
 from dnnc.optim.clusters import of_clusters
 from dnnc.optim.hyper import Hyper, flat_numbers
@@ -268,6 +269,11 @@ class Optimizer(ABC):
                 if p._grad is not None:
                     updated.append((p, self._add(batch, p, rule, number)))
         if not updated:
+            warnings.warn(
+                f"{type(self).__name__}.step changed nothing: no parameter has a gradient; call loss.backward() first",
+                DnncWarning,
+                stacklevel=2,
+            )
             return loss
         new = batch.values(self._plans)
         materialise(new)

@@ -1,4 +1,4 @@
-"""Runs the float model on the samples, with intermediate values as outputs, and notes what quantisation needs of them.
+"""Runs the float model on the samples, with intermediate values as outputs, and notes what quantization needs of them.
 
 Histograms, peaks and means of channels and the matrices of GPTQ are sums over the samples: memory holds the values of
 one call.

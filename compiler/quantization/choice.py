@@ -1,7 +1,7 @@
 """`scheme="auto"`: for each layer the scheme that gains time at the least error, under a budget for all of them.
 
 times     of each layer's kernels, in float and in each scheme, as the compiled models run
-errors    of the outputs with one layer quantised, by the simulation
+errors    of the outputs with one layer quantized, by the simulation
 choice    layers by time won over error: as many at a time as stay in the budget together
 check     the model that results is compiled: its error has to hold, and a layer that gains nothing in it goes back
 """

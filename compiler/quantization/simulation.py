@@ -30,7 +30,7 @@ class Simulation:
 
     Args:
         plan: grids and weights.
-        layers: all that may be quantised.
+        layers: all that may be quantized.
         scheme: of activations: int8 or fp8.
         samples, feeds: of the model; the feeds that errors are measured with.
         want: the float model's outputs for these feeds.
@@ -74,7 +74,7 @@ class Simulation:
         self.run.refit(arrays)
 
     def difference(self, schemes: Mapping[str, str]) -> Difference:
-        """Of the outputs with these layers quantised from the float model's."""
+        """Of the outputs with these layers quantized from the float model's."""
         self.choose(schemes)
         out = Difference()
         for feed, want in zip(self.feeds, self.want):

@@ -158,9 +158,9 @@ def profile(f: Executable, backend: Backend, collect: Callable[[], list[Array]],
     if instance.empty or not program.calls:
         raise InputError("there is nothing to profile: for these inputs no kernel is called")
     report = find_report(f.report.programs, program)
-    inputs = getattr(program, "inputs", ())
-    if not all(t.row_major for t in inputs):  # packed once, for it is no part of a call
-        held = [packed(a, t) for a, t in zip(collect(), inputs)]
+    inputs, given_up = getattr(program, "inputs", ()), set(getattr(program, "donated", {}).values())
+    if given_up or not all(t.row_major for t in inputs):  # once: copies of what calls write into, packed where they lie
+        held = [packed(a.copy() if j in given_up else a, t) for j, (a, t) in enumerate(zip(collect(), inputs))]
         collect = lambda: held  # noqa: E731
     samples = backend.measure(instance, collect, repeats)
     sizes = dict(zip(program.dims, instance.dims.tolist())) if program.dims else {}

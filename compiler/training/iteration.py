@@ -27,6 +27,7 @@ from dnnc.array.elementwise import clip, isfinite, minimum, where
 from dnnc.array.lazy import apply
 from dnnc.array.statistical import all as every
 from dnnc.frontends.trace.gradients import value_and_grad
+from dnnc.ir import checks
 from dnnc.ir.errors import GradientError, a_type
 from dnnc.optim.clipping import clipped_by_norm, norm_of
 from dnnc.optim.hyper import STRIDE, Hyper, flat_numbers
@@ -138,6 +139,7 @@ class Iteration:
         """The loss, what the loss function gives, and new buffers of a module."""
         named = {"key": key} if self.takes_key else {}
         buffers: Arrays = {}
+        checks.function(self.loss_fn, "train_step", [self.module or "params", *batch], named)
         with stream(key):
             if self.module is None:
                 assert self.tree is not None

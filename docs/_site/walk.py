@@ -1,8 +1,9 @@
-"""Visit every page of the built site in a headless browser: python docs/_site/walk.py site [--screenshots FOLDER]
+"""Check every page of the built site: python docs/_site/walk.py site [--screenshots FOLDER] [--no-browser]
 
-Fails on errors in the console, requests that leave the site, links to pages or headings that do not exist, and words
-that the search does not find. Where there is no browser it says so and checks nothing. The browser is Playwright's own
-(`playwright install chromium`), or the Chromium or Chrome that is installed.
+Reads the pages: links to pages or headings that do not exist, files that are loaded from elsewhere or are missing, and
+words that the search index does not hold, are problems. Then a headless browser visits them: errors in the console,
+requests that leave the site, and words that the search does not find. Without a browser the second part is left out.
+The browser is Playwright's own (`playwright install chromium`), or the Chromium or Chrome that is installed.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import argparse
 import functools
 import http.server
+import json
+import posixpath
 import shutil
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote, urlsplit
 
 INSTALLED = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WORDS = (
@@ -61,6 +65,58 @@ def served(site: Path) -> Iterator[str]:
         server.server_close()
 
 
+class Page(HTMLParser):
+    """The headings and other anchors of a page, its links, and the files that it loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: set[str] = set()
+        self.files: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.anchors |= {given[n] for n in ("id", "name") if given.get(n)}
+        if tag == "a":
+            self.links |= {given["href"]} if given.get("href") else set()
+        elif tag in ("script", "img", "iframe", "source") and given.get("src"):
+            self.files.add(given["src"])
+        elif tag == "link" and given.get("rel") not in ("canonical", "next", "prev", "alternate"):
+            self.files.add(given.get("href", ""))
+
+
+def read(site: Path) -> tuple[dict[str, Page], list[str]]:
+    """The pages of a site by their paths, and what is wrong with their links and files."""
+    pages = {p.relative_to(site).as_posix(): Page(p.read_text()) for p in sorted(site.rglob("*.html"))}
+    problems = []
+    for name, page in pages.items():
+        for link in sorted(page.links | page.files):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                if link in page.files and parts.scheme != "data":
+                    problems.append(f"{name}: loads {link}")
+                continue
+            place = (
+                name if not parts.path else posixpath.normpath(posixpath.join("/", posixpath.dirname(name), parts.path))
+            )
+            target, heading = unquote(place).lstrip("/") or "index.html", unquote(parts.fragment)
+            if (site / target).is_dir():
+                target = posixpath.join(target, "index.html").removeprefix("./")
+            if not (site / target).is_file():
+                problems.append(f"{name}: dead link: {link}")
+            elif heading and not heading.startswith("__") and target in pages and heading not in pages[target].anchors:
+                problems.append(f"{name}: no such heading: {link}")
+    return pages, problems
+
+
+def unfound(site: Path) -> list[str]:
+    """Words that the index of the search does not hold."""
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    text = " ".join(f"{d['title']} {d['text']}" for d in index["docs"]).lower()
+    return [w for w in WORDS if w.lower() not in text]
+
+
 class Walk:
     """Problems of a site, found by a browser."""
 
@@ -79,26 +135,12 @@ class Walk:
         self.problems[f"{self.name}: {problem[:200]}"] = None
 
     def pages(self) -> None:
-        """Visit every page, then follow every link within the site, to its heading."""
-        ids, links = {}, {}
-        for path in sorted(self.site.rglob("*.html")):
+        """Visit every page."""
+        paths = sorted(self.site.rglob("*.html"))
+        for path in paths:
             self.name = path.relative_to(self.site).as_posix()
             self.page.goto(self.base + self.name, wait_until="load")
-            ids[self.name] = set(self.page.eval_on_selector_all("[id]", "all => all.map(e => e.id)"))
-            links[self.name] = set(self.page.eval_on_selector_all("a[href]", "all => all.map(e => e.href)"))
-        for self.name, found in links.items():
-            for link in sorted(found):
-                if not link.startswith(self.base):
-                    continue
-                parts = urlparse(link)
-                target = unquote(parts.path.lstrip("/")) or "index.html"
-                target += "index.html" if target.endswith("/") else ""
-                heading = unquote(parts.fragment)
-                if not (self.site / target).exists():
-                    self.tell(f"dead link: {link}")
-                elif heading and not heading.startswith("__") and heading not in ids.get(target, {heading}):
-                    self.tell(f"no such heading: {link}")
-        print(f"{len(links)} pages, {sum(map(len, links.values()))} links")
+        print(f"{len(paths)} pages visited")
 
     def search(self) -> None:
         """Type each word into the search."""
@@ -126,30 +168,45 @@ class Walk:
             page.close()
 
 
-def main() -> int:
-    """The number of problems, which are printed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("site", type=Path)
-    parser.add_argument("--screenshots", type=Path)
-    asked = parser.parse_args()
+def walked(site: Path, screenshots: Path | None) -> list[str]:
+    """What a browser finds; a line on stdout where there is none."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        print("not walked: Playwright is not installed (extra docs)")
-        return 0
-    with sync_playwright() as playwright, served(asked.site.resolve()) as base:
+        print("no browser: Playwright is not installed (extra docs); pages were read, not visited")
+        return []
+    with sync_playwright() as playwright, served(site) as base:
         browser = launched(playwright)
         if browser is None:
-            print(f"not walked: there is no browser; `playwright install chromium`, or one of {', '.join(INSTALLED)}")
-            return 0
-        walk = Walk(browser, asked.site.resolve(), base)
+            print(
+                "no browser: pages were read, not visited; `playwright install chromium`, or install one of "
+                f"{', '.join(INSTALLED)}"
+            )
+            return []
+        walk = Walk(browser, site, base)
         walk.pages()
         walk.search()
-        if asked.screenshots:
-            walk.screenshots(asked.screenshots, browser)
+        if screenshots:
+            walk.screenshots(screenshots, browser)
         browser.close()
-    print("\n".join(walk.problems) or "no problems")
-    return min(len(walk.problems), 1)
+    return list(walk.problems)
+
+
+def main() -> int:
+    """1 if there is a problem; all are printed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("site", type=Path)
+    parser.add_argument("--screenshots", type=Path, metavar="FOLDER", help="pictures of ten pages")
+    parser.add_argument("--no-browser", action="store_true", help="read the pages only")
+    asked = parser.parse_args()
+    site = asked.site.resolve()
+    pages, problems = read(site)
+    problems += [f"search: nothing holds {word}" for word in unfound(site)]
+    print(f"{len(pages)} pages, {sum(len(p.links) for p in pages.values())} links, {len(WORDS)} words read")
+    if not asked.no_browser:
+        problems += walked(site, asked.screenshots)
+    print("\n".join(problems) or "no problems")
+    return min(len(problems), 1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One form for all products of quantised operands: sums of bytes in i32, then what zero points add.
+"""One form for all products of quantized operands: sums of bytes in i32, then what zero points add.
 
     sum((x - zx) * (w - zw))   ->   matmul(x, w8, out_dtype=i32) - zx * sum(w - zw) + r * sum(x)
 
@@ -69,7 +69,7 @@ def known(g: Graph, v: Value | None) -> int | None:
 
 
 def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias: Value | None = None) -> Any:
-    """The product of quantised x and weights, and a bias in i32 [O]: i32, or exact integers in f32. None: no form fits.
+    """The product of quantized x and weights, and a bias in i32 [O]: i32, or exact integers in f32. None: no form fits.
 
     `attrs`: of the convolution, or of the product.
     """
@@ -96,7 +96,7 @@ def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias
 
 
 def product_of_two(b: Builder, x: Quantized, y: Quantized) -> Any:
-    """The product of quantised matrices neither of which is constant, whose inner size is known: i32.
+    """The product of quantized matrices neither of which is constant, whose inner size is known: i32.
 
         sum((x - zx) * (y - zy))   ->   matmul(x, y) - zx * sum(y) - zy * sum(x) + k * zx * zy
 

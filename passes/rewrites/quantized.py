@@ -1,4 +1,4 @@
-"""Keep quantised models in bytes: integer products, requantisation behind them, movement of bytes between them.
+"""Keep quantized models in bytes: integer products, requantization behind them, movement of bytes between them.
 
     quantize(relu(conv(dequantize(x), dequantize(w), bias)))
         -> quantize(relu(mul(cast(conv(x, w8, sums, out_dtype=i32), to=f32), scales) + bias)))      all one kernel
@@ -8,11 +8,11 @@
     quantize(dequantize(x)) with equal scales                     ->   x
     quantize(concat(x, y))                                        ->   concat(quantize(x), quantize(y))
 
-So the three ways in which ONNX files are quantised (pairs of QuantizeLinear and DequantizeLinear, operators on
-integers, DynamicQuantizeLinear) become one. It runs ahead of folding, which would make floats of quantised weights, and
+So the three ways in which ONNX files are quantized (pairs of QuantizeLinear and DequantizeLinear, operators on
+integers, DynamicQuantizeLinear) become one. It runs ahead of folding, which would make floats of quantized weights, and
 behind it, where integer weights with their zero points are constants.
 
-Sums of products are exact, so floats differ by their last roundings from those of dequantised operands. Quotients by
+Sums of products are exact, so floats differ by their last roundings from those of dequantized operands. Quotients by
 scales become products. Strict numerics keep both as they are.
 """
 
@@ -63,7 +63,7 @@ def quantized(graph: Graph, ctx: PassContext) -> bool:
 
 
 def _in_floats(n: Node) -> bool:
-    """Is a node the product of dequantised operands?"""
+    """Is a node the product of dequantized operands?"""
     of = [producer(v, "dequantize_linear") for v in n.inputs[:2]]
     x = of[0].inputs[0] if of and of[0] is not None else None
     return n.op.contraction is not None and None not in of and x is not None and x.type.dtype in BYTES
@@ -240,7 +240,7 @@ def multiply_and_add_bytes(m: Match) -> Value:
 
 
 def _scaled_product(m: Match, w: Weights, scales: Array, attrs: Any, bias: Array | None = None) -> Value:
-    """The product of the root's first operand, which is dequantised, with integers, in f32.
+    """The product of the root's first operand, which is dequantized, with integers, in f32.
 
     Args:
         w: the integers.
@@ -262,7 +262,7 @@ def _scaled_product(m: Match, w: Weights, scales: Array, attrs: Any, bias: Array
 
 
 def _weights(m: Match, n: Node, axis: int, convolves: bool) -> tuple[Weights, Array]:
-    """Dequantised constants as integers, and their scales, one or one for each index of the axis."""
+    """Dequantized constants as integers, and their scales, one or one for each index of the axis."""
     q, scales = m.constant(m.operand(n, 0)), m.constant(m.operand(n, 1))
     m.require(m.operand(n, 0).type.dtype in BYTES and not n.attrs["block"], "the weights are no bytes")
     axis = normalize_axis(axis, q.ndim)
@@ -356,14 +356,14 @@ def _integers(m: Match, v: Value) -> Quantized:
     return Quantized(q, zero)
 
 
-# --- requantisation ---------------------------------------------------------------------------------------------------
+# --- requantization ---------------------------------------------------------------------------------------------------
 
 
 def quantize_by_product(m: Match) -> Value:
     """quantize(add(mul(x, a), b), s, z)   ->   cast(cast(round(clip(add(mul(x, a/s), b/s), low - z, high - z))) + z)
 
     Rounding and bounds that are integers change places, so that one instruction rounds and converts. 8-bit floats are
-    quantised without a zero point, where the target multiplies them.
+    quantized without a zero point, where the target multiplies them.
     """
     n = m.root
     scale, zero = _one_scale(m, n)

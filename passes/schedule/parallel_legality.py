@@ -31,7 +31,7 @@ def obstacle(loop: For) -> str:
         read = found.read.get(buf, [])
         if not any(loop.var in free(i) for idx, _ in places for i in idx):
             return f"every iteration writes {buf.name}"
-        limited = [*found.limited.get(buf, places), *read]
+        limited = [*found.limited.get(buf, places), *found.limited_read.get(buf, read)]
         if not any(_apart(x, loop.var, found.inner, overlap=not read) for x in ([*places, *read], limited)):
             return f"iterations may {'read' if read else 'write'} the same elements of {buf.name} as others write"
     return ""
@@ -48,6 +48,7 @@ class _Found:
             Buffer, list[Place]
         ] = {}  # the same, a vector that ends at a limit as its first and its last element
         self.read: dict[Buffer, list[Place]] = {}
+        self.limited_read: dict[Buffer, list[Place]] = {}
         self.barrier = False
 
     def scan(self, b: Block, lets: dict[Expr, Expr]) -> None:
@@ -57,17 +58,15 @@ class _Found:
                 for x in walk(e):
                     if isinstance(x, (Load, Ref)) and not (isinstance(s, Eval) and s.name == "prefetch"):
                         self.read.setdefault(x.buf, []).append((x.idx, x.lanes))
+                        ends = _ends(x.idx, x.lanes, x.limit if isinstance(x, Load) else None)
+                        self.limited_read.setdefault(x.buf, []).extend(ends)
             if isinstance(s, Alloc):
                 self.own.add(s.buf)
             elif isinstance(s, Store):
                 at = tuple(values[: len(s.idx)])
                 self.written.setdefault(s.buf, []).append((at, s.lanes))
-                ends = (
-                    [(at, s.lanes)]
-                    if s.limit is None
-                    else [(at, 1), ((*at[:-1], at[-1] + substitute(s.limit, lets) - 1), 1)]
-                )
-                self.limited.setdefault(s.buf, []).extend(ends)
+                limit = None if s.limit is None else substitute(s.limit, lets)
+                self.limited.setdefault(s.buf, []).extend(_ends(at, s.lanes, limit))
             elif isinstance(s, Eval):
                 self.barrier |= s.name == "barrier"
                 for x in s.args if s.name != "prefetch" else ():
@@ -82,6 +81,13 @@ class _Found:
             elif isinstance(s, If):
                 self.scan(s.then, lets)
                 self.scan(s.other, lets)
+
+
+def _ends(idx: tuple[Expr, ...], lanes: int, limit: Expr | None) -> list[Place]:
+    """The first and the last element of a vector that ends at a limit; else all of it."""
+    if limit is None or any(i.lanes > 1 for i in idx):
+        return [(idx, lanes)]
+    return [(idx, 1), ((*idx[:-1], idx[-1] + limit - 1), 1)]
 
 
 def _apart(places: Sequence[Place], v: Var, inner: set[Var], overlap: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What tests of quantised graphs share: the passes in their order, operands in the range of their types."""
+"""What tests of quantized graphs share: the passes in their order, operands in the range of their types."""
 
 from __future__ import annotations
 

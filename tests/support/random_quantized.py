@@ -1,4 +1,4 @@
-"""Random quantised models: layers on 8-bit codes with random schemes, in the three ways in which ONNX files write them.
+"""Random quantized models: layers on 8-bit codes with random schemes, in the three ways in which ONNX files write them.
 
 In: a seed. Out: an ONNX model, arrays for its inputs, and whether its arithmetic is exact. In an exact model all scales
 are powers of two and all sums stay below 2^24, so that float32, float64 and integers give the same codes, ties
@@ -6,7 +6,7 @@ included: results must be equal. Other models have any scales: a quotient near a
 `first_wrong` lets pass where few elements differ by few steps.
 
 A scheme has a type (u8, i8), a zero point and a scale for all elements or, for weights, for each output channel. Layers
-are written with QuantizeLinear and DequantizeLinear, as operators on integers, or with dynamic quantisation.
+are written with QuantizeLinear and DequantizeLinear, as operators on integers, or with dynamic quantization.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def random_quantized(seed: int, layers: int = 5) -> tuple[onnx.ModelProto, list[
 
 
 def first_wrong(graph: Graph, inputs: Sequence[Array], got: Sequence[Array], exact: bool) -> str | None:
-    """What is wrong about the outputs of a quantised graph; None where all are right.
+    """What is wrong about the outputs of a quantized graph; None where all are right.
 
-    Dynamic quantisation of codes has quotients at ties in many elements at once, where float32 and float64 round apart.
+    Dynamic quantization of codes has quotients at ties in many elements at once, where float32 and float64 round apart.
     So outputs of a model that is not exact may be those of either.
     """
     why = _difference(graph, run(graph, inputs, "float64"), got, exact)
@@ -151,7 +151,7 @@ class Nets:
         return self.constant(scale, "f4"), "" if left_out else self.constant(zero, dtype)
 
     def given(self, shape: tuple[int, ...]) -> None:
-        """An input: codes, or floats on the grid of a scheme, which are quantised."""
+        """An input: codes, or floats on the grid of a scheme, which are quantized."""
         dtype, scale = self.byte(), self.scale(0.05)
         zero, name = self.zero(dtype), f"x{len(self.inputs)}"
         low = int(np.iinfo(dtype).min)
@@ -310,7 +310,7 @@ def product(g: Nets, x: Codes) -> None:
 
 
 def attention(g: Nets, x: Codes) -> None:
-    """A product of two quantised activations: queries with transposed keys, or shares with values."""
+    """A product of two quantized activations: queries with transposed keys, or shares with values."""
     others = [m for m in g.made if len(m.shape) == len(x.shape) > 1 and m.shape[:-2] == x.shape[:-2]]
     turned = g.chance(0.6)
     fits = [m for m in others if m.shape[-1 if turned else -2] == x.shape[-1]]

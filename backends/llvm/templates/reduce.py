@@ -65,6 +65,13 @@ def _lanes_along(problem: Problem, target: CpuTarget) -> int:
     return max(target.vector_bits // 8 // max(max(sizes), 4), 2) if sizes else lanes_for(problem, target)
 
 
+def _longest_in_order(problem: Problem) -> float:
+    """The steps of the longest loop that walks memory in order, which vectors may go over."""
+    names = {n for names in problem.lowered.reductions for n in names} | set(problem.lowered.out_loops[-1:])
+    walked = [x for x in loops(problem.kernel.entry.body) if x.var.name in names and unit_stride(x)]
+    return max((value(x.extent) or math.inf for x in walked), default=math.inf)
+
+
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     """Sums in flight, vectors, pixels, rows together, straight-line length, threads. None: contractions' recipes."""
     if problem.kind == "contraction" and (
@@ -72,6 +79,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     ):
         return []
     out: list[Knobs] = []
+    longest = _longest_in_order(problem)
     for first in candidates(problem, target):
         lanes = int(dict(first)["lanes"])
         others: list[dict[str, int]] = [{"chains": n} for n in (1, 2, 8)]
@@ -85,7 +93,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
         else:
             columns = [n for n in (1, 2, 3, 4, 6, 8) if n != dict(first).get("columns", 1)]
             others += [*({"rows": n} for n in (1, 3, 4)), *({"columns": n} for n in columns)]
-        wide = [{"lanes": n} for n in (lanes // 2, 2 * lanes) if n > 1]
+        wide = [{"lanes": n} for n in (lanes // 2, 2 * lanes) if 1 < n <= max(lanes, longest)]
         out += [varied(first, **k) for k in (*others, *shares(problem), *wide)]
         out += [varied(first, **j, **k) for j in wide for k in (*others, *shares(problem))]
         out += [varied(first, **j, **k) for j in others for k in shares(problem)]

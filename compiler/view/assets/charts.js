@@ -82,11 +82,11 @@ function showMemory() {
     let line = "";
     m.alive.forEach((n, s) => (line += `${line ? "L" : "M"}${x(s)},${y(n)}L${x(s + 1)},${y(n)}`));
     chart.append(svg("path", { d: line, fill: "none", stroke: "var(--text)", "stroke-width": 1.5, "pointer-events": "none" }));
-    const over = m.lower ? ` (${((m.arena / m.lower - 1) * 100).toFixed(1)} % above)` : "";
+    const over = m.lower ? ` (${((m.arena / m.lower - 1) * 100).toFixed(1)} % larger)` : "";
     return el("div", {}, el("h3", {}, V.memory.length > 1 ? `Program ${number + 1}` : "Memory over the program"),
-      el("p.dim", {}, `Arena ${bytes(m.arena)}, least possible ${bytes(m.lower)}${over}; constants ${bytes(m.constants)}. Boxes are tensors at their offsets, the line is what is alive. Inputs and outputs belong to the caller.`), chart);
+      el("p.dim", {}, `Arena ${bytes(m.arena)}, lower bound ${bytes(m.lower)}${over}; constants ${bytes(m.constants)}. Boxes are tensors at their offsets; the line is the memory in use. Inputs and outputs belong to the caller.`), chart);
   });
-  $("memory").replaceChildren(...(made.length ? made : [el("p.dim", {}, "No intermediate value lies in memory, or sizes are symbolic.")]));
+  $("memory").replaceChildren(...(made.length ? made : [el("p.dim", {}, "There are no intermediate values in memory, or sizes are symbolic.")]));
 }
 
 const LEAST = 0.02; // FLOP per byte
@@ -112,7 +112,9 @@ function roofline(width, height, only) {
     const knee = Math.min(c.flops / rate, 10 ** x1), from = Math.max(10 ** x0, 10 ** y0 / rate);
     if (from >= knee) continue;
     chart.append(svg("line", { x1: x(from), y1: y(from * rate), x2: x(knee), y2: y(knee * rate), stroke: "var(--dim)", "stroke-dasharray": "4 3" }));
-    chart.append(svg("text", { x: x(from) + 4, y: y(from * rate) - 5, class: "dimtext" }, `${name} ${bytes(rate)}/s`));
+    const mx = (x(from) + x(knee)) / 2, my = (y(from * rate) + y(knee * rate)) / 2; // the label runs along the line
+    const angle = (Math.atan2(y(knee * rate) - y(from * rate), x(knee) - x(from)) * 180) / Math.PI;
+    chart.append(svg("text", { x: mx, y: my - 5, "text-anchor": "middle", class: "dimtext", transform: `rotate(${angle} ${mx} ${my})` }, `${name} ${bytes(rate)}/s`));
   }
   chart.append(svg("line", { x1: x(Math.max(10 ** x0, c.flops / Math.max(...c.levels.map((v) => v[1])))), x2: width - 8, y1: y(c.flops), y2: y(c.flops), stroke: "var(--text)" }), svg("text", { x: width - 10, y: y(c.flops) - 4, "text-anchor": "end" }, `${count(c.flops)}FLOP/s`.replace("FLOP", " FLOP").replace("  ", " ")));
   const most = Math.max(...data.map((d) => d.k.seconds));
@@ -129,5 +131,5 @@ const rooflineOf = (step) => roofline($("details").clientWidth - 40, 190, V.step
 
 function showRoofline() {
   const chart = roofline(Math.max($("stage").clientWidth - 50, 400), Math.max($("stage").clientHeight - 110, 260));
-  $("roofline").replaceChildren(...(chart ? [el("p.dim", {}, `Each circle is a kernel, as large as its time. Limits of ${plural(V.ceilings.threads, "thread")} of this machine.`), chart] : [el("p.dim", {}, "Not measured: give the page a profile for times.")]));
+  $("roofline").replaceChildren(...(chart ? [el("p.dim", {}, `Each circle is a kernel; its area is its time. Lines are the limits of this machine with ${plural(V.ceilings.threads, "thread")}.`), chart] : [el("p.dim", {}, "Not measured: give the page a profile for times.")]));
 }

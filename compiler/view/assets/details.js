@@ -31,9 +31,9 @@ function overview() {
   const m = V.memory[0];
   return [
     el("h2", {}, V.title),
-    rows([...V.facts, ["nodes as imported", `${V.nodes.length}`], ["steps", `${V.steps.length}, of ${plural(V.kernels.length, "unique kernel")}`], ["passes", `${V.passes.filter((p) => p.changed).length} of ${V.passes.length} changed the graph`],
-      ["arena", m && `${bytes(m.arena)} (least possible ${bytes(m.lower)})`], ["constants", m && bytes(m.constants)]]),
-    el("p.dim", {}, "Click a node: where it comes from, which passes changed it, its kernel and its code. Double-click a layer to fold or unfold it; / searches; ? lists the keys."),
+    rows([...V.facts, ["nodes as imported", `${V.nodes.length}`], ["steps", `${V.steps.length}, ${plural(V.kernels.length, "unique kernel")}`], ["passes", `${V.passes.filter((p) => p.changed).length} of ${V.passes.length} changed the graph`],
+      ["arena", m && `${bytes(m.arena)} (lower bound ${bytes(m.lower)})`], ["constants", m && bytes(m.constants)]]),
+    el("p.dim", {}, "Click a node to see its origin, the passes that changed it, its kernel and its code. Double-click a layer to fold or unfold it. Press / to search, ? for all keys."),
     ...section("Longest kernel calls", topSteps(V.steps.map((s, k) => k))),
   ];
 }

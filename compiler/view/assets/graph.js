@@ -305,7 +305,7 @@ function showGraph() {
   const kinds = [...new Set(list().map((x) => x.kind ?? "other"))];
   $("legend").replaceChildren(
     ...(timed && state.colour === "time"
-      ? [el("span", {}, swatch("cool"), "little time"), el("span", {}, swatch("hot"), "much time")]
+      ? [el("span", {}, swatch("cool"), "short"), el("span", {}, swatch("hot"), "long")]
       : kinds.map((k) => el("span", {}, swatch(k), k))),
   );
 }

@@ -10,7 +10,7 @@ import pytest
 from dnnc.autotune.model.cost_model import Analytic
 from dnnc.autotune.model.features import NAMES
 from dnnc.autotune.model.forest import Forest
-from dnnc.autotune.runners.machine import machine_of
+from dnnc.autotune.runners.machine import Machine, machine_of
 from dnnc.autotune.search.choose import cost_model, margin_of, pretrained, shipped, surest
 from dnnc.autotune.search.task import Setting
 from dnnc.ir.graph.text import parse
@@ -18,7 +18,7 @@ from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.program import ScheduledGraph
-from dnnc.passes.schedule.problem import Problem
+from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.passes.schedule.step import Choose, candidates, first_choice
 
 Array = np.ndarray[Any, Any]
@@ -69,6 +69,32 @@ def test_a_gain_below_the_margin_is_none() -> None:
 def test_a_model_that_has_not_shown_its_worth_changes_nothing() -> None:
     assert margin_of(Analytic(), "contraction") == margin_of(Few(), "contraction") == float("inf")
     assert rows(program(pretrained(machine_of(CPU), model=Few()))) == default()
+
+
+def test_a_pick_that_does_not_apply_is_no_candidate() -> None:
+    """The best schedule by the model fails: the next best is picked."""
+    tried = []
+
+    class Partial(Machine):
+        def applies(self, problem: Problem, choice: Choice, setting: Setting) -> bool:
+            tried.append(dict(choice.knobs)["mr"])
+            return tried[-1] != 1 and super().applies(problem, choice, setting)
+
+    assert rows(program(pretrained(Partial(machine_of(CPU).backend), model=Few(), margin=0.0))) == 2
+    assert tried[0] == 1 and tried[-1] == 2
+
+
+def test_a_machine_knows_what_applies() -> None:
+    machine, setting, seen = machine_of(CPU), Setting(CPU), []
+
+    def watching(problem: Problem, offered: Any) -> Any:
+        seen.extend(
+            machine.applies(problem, c, setting) for c in (offered[0], Choice("contraction", ()), Choice("none", ()))
+        )
+        return offered[0]
+
+    program(watching)
+    assert seen == [True, False, False]
 
 
 def test_a_forest_knows_its_margin() -> None:

@@ -340,6 +340,8 @@ def test_errors() -> None:
         dnnc.custom_op("typed", leaky, lambda x, **attrs: TensorType(x.dtype, (3,)))(X)
     with pytest.raises(ShapeError, match="cannot be made for operands f32"):
         UNIT(K)
+    with pytest.raises(ShapeError, match=r"'Tensor' and 'int'; compute elements of tensors, such as te\.compute"):
+        dnnc.custom_op("doubled", lambda x: x * 2)(X)
     with pytest.raises(InputError, match=r"must give te\.compute"):
         dnnc.custom_op("nothing", no_tensor)(X)
     with pytest.raises(InputError, match="expected real numbers"):

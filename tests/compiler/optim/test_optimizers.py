@@ -210,6 +210,16 @@ def test_a_parameter_without_a_gradient_stays() -> None:
     assert params["w"].grad is None
 
 
+def test_a_step_without_a_gradient_is_told() -> None:
+    """PyTorch is silent about a forgotten `backward`."""
+    w = xp.asarray(np.ones(3))
+    w.requires_grad = True
+    optimizer = optim.SGD([w], lr=0.1)
+    with pytest.warns(dnnc.DnncWarning, match=r"SGD.step changed nothing: .*call loss\.backward\(\) first"):
+        optimizer.step()
+    assert w.tolist() == [1, 1, 1]
+
+
 def test_bad_options() -> None:
     w = xp.asarray(np.zeros(3))
     for message, call in (

@@ -123,7 +123,7 @@ def test_other_runtimes_read_the_same_numbers() -> None:
 
 
 @pytest.mark.slow
-def test_layers_that_cannot_be_quantised_are_named() -> None:
+def test_layers_that_cannot_be_quantized_are_named() -> None:
     text = """agraph (float[N, 4] x) => (float[N, 4] y) {
         l = Log(x)
         a = MatMul(l, w1)
@@ -148,7 +148,7 @@ def test_layers_that_cannot_be_quantised_are_named() -> None:
     assert dead.layers[1].reason == "x was 0 in all of the calibration, which tells no scale"
     kept = dnnc.quantize(proto, x, measure=False, keep="b")
     assert [layer.reason for layer in kept.layers][1] == "kept by 'b'"
-    assert any("no layer can be quantised" in n for n in kept.notes)
+    assert any("no layer can be quantized" in n for n in kept.notes)
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_constant_activations_and_weights_of_zeros() -> None:
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float]]:
-    """Seconds of each layer in float and quantised, in place of what is measured."""
+    """Seconds of each layer in float and quantized, in place of what is measured."""
     told: dict[str, tuple[float, float]] = {}
 
     def timed(executable: Any, feed: Any, layers: Any, placement: Any = None) -> Times:

@@ -55,6 +55,13 @@ def profiled() -> Profile:
     return made
 
 
+def test_a_profile_leaves_donated_arrays() -> None:
+    x = inputs()
+    before = x.copy()
+    made = compiled(donate={"x": "y"}).profile(x, repeats=2)
+    assert np.array_equal(x, before) and made.repeats == 2
+
+
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Profile:
     return profiled()

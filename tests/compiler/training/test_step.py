@@ -281,6 +281,11 @@ def test_bad_arguments() -> None:
         ("accumulate=0", dnnc.InputError, lambda: dnnc.train_step(loss_fn, sgd, WEIGHTS, accumulate=0)),
         ("clip_norm=-1", dnnc.InputError, lambda: dnnc.train_step(loss_fn, sgd, WEIGHTS, clip_norm=-1)),
         ("loss_scale='big'", dnnc.InputError, lambda: dnnc.train_step(loss_fn, sgd, WEIGHTS, loss_scale="big")),
+        (
+            r"loss_fn\(p.*, x.*, y.*\).* cannot take 2 arguments: missing a required argument: 'y'",
+            dnnc.InputError,
+            lambda: dnnc.train_step(loss_fn, sgd, WEIGHTS)(BATCHES[0][0]),
+        ),
         ("statistics", dnnc.InputError, lambda: dnnc.train_step(loss_fn, sgd, WEIGHTS, statistics="all")),
         ("unknown option", dnnc.InputError, lambda: dnnc.train_step(loss_fn, sgd, WEIGHTS, thread=1)),
         (

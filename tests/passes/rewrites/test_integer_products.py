@@ -1,4 +1,4 @@
-"""Products of quantised operands as products of bytes: the same integers for any types and zero points."""
+"""Products of quantized operands as products of bytes: the same integers for any types and zero points."""
 
 from __future__ import annotations
 

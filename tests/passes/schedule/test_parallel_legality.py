@@ -25,8 +25,16 @@ APART = [
     "for v in range(8):\n        z[v, 0:+16] = x[v]\n        z[v, 16:+16] = z[v, 0:+16]",
     # a vector that ends where the next part begins
     "for v in range(3):\n        for i in range(2):\n            y[16*i + 20*v:+16:20 - 16*i] = x[v]",
+    # the same, read and written in place by a vector wider than a part
+    "for v in range(3):\n        for i in range(1):\n            "
+    "y[16*v + 32*i:+32:16 - 32*i] = y[16*v + 32*i:+32:16 - 32*i] + 1.0",
 ]
 MEET = [
+    (
+        "for v in range(3):\n        for i in range(1):\n            "
+        "y[16*v + 32*i:+32:16 - 32*i] = y[16*v + 32*i:+32:17 - 32*i] + 1.0",
+        "read the same elements of y",
+    ),
     (
         "for v in range(3):\n        for i in range(2):\n            y[16*i + 20*v:+16:21 - 16*i] = x[v]",
         "write the same elements of y",
