@@ -307,8 +307,9 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
     end = s.slices * s.split * tiles * ROWS * s.cols * 4 / 64
     ring, rounds = s.stages > 0 and tiles <= HELD, _each(d, s)
-    late = LATE * min(rounds - 1, 2) if d.early and not s.stages else RING * ring
-    late += STEP * min(rounds * s.flight, SERIAL)
+    late: float = RING * ring
+    if tiles == 1:
+        late += STEP * min(rounds * s.flight, SERIAL) + (LATE * min(rounds - 1, 2) if d.early and not ring else 0)
     return START + late + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
 
 
