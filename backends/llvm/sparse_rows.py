@@ -3,9 +3,10 @@
     vmovups   x[k], zmm_x                                  once for each column that the group uses
     vfmadd231ps d(values){1to16}, zmm_x, zmm_r             for each stored element (r, k) of the group
 
+Groups of a run follow each other, without a call and its jumps: of few columns those take as long as the products.
 LLVM takes seconds for a function of so many instructions, moves loads and spills sums; so this is bytes, written into
 the module's assembly, a microsecond an element. Displacements stay one byte: pointers step. CPUs fetch few lines of
-code ahead, which costs two thirds of the speed where code comes from memory; so code prefetches what the group after it
+code ahead, which costs two thirds of the speed where code comes from memory; so code prefetches what the run after it
 needs, code and values, each time a part of it. x86-64 with AVX-512, System V calls.
 """
 
@@ -21,11 +22,10 @@ from dnnc.ir.sparse import Pattern
 Array = Any
 VECTOR = 64  # bytes
 REGISTERS = 32
-MOST_ROWS = 30  # sums; two registers are left for x
 STEP = 256  # values, or vectors of x, that displacements of one byte reach
 LINE = 64  # bytes of a cache line
-PREFETCHES = 4  # parts in which a group is prefetched
-ENTRY = 16  # bytes of the table for a group: where its code and values begin, sizes of their parts
+PREFETCHES = 4  # parts in which a run is prefetched
+ENTRY = 16  # bytes of the table for a run: where its code and values begin, sizes of their parts
 QUADS = 256  # words of a line
 
 
@@ -34,32 +34,34 @@ def available(features: frozenset[str]) -> bool:
     return "avx512f" in features and sys.platform != "win32"
 
 
-def assembly(symbol: str, pattern: Pattern, group: int) -> str:
-    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 group, int64 next, int64 part)`.
+def assembly(symbol: str, pattern: Pattern, group: int, run: int) -> str:
+    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 run, int64 next, int64 part)`.
 
-    Parts 0, 1, .. of group `next` are prefetched between the products; part `PREFETCHES` stands for all that is up to
-    the second group behind this one, ahead of them.
+    Parts 0, 1, .. of run `next` are prefetched between the products; part `PREFETCHES` stands for all that is up to
+    the second run behind this one, ahead of them.
 
     Args:
         symbol: its name.
         pattern: of the whole matrix.
         group: rows of a group.
+        run: groups of a run.
     """
     code, ahead, table, groups = bytearray(), 0, [], pattern.by_groups(group)
-    begin = ENTRY * (len(groups) + 2)
-    for stored in groups:
-        made, count = _group(stored), int(stored.sum())
+    runs = [groups[at : at + run] for at in range(0, len(groups), run)]
+    begin = ENTRY * (len(runs) + 2)
+    for members in runs:
+        made, count = _run(members), int(members.sum())
         table += [begin + len(code), 4 * ahead, LINE * _part(len(made)), LINE * _part(4 * count)]
         code += made
         ahead += count
-    table += [begin + len(code), 4 * ahead, 0, 0] * 2  # past the last group
+    table += [begin + len(code), 4 * ahead, 0, 0] * 2  # past the last run
     lines = [
         ".text", ".p2align 6", f".hidden {symbol}", f".globl {symbol}", f"{symbol}:",
         f"leaq {symbol}.table(%rip), %r10", f"imulq ${ENTRY}, %r8, %r8", f"imulq ${ENTRY}, %rcx, %r11",
         "addq %r10, %r8", "addq %r10, %r11", f"cmpq ${PREFETCHES}, %r9", "jb 5f",
         *_burst(0, "%r10"), *_burst(4, "%rdx"), "xorl %r9d, %r9d", "movq %r11, %r8",
         "5:", "movslq 8(%r8), %rax", "imulq %r9, %rax", "movslq 12(%r8), %rcx", "imulq %r9, %rcx",
-        "movslq (%r8), %r9", "addq %r9, %rax", "addq %r10, %rax",  # code of the next group
+        "movslq (%r8), %r9", "addq %r9, %rax", "addq %r10, %rax",  # code of the next run
         "movslq 4(%r8), %r9", "addq %r9, %rcx", "addq %rdx, %rcx",  # its values
         "movslq 4(%r11), %r9", f"leaq {STEP * 2}(%rdx,%r9), %rdx", f"addq ${VECTOR * STEP // 2}, %rsi",
         "movslq (%r11), %r9", "addq %r10, %r9", "jmpq *%r9", ".p2align 4", f"{symbol}.table:",
@@ -71,7 +73,7 @@ def assembly(symbol: str, pattern: Pattern, group: int) -> str:
 
 
 def _burst(column: int, base: str) -> list[str]:
-    """Prefetch what a column of the table says, from group `next` (r8) up to the second one behind this group (r11)."""
+    """Prefetch what a column of the table says, from run `next` (r8) up to the second one behind this run (r11)."""
     label = 1 + column // 4
     return [
         f"movslq {column}(%r8), %rax", f"movslq {2 * ENTRY + column}(%r11), %rcx", f"addq {base}, %rax",
@@ -85,11 +87,31 @@ def _part(size: int) -> int:
     return -(-size // (LINE * PREFETCHES))
 
 
-def _group(stored: Array) -> bytes:
-    """Code of one group: sums are 0, products, stores, return. `stored`: bool[columns, rows]."""
-    rows = np.arange(stored.shape[1])
+def _run(members: Array) -> bytes:
+    """Code of a run: sums of each group are 0, products, stores; return. `members`: bool[groups, columns, rows]."""
+    rows, out, lines = np.arange(members.shape[2]), bytearray(), (0, 0)
     stores = bytes(_moves(rows, rows, 0x11, 7).tobytes())
-    return _clear(rows) + _products(stored) + stores + b"\xc5\xf8\x77\xc3"  # vzeroupper, ret
+    for g, stored in enumerate(members):
+        count = int(stored.sum())
+        size = len(stores) + len(_clear(rows)) + 7 * (count + int(stored.any(1).sum()))
+        own = _part(size), _part(4 * count)
+        out += _clear(rows) + _products(stored, lines, own) + stores
+        lines = lines[0] + own[0], lines[1] + own[1]
+        if g + 1 < len(members):
+            out += _behind(stored, count)
+    return bytes(out) + b"\xc5\xf8\x77\xc3"  # vzeroupper, ret
+
+
+def _behind(stored: Array, count: int) -> bytes:
+    """Pointers for the group behind one: values and sums go on, vectors of x begin anew."""
+    columns = np.nonzero(stored.any(1))[0]
+    pages = int(columns[-1]) // STEP if len(columns) else 0
+    steps = (
+        (2, 4 * (count - max(count - 1, 0) // STEP * STEP)),
+        (6, -pages * STEP * VECTOR),
+        (7, VECTOR * len(stored[0])),
+    )
+    return b"".join(_steps(register, np.array([size])).tobytes() for register, size in steps if size)
 
 
 def _bit(number: Array, k: int) -> Array:
@@ -120,8 +142,10 @@ def _moves(r: Array, vectors: Array, opcode: int, base: int) -> Array:
     return out
 
 
-def _products(stored: Array) -> bytes:
-    """vmovups k(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx; addq $16384, %rsi;
+def _products(stored: Array, ahead: tuple[int, int], lines: tuple[int, int]) -> bytes:
+    """`lines` of code and of values are prefetched, `ahead` of which the groups in front of this one did:
+
+    vmovups k(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx; addq $16384, %rsi;
     prefetcht1 i(%rax); prefetcht1 i(%rcx)
     """
     k, r = np.nonzero(stored)
@@ -129,7 +153,6 @@ def _products(stored: Array) -> bytes:
     if not count:
         return b""
     first, j = np.r_[True, k[1:] != k[:-1]], np.arange(count)
-    columns = int(first.sum())
     x = stored.shape[1] + (np.cumsum(first) - 1) % (REGISTERS - stored.shape[1])
     pages = np.diff(k // STEP, prepend=0)  # by which the pointer to x steps
     fma = np.empty((count, 7), np.uint8)
@@ -141,8 +164,8 @@ def _products(stored: Array) -> bytes:
     fma[:, 5] = 0x42 | (r & 7) << 3
     fma[:, 6] = (j % STEP - STEP // 2) & 255
     pieces = [  # of the code of each element, and which elements have them
-        (_prefetches(0, j, count, _part(7 * (count + columns) + 13 * stored.shape[1]))),
-        (_prefetches(1, j, count, _part(4 * count))),
+        (_prefetches(0, j, count, ahead[0], lines[0])),
+        (_prefetches(1, j, count, ahead[1], lines[1])),
         (_steps(2, np.full(count, 4 * STEP)), (j > 0) & (j % STEP == 0)),
         (_steps(6, pages * STEP * VECTOR), pages > 0),
         (_moves(x, k % STEP - STEP // 2, 0x10, 6), first),
@@ -152,16 +175,16 @@ def _products(stored: Array) -> bytes:
     return bytes(np.concatenate([made for made, _ in pieces], 1)[there].tobytes())
 
 
-def _prefetches(base: int, j: Array, count: int, lines: int) -> tuple[Array, Array]:
+def _prefetches(base: int, j: Array, count: int, ahead: int, lines: int) -> tuple[Array, Array]:
     """prefetcht1 i(base): base 0 is rax, 1 is rcx; and which of the elements `j` have one, as far apart as they can."""
     out, every = np.empty((count, 7), np.uint8), max(count // lines, 1)
     out[:, :3] = 0x0F, 0x18, 0x90 | base
-    out[:, 3:] = (j // every * LINE).astype("<i4").view(np.uint8).reshape(-1, 4)
+    out[:, 3:] = ((ahead + j // every) * LINE).astype("<i4").view(np.uint8).reshape(-1, 4)
     return out, (j % every == 0) & (j < lines * every)
 
 
 def _steps(register: int, sizes: Array) -> Array:
-    """addq $size, register: 2 is rdx, 6 is rsi"""
+    """addq $size, register: 2 is rdx, 6 is rsi, 7 is rdi"""
     out = np.empty((len(sizes), 7), np.uint8)
     out[:, :3] = 0x48, 0x81, 0xC0 | register
     out[:, 3:] = sizes.astype("<i4").view(np.uint8).reshape(-1, 4)

@@ -14,18 +14,20 @@ from dnnc.ir.loops.stmt import SparseRows
 
 
 def sparse_rows(of: Evaluator, s: SparseRows) -> None:
-    """Groups one after the other, each for the rows of the state that ask for it."""
-    y, x, w, block = s.args[:4]
+    """Runs of groups one after the other, each for the rows of the state that ask for it."""
+    y, x, w, run = s.args[:4]
     assert isinstance(y, Ref) and isinstance(x, Ref) and isinstance(w, Ref)
     fma = TABLE["fma"].meaning
     assert fma is not None
-    outer, numbers = of.state, np.broadcast_to(of.value(block), (of.state.rows,))
+    outer, numbers = of.state, np.broadcast_to(of.value(run), (of.state.rows,))
     groups = s.pattern.by_groups(s.group)
     ahead = np.concatenate([[0], np.cumsum(groups.sum((1, 2)))])
-    for g in np.unique(numbers[of.active()]):
-        of.state = replace(outer, mask=of.active() & (numbers == g))
-        sums = {r: np.zeros((1, y.lanes), np.float32) for r in range(s.group)}
-        for n, (k, r) in enumerate(zip(*np.nonzero(groups[g])), int(ahead[g])):
+    for number in np.unique(numbers[of.active()]):
+        of.state = replace(outer, mask=of.active() & (numbers == number))
+        members = range(number * s.run, min((number + 1) * s.run, len(groups)))
+        sums = {r: np.zeros((1, y.lanes), np.float32) for r in range(s.group * len(members))}
+        places = [(k, r + j * s.group) for j, g in enumerate(members) for k, r in zip(*np.nonzero(groups[g]))]
+        for n, (k, r) in enumerate(places, int(ahead[members[0]])):
             words = np.asarray(of.value(load(w.buf, (w.idx[0] + n,)))).astype(np.uint32)
             vector = of.value(load(x.buf, (*x.idx[:-2], x.idx[-2] + int(k), x.idx[-1]), y.lanes))
             sums[r] = fma(column(words.view(np.float32)), vector, sums[r])

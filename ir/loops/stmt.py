@@ -146,17 +146,23 @@ class Eval(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseRows(Eval):
-    """`sparse_rows(addr(y[..]), addr(x[..]), addr(w[..]), block, next, part, "24 1x1 512x256 ...")`: a group of rows of
-    a sparse matrix times vectors, y[r, :] = sum over its stored elements (r, k) of w[n] * x[k, :], in the order of
-    columns.
+    """`sparse_rows(addr(y[..]), addr(x[..]), addr(w[..]), run, next, part, "24x2 1x1 512x256 ...")`: a run of groups of
+    rows of a sparse matrix times vectors, y[r, :] = sum over its stored elements (r, k) of w[n] * x[k, :], in the order
+    of columns. The last run may have fewer groups; the last group has all of its rows.
 
     Args are addresses of a vector of y and of x, whose last axes but one count rows and columns, so that all of these
     are neighbours in memory; that of the float32 values, as words of 32 bits, of the whole matrix in the order of
-    groups (`Pattern.by_groups`); the group's number; that of a group of which a part is prefetched, and the part.
+    groups (`Pattern.by_groups`); the run's number; that of a run of which a part is prefetched, and the part.
     """
 
     pattern: Pattern
     group: int  # rows
+    run: int  # groups
+
+    @property
+    def runs(self) -> int:
+        rows: int = self.pattern.blocks.shape[0]
+        return -(-rows // (self.group * self.run))
 
 
 Block = tuple[Stmt, ...]
@@ -380,9 +386,15 @@ class Builder:
         )
 
     def sparse_rows(
-        self, at: tuple[Expr, Expr, Expr], block: Expr, ahead: tuple[Expr, Expr], pattern: Pattern, group: int
+        self,
+        at: tuple[Expr, Expr, Expr],
+        number: Expr,
+        ahead: tuple[Expr, Expr],
+        pattern: Pattern,
+        rows: tuple[int, int],
     ) -> None:
-        self.emit(SparseRows("sparse_rows", (*at, block, *ahead), pattern, group))
+        """`rows`: of a group, and groups of a run."""
+        self.emit(SparseRows("sparse_rows", (*at, number, *ahead), pattern, *rows))
 
     def do(self, name: str, *args: E) -> None:
         self.emit(Eval(name, tuple(map(const, args))))

@@ -69,7 +69,7 @@ def show_stmt(s: Stmt, pad: str = "") -> str:
     if isinstance(s, Store):
         return f"{pad}{show_at(s.buf, s.idx, s.lanes, s.limit)} = {show(s.value)}\n"
     assert isinstance(s, Eval)
-    pattern = (f'"{s.group} {s.pattern}"',) if isinstance(s, SparseRows) else ()
+    pattern = (f'"{s.group}x{s.run} {s.pattern}"',) if isinstance(s, SparseRows) else ()
     return f"{pad}{s.name}({', '.join((*map(show, s.args), *pattern))})\n"
 
 
@@ -197,9 +197,10 @@ class _Parser:
         if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and isinstance(s.value.func, ast.Name):
             name = s.value.func.id
             if name == "sparse_rows" and isinstance(text := s.value.args[-1], ast.Constant):
-                group, pattern = str(text.value).split(" ", 1)
+                rows, pattern = str(text.value).split(" ", 1)
                 args = tuple(self.expr(a) for a in s.value.args[:-1])
-                return SparseRows(name, args, Pattern.parse(pattern), int(group))
+                group, run = map(int, rows.split("x"))
+                return SparseRows(name, args, Pattern.parse(pattern), group, run)
             if name not in self.funcs and not (name in TABLE and TABLE[name].effect):
                 raise _fail(s, f"unknown effect or function {name}")
             return Eval(name, tuple(self.expr(a) for a in s.value.args))

@@ -181,18 +181,17 @@ class _Check:
             yield "a barrier inside of a parallel loop is not reached by all threads"
 
     def sparse_rows(self, s: SparseRows, facts: tuple[Expr, ...]) -> Iterator[str]:
-        """Both ends of what is read and written; the group's number."""
-        y, x, w, block, ahead, _ = s.args
+        """Both ends of what is read and written; the run's number."""
+        y, x, w, run, ahead, _ = s.args
         if not (isinstance(y, Ref) and isinstance(x, Ref) and isinstance(w, Ref)):
-            yield "sparse_rows takes three addresses, the numbers of two groups, and a part of the second one"
+            yield "sparse_rows takes three addresses, the numbers of two runs, and a part of the second one"
             return
         if y.buf.dtype is not f32 or x.buf.dtype is not f32 or w.buf.dtype is not u32 or len(w.idx) != 1:
             yield f"sparse_rows takes f32 vectors and u32 words; got {y.buf.dtype}, {x.buf.dtype}, {w.buf.dtype}"
-        groups = len(s.pattern.by_groups(s.group))
-        for number in map(self.inlined, (block, ahead)):
-            if not _shown(number, facts) or not _shown(groups - 1 - number, facts):
-                yield f"cannot show that {show(number)} is one of {groups} groups"
-        for at, last in ((y, s.group - 1), (x, s.pattern.columns - 1)):
+        for number in map(self.inlined, (run, ahead)):
+            if not _shown(number, facts) or not _shown(s.runs - 1 - number, facts):
+                yield f"cannot show that {show(number)} is one of {s.runs} runs of groups"
+        for at, last in ((y, s.group * s.run - 1), (x, s.pattern.columns - 1)):
             if len(at.idx) < 2 or unwrap(at.buf.full_strides()[-2]) != at.lanes:
                 yield f"the vectors of {at.buf.name} are no neighbours in memory"
                 return

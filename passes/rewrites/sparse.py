@@ -25,12 +25,17 @@ ROW = 25  # cycles of a row of the matrix beside its products: a loop whose end 
 TURN = 4  # cycles to transpose a vector of a square
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
 CODE = 14  # bytes of code and values for each nonzero
+INSTRUCTION = 10  # bytes of code of a product
+FETCH = 17  # bytes of code that come from the L2 cache in a cycle
+CALL = 35  # cycles of a group beside its products: sums are cleared, stored and loaded again
+HIDDEN = 0.5  # of the products' time, in which code comes from memory
+STREAMED = 1.0  # cycles to read or write a vector of an image that no L2 cache holds
 LINE = 64  # bytes that one instruction prefetches
 PREFETCHES = 4  # vectors of a strip during which the code of the next group is prefetched
 NEAR_CODE = 24 << 10  # bytes that stay in the instruction cache
 FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
 MOVE, FAR_MOVE = 3.0, 5.0  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
-MOST_CODE = 24 << 20  # bytes of a program: what last-level caches of servers hold
+MOST_CODE = 40 << 20  # bytes of a program: a little more than what last-level caches of servers hold
 FEW_PIXELS = 4  # whose products are sums over gathered elements
 ELEMENT = 8  # bytes of a nonzero in a loop
 GATHERED = 1.0  # cycles to gather one element
@@ -134,12 +139,15 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
         return Verdict(Sparse.of(array, axis), f"{head} sparse, CSR, {gain:.1f} times as fast as dense by estimate")
     vectors = -(-pixels // lanes)
     padded = -(-rows // lanes) * lanes
-    dense = vectors * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
+    dense = pixels / lanes * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
     if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
         dense = min(dense, winograd_cycles(n, lanes, tile, rates))
     sparse = vectors * loop_cycles(count, rows, terms, min(TILES, vectors), lanes, rates)
     few = 1 if count * CODE <= FAR_CODE else min(TILES, vectors)
     code = code_cycles(count, rows, terms, (-(-vectors // few), few), rates)
+    moved = vectors * (rows + terms)
+    if 4 * lanes * moved > 2 * FAR_CODE:
+        code += moved * STREAMED
     group = GROUP if code < sparse and count * CODE <= room else 1
     gain = dense / (code if group > 1 else sparse)
     if gain < GAIN:
@@ -188,14 +196,16 @@ def code_cycles(
     """
     used = 1 - (1 - count / (rows * terms)) ** GROUP if rows * terms else 0.0  # of the columns, by a group
     loads = (count + used * terms * rows / GROUP) / rates.loads
-    products = strips[0] * strips[1] * max(count / rates.fma, loads)
+    fetched = count * INSTRUCTION / FETCH if count * INSTRUCTION * GROUP > NEAR_CODE * rows else 0.0
+    products = strips[0] * strips[1] * (max(count / rates.fma, loads, fetched) + CALL * math.ceil(rows / GROUP))
     move = (rows + terms) * (MOVE if near else FAR_MOVE)
     size = count * CODE  # comes from memory once at least, then from the L2 cache
     again = 0.0 if size <= NEAR_CODE else 0.5 / rates.l2 if size <= FAR_CODE else 1 / rates.memory
-    first = size / cores / rates.memory
+    first, later = size / cores / rates.memory, size * again
     if strips[1] >= PREFETCHES:  # ahead of its use, while the vectors of the group before are multiplied
-        first = max(first - products / strips[0], 0.0) + size / LINE / rates.loads
-    return products + strips[0] * strips[1] * move + first + size * (strips[0] - 1) * again
+        hidden = HIDDEN * products / strips[0]
+        first, later = max(first - hidden, 0.0) + size / LINE / rates.loads, max(later - hidden, 0.0)
+    return products + strips[0] * strips[1] * move + first + (strips[0] - 1) * later
 
 
 def foreign_cycles(terms: float, vectors: float, shares: int, lanes: int, rates: CoreRates) -> float:

@@ -12,7 +12,7 @@ Where the encoding has groups of rows, code holds their columns (`sparse_rows`),
 of the strip's vectors before the next one:
 
         for each block of groups, for each vector t, for each group g of the block:
-            sums[rows of g, t] = sparse_rows(x[:, t], values, g)
+            sums[rows of g, t] = sparse_rows(x[:, t], values, g)      a block that fits the instruction cache: one run
             y[..] = epilogue(sums)
 
 Few pixels are products of the matrix with each of them: vectors are nonzeros of a row, whose factors are gathered. Rows
@@ -58,7 +58,15 @@ from dnnc.ir.loops.stmt import Block, Buffer, Builder, Kernel, Store, call
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.sparse import Sparse
 from dnnc.passes.lower.form import Axis, Contraction, Operand
-from dnnc.passes.rewrites.sparse import FEW_PIXELS, NEAR_CODE, PREFETCHES, code_cycles, foreign_cycles, loop_cycles
+from dnnc.passes.rewrites.sparse import (
+    FEW_PIXELS,
+    INSTRUCTION,
+    NEAR_CODE,
+    PREFETCHES,
+    code_cycles,
+    foreign_cycles,
+    loop_cycles,
+)
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.transposition import zipped
@@ -66,7 +74,6 @@ from dnnc.passes.schedule.transposition import zipped
 MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
 MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
 
-INSTRUCTION = 10  # bytes of code of a product
 ORDER = ()
 Knob = Mapping[str, "int | str"]
 
@@ -252,8 +259,10 @@ def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
     near = p.encoding.group > 1 and _code_bytes(p) * block // p.encoding.group <= NEAR_CODE
     y = b.alloc("sums", f32, 1 if near else tiles, block, lanes, space="local")
     if p.encoding.group > 1 and not near:
+        each = block // p.encoding.group
         with b.loop("g", _groups(p, rb, block)) as g, b.loop("v", tiles) as v:
-            _group(b, p, strip, (y, v), (rb, g, v), 1)
+            at = y.ref(v, g * p.encoding.group, 0, lanes=lanes)
+            _run(b, p, strip, at, (rb * each + g, maximum(rb - strip.begin, g), v), 1)
     elif p.encoding.group == 1:
         with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
             acc = _row(b, p, strip.x, r, tiles, lanes)
@@ -262,8 +271,8 @@ def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
     with b.loop("v", tiles) as v, b.when(_exists(p, strip.first // lanes + v, lanes)):
         to = const(0) if near else v
         if near:
-            with b.loop("g", _groups(p, rb, block)) as g:
-                _group(b, p, strip, (y, to), (rb, g, v), block // p.encoding.group)
+            at = y.ref(to, 0, 0, lanes=lanes)
+            _run(b, p, strip, at, (rb, rb - strip.begin, v), block // p.encoding.group)
         _finish(b, p, block, start, strip.first + v * lanes, tiles * lanes, partial(_row_of, y, to))
 
 
@@ -282,25 +291,24 @@ def _groups(p: Product, rb: Expr, block: int) -> Expr:
     return minimum(each, every - rb * each)
 
 
-def _group(
-    b: Builder, p: Product, strip: Strip, y: tuple[Buffer, Expr], at: tuple[Expr, Expr, Expr], step: int
-) -> None:
-    """The sums of a group of rows for one vector of pixels: `at` its block, its number in there, and the vector.
+def _run(b: Builder, p: Product, strip: Strip, y: Expr, at: tuple[Expr, Expr, Expr], length: int) -> None:
+    """The sums `y` of a run of `length` groups of rows for one vector of pixels: `at` the run's number, which of the
+    share's runs it is, counted from 0 on, and the vector.
 
-    The last vectors prefetch the code that is `step` groups on. A strip with few vectors does it where it is cold.
+    The last vectors prefetch the code of the next run. A strip with few vectors does it where it is cold.
     """
-    group, (sums, to), (rb, g, v) = p.encoding.group, y, at
-    every, (values, _) = -(-p.encoding.pattern.rows // group), p.encoding.sections["values"]
-    number = b.let("group", rb * (strip.block // group) + g)
-    leads = op("<", maximum(rb - strip.begin, g), const(1))  # the share's first one, which nothing prefetched
+    group, (number, place, v) = p.encoding.group, at
+    every, (values, _) = -(-p.encoding.pattern.rows // (group * length)), p.encoding.sections["values"]
+    number = b.let("run", number)
+    leads = op("<", place, const(1))  # the share's first one, which nothing prefetched
     few = strip.tiles < PREFETCHES
     late = const(-1) if few else v - (strip.tiles - PREFETCHES)
-    whole = strip.cold if few else op("<", maximum(maximum(rb - strip.begin, g), v), const(1))
-    behind = minimum(number + step, every - 1)
+    whole = strip.cold if few else op("<", maximum(place, v), const(1))
+    behind = minimum(number + 1, every - 1)
     ahead = select(whole, select(leads, number, behind), select(op("<", late, const(0)), number, behind))
     part = select(whole, const(PREFETCHES), maximum(late, 0))
-    refs = sums.ref(to, g * group, 0, lanes=strip.lanes), strip.x.ref(v, 0, 0, lanes=strip.lanes), p.weights.ref(values)
-    b.sparse_rows(refs, number, (ahead, part), p.encoding.pattern, group)
+    refs = y, strip.x.ref(v, 0, 0, lanes=strip.lanes), p.weights.ref(values)
+    b.sparse_rows(refs, number, (ahead, part), p.encoding.pattern, (group, length))
 
 
 def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> Buffer:
