@@ -53,6 +53,7 @@ HELD = 2  # tiles of rows whose elements are asked for ahead of their use: more 
 RINGS = 2  # rounds of codes in shared memory, where sums of more tiles take the registers
 COPIED = (4, 8, 16)  # bytes of a vector that goes to shared memory beside the threads
 FLIGHT = 4  # steps of which a warp asks for the codes ahead
+FLIGHTS = (FLIGHT, 8)  # those that are weighed
 WARPS = 16  # of a block at most
 ORDER = ("cols", "slices", "split")
 RATE, LATENCY, START = (
@@ -60,6 +61,12 @@ RATE, LATENCY, START = (
     2000,
     1500,
 )  # bytes a cycle that an SM gets of memory; cycles: of each wave of blocks, and of a launch
+LATE = 800  # cycles of a round that is asked for behind the wait for the kernel ahead of this one, of two at most
+RING = 700  # that codes take longer by shared memory
+STEP, SERIAL = 60, 16  # of a step of a warp, and steps that memory does not hide
+FEW = 0.75  # blocks for each SM, of which few ask for little at once
+FASTEST = 32  # bytes a cycle that an SM gets of memory where others ask for none
+DEEPEST = 4  # rounds of codes in shared memory, of sums whose tiles registers hold
 ROUND = 2200  # cycles from asking for the codes of a round until they are used up, of a busy memory: fitted to one H100
 X_RATE = 64  # bytes a cycle that an SM gets of the second-level cache
 BUSY = 24  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
@@ -229,18 +236,22 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
     _, m, n, k = d.c.sizes
     tiles = -(-m // ROWS)
     out = []
-    for strips, slices, split in product((1, 2, 4, 8), (1, 2, 4, 8, 16), SPLITS if target.has_tma else (1,)):
-        s = Shape(strips * d.strip, slices, split, _steps(d, FLIGHT))
+    splits = SPLITS if target.has_tma else (1,)
+    for strips, slices, split, most in product((1, 2, 4, 8), (1, 2, 4, 8, 16), splits, FLIGHTS):
+        s = Shape(strips * d.strip, slices, split, _steps(d, most))
         rounds = k // DEPTH // s.flight
-        if tiles > HELD and rounds >= slices * split * RINGS:
-            s = replace(s, stages=RINGS)
         if n % s.cols or strips * slices > WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
             continue
-        if (
-            _shared_bytes(d, s) <= target.shared_bytes
-            and strips * slices * 32 * _registers(d, tiles) <= target.registers
-        ):
-            out.append(s)
+        if tiles > HELD and rounds >= slices * split * RINGS:
+            s = replace(s, stages=RINGS)
+        each, few = _each(d, s), n // s.cols * split < target.sms * FEW
+        made = [s] if most == FLIGHT or (each == 1 and tiles == 1 and s.flight == most) else []
+        if most == FLIGHT and tiles <= HELD and few and 1 < each <= DEEPEST:
+            made.append(replace(s, stages=each))
+        for x in made:
+            fits = _shared_bytes(d, x) <= target.shared_bytes
+            if fits and strips * slices * 32 * _registers(d, x) <= target.registers:
+                out.append(x)
     return out
 
 
@@ -251,14 +262,24 @@ def _shared_bytes(d: Decoded, s: Shape) -> int:
     return s.slices * -(-d.c.rows.size // ROWS) * ROWS * (s.cols + 8) * 4 + rows + ring
 
 
-def _registers(d: Decoded, tiles: int) -> int:
-    """Of a thread, about: codes, elements of x and sums of so many tiles of rows."""
+def _registers(d: Decoded, s: Shape) -> int:
+    """Of a thread, about: codes, elements of x and sums of so many tiles of rows; of one round it holds no next one."""
+    tiles, each = -(-d.c.rows.size // ROWS), _each(d, s)
     sums, x = 8 * d.strip // TILE, 16 if tiles <= HELD else 8
+    once = 16 if each == 1 and tiles <= HELD else 0
+    ahead = max(s.flight - FLIGHT, 0) * 4 * (1 + tiles)
     return (
         (16 if tiles <= HELD else 48)
         + tiles * (sums + x) * (7 if tiles <= HELD else 4) // 4
         + (16 if d.zeros is not None else 0)
+        + ahead
+        - once
     )
+
+
+def _each(d: Decoded, s: Shape) -> int:
+    """Rounds of a warp."""
+    return -(-(d.c.red.size // DEPTH // s.flight) // (s.slices * s.split))
 
 
 def _steps(d: Decoded, most: int) -> int:
@@ -275,16 +296,21 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     tiles = -(-m // ROWS)
     warps = s.cols // d.strip * s.slices
     blocks = n // s.cols * s.split
-    together = max(1, min(65536 // (warps * 32 * _registers(d, tiles)), 2048 // (warps * 32)))
+    together = max(1, min(65536 // (warps * 32 * _registers(d, s)), 2048 // (warps * 32)))
     most = -(-blocks // int(target.sms * SPLITS[s.split]))
     at_once = min(most, together)
     codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
     waves, rest = divmod(most, at_once)
     flying = warps * s.flight * max(s.stages, 1) * 512
-    memory = sum(n * codes / min(RATE, n * flying / ROUND) for n in [at_once] * waves + [rest] * (rest > 0))
+    each = sum(n * codes / min(FASTEST, n * flying / ROUND) for n in [at_once] * waves + [rest] * (rest > 0))
+    memory = max(blocks * codes / (RATE * target.sms), each)
     others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
     end = s.slices * s.split * tiles * ROWS * s.cols * 4 / 64
-    return START + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
+    ring, rounds = s.stages > 0 and tiles <= HELD, _each(d, s)
+    late: float = RING * ring
+    if tiles == 1:
+        late += STEP * min(rounds * s.flight, SERIAL) + (LATE * min(rounds - 1, 2) if d.early and not ring else 0)
+    return START + late + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
