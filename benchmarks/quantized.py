@@ -1,13 +1,13 @@
-"""Quantised models on the CPU: dnnc, ONNX Runtime and OpenVINO run the same file; beside them our float32.
+"""Quantized models on the CPU: dnnc, ONNX Runtime and OpenVINO run the same file; beside them our float32.
 
     python benchmarks/quantized.py build DIR [--only NAME,NAME]
     python benchmarks/quantized.py time DIR [--zoo DIR] [--only ...] [--json ROWS] [--cache DIR] [--threads 2]
         [--repeats 3] [--budget 12]
     python benchmarks/quantized.py table ROWS
 
-`build` exports architectures of the zoo with seeded weights and quantises them by ONNX Runtime's tool: u8 activations
+`build` exports architectures of the zoo with seeded weights and quantizes them by ONNX Runtime's tool: u8 activations
 calibrated with seeded inputs, i8 weights per output channel, QuantizeLinear and DequantizeLinear around all operators.
-`--zoo`: a folder of `python benchmarks/zoo build`, whose quantised models are timed as well. Engines are timed in
+`--zoo`: a folder of `python benchmarks/zoo build`, whose quantized models are timed as well. Engines are timed in
 turns; a ratio is one of medians over all calls, the peer's time over ours. `--json` keeps the rows of other models, so
 that models can be timed one by one.
 

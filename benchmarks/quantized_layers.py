@@ -1,9 +1,9 @@
-"""Quantised models layer by layer: each layer on the codes of the reference, so that no layer inherits differences.
+"""Quantized models layer by layer: each layer on the codes of the reference, so that no layer inherits differences.
 
     python benchmarks/quantized_layers.py DIR [DIR] [--ours] [--only NAME,NAME] [--cache DIR] [--threads 2]
         [--targets ...]
 
-Folders are those of `quantized.py build` and `zoo build`; their quantised models are taken, or with `--ours` what
+Folders are those of `quantized.py build` and `zoo build`; their quantized models are taken, or with `--ours` what
 `dnnc.quantize` makes of their float models, calibrated with their inputs.
 
 A model is cut at its QuantizeLinear and DynamicQuantizeLinear nodes: what they make becomes outputs, and what reads it
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--targets", type=lambda text: text.split(","), default=TARGETS)
     a = parser.parse_args()
     rows = [(folder, n) for folder in a.folders for n in zoo.read_manifest(folder) if n in (a.only or [n])]
-    print("| model | target | quantised tensors | equal | within a step | in the worst tensor | largest | same bits |")
+    print("| model | target | quantized tensors | equal | within a step | in the worst tensor | largest | same bits |")
     print("|" + "---|" * 8)
     with tempfile.TemporaryDirectory() as scratch:
         a.cache = a.cache or Path(scratch)

@@ -1,4 +1,4 @@
-"""Do quantised models decide as their float32 models do? Trained models on inputs of the kind that they were made for.
+"""Do quantized models decide as their float32 models do? Trained models on inputs of the kind that they were made for.
 
     python benchmarks/quantized_trained.py MODELS [--only NAME,NAME] [--samples 300] [--calibration 48]
         [--options '{"method": "percentile"}']
@@ -118,7 +118,7 @@ def turned_line(rng: Generator) -> Feed:
     return {"x": (planes(image.rotate(180) if rng.random() < 0.5 else image) / 255 - 0.5) / 0.5}
 
 
-def normalised_page(rng: Generator) -> Feed:
+def normalized_page(rng: Generator) -> Feed:
     mean, deviation = (np.array(v, np.float32).reshape(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     return {"x": (planes(page(rng, 480, 640)) / 255 - mean) / deviation}
 
@@ -269,7 +269,7 @@ MODELS: dict[str, tuple[Callable[[int, bool], list[Feed]], Callable[[Array, Arra
     "ddddocr_common": (drawn(captcha), by_largest, 2 / 255),
     "ppocr_cls": (drawn(turned_line), by_largest, 2 / 255),
     "magika": (files, by_largest, 0.0),
-    "ppocr_v4_det": (drawn(normalised_page), by_threshold, 1 / 255 / 0.226),
+    "ppocr_v4_det": (drawn(normalized_page), by_threshold, 1 / 255 / 0.226),
     "ddddocr_det": (drawn(plain_page), by_boxes, 1.0),
 }
 HEAD = ("model", "samples", "agreement", "relative error", "layers in int8", "float32, inputs moved")

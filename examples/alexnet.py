@@ -3,7 +3,7 @@
     python examples/alexnet.py [--target llvm|cuda] [--steps 200] [--width 1.0]
 
 The layers are those of Krizhevsky et al. (2012) with strides for small images: five convolutions, local response
-normalisation after the first two, overlapping pools, dropout between linear layers. Dropout draws in the compiled
+normalization after the first two, overlapping pools, dropout between linear layers. Dropout draws in the compiled
 program: each call of the step has another key.
 """
 

@@ -1,4 +1,4 @@
-"""Quantise a digit classifier: after training, and by training on with rounded weights and activations.
+"""Quantize a digit classifier: after training, and by training on with rounded weights and activations.
 
     python examples/quantize.py [--steps 400] [--aware-steps 150] [--output digits.int8.onnx]
 
@@ -37,7 +37,7 @@ def accuracy(model: Any, x: Array, y: Array) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Quantise a digit classifier.")
+    parser = argparse.ArgumentParser(description="Quantize a digit classifier.")
     parser.add_argument("--steps", type=int, default=400, help="of the float network")
     parser.add_argument("--aware-steps", type=int, default=150, help="with rounded weights and activations")
     parser.add_argument("--output", default="", help="where to write the network that was trained for 8 bits")
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{scheme} after training: {accuracy(q.compile(), x_test, y_test):.2%}; {kept}")
 
     nn.quantize_aware(net)
-    train(net.train(), AWARE_RATE, args.aware_steps, rng, x_train, y_train, "quantisation-aware")
+    train(net.train(), AWARE_RATE, args.aware_steps, rng, x_train, y_train, "quantization-aware")
     with tempfile.TemporaryDirectory() as folder:
         path = args.output or str(Path(folder) / "digits.int8.onnx")
         dnnc.to_onnx(net, path, inputs=inputs, opset=21)

@@ -297,7 +297,7 @@ _REBUILT = frozenset((*COMPARE, "+", "-", "*", "/", "//", "%", "min", "max", "&"
 
 
 def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
-    """Type an operation, fold constants, normalise. Numbers take the first expression's type, unless `dtype` is set."""
+    """Type an operation, fold constants, normalize. Numbers take the first expression's type, unless `dtype` is set."""
     if len(raw) == 2 and dtype is None and not lanes:  # two integers first: most operations are on indices
         a, b = raw
         if type(b) is int and isinstance(a, Expr) and a.dtype is i64:

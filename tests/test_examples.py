@@ -114,7 +114,7 @@ def test_array_programs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_quantisation(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "digits.int8.onnx"
     script("quantize").main(["--steps=150", "--aware-steps=60", f"--output={path}"])
     out = capsys.readouterr().out

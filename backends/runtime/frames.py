@@ -37,14 +37,14 @@ Launch = Callable[[int, int, int, int, int], int]
 
 
 def aligned_empty(nbytes: int, align: int = ALIGN) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Uninitialised bytes, uint8[nbytes], whose address is a multiple of `align` (a power of two)."""
+    """Uninitialized bytes, uint8[nbytes], whose address is a multiple of `align` (a power of two)."""
     raw = np.empty(nbytes + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start:][:nbytes]  # in two steps: an empty slice forgets its start
 
 
 def aligned_array(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An uninitialised, contiguous array whose address is a multiple of ALIGN."""
+    """An uninitialized, contiguous array whose address is a multiple of ALIGN."""
     nbytes = math.prod(shape) * dtype.itemsize
     return aligned_empty(max(nbytes, 1))[:nbytes].view(dtype).reshape(shape)
 

@@ -1,6 +1,6 @@
 """Memory for results: a large block that nobody refers to any more serves the next result that fits.
 
-In: shapes and dtypes. Out: uninitialised arrays of NumPy. Fresh pages come from the system filled with zeros and one
+In: shapes and dtypes. Out: uninitialized arrays of NumPy. Fresh pages come from the system filled with zeros and one
 fault each, which costs two to five times what writing a result into pages that are there does. Blocks come back when
 their last view is gone; views of an array lead to its owner, not to each other, so the owner is no array but a buffer
 with an end of its own: one of ctypes, which NumPy takes as it is. (A large result has just displaced the caches: there
@@ -70,7 +70,7 @@ class Results:
         return made
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Array:
-        """An uninitialised array in C order. MemoryError where there is no memory for it."""
+        """An uninitialized array in C order. MemoryError where there is no memory for it."""
         kind = np.dtype(dtype)
         nbytes = math.prod(shape) * kind.itemsize
         if nbytes < LEAST:

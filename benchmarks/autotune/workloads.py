@@ -266,7 +266,7 @@ def reduction(rng: Rng, s: Scale, dtype: str) -> str:
 
 
 def norm(rng: Rng, s: Scale, dtype: str) -> str:
-    """Softmax and normalisations of rows, what is added before and the scales behind included."""
+    """Softmax and normalizations of rows, what is added before and the scales behind included."""
     shape = _shape(rng, s, (32, 4096))
     dims, last = ", ".join(map(str, shape)), shape[-1]
     kind = int(rng.integers(4))

@@ -77,7 +77,7 @@ def floats(name: str, *shape: Size, **fill: float) -> Row:
 
 
 def image(channels: int = 3, height: int = 64, width: int = 64, name: str = "x") -> Row:
-    """Normalised images."""
+    """Normalized images."""
     return floats(name, "batch", channels, height, width)
 
 

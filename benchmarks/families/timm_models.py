@@ -69,7 +69,7 @@ def entries() -> list[Entry]:
 
 
 def make(name: str, batch: int) -> Made:
-    """A member with its initialisation, on smaller images than its default for batches, above 256, or by the hash."""
+    """A member with its initialization, on smaller images than its default for batches, above 256, or by the hash."""
     facts = timm.get_pretrained_cfg(name)
     default = facts.input_size[1]
     small = not facts.fixed_input_size and (default > 256 or batch > 1 or fraction(name, "image") < 0.5)

@@ -1,9 +1,9 @@
 """Seeded weights under which any module behaves like a trained one: activations neither vanish nor blow up, no gain or
 bias is trivial.
 
-Weights keep the distribution of their module's own initialisation. What that leaves at a constant (biases, gains, layer
+Weights keep the distribution of their module's own initialization. What that leaves at a constant (biases, gains, layer
 scales, branches that begin at zero) is drawn; batch norms take the statistics of the data; a layer whose output is far
-from unit size is scaled, in the order of a forward pass, as in layer-sequential unit-variance initialisation (Mishkin
+from unit size is scaled, in the order of a forward pass, as in layer-sequential unit-variance initialization (Mishkin
 and Matas, 2016).
 """
 

@@ -1,4 +1,4 @@
-"""Products of quantised operands on one GPU: correctness of every kernel, then times beside cuBLASLt, and whole models.
+"""Products of quantized operands on one GPU: correctness of every kernel, then times beside cuBLASLt, and whole models.
 
     python benchmarks/gpu/quantized.py [--parts int8,fp8,few,bert,llama] [--only WORD,WORD] [--candidates N]
                                        [--layers N] [--forms float,w8,w4] [--out FOLDER] [--emit-only]
@@ -6,7 +6,7 @@
                                                                folder
 
 Parts:
-    int8      i8 x i8 -> i32, and with scales, bias and requantisation in the epilogue; the rival is the fastest of
+    int8      i8 x i8 -> i32, and with scales, bias and requantization in the epilogue; the rival is the fastest of
               cuBLASLt's suggestions for i8 x i8 -> i32, which ends there
     fp8       e4m3 x e4m3 with scales in the epilogue, to float16; the rivals are the fastest of cuBLASLt's suggestions
               and torch._scaled_mm, which adds up in the tensor cores' own precision
@@ -96,7 +96,7 @@ class Report:
 
 
 def int8_product(m: int, n: int, k: int, end: str) -> Case:
-    """`end`: "i32"; "f16", scaled; "i8", scaled, with a bias, ReLU and requantised."""
+    """`end`: "i32"; "f16", scaled; "i8", scaled, with a bias, ReLU and requantized."""
 
     def sums(x: Any, w: Any) -> Any:
         return x.double() @ w.double().t()

@@ -1,6 +1,6 @@
-"""Transformers with random weights as graphs, in float32 or quantised: an encoder (BERT) and one decode step (Llama).
+"""Transformers with random weights as graphs, in float32 or quantized: an encoder (BERT) and one decode step (Llama).
 
-Weights of QDQ form are i8 or e4m3, one scale for each column; activations are quantised to the same by constant
+Weights of QDQ form are i8 or e4m3, one scale for each column; activations are quantized to the same by constant
 scales. Weight-only forms have 4 or 8 bits, a scale for each block of a column.
 """
 

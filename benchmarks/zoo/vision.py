@@ -50,7 +50,7 @@ class _InertFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def from_timm(name: str, drawn: bool = True) -> nn.Module:
-    """A model of timm; with `drawn` its weights are drawn anew, else they stay as timm initialises them."""
+    """A model of timm; with `drawn` its weights are drawn anew, else they stay as timm initializes them."""
     if importlib.util.find_spec("torchvision") is None:
         sys.meta_path.append(_InertFinder())
     import timm

@@ -59,7 +59,7 @@ def _measure_norms(model: nn.Module, shape: tuple[int, ...], rng: torch.Generato
 
 
 def jitter(model: nn.Module, std: float = 0.05) -> nn.Module:
-    """Noise on all biases and gains, which transformers initialise to 0 and 1; the model in evaluation mode."""
+    """Noise on all biases and gains, which transformers initialize to 0 and 1; the model in evaluation mode."""
     rng = torch.Generator().manual_seed(20_27)
     with torch.no_grad():
         for name, p in model.named_parameters():

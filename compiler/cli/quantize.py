@@ -1,4 +1,4 @@
-"""`dnnc quantize`: a quantised model with its table and page."""
+"""`dnnc quantize`: a quantized model with its table and page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANDOM = (
 
 
 def quantize_command(job: Job, files: Files, options: dict[str, Any], as_json: bool) -> None:
-    """Quantise, write, and say what was won and paid."""
+    """Quantize, write, and say what was won and paid."""
     need_source(job.model)
     output = files.output or f"{Path(job.model).stem}.{options['scheme']}.onnx"
     check_outputs(job, output, files)

@@ -241,7 +241,7 @@ def bit_cast(c: Call) -> str:
     return c.w.op("BitCast", c.x(), to=ELEMENTS[want.name])  # type: ignore[no-any-return]
 
 
-# --- quantisation -----------------------------------------------------------------------------------------------------
+# --- quantization -----------------------------------------------------------------------------------------------------
 
 
 def quantize(c: Call) -> str:
@@ -256,7 +256,7 @@ def quantize(c: Call) -> str:
 
 
 def _quantized_constant(c: Call) -> np.ndarray | None:
-    """Weights as the integers that they are quantised to; None for what is no constant, or no plain case."""
+    """Weights as the integers that they are quantized to; None for what is no constant, or no plain case."""
     x, scale, to = c.array(0), c.array(1), c.attrs["dtype"]
     zero = c.array(2) if c.maybe(2) is not None else 0
     if x is None or scale is None or zero is None or c.attrs["block"] or not to.is_int or scale.ndim > 1:

@@ -1,4 +1,4 @@
-"""The optimised graph as an ONNX model in which each kernel is a function, for viewers such as Netron.
+"""The optimized graph as an ONNX model in which each kernel is a function, for viewers such as Netron.
 
 Nodes keep dnnc's ops, in the domain `dnnc`: after the passes there are ops and layouts that ONNX has no operators for,
 so no runtime runs the model. `to_onnx` writes models that run.

@@ -130,7 +130,7 @@ def _model(
         outputs.append(value_info(name, v.type.dtype, v.type.shape))
     given = [value_info(n, v.type.dtype, v.type.shape) for n, v in zip(names[0], graph.inputs)]
     read = _read(w.nodes)
-    unread = {env[v] for v in weights} - read  # buffers of training, and weights that are written quantised
+    unread = {env[v] for v in weights} - read  # buffers of training, and weights that are written quantized
     shared.initializers[:] = [t for t in shared.initializers if t.name not in unread]
     proto = helper.make_graph(w.nodes, graph.name, given, outputs, shared.initializers)
     opsets = [helper.make_opsetid("", shared.opset)]

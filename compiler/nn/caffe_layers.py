@@ -124,7 +124,7 @@ def _inner_product(layer: Layer) -> Module:
     return made
 
 
-# --- pools and normalisations -----------------------------------------------------------------------------------------
+# --- pools and normalizations -----------------------------------------------------------------------------------------
 
 
 def _pooling(layer: Layer) -> Module:
@@ -228,12 +228,12 @@ def _bias(layer: Layer) -> Module:
 def _mvn(layer: Layer) -> Module:
     p = layer.proto.mvn_param
 
-    def normalised(x: Any) -> Any:
+    def normalized(x: Any) -> Any:
         axes = tuple(range(1 if p.across_channels else 2, x.ndim))
         off = x - xp.mean(x, axis=axes, keepdims=True)
         return off / (xp.sqrt(xp.mean(off * off, axis=axes, keepdims=True)) + p.eps) if p.normalize_variance else off
 
-    return Op("MVN", normalised)
+    return Op("MVN", normalized)
 
 
 # --- elements ---------------------------------------------------------------------------------------------------------

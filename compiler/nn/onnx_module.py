@@ -55,7 +55,7 @@ def from_onnx(
 
     Float initializers (and constants of the main graph) are parameters. Their names are those of the model, cut at `.`
     and `/` into modules: `features.0.weight` of a model that PyTorch wrote has PyTorch's name again. Running statistics
-    of batch normalisations are buffers; all else is constant.
+    of batch normalizations are buffers; all else is constant.
 
     Args:
         model: the path of an `.onnx` file, its bytes, or a ModelProto.
@@ -68,7 +68,7 @@ def from_onnx(
     Returns:
         A module that takes the model's inputs, in order or by name, and gives its output, of several a tuple. Shapes
         may differ from the declared ones where the model's operators allow it. It is in training mode: batch
-        normalisations take statistics of the batch, dropouts drop, and operators that draw random numbers draw others
+        normalizations take statistics of the batch, dropouts drop, and operators that draw random numbers draw others
         in each call.
 
     Raises:
@@ -290,7 +290,7 @@ class Reading:
 
 
 class _Run(Replay):
-    """A call. In training mode, batch normalisations update running statistics, and draws take new keys."""
+    """A call. In training mode, batch normalizations update running statistics, and draws take new keys."""
 
     def __init__(self, reading: Reading, known: Mapping[Value, Lazy]) -> None:
         super().__init__(reading.graph, {**reading.constants, **known})
@@ -308,7 +308,7 @@ class _Run(Replay):
         key = random.next_key(None, f"{n.op.name}{locations(n.locs)}")
         return super().apply(n, [key._parts[0], *inputs[1:]])
 
-    def normalised(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy] | None:
+    def normalized(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy] | None:
         """By statistics of the batch; None where the module that holds the running ones is in inference mode."""
         held = [self.reading.weights.get(v) if v in self.reading.running else None for v in n.inputs[3:]]
         if any(w is not None and not w.module.training for w in held):
@@ -366,7 +366,7 @@ class Part(Module):
 
 
 # What takes the place of nodes in training mode.
-TRAINED = {"batch_norm": _Run.normalised, **dict.fromkeys(DRAWS, _Run.drawn)}
+TRAINED = {"batch_norm": _Run.normalized, **dict.fromkeys(DRAWS, _Run.drawn)}
 
 
 def given_array(name: str, x: Any) -> Array:

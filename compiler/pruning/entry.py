@@ -80,7 +80,7 @@ def prune(
 
     Raises:
         InputError: an option, or data that the model does not take, that is empty, or that is NaN or infinite; or a
-            model that is quantised.
+            model that is quantized.
         DnncError: as of `dnnc.compile`.
     """
     asked = PruneOptions(

@@ -128,7 +128,7 @@ def samples(data: Any, inputs: Sequence[Input], limit: int | None = None, random
         raise InputError(
             "calibration needs data, such as 100 inputs that the model will meet: --data FILE.npz (arrays by input "
             "name), a folder of .npy or .npz files, or arrays from Python; --random calibrates on random numbers, "
-            "which gives the speed of the quantised model but not its accuracy"
+            "which gives the speed of the quantized model but not its accuracy"
         )
     if data is not None and random:
         raise InputError("calibrate either on data or on random numbers, not on both")
@@ -212,7 +212,7 @@ def _array(given: Any, i: Input, at: str) -> Array:
     if not same:
         raise InputError(
             f"{at}{i.name}: the array is {a.dtype}, and the model takes {i.dtype}; bring it to the form that the model "
-            "is called with (scaled, normalised), then save it"
+            "is called with (scaled, normalized), then save it"
         )
     return a.astype(i.dtype)
 

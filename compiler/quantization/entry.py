@@ -1,4 +1,4 @@
-"""`dnnc.quantize`: from a float model and samples to a quantised model and its report."""
+"""`dnnc.quantize`: from a float model and samples to a quantized model and its report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def quantize(
     progress: Tell | None = None,
     **options: Any,
 ) -> Quantized:
-    """Quantise a model.
+    """Quantize a model.
 
     Args:
         model: a model of `dnnc.compile`, in float32: an .onnx file, its bytes, a ModelProto, a graph, a function, a
@@ -75,7 +75,7 @@ def quantize(
             default 32 in 4 bits and 0 in 8.
         bias_correction: shift biases by the mean that rounding of weights adds to each output channel.
         smooth: SmoothQuant's alpha from 0 to 1, usually 0.5: scale goes from the activations behind layer
-            normalisations to the weights.
+            normalizations to the weights.
         gptq: round weights so that the errors of sums over the samples become small, in place of to the nearest.
         keep: patterns of names of layers that stay float.
         samples: how many samples to take at most.
@@ -84,16 +84,16 @@ def quantize(
         metric: called with a function that takes a model's inputs and gives its outputs; returns a number that is
             better when it is larger, such as an accuracy. For "auto".
         layer_errors: measure the error of each layer alone, too. "auto" always does.
-        measure: compile and compare the float and the quantised model: error, agreement, time of each layer.
+        measure: compile and compare the float and the quantized model: error, agreement, time of each layer.
         progress: called with (stage, done, of).
         **options: of `dnnc.compile`: target, threads, dims, cache ...
 
     Returns:
-        The quantised model and its report; see Quantized.
+        The quantized model and its report; see Quantized.
 
     Raises:
         InputError: an option, or data that the model does not take, that is empty, or that is NaN or infinite; or a
-            model that is quantised already.
+            model that is quantized already.
         DnncError: as of `dnnc.compile`.
     """
     asked = QuantizeOptions(
@@ -108,7 +108,7 @@ def _silent(stage: str, done: int, of: int) -> None:
 
 
 class _Work:
-    """The steps of a quantisation."""
+    """The steps of a quantization."""
 
     def __init__(self, model: Any, data: Any, inputs: Any, options: QuantizeOptions, tell: Tell) -> None:
         self.options, self.tell = options, tell
@@ -151,7 +151,7 @@ class _Work:
         return ("int8", *WEIGHT_ONLY) if products > MOSTLY * sum(sizes.values()) else ("int8",)
 
     def _layers(self) -> tuple[list[Layer], dict[str, Kept]]:
-        """Layers that may be quantised, and those that stay float."""
+        """Layers that may be quantized, and those that stay float."""
         layers, others = found_layers(self.model)
         kept = {k.node: k for k in others}
         out = []
@@ -176,13 +176,13 @@ class _Work:
         """SmoothQuant, and the layers of the changed model."""
         groups = smoothable(self.model, self.layers)
         if not groups:
-            self.notes.append("SmoothQuant: no layer normalisation is read by products alone, so nothing was moved")
+            self.notes.append("SmoothQuant: no layer normalization is read by products alone, so nothing was moved")
             return
         layers = tuple(x for some in groups.values() for x in some)
         seen = observe(self.model, self.samples, Wanted(peaks=layers), self.options.compile, self.tell)
         assert self.options.smooth is not None
         changed = smooth(self.model, groups, seen.peaks, self.options.smooth)
-        self.notes.append(f"SmoothQuant: scales moved behind {len(changed)} layer normalisations")
+        self.notes.append(f"SmoothQuant: scales moved behind {len(changed)} layer normalizations")
         self.layers, self.kept = self._layers()
 
     # --- calibration --------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class _Work:
     def _all(self, plan: Plan, schemes: Mapping[str, str]) -> Quantized:
         """Every layer in one scheme."""
         if not schemes:
-            self.notes.append("no layer can be quantised: the model is as it was")
+            self.notes.append("no layer can be quantized: the model is as it was")
         proto = written(plan, self.layers, schemes)
         results = {x.node: LayerResult(x.node, x.kind, schemes.get(x.node, FLOAT)) for x in self.layers}
         out = self._result(proto, results)
@@ -243,12 +243,12 @@ class _Work:
             return out
         feeds = first_feeds(self.samples)
         plain = Running(self.model.proto, self.samples, self.options.compile, tell=self.tell)
-        quantised = Running(proto, self.samples, self.options.compile, tell=self.tell)
+        quantized = Running(proto, self.samples, self.options.compile, tell=self.tell)
         want = [plain.outputs(f) for f in feeds]
         difference = Difference()
         for k, (feed, w) in enumerate(zip(feeds, want)):
             self.tell("compare outputs", k, len(feeds))
-            difference.add(quantised.outputs(feed), w)
+            difference.add(quantized.outputs(feed), w)
         errors: dict[str, float] = {}
         if self.options.layer_errors and schemes:
             scheme = next(iter(schemes.values()))
@@ -256,7 +256,7 @@ class _Work:
             for k, layer in enumerate(self.layers):
                 self.tell("errors of layers", k, len(self.layers))
                 errors[layer.node] = simulation.difference({layer.node: scheme}).error
-        times = self._times(plain, quantised, feeds[0], plan, schemes)
+        times = self._times(plain, quantized, feeds[0], plan, schemes)
         layers = tuple(
             replace(x, error=errors.get(x.name), before=times[0].layers.get(x.name), after=times[1].layers.get(x.name))
             if x.scheme != FLOAT
@@ -274,14 +274,14 @@ class _Work:
         )
 
     def _times(
-        self, plain: Running, quantised: Running, feed: Feed, plan: Plan, schemes: Mapping[str, str]
+        self, plain: Running, quantized: Running, feed: Feed, plan: Plan, schemes: Mapping[str, str]
     ) -> tuple[Times, Times] | None:
         """Of both models; None where the target cannot be profiled."""
         self.tell("time kernels", 0, 2)
         try:
             before = timed(plain.executable, feed, self.layers)
             self.tell("time kernels", 1, 2)
-            return before, timed(quantised.executable, feed, self.layers, plan.placement(schemes, self.layers))
+            return before, timed(quantized.executable, feed, self.layers, plan.placement(schemes, self.layers))
         except DnncError as e:
             self.notes.append(f"times were not measured: {e}")
             return None

@@ -1,4 +1,4 @@
-"""The layers of a model that may be quantised: convolutions and products with constant weights."""
+"""The layers of a model that may be quantized: convolutions and products with constant weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far outputs of a quantised model are from the float model's, and how long its layers take."""
+"""How far outputs of a quantized model are from the float model's, and how long its layers take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dnnc.quantization.layers import Layer
 from dnnc.quantization.placement import Placement
 
 Array = np.ndarray[Any, Any]
-SUFFIXES = ("_QuantizeLinear", "_DequantizeLinear")  # of the names of nodes that quantisation adds behind values
+SUFFIXES = ("_QuantizeLinear", "_DequantizeLinear")  # of the names of nodes that quantization adds behind values
 
 
 class Difference:
@@ -78,7 +78,7 @@ class Times:
 
 
 def timed(executable: Any, feed: Feed, layers: Iterable[Layer], placement: Placement | None = None) -> Times:
-    """Profile a call. A kernel of several layers counts for each in equal parts; one that only quantises a value, for
+    """Profile a call. A kernel of several layers counts for each in equal parts; one that only quantizes a value, for
     the layers that read it.
     """
     profile = executable.profile(feed)

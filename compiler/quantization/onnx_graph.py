@@ -1,8 +1,8 @@
-"""An ONNX model that quantisation edits: who makes and reads each value, constants as arrays, types.
+"""An ONNX model that quantization edits: who makes and reads each value, constants as arrays, types.
 
 `opened` brings a model into the form that the rest of this folder relies on: functions inlined, constants as dense
-initializers, transposed weights folded, batch normalisations folded into convolutions, each node with a name of its
-own, an opset that has the operators of quantisation. What it computes stays the same.
+initializers, transposed weights folded, batch normalizations folded into convolutions, each node with a name of its
+own, an opset that has the operators of quantization. What it computes stays the same.
 """
 
 from __future__ import annotations
@@ -168,12 +168,12 @@ def opened(model: Any, least: int = LEAST, inputs: Any = None) -> Model:
 
 
 def refuse_quantized(m: Model) -> None:
-    """InputError for a model with operators of quantisation."""
+    """InputError for a model with operators of quantization."""
     counts = Counter(n.op_type for n in walk(m.graph) if n.op_type in QUANTIZED or n.op_type.startswith("QLinear"))
     if counts:
         found = ", ".join(f"{n} {op}" for op, n in counts.most_common(3))
         raise InputError(
-            f"the model is quantised already ({found}); quantise the float model that it was made from, or compile "
+            f"the model is quantized already ({found}); quantize the float model that it was made from, or compile "
             "this one as it is"
         )
 
@@ -251,7 +251,7 @@ def _in_opset(proto: onnx.ModelProto, least: int) -> onnx.ModelProto:
     else:
         reason = "it has operators of other domains"
     raise ModelError(
-        f"the model is written in opset {now}, and its quantised form needs {least}, to which onnx does not convert "
+        f"the model is written in opset {now}, and its quantized form needs {least}, to which onnx does not convert "
         f"it: {reason}; export it again in opset {least}"
     )
 
@@ -335,10 +335,10 @@ def _fold_batch_norms(m: Model) -> None:
 
 
 def float32_only(m: Model) -> None:
-    """UnsupportedError for a model whose weights are all in half precision: quantisation starts from float32."""
+    """UnsupportedError for a model whose weights are all in half precision: quantization starts from float32."""
     kinds = Counter(a.dtype for a in m.constants.values() if a.ndim >= 2 and a.dtype.kind in "fV")
     if kinds and np.dtype(np.float32) not in kinds:
         raise UnsupportedError(
-            f"the weights of the model are {kinds.most_common(1)[0][0]}; quantise the float32 model that it was made "
+            f"the weights of the model are {kinds.most_common(1)[0][0]}; quantize the float32 model that it was made "
             "from"
         )

@@ -21,7 +21,7 @@ BUDGET = 0.05  # relative error of the outputs that `auto` may cost
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """How to quantise a model; see `dnnc.quantize`."""
+    """How to quantize a model; see `dnnc.quantize`."""
 
     scheme: str = "int8"
     method: str = "mse"
@@ -74,7 +74,7 @@ class QuantizeOptions:
         if self.scheme != "auto" and (self.max_error is not None or self.metric is not None):
             what = "max_error" if self.max_error is not None else "metric"
             raise InputError(
-                f'{what} says what scheme="auto" may cost; scheme={self.scheme!r} quantises all that it can'
+                f'{what} says what scheme="auto" may cost; scheme={self.scheme!r} quantizes all that it can'
             )
         if self.scheme == "auto" and not self.measure:
             raise InputError('scheme="auto" chooses by what it measures; measure=False is for the others')

@@ -1,15 +1,15 @@
-"""Where values become bytes: which are quantised, which share a scale, and which nodes read them so.
+"""Where values become bytes: which are quantized, which share a scale, and which nodes read them so.
 
-A value is quantised where a quantised layer reads it, once for all its readers. From there on:
+A value is quantized where a quantized layer reads it, once for all its readers. From there on:
 
-    layer(max_pool(x)), layer(transpose(x))   x is quantised with the same scale: bytes move as bytes
-    layer(concat(x, y))                       x and y are quantised too
-    layer(relu(add(x, y)))                    what another layer has stored of x and y is quantised: a residual is read
+    layer(max_pool(x)), layer(transpose(x))   x is quantized with the same scale: bytes move as bytes
+    layer(concat(x, y))                       x and y are quantized too
+    layer(relu(add(x, y)))                    what another layer has stored of x and y is quantized: a residual is read
                                               as bytes. The operand that is computed last stays in registers
-    layer(mul(x, gate(mean(x))))              x is quantised, for all its readers end in quantised values
+    layer(mul(x, gate(mean(x))))              x is quantized, for all its readers end in quantized values
 
 Bias, activation, residual and rounding then happen in the kernel of the product. A reader whose result stays float
-reads floats, such as the sum ahead of a layer normalisation.
+reads floats, such as the sum ahead of a layer normalization.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLAMPS = ("Relu", "Clip")
 
 @dataclass(frozen=True)
 class Placement:
-    """Values that are quantised.
+    """Values that are quantized.
 
     Attributes:
         readers: the nodes that read each as bytes.
@@ -47,7 +47,7 @@ class Placement:
 
 
 def placed(m: Model, layers: Iterable[Layer], behind: bool = False) -> Placement:
-    """Place quantisation for these layers; `behind`: also behind each layer and its ReLU, as some engines need it."""
+    """Place quantization for these layers; `behind`: also behind each layer and its ReLU, as some engines need it."""
     return _Placing(m, list(layers), behind).result()
 
 
@@ -78,7 +78,7 @@ class _Placing:
     # --- which values -------------------------------------------------------------------------------------------------
 
     def _add(self, v: str) -> bool:
-        """Quantise a value, and what it is moved or joined from."""
+        """Quantize a value, and what it is moved or joined from."""
         if v in self.values or v in self.m.constants or not v:
             return False
         self.values[v] = None
@@ -93,7 +93,7 @@ class _Placing:
         return True
 
     def _grow(self) -> bool:
-        """Quantise what is stored, and read as bytes by all its readers."""
+        """Quantize what is stored, and read as bytes by all its readers."""
         lands: dict[str, bool] = {}
         changed = False
         for v in self._made():
@@ -128,7 +128,7 @@ class _Placing:
         return n.name in self.layers or self._lands(n, lands)
 
     def _lands(self, n: onnx.NodeProto, known: dict[str, bool]) -> bool:
-        """Do all results of a node become quantised values, by way of element-wise nodes and reductions?"""
+        """Do all results of a node become quantized values, by way of element-wise nodes and reductions?"""
         stack = [n]
         while stack:
             top = stack[-1]

@@ -1,4 +1,4 @@
-"""What is quantised how: a scheme for each layer, grids of activations, rounded weights."""
+"""What is quantized how: a scheme for each layer, grids of activations, rounded weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Plan:
 
     Attributes:
         model: the float model.
-        options: of the quantisation.
+        options: of the quantization.
         observed: what calibration has noted.
     """
 
@@ -50,7 +50,7 @@ class Plan:
         return placed(self.model, some, self.options.form == "operators")
 
     def grids(self, placement: Placement, scheme: str) -> dict[str, Grid]:
-        """A grid for each quantised value; those that share one have it of all their ranges together."""
+        """A grid for each quantized value; those that share one have it of all their ranges together."""
         kind = "fp8" if scheme == "fp8" else self.options.activations
         root = {v: v for v in placement.readers}
 
@@ -110,7 +110,7 @@ class Plan:
 
 
 def unusable(layers: Sequence[Layer], observed: Observed) -> dict[str, str]:
-    """Layers whose activation cannot be quantised, with the reason."""
+    """Layers whose activation cannot be quantized, with the reason."""
     out = {}
     for layer in layers:
         h = observed.histograms.get(layer.x)

@@ -25,7 +25,7 @@ class LayerResult:
         name, kind: of its node.
         scheme: int8, w8a16, w4a16, fp8, or float.
         before, after: seconds of its kernels in float and in the scheme that was measured; None: not measured.
-        error: of the model's outputs where this layer alone is quantised; None: not measured.
+        error: of the model's outputs where this layer alone is quantized; None: not measured.
         reason: why it stays float; "" where it does not.
     """
 
@@ -45,7 +45,7 @@ class LayerResult:
 
 @dataclass(frozen=True, repr=False)
 class Quantized(Reported):
-    """A quantised model and its report; print it.
+    """A quantized model and its report; print it.
 
     Attributes:
         model: the ONNX model.
@@ -54,9 +54,9 @@ class Quantized(Reported):
         samples: rows of the calibration data.
         error: relative error of the outputs against float, on samples; None: not measured.
         agreement: share of rows of the outputs whose arg-max is that of float; None: not measured, or no rows.
-        score: what `metric` gave for the float and the quantised model; None without one.
-        before, after: seconds of all kernels of a call, float and quantised; None: not measured.
-        sizes: bytes of the constants, float and quantised.
+        score: what `metric` gave for the float and the quantized model; None without one.
+        before, after: seconds of all kernels of a call, float and quantized; None: not measured.
+        sizes: bytes of the constants, float and quantized.
         notes: what else was done or left.
         random: was it calibrated on random numbers?
     """
@@ -94,8 +94,8 @@ class Quantized(Reported):
         return html_of(self.tables())
 
     def __repr__(self) -> str:
-        quantised = sum(x.scheme != FLOAT for x in self.layers)
+        quantized = sum(x.scheme != FLOAT for x in self.layers)
         return (
-            f"<Quantized {self.name[:60]}: {quantised} of {count(len(self.layers), 'layer')} as "
+            f"<Quantized {self.name[:60]}: {quantized} of {count(len(self.layers), 'layer')} as "
             f"{self.scheme}; print it>"
         )

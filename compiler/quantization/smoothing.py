@@ -1,8 +1,8 @@
-"""SmoothQuant: scale moved from the activations behind a layer normalisation to the weights that read them.
+"""SmoothQuant: scale moved from the activations behind a layer normalization to the weights that read them.
 
     x @ w   ->   (x / s) @ (s * w),   s = max|x|^alpha / max|w|^(1 - alpha) for each channel
 
-1 / s goes into the weight and the bias of the layer normalisation, so that nothing is added to the graph. A few
+1 / s goes into the weight and the bias of the layer normalization, so that nothing is added to the graph. A few
 channels of a transformer's activations are much larger than the others; their scale then is no longer everybody's.
 """
 
@@ -23,7 +23,7 @@ LEAST = 1e-5
 
 
 def smoothable(m: Model, layers: Sequence[Layer]) -> dict[str, list[Layer]]:
-    """Layers by the normalisation whose result they alone read."""
+    """Layers by the normalization whose result they alone read."""
     products: dict[str, list[Layer]] = {}
     for layer in layers:
         n = m.makers.get(layer.x)
@@ -34,7 +34,7 @@ def smoothable(m: Model, layers: Sequence[Layer]) -> dict[str, list[Layer]]:
 
 
 def _closed(m: Model, n: onnx.NodeProto, layers: Sequence[Layer]) -> bool:
-    """Is a normalisation of constants along the last axis read by these layers alone?"""
+    """Is a normalization of constants along the last axis read by these layers alone?"""
     y = n.output[0]
     if y in m.pinned or any(i not in m.constants for i in n.input[1:] if i) or any(n.output[1:]):
         return False
@@ -46,7 +46,7 @@ def _closed(m: Model, n: onnx.NodeProto, layers: Sequence[Layer]) -> bool:
 
 
 def smooth(m: Model, groups: Mapping[str, Sequence[Layer]], peaks: Mapping[str, Array], alpha: float) -> list[str]:
-    """Move scales in the model. Returns the normalisations that were changed."""
+    """Move scales in the model. Returns the normalizations that were changed."""
     nodes = {n.name: n for n in m.graph.node}
     for name, layers in groups.items():
         n = nodes[name]

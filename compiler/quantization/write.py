@@ -1,4 +1,4 @@
-"""A quantised model as ONNX: QuantizeLinear and DequantizeLinear around what is computed in integers.
+"""A quantized model as ONNX: QuantizeLinear and DequantizeLinear around what is computed in integers.
 
     x  ->  QuantizeLinear  ->  DequantizeLinear  ->  Conv, with DequantizeLinear of i8 weights and of an i32 bias
     x                                           ->  MatMul with DequantizeLinear of i8 or i4 weights, or MatMulNBits
@@ -53,7 +53,7 @@ class _Writer:
         self.nodes = {n.name: n for n in out.graph.node}
 
     def pair(self, value: str, readers: frozenset[str]) -> None:
-        """Quantise a value for these readers."""
+        """Quantize a value for these readers."""
         g = self.grids[value]
         scale = self.out.add(f"{value}_scale", np.asarray(g.scale, np.float32))
         if g.kind == "fp8":
@@ -73,7 +73,7 @@ class _Writer:
                     n.input[k] = x
 
     def layer(self, layer: Layer, scheme: str) -> None:
-        """Quantise the weights and the bias of a layer."""
+        """Quantize the weights and the bias of a layer."""
         x = self.grids.get(layer.x)
         w = self.plan.weight(layer, scheme, x)
         n = self.nodes[layer.node]

@@ -1,4 +1,4 @@
-"""The report of a quantisation: tables for a terminal, and a page of time won and error paid, layer by layer."""
+"""The report of a quantization: tables for a terminal, and a page of time won and error paid, layer by layer."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _mbarriers(it: Evaluator, r: Expr, what: str) -> Named:
     for at, off, threads in _places(it, r):
         bar = it.grid.mbarriers.get((at.view.memory, off))
         if bar is None:
-            raise KernelError(f"{what}: {at.view.name(off)} was never initialised by mbar_init")
+            raise KernelError(f"{what}: {at.view.name(off)} was never initialized by mbar_init")
         out.append((bar, threads))
     it.touch(at, False)
     return out
@@ -501,7 +501,7 @@ def peer_send(it: Evaluator, r: Expr, rank: Expr, value: Expr, b: Expr) -> None:
     for where in np.unique(bars):
         bar, mine = it.grid.mbarriers.get((it.view(b.buf).memory, int(where))), bars == where
         if bar is None:
-            raise KernelError(f"peer_send: {b.buf.name} of that block was never initialised by mbar_init")
+            raise KernelError(f"peer_send: {b.buf.name} of that block was never initialized by mbar_init")
         who = threads[mine]
         bar.copies.append(issue(it, at.view, who, off[mine], values[mine], None))
         bar.bytes -= len(who) * r.buf.dtype.bytes

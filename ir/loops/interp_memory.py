@@ -38,7 +38,7 @@ class Memory:
 
 
 def garbage(shape: tuple[int, ...], dtype: DType) -> Array:
-    """What uninitialised memory holds: NaN, or an integer that no index survives."""
+    """What uninitialized memory holds: NaN, or an integer that no index survives."""
     t = dtype.numpy
     if dtype.is_float or dtype.kind == "c":
         return np.full(shape, np.nan).astype(t)

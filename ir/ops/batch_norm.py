@@ -1,4 +1,4 @@
-"""Batch norm in training mode: images normalised by the statistics of their batch, and these statistics."""
+"""Batch norm in training mode: images normalized by the statistics of their batch, and these statistics."""
 
 from __future__ import annotations
 

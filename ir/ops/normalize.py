@@ -1,4 +1,4 @@
-"""Normalisation: one or two row reductions and an element-wise tail. Half types keep rows in f32."""
+"""Normalization: one or two row reductions and an element-wise tail. Half types keep rows in f32."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _inverse_deviation(x: Tensor, axes: Axes, epsilon: float, mean: Tensor | Non
 def _layer_type(
     x: TensorType, scale: TensorType, bias: TensorType | None = None, *, axis: int = -1, epsilon: float = 1e-5
 ) -> TensorType:
-    require_kind("the operand of a normalisation", x, "f")
+    require_kind("the operand of a normalization", x, "f")
     normalize_axis(axis, x.rank)
     for t in (scale, bias):
         if t is not None:
@@ -220,7 +220,7 @@ def _rms_norm_numpy(x: Array, scale: Array, *, axis: int = -1, epsilon: float = 
 
 
 def _mvn_type(x: TensorType, *, axes: Axes | None = None, epsilon: float = 1e-5) -> TensorType:
-    require_kind("the operand of a normalisation", x, "f")
+    require_kind("the operand of a normalization", x, "f")
     all_axes(axes, x.rank)
     return x
 
@@ -276,7 +276,7 @@ def _per_channel(b: Any, v: Any, rank: int) -> Any:
 
 
 def _channels(x: TensorType, *params: TensorType) -> None:
-    require_kind("the operand of a normalisation", x, "f")
+    require_kind("the operand of a normalization", x, "f")
     require(x.rank >= 2, "channels are at axis 1; got {}", x)
     for p in params:
         require(p.rank == 1 and same_dim(p.shape[0], x.shape[1]), "a parameter must be [{}]; got {}", x.shape[1], p)

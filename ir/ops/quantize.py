@@ -1,4 +1,4 @@
-"""Linear quantisation, ties to even, with scale and zero point of all, along `axis`, or per `block` of it."""
+"""Linear quantization, ties to even, with scale and zero point of all, along `axis`, or per `block` of it."""
 
 from __future__ import annotations
 

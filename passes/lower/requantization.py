@@ -1,4 +1,4 @@
-"""Quantised values that a kernel dequantises again while they are in a register: their steps stay floats.
+"""Quantized values that a kernel dequantizes again while they are in a register: their steps stay floats.
 
     cast_f32(cast_i32(cast_u8(cast_i32(rint(c)) + z)) - z)   ->   rint(c)        c a clip to the range of u8, less z
 

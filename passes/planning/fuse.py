@@ -41,7 +41,7 @@ MOST_QUERIES = 16  # of a head, that the block that reads them may compute
 MOST_READS = 16  # of an element of bytes, by the windows that see it
 LEAST_COPIED = 128  # terms of a sum for which an operand is copied first
 CUT = "it is kept apart: no schedule held for the larger kernel, or the tuner measured that apart is faster"
-UNFUSED = "this optimisation level fuses nothing"
+UNFUSED = "this optimization level fuses nothing"
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
 

@@ -392,7 +392,7 @@ class Joiner:
 
 
 def computing(nodes: Sequence[Node]) -> int:
-    """Count nodes, in order of the graph, but for conversions, of which quantised values need two or three for each
+    """Count nodes, in order of the graph, but for conversions, of which quantized values need two or three for each
     step. Nodes of one element that compute the same (`scalars` gives each reader its own) count once.
     """
     count, same = 0, dict[Value, Value]()  # a number -> the first one that is computed alike

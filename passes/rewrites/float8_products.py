@@ -32,7 +32,7 @@ def multiply_and_add_float8(m: Match) -> Value:
 
 
 def _scaled_product(m: Match, n: Node, turned: bool, alpha: float) -> Value:
-    """The product of a node's dequantised operands, the second one perhaps transposed, in float32."""
+    """The product of a node's dequantized operands, the second one perhaps transposed, in float32."""
     m.require(n.output.type.dtype is f32, "it is {}", n.output.type)
     x, w = (m.node(m.operand(n, k), "dequantize_linear") for k in (0, 1))
     m.require(not x.attrs["block"] and m.operand(x, 1).type.size == 1, "the first operand has several scales")

@@ -1,4 +1,4 @@
-"""Fold batch normalisation and constant per-channel scales and shifts into the previous contraction.
+"""Fold batch normalization and constant per-channel scales and shifts into the previous contraction.
 
     y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w * s, (b - mu) * s + h),  s = g / sqrt(var +
                                                         epsilon)
@@ -65,7 +65,7 @@ def _scale_or_inverse(m: Match, z_ops: tuple[str, ...]) -> tuple[Node, Value, bo
     return n, c, inverse
 
 
-# --- batch normalisation ----------------------------------------------------------------------------------------------
+# --- batch normalization ----------------------------------------------------------------------------------------------
 
 
 def batch_norm_to_scale(m: Match) -> Value:

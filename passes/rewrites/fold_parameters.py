@@ -1,4 +1,4 @@
-"""Fold batch normalisation and per-channel scales and shifts into parameters, in the prologue.
+"""Fold batch normalization and per-channel scales and shifts into parameters, in the prologue.
 
     y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w_0, b_0), prologue: s = g / sqrt(var + epsilon);
                                                         w_0 = w * s; b_0 = (b - mu) * s + h

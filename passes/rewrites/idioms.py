@@ -32,7 +32,7 @@ def idioms(graph: Graph, ctx: PassContext) -> bool:
     return rewrite(graph, IDIOM_RULES, ctx)
 
 
-# --- normalisation ----------------------------------------------------------------------------------------------------
+# --- normalization ----------------------------------------------------------------------------------------------------
 
 
 def _rows(m: Match, v: Value, op: str) -> tuple[Value, Axes]:
@@ -119,7 +119,7 @@ def bias_of_norm(m: Match) -> Value:
 
 
 def _norm_and_other(m: Match, *ops: str) -> tuple[Node, Value]:
-    """Match a normalisation with one reader, and its parameter: a constant or input that broadcasts to it."""
+    """Match a normalization with one reader, and its parameter: a constant or input that broadcasts to it."""
     for k in (0, 1):
         v, other = m.operand(m.root, k), m.operand(m.root, 1 - k)
         if v.node is None or v.node.op.name not in ops:

@@ -1,4 +1,4 @@
-"""The benchmarks of quantised models: ratios of a table, and models that are cut into layers."""
+"""The benchmarks of quantized models: ratios of a table, and models that are cut into layers."""
 
 from __future__ import annotations
 

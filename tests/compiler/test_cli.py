@@ -252,7 +252,7 @@ def test_compile_for_all_sizes_within_bounds() -> None:
     assert p["symbolic"] and p["dims"] == {"N": 2}
 
 
-def test_compile_without_optimisation_and_checks() -> None:
+def test_compile_without_optimization_and_checks() -> None:
     (p,) = dnnc_json("compile", "fixed.onnx", "-O", "0", "--verify", "none", "--cache", "off")["programs"]
     assert [k["name"] for k in p["kernels"]] == ["matmul", "relu"] and "check" not in p["seconds"]
 

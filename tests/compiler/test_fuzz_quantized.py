@@ -1,4 +1,4 @@
-"""Random quantised models: a few in every test run, and what makes and judges them."""
+"""Random quantized models: a few in every test run, and what makes and judges them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMS = (
 @pytest.mark.slow
 @pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(8))
-def test_random_quantised_models(seed: int, tmp_path: Any) -> None:
+def test_random_quantized_models(seed: int, tmp_path: Any) -> None:
     failure = check_quantized_seed(seed, 5, "llvm", tmp_path)
     assert failure is None, f"seed {seed}: {failure}"
 

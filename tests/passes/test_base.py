@@ -225,7 +225,7 @@ def test_large_graphs_take_little_time() -> None:
     g = layers(1500)
     run_all(g)
     verify(g)
-    assert len(g) == 1500 // 15 * 4  # matmul, add, normalisation, gelu
+    assert len(g) == 1500 // 15 * 4  # matmul, add, normalization, gelu
     small, large = growth(layers, run_all, 1500, 3000, 2.3)
     assert small < 1.0, f"1,500 nodes take {small:.2f} s"
     assert large < 2.3 * small, f"3,000 nodes take {large / small:.1f} times as long as 1,500"

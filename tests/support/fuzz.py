@@ -10,7 +10,7 @@ reported like a wrong number.
 `--gradients`: graphs with loops and branches, whose gradients are compared with differences, see random_gradients.py;
 `--compile-every 10` compiles the gradients of every tenth seed only.
 
-`--quantized`: quantised models, see random_quantized.py; `--nodes` counts layers. Each is compiled at the highest
+`--quantized`: quantized models, see random_quantized.py; `--nodes` counts layers. Each is compiled at the highest
 level and in the other way of its seed.
 """
 
@@ -246,7 +246,7 @@ def check_gradient_seed(seed: int, nodes: int, target: str, every: int, cache: A
 
 
 def check_quantized_seed(seed: int, layers: int, target: str, cache: Any) -> Failure | None:
-    """The first failure of a seed's quantised model, made small."""
+    """The first failure of a seed's quantized model, made small."""
     from dnnc.frontends.onnx import read
 
     model, inputs, exact = random_quantized.random_quantized(seed, layers)
@@ -266,7 +266,7 @@ def check_quantized_seed(seed: int, layers: int, target: str, cache: Any) -> Fai
 def check_quantized(
     graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache: Any, exact: bool
 ) -> str | None:
-    """What goes wrong when a quantised graph is compiled and run, or None."""
+    """What goes wrong when a quantized graph is compiled and run, or None."""
     from dnnc.driver import compile as compile_model
 
     try:
@@ -287,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--gradients", action="store_true", help="check gradients of graphs with loops and branches")
-    parser.add_argument("--quantized", action="store_true", help="check quantised models")
+    parser.add_argument("--quantized", action="store_true", help="check quantized models")
     parser.add_argument("--compile-every", type=int, default=1, help="of so many gradients one is compiled, too")
     parser.add_argument("--here", action="store_true", help="in this process: a crash ends the run")
     args = parser.parse_args(argv)

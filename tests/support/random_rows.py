@@ -1,4 +1,4 @@
-"""Random chains of reductions over the same rows and their readers: normalise, weigh and compare rows."""
+"""Random chains of reductions over the same rows and their readers: normalize, weigh and compare rows."""
 
 from __future__ import annotations
 

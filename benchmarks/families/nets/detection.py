@@ -243,7 +243,7 @@ class Deformable(nn.Module):
 
 
 class Prior(nn.Module):
-    """SSD: boxes of several maps against constant priors, softmax scores, L2-normalised first map."""
+    """SSD: boxes of several maps against constant priors, softmax scores, L2-normalized first map."""
 
     def __init__(self, classes: int = 5) -> None:
         super().__init__()

@@ -120,7 +120,7 @@ class Vae(nn.Module):
 
 
 class Vq(nn.Module):
-    """Quantised autoencoder: nearest codes of a book, then transposed convolutions."""
+    """Quantized autoencoder: nearest codes of a book, then transposed convolutions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 class Gcn(nn.Module):
-    """Graph convolution (Kipf and Welling): degrees are counted by a scatter, then symmetric normalisation."""
+    """Graph convolution (Kipf and Welling): degrees are counted by a scatter, then symmetric normalization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,7 +282,7 @@ class Rgcn(nn.Module):
 
 
 class Appnp(nn.Module):
-    """Personalised propagation: an MLP, then ten steps of a dense normalised adjacency."""
+    """Personalised propagation: an MLP, then ten steps of a dense normalized adjacency."""
 
     def __init__(self) -> None:
         super().__init__()

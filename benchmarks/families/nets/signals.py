@@ -33,7 +33,7 @@ class WaveNet(nn.Module):
 
 
 class Tcn(nn.Module):
-    """Residual blocks of dilated causal convolutions whose weights are normalised by gain and direction."""
+    """Residual blocks of dilated causal convolutions whose weights are normalized by gain and direction."""
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Snake(nn.Module):
 
 
 class Codec(nn.Module):
-    """Neural audio codec: strided encoder with an LSTM, residual vector quantisation by nearest codes, decoder."""
+    """Neural audio codec: strided encoder with an LSTM, residual vector quantization by nearest codes, decoder."""
 
     def __init__(self, width: int = 16, codes: int = 128, stages: int = 4) -> None:
         super().__init__()

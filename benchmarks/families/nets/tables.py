@@ -110,7 +110,7 @@ class NeuralCf(nn.Module):
 
 
 class TwoTower(nn.Module):
-    """A query against a catalogue of items: normalised towers, all products, the ten best."""
+    """A query against a catalogue of items: normalized towers, all products, the ten best."""
 
     def __init__(self) -> None:
         super().__init__()

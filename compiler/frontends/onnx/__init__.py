@@ -73,7 +73,7 @@ def read_model(
     `forms` are the structures of inputs that are sequences, optionals or maps; `shapes` and `values` then name their
     tensors (`xs[0]`). `decisions` are the values of conditions by the names that NeedsValues gives them. A symbol in
     `shapes` is a size of that name. `training`: are dropouts active? None leaves it to the model; if it is given, batch
-    normalisations take the running statistics, for the caller to replace.
+    normalizations take the running statistics, for the caller to replace.
     """
     parsed = load(model)
     try:

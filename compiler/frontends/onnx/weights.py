@@ -89,7 +89,7 @@ def is_float(a: Any) -> bool:
 
 
 def running_statistics(model: Model, arrays: Mapping[str, Any]) -> dict[str, float]:
-    """Running statistics of batch normalisations among initializers, and their momenta."""
+    """Running statistics of batch normalizations among initializers, and their momenta."""
     found: dict[str, float] = {}
     for n in model.graph.node:
         if n.op_type == "BatchNormalization" and n.domain in ("", "ai.onnx"):

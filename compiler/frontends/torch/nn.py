@@ -1,4 +1,4 @@
-"""Convolutions, pooling and normalisations."""
+"""Convolutions, pooling and normalizations."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def along(c: Call, x: Value, axis: int, m: np.ndarray[Any, Any]) -> Value:
     return made
 
 
-# --- normalisation ----------------------------------------------------------------------------------------------------
+# --- normalization ----------------------------------------------------------------------------------------------------
 
 
 def of_all(c: Call, v: Value | None, value: float, shape: Sequence[Dim], like: Value) -> Value:
@@ -254,9 +254,9 @@ def group_norm(c: Call) -> Any:
 
 
 def batch_norm(c: Call) -> Any:
-    """Normalise by running or batch statistics. Results: y, batch mean, 1 / deviation, running statistics.
+    """Normalize by running or batch statistics. Results: y, batch mean, 1 / deviation, running statistics.
 
-    Statistics that are results normalise, too: they are computed once.
+    Statistics that are results normalize, too: they are computed once.
     """
     x = c.x("input")
     channels = (x.type.shape[1],)

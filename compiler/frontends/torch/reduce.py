@@ -1,4 +1,4 @@
-"""Reductions, scans, sorting, and the two normalisations by exponentials."""
+"""Reductions, scans, sorting, and the two normalizations by exponentials."""
 
 from __future__ import annotations
 

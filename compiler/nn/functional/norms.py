@@ -1,4 +1,4 @@
-"""Normalisations by mean and variance, of batches, layers, groups and images."""
+"""Normalizations by mean and variance, of batches, layers, groups and images."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def batch_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalise each channel (axis 1) of [N, C, ...] (Ioffe and Szegedy, 2015).
+    """Normalize each channel (axis 1) of [N, C, ...] (Ioffe and Szegedy, 2015).
 
     Args:
         running_mean, running_var: [C]. Without `training` they are the statistics; in training those of the batch are,
@@ -160,7 +160,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalise each channel of each image of [N, C, ...] (Ulyanov et al., 2016).
+    """Normalize each channel of each image of [N, C, ...] (Ulyanov et al., 2016).
 
     Running statistics are kept as by `batch_norm`, and taken in place of the images' without `use_input_stats`.
     """
@@ -231,7 +231,7 @@ def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float |
 
 
 def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Array:
-    """Normalise groups of the channels (axis 1) of each image (Wu and He, 2018); `weight` and `bias` are [C]."""
+    """Normalize groups of the channels (axis 1) of each image (Wu and He, 2018); `weight` and `bias` are [C]."""
     what = "group_norm"
     x = array(what, "input", input)
     if x.ndim < 2:

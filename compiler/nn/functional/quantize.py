@@ -1,4 +1,4 @@
-"""Rounding to the numbers of a quantised model while it trains; derivatives pass as if nothing was rounded."""
+"""Rounding to the numbers of a quantized model while it trains; derivatives pass as if nothing was rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisation layers. Running statistics are buffers, which a call in training mode updates."""
+"""Normalization layers. Running statistics are buffers, which a call in training mode updates."""
 
 from __future__ import annotations
 
@@ -80,19 +80,19 @@ class _BatchNorm(_Statistics):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Normalise each channel of [N, C] or [N, C, L] over the batch; see `dnnc.nn.functional.batch_norm`."""
+    """Normalize each channel of [N, C] or [N, C, L] over the batch; see `dnnc.nn.functional.batch_norm`."""
 
     ranks: tuple[int, ...] = 2, 3
 
 
 class BatchNorm2d(_BatchNorm):
-    """Normalise each channel of [N, C, H, W] over the batch; see `dnnc.nn.functional.batch_norm`."""
+    """Normalize each channel of [N, C, H, W] over the batch; see `dnnc.nn.functional.batch_norm`."""
 
     ranks: tuple[int, ...] = (4,)
 
 
 class BatchNorm3d(_BatchNorm):
-    """Normalise each channel of [N, C, D, H, W] over the batch; see `dnnc.nn.functional.batch_norm`."""
+    """Normalize each channel of [N, C, D, H, W] over the batch; see `dnnc.nn.functional.batch_norm`."""
 
     ranks: tuple[int, ...] = (5,)
 
@@ -122,25 +122,25 @@ class _InstanceNorm(_Statistics):
 
 
 class InstanceNorm1d(_InstanceNorm):
-    """Normalise each channel of each of [N, C, L]; see `dnnc.nn.functional.instance_norm`."""
+    """Normalize each channel of each of [N, C, L]; see `dnnc.nn.functional.instance_norm`."""
 
     ranks: tuple[int, ...] = 2, 3
 
 
 class InstanceNorm2d(_InstanceNorm):
-    """Normalise each channel of each of [N, C, H, W]; see `dnnc.nn.functional.instance_norm`."""
+    """Normalize each channel of each of [N, C, H, W]; see `dnnc.nn.functional.instance_norm`."""
 
     ranks: tuple[int, ...] = 3, 4
 
 
 class InstanceNorm3d(_InstanceNorm):
-    """Normalise each channel of each of [N, C, D, H, W]; see `dnnc.nn.functional.instance_norm`."""
+    """Normalize each channel of each of [N, C, D, H, W]; see `dnnc.nn.functional.instance_norm`."""
 
     ranks: tuple[int, ...] = 4, 5
 
 
 class LayerNorm(Module):
-    """Normalise rows of the last axes; see `dnnc.nn.functional.layer_norm`."""
+    """Normalize rows of the last axes; see `dnnc.nn.functional.layer_norm`."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """Normalise groups of channels; see `dnnc.nn.functional.group_norm`."""
+    """Normalize groups of channels; see `dnnc.nn.functional.group_norm`."""
 
     def __init__(
         self,

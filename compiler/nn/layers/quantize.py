@@ -1,4 +1,4 @@
-"""Training for quantisation: layers that round their weights and inputs as the quantised model will."""
+"""Training for quantization: layers that round their weights and inputs as the quantized model will."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def _write(buffer: Any, value: Array) -> None:
 
 
 def quantize_aware(module: M, keep: str | Sequence[str] = (), momentum: float = 0.05) -> M:
-    """Let the convolutions and linear layers of a module round as its quantised form will, in place.
+    """Let the convolutions and linear layers of a module round as its quantized form will, in place.
 
-    Train on, then `dnnc.to_onnx(module, path, inputs=...)` writes the quantised model. Parameters stay the same arrays;
+    Train on, then `dnnc.to_onnx(module, path, inputs=...)` writes the quantized model. Parameters stay the same arrays;
     their names get a `layer` in the path (`conv1.layer.weight`). Make optimizers behind this call.
 
     Args:

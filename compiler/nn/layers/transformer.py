@@ -233,7 +233,7 @@ class _Layer(Module):
             self.add_module(f"dropout{k}", Dropout(dropout))
 
     def _added(self, x: Array, k: int, block: Callable[[Array], Array]) -> Array:
-        """x plus a block of it, normalised before or afterwards."""
+        """x plus a block of it, normalized before or afterwards."""
         norm, dropout = getattr(self, f"norm{k}"), getattr(self, f"dropout{k}")
         if self.norm_first:
             return add(x, dropout(block(norm(x))))
@@ -244,13 +244,13 @@ class _Layer(Module):
 
 
 class TransformerEncoderLayer(_Layer):
-    """Self-attention and two linear layers, each with a normalisation and a shortcut.
+    """Self-attention and two linear layers, each with a normalization and a shortcut.
 
     Args:
         d_model, nhead: width, and number of heads.
         dim_feedforward: width between the linear layers.
         activation: "relu", "gelu" or a function.
-        norm_first: normalise before each part, not behind it.
+        norm_first: normalize before each part, not behind it.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class _Stack(Module):
 
 
 class TransformerEncoder(_Stack):
-    """Copies of an encoder layer one after the other, and perhaps a normalisation."""
+    """Copies of an encoder layer one after the other, and perhaps a normalization."""
 
     def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__(encoder_layer, num_layers, norm)
@@ -358,7 +358,7 @@ class TransformerEncoder(_Stack):
 
 
 class TransformerDecoder(_Stack):
-    """Copies of a decoder layer one after the other, and perhaps a normalisation; arguments as of the layer."""
+    """Copies of a decoder layer one after the other, and perhaps a normalization; arguments as of the layer."""
 
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__(decoder_layer, num_layers, norm)

@@ -148,7 +148,7 @@ def test_compiled(arch: str) -> None:
 
 
 def qdq(channels: int, images: bool) -> Graph:
-    """x -> quantised convolution (or product) -> ReLU -> quantised product, in pairs of q and dq."""
+    """x -> quantized convolution (or product) -> ReLU -> quantized product, in pairs of q and dq."""
     g = Graph("g")
     b = Builder(g)
     rng = np.random.default_rng(3)
@@ -174,14 +174,14 @@ def qdq(channels: int, images: bool) -> Graph:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("channels, images", [(32, True), (7, True), (40, False)])
-def test_quantised_models_are_products_of_bytes(channels: int, images: bool) -> None:
+def test_quantized_models_are_products_of_bytes(channels: int, images: bool) -> None:
     """Convolutions with channels last, in rows that are padded to whole vectors; the numbers of the CPU's kernels."""
     g = qdq(channels, images)
     x = np.random.default_rng(1).standard_normal(tuple(map(int, g.inputs[0].type.shape))).astype(np.float32)  # type: ignore[arg-type]
     f = dnnc.compile(g, target="cuda-interpreted", cache=False)
     (want,) = run(qdq(channels, images), [x], "float64")
     got = f(x)
-    step = 0.05 * 0.011 * 127  # of the requantised result, times the largest weight
+    step = 0.05 * 0.011 * 127  # of the requantized result, times the largest weight
     assert np.abs(got - want).max() <= (2 * step if images else 1e-4)
     text = f.source("operator")
     assert "i32" in text and ("mma_m16n8k32" in text or "wgmma" in text or "dot4" in text)

@@ -32,7 +32,7 @@ TOLERANCE = {f16: 1e-3, bf16: 8e-3}
 
 
 def product(m: int, k: int, n: int, kind: str, block: int, zeros: int | str | None = None, t: Any = f16) -> Graph:
-    """x [m, k] times dequantised weights, and a bias. `zeros`: one for all, "each", or None."""
+    """x [m, k] times dequantized weights, and a bias. `zeros`: one for all, "each", or None."""
     g, rng = Graph("g"), np.random.default_rng(0)
     b, code = Builder(g), BY_NAME[kind]
 

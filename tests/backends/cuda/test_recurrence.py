@@ -198,7 +198,7 @@ SENDING_BUGS = {
     "an mbarrier is not armed again": ("mbar_expect(addr(bars[(t + 1) % 2]), 64)", "syncwarp()", 0, "deadlock"),
     "the other phase": ("t // 2 % 2", "(t // 2 + 1) % 2", 0, "race|in flight|deadlock"),
     "the next sums come early": ("syncwarp()", "pdl_launch()", 1, "race"),
-    "mbarriers are made too late for others": ("cluster_barrier()", "barrier()", 0, "race|never initialised"),
+    "mbarriers are made too late for others": ("cluster_barrier()", "barrier()", 0, "race|never initialized"),
     "a block ends early": ("cluster_barrier()", "barrier()", 1, "after the last peer"),
 }
 

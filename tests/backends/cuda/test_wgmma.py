@@ -148,7 +148,7 @@ BUGS = {
     ),
     "too many bytes": ("mbar_expect(addr(full[s_1]), 16384)", "mbar_expect(addr(full[s_1]), 16400)", 0, "deadlock"),
     "the engine does not know the mbarriers": ("mbar_fence()", "syncwarp()", 0, r"mbar_fence\(\) is missing"),
-    "mbarriers are used before they are made": ("barrier()", "syncwarp()", 0, "race|never initialised"),
+    "mbarriers are used before they are made": ("barrier()", "syncwarp()", 0, "race|never initialized"),
     "a part of a warp group": (
         "wgmma_commit()",
         "if lane < 16:\n                                wgmma_commit()",

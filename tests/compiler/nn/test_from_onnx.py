@@ -52,7 +52,7 @@ node = helper.make_node
 
 
 def network(opset: int = 17, ratio: float = 0.0) -> tuple[onnx.ModelProto, torch.nn.Module]:
-    """Convolution, batch normalisation, dropout, linear layer; and the same in PyTorch, with the same names."""
+    """Convolution, batch normalization, dropout, linear layer; and the same in PyTorch, with the same names."""
     theirs = torch.nn.Sequential(
         torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.BatchNorm2d(4, momentum=0.2), torch.nn.ReLU(),
         torch.nn.Dropout(ratio), torch.nn.Flatten(), torch.nn.Linear(4 * 5 * 5, 3),

@@ -113,7 +113,7 @@ CASES = [
     case("adaptive_max_pool1d", f(2, 3, 10), 4),
     case("adaptive_max_pool2d", f(2, 3, 8, 6), (4, 3)),
     case("adaptive_max_pool3d", f(2, 5, 6, 4), (2, 3, 3)),
-    # normalisations
+    # normalizations
     case("batch_norm", f(4, 3, 5), f(3), p(3), f(3), f(3)),
     case("batch_norm", f(4, 3), None, None, None, None, training=True),
     case("batch_norm", f(4, 3, 5, 2), None, None, f(3), f(3), training=True, eps=1e-2),

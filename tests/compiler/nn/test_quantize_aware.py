@@ -1,4 +1,4 @@
-"""Fake quantisation: its values, its straight-through gradient, modules that train with it, and what is exported."""
+"""Fake quantization: its values, its straight-through gradient, modules that train with it, and what is exported."""
 
 from __future__ import annotations
 

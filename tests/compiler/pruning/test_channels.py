@@ -117,7 +117,7 @@ def test_what_the_graph_needs_stays(name: str) -> None:
     same_outputs(m, c, set())
 
 
-def test_models_of_quantisation() -> None:
+def test_models_of_quantization() -> None:
     m, c, found = parts(residual())
     assert {n for f in found for n in f.layers} >= {"a"} and not c.places.keys() & {"logits"}
     gone = chosen(found, PruneOptions(0.5, "structured", multiple=1))

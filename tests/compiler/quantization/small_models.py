@@ -58,7 +58,7 @@ def residual() -> onnx.ModelProto:
 
 
 def transformer(outliers: float = 1.0) -> onnx.ModelProto:
-    """A block of attention behind a layer normalisation; two channels of it are larger, and their weights smaller."""
+    """A block of attention behind a layer normalization; two channels of it are larger, and their weights smaller."""
     out = model(TRANSFORMER, g=(16,), h=(16,), wq=(16, 16), wk=(16, 16), wv=(16, 16), wo=(16, 16), bo=(16,))
     weights = {t.name: t for t in out.graph.initializer}
     large = np.ones(16, np.float32)

@@ -1,4 +1,4 @@
-"""The parts of a quantisation by themselves: ranges, rounding, samples, placement, options."""
+"""The parts of a quantization by themselves: ranges, rounding, samples, placement, options."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_residual_that_stays_float_reads_floats() -> None:
 
 
 @pytest.mark.slow
-def test_batch_normalisations_are_folded_and_constants_found() -> None:
+def test_batch_normalizations_are_folded_and_constants_found() -> None:
     text = """agraph (float[1, 2, 4, 4] x) => (float[1, 3, 4, 4] y) {
         t = Transpose<perm = [1, 0, 2, 3]>(w)
         c = Conv(x, t)
@@ -263,20 +263,20 @@ def test_smoothing_keeps_what_is_computed() -> None:
 
 @pytest.mark.slow
 def test_models_that_are_refused() -> None:
-    quantised = model(
+    quantized = model(
         "agraph (float[N, 4] x) => (float[N, 4] y) { q = QuantizeLinear(x, s) y = DequantizeLinear(q, s) }", s=()
     )
-    with pytest.raises(InputError, match="quantised already"):
-        dnnc.quantize(quantised, np.ones((2, 4), np.float32))
+    with pytest.raises(InputError, match="quantized already"):
+        dnnc.quantize(quantized, np.ones((2, 4), np.float32))
     half = model("agraph (float16[N, 4] x) => (float16[N, 4] y) { y = MatMul(x, w) }", w=(4, 4))
     w = half.graph.initializer[0]
     w.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(w).astype(np.float16), "w"))
-    with pytest.raises(UnsupportedError, match="float16; quantise the float32 model"):
+    with pytest.raises(UnsupportedError, match="float16; quantize the float32 model"):
         dnnc.quantize(half, np.ones((2, 4), np.float16))
     old = residual()
     old.opset_import[0].version = 9
     old.graph.node[0].domain = "custom"
-    with pytest.raises(ModelError, match="opset 9, and its quantised form needs 13"):
+    with pytest.raises(ModelError, match="opset 9, and its quantized form needs 13"):
         dnnc.quantize(old, images())
 
 

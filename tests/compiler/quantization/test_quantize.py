@@ -148,7 +148,7 @@ def test_layers_that_cannot_be_quantized_are_named() -> None:
     assert dead.layers[1].reason == "x was 0 in all of the calibration, which tells no scale"
     kept = dnnc.quantize(proto, x, measure=False, keep="b")
     assert [layer.reason for layer in kept.layers][1] == "kept by 'b'"
-    assert any("no layer can be quantised" in n for n in kept.notes)
+    assert any("no layer can be quantized" in n for n in kept.notes)
 
 
 @pytest.mark.slow

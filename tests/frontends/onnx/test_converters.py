@@ -155,7 +155,7 @@ CASES: list[tuple[str, Sequence[int], list[Any], dict[str, Any], Sequence[int]]]
     "count_include_pad": 1}, ()),
     ("LpPool", (11,), [IMAGE], {"kernel_shape": [2, 2], "p": 2}, ()),
     ("GlobalAveragePool", (7,), [IMAGE], {}, ()),
-    # normalisation
+    # normalization
     ("BatchNormalization", (7, 9, 14, 15), [IMAGE, f32(4), f32(4), f32(4), np.abs(f32(4))], {"epsilon": 1e-3}, ()),
     ("InstanceNormalization", (7,), [IMAGE, f32(4), f32(4)], {}, ()),
     ("LayerNormalization", (17,), [X, f32(3, 4), f32(3, 4)], {"axis": 1}, ()),
@@ -214,7 +214,7 @@ CASES: list[tuple[str, Sequence[int], list[Any], dict[str, Any], Sequence[int]]]
     ("Trilu", (14,), [f32(3, 5), np.int64(1)], {"upper": 0}, (1,)),
     ("ReverseSequence", (10,), [f32(4, 3, 2), i64(1, 4, 2)], {}, ()),
     ("EyeLike", (9,), [f32(3, 4)], {"k": 1}, ()),
-    # quantised
+    # quantized
     ("QuantizeLinear", (10, 13), [X * 9, np.float32(0.1), np.uint8(7)], {}, ()),
     ("QuantizeLinear", (13, 19), [X * 9, np.abs(f32(3)) + 0.1, np.array([0, 3, -5], np.int8)], {"axis": 1}, ()),
     ("DequantizeLinear", (10, 13), [RNG.integers(0, 255, (2, 3)).astype(np.uint8), np.float32(0.1), np.uint8(7)], {},

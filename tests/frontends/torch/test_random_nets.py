@@ -108,7 +108,7 @@ def rows(r: random.Random, shape: list[int]) -> nn.Module:
 
 
 def fitted(r: random.Random, shape: list[int], layer: nn.Module) -> nn.Module:
-    """The layer where it fits and leaves something, not too much, to normalise; else an activation."""
+    """The layer where it fits and leaves something, not too much, to normalize; else an activation."""
     try:
         made = layer(torch.zeros(shape))
     except (RuntimeError, ValueError):

@@ -1,4 +1,4 @@
-"""Steps of quantised values stay floats: the expression before and after, and where it must stay."""
+"""Steps of quantized values stay floats: the expression before and after, and where it must stay."""
 
 from __future__ import annotations
 

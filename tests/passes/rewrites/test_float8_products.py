@@ -1,4 +1,4 @@
-"""Products of 8-bit floats: dequantised operands become codes and scales where tensor cores multiply them."""
+"""Products of 8-bit floats: dequantized operands become codes and scales where tensor cores multiply them."""
 
 from __future__ import annotations
 

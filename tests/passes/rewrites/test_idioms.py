@@ -194,7 +194,7 @@ OTHER_MEAN = f"def f(x: f32[3, 8]):{NORMAL}    return y\n".replace("(-1,)", "(0,
         OTHER_MEAN,
     ],
 )
-def test_a_deviation_of_another_kind_is_normalised_by_itself(text: str) -> None:
+def test_a_deviation_of_another_kind_is_normalized_by_itself(text: str) -> None:
     g = parse(text)
     inputs = random_inputs(g)
     want = run(g, inputs)

@@ -1,4 +1,4 @@
-"""Quantised models in bytes: the ops that are left, floats of dequantised operands within one step."""
+"""Quantized models in bytes: the ops that are left, floats of dequantized operands within one step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.quantized import CTX, RNG, inputs, rewritten, weights
 
 
 def near(g: Graph) -> list[str]:
-    """Check that all quantised results are within one step, 99.9 % of them equal; the ops that are left."""
+    """Check that all quantized results are within one step, 99.9 % of them equal; the ops that are left."""
     xs, before = inputs(g), g.copy()
     decompose(before, CTX)
     want = run(before, xs)[0].astype(np.int64)

@@ -24,8 +24,8 @@ RNG = np.random.default_rng(0)
 ROWS, COLUMNS, BLOCK = 128, 48, 32
 
 
-def quantised(kind: str, zero: Any, read: Any, rows: int = 3, axis: int = 0, block: int = BLOCK) -> Graph:
-    """A graph that reads dequantised codes of a type [128, 48]; `zero`: None, a number, or "each" block's own."""
+def quantized(kind: str, zero: Any, read: Any, rows: int = 3, axis: int = 0, block: int = BLOCK) -> Graph:
+    """A graph that reads dequantized codes of a type [128, 48]; `zero`: None, a number, or "each" block's own."""
     g, t = Graph("g"), dtype(kind)
     b = Builder(g)
     x = g.add_input("x", TensorType(f32, (rows, ROWS)))
@@ -57,7 +57,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "zero"), CASES)
 def test_products_decode_what_they_read(kind: str, zero: Any) -> None:
-    g = quantised(kind, zero, product)
+    g = quantized(kind, zero, product)
     x = RNG.standard_normal((3, ROWS)).astype(np.float32)
     want = run(g, [x])
     assert stored_weights(g, CONTEXT)
@@ -74,7 +74,7 @@ def test_products_decode_what_they_read(kind: str, zero: Any) -> None:
 
 def test_numbers_that_are_none_stay_codes_of_floats() -> None:
     """The bits of E4M3's NaN would become those of a number in float16."""
-    g = quantised("f8e4m3fn", None, product)
+    g = quantized("f8e4m3fn", None, product)
     codes = next(n.inputs[0] for n in g.nodes() if n.op.name == "dequantize_linear")
     g.constants[codes] = np.where(np.arange(COLUMNS) == 7, np.nan, g.constants[codes].astype(np.float32)).astype(
         dtype("f8e4m3fn").numpy
@@ -104,7 +104,7 @@ def test_transposes_turn_codes_and_scales() -> None:
     def read(b: Any, x: Any, w: Any) -> Any:
         return b.matmul(b.matmul(x, w), b.transpose(w, perm=(1, 0)))
 
-    g = quantised("u4", 3, read)
+    g = quantized("u4", 3, read)
     assert stored_weights(g, CONTEXT)
     first, second = [n for n in g.nodes() if n.op.name == "decode"]
     found = {(n.attrs["axis"], n.inputs[0].type.shape) for n in (first, second)}
@@ -112,7 +112,7 @@ def test_transposes_turn_codes_and_scales() -> None:
 
 
 def test_a_scale_for_each_column_is_one_block() -> None:
-    g = quantised("i8", None, product, axis=1, block=0)
+    g = quantized("i8", None, product, axis=1, block=0)
     assert stored_weights(g, CONTEXT)
     (n,) = [n for n in g.nodes() if n.op.name == "decode"]
     assert (n.attrs["axis"], n.attrs["block"], n.inputs[1].type.shape) == (0, ROWS, (1, COLUMNS))
@@ -126,5 +126,5 @@ OTHERS = {
 
 @pytest.mark.parametrize("read", OTHERS.values(), ids=OTHERS)
 def test_what_others_read_becomes_floats(read: Any) -> None:
-    assert not stored_weights(quantised("u4", 8, read), CONTEXT)
-    assert not stored_weights(quantised("u4", 8, product), replace(CONTEXT, facts=TargetFacts()))
+    assert not stored_weights(quantized("u4", 8, read), CONTEXT)
+    assert not stored_weights(quantized("u4", 8, product), replace(CONTEXT, facts=TargetFacts()))

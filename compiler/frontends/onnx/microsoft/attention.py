@@ -267,7 +267,7 @@ def rotary_embedding(c: Call) -> Any:
 
 def group_query_attention(c: Call) -> Any:
     """Inputs: q (or q, k, v packed), k, v, past keys and values, ends of the sequences, the longest one, cos and sin
-    caches, positions, score bias, sinks, two scales of a quantised cache (not known), weights that normalise q and k.
+    caches, positions, score bias, sinks, two scales of a quantized cache (not known), weights that normalize q and k.
 
     Row r of the batch has `ends[r] + 1 - steps` keys in the cache (none if negative: a first prompt, right-padded).
     """
@@ -301,7 +301,7 @@ def _refuse(c: Call) -> None:
         if c.integer(name, usual) != usual:
             raise UnsupportedError(f"GroupQueryAttention with {name}={c.integer(name)}")
     if c.has(12) or c.has(13):
-        raise UnsupportedError("GroupQueryAttention with a quantised cache")
+        raise UnsupportedError("GroupQueryAttention with a quantized cache")
 
 
 def _grouped(c: Call, heads: int, kv: int) -> tuple[Value, Value, Value]:

@@ -1,7 +1,7 @@
-"""Converters of com.microsoft: results of ONNX Runtime's optimiser, and operators that preceded ONNX's.
+"""Converters of com.microsoft: results of ONNX Runtime's optimizer, and operators that preceded ONNX's.
 
 ONNX has no schemas of this domain, so the attributes that a converter knows stand beside it, and all others are
-refused. The quantised operators are in `quantized.py`, attention is in `attention.py`; `MICROSOFT` is all of them.
+refused. The quantized operators are in `quantized.py`, attention is in `attention.py`; `MICROSOFT` is all of them.
 """
 
 from __future__ import annotations
@@ -185,11 +185,11 @@ def conv_transpose_with_dynamic_pads(c: Call) -> Any:
     )
 
 
-# --- normalisations ---------------------------------------------------------------------------------------------------
+# --- normalizations ---------------------------------------------------------------------------------------------------
 
 
 def skip_layer_norm(c: Call) -> Any:
-    """Inputs: x, skip, scale, bias of the normalisation, bias of the sum. Outputs: y, mean, 1/deviation, the sum."""
+    """Inputs: x, skip, scale, bias of the normalization, bias of the sum. Outputs: y, mean, 1/deviation, the sum."""
     total = c.b.add(c.x(0), c.x(1))
     total = c.b.add(total, c.x(4)) if c.has(4) else total
     operands = [total, c.items[2], c.items[3] if c.has(3) else None]
@@ -220,7 +220,7 @@ def simplified_layer_norm(c: Call) -> Any:
 
 
 def embed_layer_norm(c: Call) -> Any:
-    """Normalised sum of word, position and segment embeddings. Outputs: y, tokens per mask row, the sum."""
+    """Normalized sum of word, position and segment embeddings. Outputs: y, tokens per mask row, the sum."""
     b, ids = c.b, c.x(0)
     word = b.gather(c.x(2), ids, axis=0)
     if c.has(8):

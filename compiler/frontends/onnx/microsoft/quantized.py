@@ -1,4 +1,4 @@
-"""Converters of com.microsoft's quantised operators: exact sums in i32, functions on the real numbers."""
+"""Converters of com.microsoft's quantized operators: exact sums in i32, functions on the real numbers."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _levels(b: Builder, x: Value, scale: Value, zero: Value) -> Any:
 
 
 def dynamic_quantize_matmul(c: Call) -> Any:
-    """Inputs: a, which is quantised here, b, its scale, its zero point, a bias."""
+    """Inputs: a, which is quantized here, b, its scale, its zero point, a bias."""
     b, x = c.b, c.x(0)
     scale, zero = dynamic_scale(b, x)
     y = b.matmul(c.cast(_levels(b, x, scale, zero), i32), _whole(c, c.x(1), c.opt(3)))
@@ -233,7 +233,7 @@ def matmul_n_bits(c: Call) -> Any:
 
 
 def _stored(c: Call, n: int, k: int, bits: int, block: int) -> Any:
-    """Constant weights [n, k], dequantised from codes of `bits` bits; None for other zero points and for groups."""
+    """Constant weights [n, k], dequantized from codes of `bits` bits; None for other zero points and for groups."""
     constants, to = c.b.graph.constants, DTYPES[bits]
     operands = [c.x(1), c.x(2), *([c.x(3)] if c.has(3) else [])]
     if (
@@ -277,7 +277,7 @@ def _zeros(c: Call, n: int, groups: int, bits: int) -> Any:
 
 
 class _Quantizing(Builder):
-    """A builder whose products quantise their left operand to u8, scaled each time; f32 sums stay below 2^24."""
+    """A builder whose products quantize their left operand to u8, scaled each time; f32 sums stay below 2^24."""
 
     def op(self, op: Any, /, *operands: Any, **attrs: Any) -> Any:
         if op != "matmul":

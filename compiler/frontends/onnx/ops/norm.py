@@ -1,4 +1,4 @@
-"""Converters of normalisations."""
+"""Converters of normalizations."""
 
 from __future__ import annotations
 

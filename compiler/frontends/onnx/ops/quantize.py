@@ -1,4 +1,4 @@
-"""Converters of quantised operators: exact integer sums in i32, scales in floats, one final rounding."""
+"""Converters of quantized operators: exact integer sums in i32, scales in floats, one final rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converters of ai.onnx.preview.training optimisers: learning rate, step, then tensors, gradients, states."""
+"""Converters of ai.onnx.preview.training optimizers: learning rate, step, then tensors, gradients, states."""
 
 from __future__ import annotations
 

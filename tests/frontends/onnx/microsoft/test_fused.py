@@ -576,7 +576,7 @@ def test_what_is_not_known_is_said() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_quantised_lstm(direction: str) -> None:
+def test_quantized_lstm(direction: str) -> None:
     d, hidden, width = 1 + (direction == "bidirectional"), 6, 5
     # seven bits: on CPUs without dot products of bytes ONNX Runtime adds pairs of products in 16 bits, which saturate
     w, r = (q(d, rows, 4 * hidden, dtype=np.int8) // 2 for rows in (width, hidden))

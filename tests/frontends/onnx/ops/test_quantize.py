@@ -1,4 +1,4 @@
-"""Quantised operators whose schemes are no schemes: errors name the node."""
+"""Quantized operators whose schemes are no schemes: errors name the node."""
 
 from __future__ import annotations
 
