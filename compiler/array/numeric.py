@@ -198,7 +198,7 @@ def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf:
 # --- differences ------------------------------------------------------------------------------------------------------
 
 
-def gradient(x: Any, /, *varargs: Any, axis: Axes = None, edge_order: int = 1) -> Any:
+def gradient(x: Any, /, *varargs: Any, axis: Axes = None, edge_order: int = 1) -> Array | tuple[Array, ...]:
     """Differences of second order inside and of `edge_order` at the ends along axes, as NumPy's `gradient`.
 
     Args:

@@ -151,7 +151,7 @@ def unique(
     axis: int | None = None,
     *,
     equal_nan: bool = True,
-) -> Any:
+) -> Array | tuple[Array, ...]:
     """Unique elements, or slices along an axis, sorted, as NumPy's `unique` gives them. Runs on the host.
 
     Returns:

@@ -21,15 +21,17 @@ CONSTANT = {
     "all", "any", "allclose", "array_equal", "argmax", "argmin", "argsort", "count_nonzero", "isclose", "isfinite",
     "isin", "isinf", "isnan", "nonzero", "searchsorted", "signbit", "linalg.matrix_rank", "equal", "not_equal", "less",
     "less_equal", "greater", "greater_equal", "logical_and", "logical_not", "logical_or", "logical_xor", "bitwise_and",
-    "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+    "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "argpartition",
+    "nanargmax", "nanargmin",
 }  # fmt: skip
 HOST = {
-    "unique_all", "unique_counts", "unique_inverse", "unique_values", "linalg.cholesky", "linalg.eig", "linalg.eigh",
-    "linalg.eigvals", "linalg.eigvalsh", "linalg.pinv", "linalg.qr", "linalg.slogdet", "linalg.svd", "linalg.svdvals",
+    "unique", "unique_all", "unique_counts", "unique_inverse", "unique_values", "linalg.cholesky", "linalg.eig",
+    "linalg.eigh", "linalg.eigvals", "linalg.eigvalsh", "linalg.pinv", "linalg.qr", "linalg.slogdet", "linalg.svd", "linalg.svdvals",
 }  # fmt: skip
 BINARY = (
     "add atan2 copysign divide dot floor_divide hypot inner logaddexp matmul maximum minimum multiply nextafter outer "
-    "pow remainder subtract tensordot vdot vecdot linalg.matmul linalg.tensordot linalg.vecdot linalg.solve"
+    "pow remainder subtract cross divmod kron tensordot vdot vecdot linalg.matmul linalg.tensordot linalg.vecdot "
+    "linalg.solve"
 ).split()
 SEQUENCES = "concat concatenate stack vstack hstack dstack column_stack".split()
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -54,7 +56,15 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "linalg.cross": lambda f, x: f(x, A), "linalg.outer": lambda f, x: f(x[0], V),
     "linalg.matrix_power": lambda f, x: f(x, 2), "fft.hfft": lambda f, x: f(x), "fft.irfft": lambda f, x: f(x),
     "linalg.cholesky": lambda f, x: f(x @ x.T + xp.eye(3)), "acos": lambda f, x: f(x),
+    "choose": lambda f, x: f(xp.asarray([0, 2, 1]), x), "compress": lambda f, x: f([True, False, True], x, axis=0),
+    "extract": lambda f, x: f(A > 0.4, x), "partition": lambda f, x: f(x, 1), "put": lambda f, x: written(f, x),
 }  # fmt: skip
+
+
+def written(put: Any, x: Any) -> Any:
+    y = x * 1.0
+    put(y, [0, 4], x[:2, 1])
+    return y
 
 
 def functions() -> dict[str, Any]:
