@@ -26,7 +26,8 @@ CONSTANT = {
 }  # fmt: skip
 HOST = {
     "unique", "unique_all", "unique_counts", "unique_inverse", "unique_values", "linalg.cholesky", "linalg.eig",
-    "linalg.eigh", "linalg.eigvals", "linalg.eigvalsh", "linalg.pinv", "linalg.qr", "linalg.slogdet", "linalg.svd", "linalg.svdvals",
+    "linalg.eigh", "linalg.eigvals", "linalg.eigvalsh", "linalg.pinv", "linalg.qr", "linalg.slogdet", "linalg.svd",
+    "linalg.svdvals",
 }  # fmt: skip
 BINARY = (
     "add atan2 copysign divide dot floor_divide hypot inner logaddexp matmul maximum minimum multiply nextafter outer "
