@@ -56,11 +56,8 @@ FLIGHT = 4  # steps of which a warp asks for the codes ahead
 FLIGHTS = (FLIGHT, 8)  # those that are weighed
 WARPS = 16  # of a block at most
 ORDER = ("cols", "slices", "split")
-RATE, LATENCY, START = (
-    15,
-    2000,
-    1500,
-)  # bytes a cycle that an SM gets of memory; cycles: of each wave of blocks, and of a launch
+RATE = 15  # bytes a cycle that an SM gets of memory
+LATENCY, START = 2000, 1500  # cycles of each wave of blocks, and of a launch
 LATE = 800  # cycles of a round that is asked for behind the wait for the kernel ahead of this one, of two at most
 RING = 700  # that codes take longer by shared memory
 STEP, SERIAL = 60, 16  # of a step of a warp, and steps that memory does not hide
@@ -268,13 +265,8 @@ def _registers(d: Decoded, s: Shape) -> int:
     sums, x = 8 * d.strip // TILE, 16 if tiles <= HELD else 8
     once = 16 if each == 1 and tiles <= HELD else 0
     ahead = max(s.flight - FLIGHT, 0) * 4 * (1 + tiles)
-    return (
-        (16 if tiles <= HELD else 48)
-        + tiles * (sums + x) * (7 if tiles <= HELD else 4) // 4
-        + (16 if d.zeros is not None else 0)
-        + ahead
-        - once
-    )
+    codes, share = (16, 7) if tiles <= HELD else (48, 4)
+    return codes + tiles * (sums + x) * share // 4 + (16 if d.zeros is not None else 0) + ahead - once
 
 
 def _each(d: Decoded, s: Shape) -> int:
