@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import dnnc, dnnc_json
+from onnx import TensorProto, helper
 
 from dnnc.backends.cuda import backend as cuda_backend
 from dnnc.backends.cuda import target as cuda_target
@@ -167,6 +168,31 @@ def test_a_program_for_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch
 
 
 # --- plurals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_open_sizes_are_named_before_weights_are_read(here: Path) -> None:
+    """A gigabyte of weights, none of which come into memory."""
+    n, layers = 4096, 16
+    with (here / "w.bin").open("wb") as f:
+        f.truncate(4 * n * n * layers)
+    weights = [TensorProto(name=f"w{k}", data_type=1, dims=[n, n], data_location=1) for k in range(layers)]
+    for k, w in enumerate(weights):
+        for key, text in (("location", "w.bin"), ("offset", 4 * n * n * k), ("length", 4 * n * n)):
+            w.external_data.add(key=key, value=str(text))
+    x, y = (helper.make_tensor_value_info(v, TensorProto.FLOAT, ["past", n]) for v in ("x0", f"x{layers}"))
+    nodes = [helper.make_node("MatMul", [f"x{k}", f"w{k}"], [f"x{k + 1}"]) for k in range(layers)]
+    model = helper.make_model(helper.make_graph(nodes, "large", [x], [y], weights))
+    (here / "large.onnx").write_bytes(model.SerializeToString())
+    before = resident()
+    assert "the size of past is open" in said("run", "large.onnx", code=1)
+    assert resident() - before < n * n * layers
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
 
 
 @pytest.mark.slow

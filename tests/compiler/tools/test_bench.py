@@ -232,6 +232,16 @@ def test_bench_prints_one_row_per_engine(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
+def test_progress_says_how_long_all_engines_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEERS, "onnxruntime", peer(X @ np.ones((3, 4), np.float32)))
+    monkeypatch.setattr(peers_module, "find_spec", lambda name: name)
+    said: list[str] = []
+    f = compile("fixed.onnx")
+    bench("fixed.onnx", lambda: (f, [X]), 1, ["onnxruntime"], 0.5, 0, lambda stage, done, of: said.append(stage))
+    assert said[-1] == "timing, 1 s or more"
+
+
+@pytest.mark.slow
 def test_bench_json() -> None:
     data = json.loads(dnnc("bench", "open.onnx", "--dims", "N=5", "--threads", "1", *SHORT, "--json"))
     assert data["inputs"] == [{"name": "x", "dtype": "float32", "shape": [5, 3]}] and data["threads"] == 1
