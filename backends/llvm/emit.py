@@ -127,12 +127,13 @@ class FuncEmitter:
 
     def sparse_rows(self, s: SparseRows) -> str:
         """The symbol of the code of a sparse matrix's rows, which the module's assembly defines."""
-        key = hashlib.sha256(f"{s.group}x{s.run} {s.pattern}".encode()).hexdigest()[:16]
+        key = hashlib.sha256(f"{s.head} {s.pattern}".encode()).hexdigest()[:16]
         symbol = f"{self.names[self.func.name]}.rows.{key}"
         if symbol not in self.sparse:
             self.sparse.add(symbol)
-            self.decls.add(f"declare void @{symbol}(ptr, ptr, ptr, i64, i64, i64)")
-            self.decls.add(sparse_rows.assembly(symbol, s.pattern, s.group, s.run))
+            types = ["ptr" if isinstance(a, Ref) else "i64" for a in s.args]
+            self.decls.add(f"declare void @{symbol}({', '.join(types)})")
+            self.decls.add(sparse_rows.assembly(symbol, s))
         return symbol
 
     # --- placing code -------------------------------------------------------------------------------------------------

@@ -13,11 +13,12 @@ needs, code and values, each time a part of it. x86-64 with AVX-512, System V ca
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dnnc.ir.sparse import Pattern
+from dnnc.ir.loops.stmt import SparseRows
 
 Array = Any
 VECTOR = 64  # bytes
@@ -34,23 +35,24 @@ def available(features: frozenset[str]) -> bool:
     return "avx512f" in features and sys.platform != "win32"
 
 
-def assembly(symbol: str, pattern: Pattern, group: int, run: int) -> str:
-    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 run, int64 next, int64 part)`.
+def assembly(symbol: str, s: SparseRows) -> str:
+    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 run, int64 next, int64 part)`, with
+    `finish` of `void symbol(.., int64 count, const float* bias, const float* add)`, as far as there are such.
 
     Parts 0, 1, .. of run `next` are prefetched between the products; part `PREFETCHES` stands for all that is up to
     the second run behind this one, ahead of them.
 
     Args:
         symbol: its name.
-        pattern: of the whole matrix.
-        group: rows of a group.
-        run: groups of a run.
+        s: the statement.
     """
-    code, ahead, table, groups = bytearray(), 0, [], pattern.by_groups(group)
-    runs = [groups[at : at + run] for at in range(0, len(groups), run)]
+    code, ahead, table, groups = bytearray(), 0, [], s.pattern.by_groups(s.group)
+    runs = [groups[at : at + s.run] for at in range(0, len(groups), s.run)]
     begin = ENTRY * (len(runs) + 2)
+    left = s.pattern.blocks.shape[0]
     for members in runs:
-        made, count = _run(members), int(members.sum())
+        made, count = _run(members, _Finish(s), left), int(members.sum())
+        left -= s.group * s.run
         table += [begin + len(code), 4 * ahead, LINE * _part(len(made)), LINE * _part(4 * count)]
         code += made
         ahead += count
@@ -58,13 +60,13 @@ def assembly(symbol: str, pattern: Pattern, group: int, run: int) -> str:
     lines = [
         ".text", ".p2align 6", f".hidden {symbol}", f".globl {symbol}", f"{symbol}:",
         f"leaq {symbol}.table(%rip), %r10", f"imulq ${ENTRY}, %r8, %r8", f"imulq ${ENTRY}, %rcx, %r11",
-        "addq %r10, %r8", "addq %r10, %r11", f"cmpq ${PREFETCHES}, %r9", "jb 5f",
+        *_count_mask(s), "addq %r10, %r8", "addq %r10, %r11", f"cmpq ${PREFETCHES}, %r9", "jb 5f",
         *_burst(0, "%r10"), *_burst(4, "%rdx"), "xorl %r9d, %r9d", "movq %r11, %r8",
         "5:", "movslq 8(%r8), %rax", "imulq %r9, %rax", "movslq 12(%r8), %rcx", "imulq %r9, %rcx",
         "movslq (%r8), %r9", "addq %r9, %rax", "addq %r10, %rax",  # code of the next run
         "movslq 4(%r8), %r9", "addq %r9, %rcx", "addq %rdx, %rcx",  # its values
         "movslq 4(%r11), %r9", f"leaq {STEP * 2}(%rdx,%r9), %rdx", f"addq ${VECTOR * STEP // 2}, %rsi",
-        "movslq (%r11), %r9", "addq %r10, %r9", "jmpq *%r9", ".p2align 4", f"{symbol}.table:",
+        "movslq (%r11), %r11", "addq %r10, %r11", *_pointers(s), "jmpq *%r11", ".p2align 4", f"{symbol}.table:",
     ]  # fmt: skip
     data = np.array(table, "<i4").tobytes() + bytes(code)
     words = np.frombuffer(data + b"\x90" * (-len(data) % 8), "<u8").tolist()
@@ -87,19 +89,83 @@ def _part(size: int) -> int:
     return -(-size // (LINE * PREFETCHES))
 
 
-def _run(members: Array) -> bytes:
-    """Code of a run: sums of each group are 0, products, stores; return. `members`: bool[groups, columns, rows]."""
-    rows, out, lines = np.arange(members.shape[2]), bytearray(), (0, 0)
-    stores = bytes(_moves(rows, rows, 0x11, 7).tobytes())
+def _run(members: Array, finish: _Finish, left: int) -> bytes:
+    """Code of a run: sums of each group are 0, products, stores; return. `members`: bool[groups, columns, rows];
+    `left`: rows of the matrix from the run's first one on.
+    """
+    every, out, lines = members.shape[2], bytearray(), (0, 0)
     for g, stored in enumerate(members):
-        count = int(stored.sum())
+        count, rows = int(stored.sum()), np.arange(finish.rows(every, left - g * every))
+        stores = finish.code(rows) + bytes(_moves(rows, rows, 0x11, 7).tobytes())
         size = len(stores) + len(_clear(rows)) + 7 * (count + int(stored.any(1).sum()))
         own = _part(size), _part(4 * count)
         out += _clear(rows) + _products(stored, lines, own) + stores
         lines = lines[0] + own[0], lines[1] + own[1]
         if g + 1 < len(members):
-            out += _behind(stored, count)
+            out += _behind(stored, count) + finish.behind(every)
     return bytes(out) + b"\xc5\xf8\x77\xc3"  # vzeroupper, ret
+
+
+def _count_mask(s: SparseRows) -> list[str]:
+    """k1: the lanes that exist."""
+    if s.finish is None:
+        return []
+    return ["movl 8(%rsp), %ecx", "movl $1, %eax", "shlq %cl, %rax", "decl %eax", ".byte 0xc5, 0xf8, 0x92, 0xc8"]
+
+
+def _pointers(s: SparseRows) -> list[str]:
+    """r8: the bias of the run's first row, r9: what is added to its vector."""
+    found = [(name, register) for name, register in (("bias", "%r8"), ("add", "%r9")) if s.reference(name) is not None]
+    order = [n for n, _ in s.finish or () if n in ("bias", "add")]
+    return [f"movq {16 + 8 * order.index(name)}(%rsp), {register}" for name, register in found]
+
+
+@dataclass(frozen=True)
+class _Finish:
+    """What is done to sums ahead of their stores, lanes that do not exist becoming 0."""
+
+    s: SparseRows
+
+    def rows(self, every: int, left: int) -> int:
+        """Rows of a group that are stored."""
+        return every if self.s.finish is None else min(every, left)
+
+    def behind(self, every: int) -> bytes:
+        """Pointers for the group behind one."""
+        steps = [(8, 4 * every)] * (self.s.reference("bias") is not None)
+        steps += [(9, VECTOR * every)] * (self.s.reference("add") is not None)
+        return b"".join(bytes((0x49, 0x81, 0xC0 | r & 7)) + np.int32(n).tobytes() for r, n in steps)
+
+    def code(self, r: Array) -> bytes:
+        """The steps on zmm_r, one after the other, each for all of them."""
+        if self.s.finish is None:
+            return b""
+        steps = [_step(name, number, r) for name, number in self.s.finish] or [_step("move", 0.0, r)]
+        return b"".join(steps)
+
+
+def _step(name: str, number: float, r: Array) -> bytes:
+    """vaddps 4*r(%r8){1to16}, zmm_r, zmm_r {k1}{z}; vaddps 64*r(%r9), zmm_r, zmm_r {k1}{z};
+    movl $C, %r10d; vpbroadcastd %r10d, zmm_31; vmaxps zmm_r, zmm_31, zmm_r {k1}{z}; vmovaps zmm_r, zmm_r {k1}{z}
+    """
+    in_memory = name in ("bias", "add")
+    out = np.empty((len(r), 7 if in_memory else 6), np.uint8)
+    out[:, 0] = 0x62
+    out[:, 4] = {"bias": 0x58, "add": 0x58, "max": 0x5F, "min": 0x5D, "move": 0x28}[name]
+    if in_memory:
+        out[:, 1] = 0x41 | _bit(r, 3) << 7 | _bit(r, 4) << 4
+        out[:, 2] = 0x04 | (~r & 15) << 3
+        out[:, 3] = (0xD1 if name == "bias" else 0xC1) | _bit(r, 4) << 3
+        out[:, 5] = 0x40 | (r & 7) << 3 | (0 if name == "bias" else 1)
+        out[:, 6] = r
+        return bytes(out.tobytes())
+    constant = name != "move"
+    out[:, 1] = 0x01 | _bit(r, 3) << 7 | _bit(r, 4) << 6 | _bit(r, 3) << 5 | _bit(r, 4) << 4
+    out[:, 2] = 0x04 if constant else 0x7C  # the first operand is zmm_31, or there is none
+    out[:, 3] = 0xC1 if constant else 0xC9
+    out[:, 5] = 0xC0 | (r & 7) << 3 | (r & 7)
+    load = b"\x41\xba" + np.float32(number).tobytes() + b"\x62\x42\x7d\x48\x7c\xfa" if constant else b""
+    return load + bytes(out.tobytes())
 
 
 def _behind(stored: Array, count: int) -> bytes:

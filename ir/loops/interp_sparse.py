@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,28 @@ def sparse_rows(of: Evaluator, s: SparseRows) -> None:
             vector = of.value(load(x.buf, (*x.idx[:-2], x.idx[-2] + int(k), x.idx[-1]), y.lanes))
             sums[r] = fma(column(words.view(np.float32)), vector, sums[r])
         for r, total in sums.items():
+            if s.finish is not None:
+                if (number * s.run * s.group) + r >= s.pattern.blocks.shape[0]:
+                    continue
+                total = _finished(of, s, r, total)
             of.start()
             of.write(of.place(y.buf, (*y.idx[:-2], y.idx[-2] + r, y.idx[-1]), y.lanes), total)
         of.state = outer
+
+
+def _finished(of: Evaluator, s: SparseRows, r: int, total: Any) -> Any:
+    """Row `r` of a run as `finish` makes it of the sum."""
+    y, count = s.args[0], s.args[6]
+    assert isinstance(y, Ref)
+    for name, number in s.finish or ():
+        at = s.reference(name)
+        if name == "bias":
+            assert isinstance(at, Ref)
+            total = total + column(np.asarray(of.value(load(at.buf, (*at.idx[:-1], at.idx[-1] + r)))))
+        elif name == "add":
+            assert isinstance(at, Ref)
+            total = total + of.value(load(at.buf, (*at.idx[:-2], at.idx[-2] + r, at.idx[-1]), y.lanes))
+        else:
+            total = TABLE[f"f{name}"].meaning(np.float32(number), total)  # type: ignore[misc]
+    there = np.arange(y.lanes)[None, :] < column(np.asarray(of.value(count)))
+    return np.where(there, total, np.float32(0))

@@ -153,11 +153,41 @@ class SparseRows(Eval):
     Args are addresses of a vector of y and of x, whose last axes but one count rows and columns, so that all of these
     are neighbours in memory; that of the float32 values, as words of 32 bits, of the whole matrix in the order of
     groups (`Pattern.by_groups`); the run's number; that of a run of which a part is prefetched, and the part.
+
+    With `finish`, rows of the last group that the matrix has not are not stored, and sums are results:
+
+        sparse_rows(.., part, count, addr(b[..]), addr(z[..]), "24x2,bias,add,max:0.0 1x1 512x256 ...")
+        y[r, l] = max(0, sum + b[r] + z[r, l]) for lanes l < count, 0 for others
+
+    Steps are `bias` (float32, one for each row, neighbours), `add` (vectors as those of y), `max:C` and `min:C`, as
+    `fmax(C, x)` and `fmin(C, x)` are; the former two at most once, and their addresses in this order.
     """
 
     pattern: Pattern
     group: int  # rows
     run: int  # groups
+    finish: tuple[tuple[str, float], ...] | None = None  # steps, and their numbers
+
+    @property
+    def head(self) -> str:
+        """`24x2,bias,max:0.0`"""
+        steps = [] if self.finish is None else [n if n in ("bias", "add") else f"{n}:{c!r}" for n, c in self.finish]
+        return f"{self.group}x{self.run}" + ("" if self.finish is None else "," + ",".join(steps))
+
+    @staticmethod
+    def parse(text: str, args: tuple[Expr, ...]) -> SparseRows:
+        """The statement that `head` and a pattern say."""
+        head, pattern = text.split(" ", 1)
+        rows, *steps = head.split(",")
+        group, run = map(int, rows.split("x"))
+        pairs = (s.partition(":") for s in steps if s)
+        finish = tuple((name, float(number or 0)) for name, _, number in pairs) if steps else None
+        return SparseRows("sparse_rows", args, Pattern.parse(pattern), group, run, finish)
+
+    def reference(self, step: str) -> Expr | None:
+        """The address that a step reads."""
+        names = [n for n, _ in self.finish or () if n in ("bias", "add")]
+        return self.args[7 + names.index(step)] if step in names else None
 
     @property
     def runs(self) -> int:
@@ -392,9 +422,11 @@ class Builder:
         ahead: tuple[Expr, Expr],
         pattern: Pattern,
         rows: tuple[int, int],
+        finish: tuple[tuple[str, float], ...] | None = None,
+        more: tuple[Expr, ...] = (),
     ) -> None:
-        """`rows`: of a group, and groups of a run."""
-        self.emit(SparseRows("sparse_rows", (*at, number, *ahead), pattern, *rows))
+        """`rows`: of a group, and groups of a run; `more`: the count of lanes and addresses for `finish`."""
+        self.emit(SparseRows("sparse_rows", (*at, number, *ahead, *more), pattern, *rows, finish))
 
     def do(self, name: str, *args: E) -> None:
         self.emit(Eval(name, tuple(map(const, args))))

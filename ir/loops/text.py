@@ -31,7 +31,6 @@ from dnnc.ir.loops.stmt import (
     let_var,
     loop_var,
 )
-from dnnc.ir.sparse import Pattern
 
 # --- printing ---------------------------------------------------------------------------------------------------------
 
@@ -69,7 +68,7 @@ def show_stmt(s: Stmt, pad: str = "") -> str:
     if isinstance(s, Store):
         return f"{pad}{show_at(s.buf, s.idx, s.lanes, s.limit)} = {show(s.value)}\n"
     assert isinstance(s, Eval)
-    pattern = (f'"{s.group}x{s.run} {s.pattern}"',) if isinstance(s, SparseRows) else ()
+    pattern = (f'"{s.head} {s.pattern}"',) if isinstance(s, SparseRows) else ()
     return f"{pad}{s.name}({', '.join((*map(show, s.args), *pattern))})\n"
 
 
@@ -197,10 +196,7 @@ class _Parser:
         if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and isinstance(s.value.func, ast.Name):
             name = s.value.func.id
             if name == "sparse_rows" and isinstance(text := s.value.args[-1], ast.Constant):
-                rows, pattern = str(text.value).split(" ", 1)
-                args = tuple(self.expr(a) for a in s.value.args[:-1])
-                group, run = map(int, rows.split("x"))
-                return SparseRows(name, args, Pattern.parse(pattern), group, run)
+                return SparseRows.parse(str(text.value), tuple(self.expr(a) for a in s.value.args[:-1]))
             if name not in self.funcs and not (name in TABLE and TABLE[name].effect):
                 raise _fail(s, f"unknown effect or function {name}")
             return Eval(name, tuple(self.expr(a) for a in s.value.args))

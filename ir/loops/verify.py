@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import f32, i8, i32, i64, u8, u32
@@ -10,6 +10,7 @@ from dnnc.ir.errors import VerifyError, count, locations
 from dnnc.ir.expr import (
     COMPARE,
     Const,
+    E,
     Expr,
     Load,
     Op,
@@ -182,7 +183,7 @@ class _Check:
 
     def sparse_rows(self, s: SparseRows, facts: tuple[Expr, ...]) -> Iterator[str]:
         """Both ends of what is read and written; the run's number."""
-        y, x, w, run, ahead, _ = s.args
+        y, x, w, run, ahead, *_ = s.args
         if not (isinstance(y, Ref) and isinstance(x, Ref) and isinstance(w, Ref)):
             yield "sparse_rows takes three addresses, the numbers of two runs, and a part of the second one"
             return
@@ -191,13 +192,42 @@ class _Check:
         for number in map(self.inlined, (run, ahead)):
             if not _shown(number, facts) or not _shown(s.runs - 1 - number, facts):
                 yield f"cannot show that {show(number)} is one of {s.runs} runs of groups"
-        for at, last in ((y, s.group * s.run - 1), (x, s.pattern.columns - 1)):
+        steps = [n for n, _ in s.finish or ()]
+        names = [n for n in steps if n in ("bias", "add")]
+        wanted = 6 if s.finish is None else 7 + len(names)
+        known = len(set(names)) == len(names) and all(n in ("bias", "add", "max", "min") for n in steps)
+        refs = [r for n in ("bias", "add") if (r := s.reference(n)) is not None] if known else []
+        if not known or len(s.args) != wanted or not all(isinstance(r, Ref) and r.buf.dtype is f32 for r in refs):
+            yield f"sparse_rows with {s.head} takes {wanted} operands, addresses of f32 for bias and add"
+            return
+        rows = s.group * s.run
+        ends: list[E] = [rows - 1]
+        if s.finish is not None:  # the last run has what is left
+            ends.append(s.pattern.blocks.shape[0] - 1 - self.inlined(run) * rows)
+        vectors: list[tuple[Ref, list[E]]] = [(y, ends), (x, [s.pattern.columns - 1])]
+        if isinstance(z := s.reference("add"), Ref):
+            vectors.append((z, ends))
+        if isinstance(bias := s.reference("bias"), Ref):
+            yield from self.run_of(bias.buf, (*bias.idx, 0), ends, 1, facts)
+        for at, last in vectors:
             if len(at.idx) < 2 or unwrap(at.buf.full_strides()[-2]) != at.lanes:
                 yield f"the vectors of {at.buf.name} are no neighbours in memory"
                 return
-            for k in (0, last):
-                yield from self.in_bounds(at.buf, (*at.idx[:-2], at.idx[-2] + k, at.idx[-1]), at.lanes, None, facts)
+            yield from self.run_of(at.buf, at.idx, last, at.lanes, facts)
         yield from self.in_bounds(w.buf, (w.idx[0] + max(s.pattern.count - 1, 0),), 1, None, facts)
+
+    def run_of(
+        self, buf: Buffer, idx: tuple[E, ...], ends: Sequence[E], lanes: int, facts: tuple[Expr, ...]
+    ) -> Iterator[str]:
+        """Neighbours along the last axis but one, from an index on as many as the least of `ends` says."""
+
+        def at(k: E) -> list[str]:
+            *outer, row, lane = idx
+            place = (*map(const, outer), const(row) + k, *([const(lane)] if len(idx) == len(buf.shape) else []))
+            return list(self.in_bounds(buf, place, lanes, None, facts))
+
+        yield from at(0)
+        yield from min(map(at, ends), key=len)
 
     def loop(self, s: For, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
         if s.kind in ("unroll", "vector") and not free(s.lo) | free(s.hi) <= self.unrolled:

@@ -23,7 +23,7 @@ from dnnc.passes.analysis.kinds import is_kernel, is_view, kind_of
 from dnnc.passes.planning.fuse import FusionPlan, Group
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.memory_plan import Region
-from dnnc.passes.rewrites.layout import filters, winograd_filters
+from dnnc.passes.rewrites.orders import filters, winograd_filters
 from dnnc.passes.rewrites.winograd import cycles, takes_winograd
 
 MOST_CUTS = 4  # variants of a group that keep results in memory

@@ -14,23 +14,37 @@ packed when linked, parameters' when bound. Type rules see logical shapes. Paddi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from dnnc.ir.dtype import f32, i8, i32, u8
-from dnnc.ir.encodings import QUAD, WORD, Packed, Quads, Winograd
+from dnnc.ir.encodings import QUAD, WORD
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import Trait
 from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import WIDE_CORE, CoreRates
-from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
+from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Part, TensorType, dense, product
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
-from dnnc.passes.rewrites.sparse import MOST_CODE, SparseWeights, is_pointwise
+from dnnc.passes.rewrites.orders import (
+    blocked,
+    filters,
+    of_channels,
+    panels,
+    pixel_blocks,
+    quad_filters,
+    quad_panels,
+    winograd_filters,
+    word_panels,
+    word_rows,
+)
+from dnnc.passes.rewrites.pixel_blocks import choose, is_pointwise
+from dnnc.passes.rewrites.sparse import MOST_CODE, SparseWeights
+from dnnc.passes.rewrites.sparse import is_pointwise as is_pointwise_in_rows
 from dnnc.passes.rewrites.stored_weights import decodes, is_decoded, own_decoder
 from dnnc.passes.rewrites.winograd import winograd_tile
 
@@ -44,68 +58,6 @@ FEW_ROWS = 16  # of a product: two tiles, which read a matrix no slower as it li
 MOST_UNROLLED = 64  # inputs of a group times taps of a row, which are code for each pixel of a tile
 LEAST_POOLED = 4  # channels of a block, others being zeros, that a window is computed for in the time of one number
 LARGE_WINDOW = 128  # taps: sums of long rows are vectors where they lie
-
-
-def blocked(rank: int, lanes: int) -> Dense:
-    """`0 1/16 2 3 1%16`: channels in blocks, innermost."""
-    return dense(Part(0), Part(1, lanes), *(Part(k) for k in range(2, rank)), Part(1, 1, lanes))
-
-
-def of_channels(t: TensorType, rank: int, images: Encoding) -> Dense | None:
-    """`0/16 1 2 0%16`: numbers of the channels of blocked images, [64, 1, 1], as vectors; None for all else."""
-    axis, block = t.rank - rank + 1, images.block(1)
-    if block == 1 or axis < 0 or t.shape[axis] == 1 or product(t.shape) != t.shape[axis]:
-        return None
-    return dense(*(Part(k, block if k == axis else 1) for k in range(t.rank)), Part(axis, 1, block))
-
-
-def panels(rank: int, lanes: int) -> Dense:
-    """`1/16 0 1%16`: the last axis in blocks, each block a contiguous panel over the axis before it."""
-    lead = tuple(Part(k) for k in range(rank - 2))
-    return dense(*lead, Part(rank - 1, lanes), Part(rank - 2), Part(rank - 1, 1, lanes))
-
-
-def filters(rank: int, lanes: int, block_inputs: bool) -> Dense:
-    """`0/16 1/16 2 3 1%16 0%16`: output channels in panels; input channels as the activations have them."""
-    taps = tuple(Part(k) for k in range(2, rank))
-    if block_inputs:
-        return dense(Part(0, lanes), Part(1, lanes), *taps, Part(1, 1, lanes), Part(0, 1, lanes))
-    return dense(Part(0, lanes), Part(1), *taps, Part(0, 1, lanes))
-
-
-def quad_panels(rank: int, lanes: int) -> Quads:
-    """`quads 1/16 0/4 1%16 0%4`: panels of bytes, four neighbours along the axis before the last side by side."""
-    lead = tuple(Part(k) for k in range(rank - 2))
-    rows, columns = rank - 2, rank - 1
-    parts = (*lead, Part(columns, lanes), Part(rows, QUAD), Part(columns, 1, lanes), Part(rows, 1, QUAD))
-    return Quads(Layout(parts))
-
-
-def quad_filters(rank: int, lanes: int, block: int) -> Quads:
-    """`quads 0/16 1/16 2 3 1/4%4 0%16 1%4`: filters of bytes, for input channels in blocks."""
-    taps = tuple(Part(k) for k in range(2, rank))
-    inner = (Part(1, QUAD, block // QUAD),) if block > QUAD else ()
-    return Quads(Layout((Part(0, lanes), Part(1, block), *taps, *inner, Part(0, 1, lanes), Part(1, 1, QUAD))))
-
-
-def word_panels(rank: int, lanes: int, codes: int) -> Packed:
-    """`packed 1/16 0/8 1%16 0%8`: panels of words, each of neighbours along the axis before the last."""
-    lead = tuple(Part(k) for k in range(rank - 2))
-    rows, columns = rank - 2, rank - 1
-    parts = (*lead, Part(columns, lanes), Part(rows, codes), Part(columns, 1, lanes), Part(rows, 1, codes))
-    return Packed(Layout(parts))
-
-
-def word_rows(rank: int, codes: int) -> Packed:
-    """`packed 0 1/8 1%8`: words of neighbours along the last axis."""
-    lead = tuple(Part(k) for k in range(rank - 1))
-    return Packed(Layout((*lead, Part(rank - 1, codes), Part(rank - 1, 1, codes))))
-
-
-def winograd_filters(lanes: int, tile: int) -> Winograd:
-    """`winograd4 2 3 0/16 1/16 1%16 0%16`: per point, panels of output channels with all input channels."""
-    parts = (Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes))
-    return Winograd(tile, Layout(parts))
 
 
 def assign_layouts(
@@ -143,17 +95,20 @@ class Layouts(ABC):
 
     def run(self) -> bool:
         for n in self.graph.nodes():
-            rule = RULES.get(n.op.name)
-            if rule is not None:
-                rule(self, n)
-            elif self.keeps(n) or self.pools(n):
-                self.keep(n)
-            elif not self.reads_blocks(n):
-                self.plain(n)
+            self.visit(n)
         for k, v in enumerate(self.graph.outputs):
             if not v.type.row_major:
                 self.graph.outputs[k] = self.relaid(v, ROW_MAJOR)
         return self.changed
+
+    def visit(self, n: Node) -> None:
+        rule = RULES.get(n.op.name)
+        if rule is not None:
+            rule(self, n)
+        elif self.keeps(n) or self.pools(n):
+            self.keep(n)
+        elif not self.reads_blocks(n):
+            self.plain(n)
 
     # --- rules per op: a subclass's -----------------------------------------------------------------------------------
 
@@ -216,7 +171,7 @@ class Layouts(ABC):
             for v in n.inputs
             if v is not None and not v.type.row_major and (images or v.type.shape == out.shape)
         ]
-        lay = blocks[0]
+        lay = self.order_of(n, blocks)
         for k, v in enumerate(n.inputs):
             if v is None:
                 continue
@@ -227,6 +182,10 @@ class Layouts(ABC):
             elif not v.type.row_major:  # a broadcast operand that is an image of its own
                 self.set_input(n, k, ROW_MAJOR)
         self.set_output(n, lay)
+
+    def order_of(self, n: Node, blocks: Sequence[Encoding]) -> Encoding:
+        """The layout of a node that keeps one of its operands'."""
+        return blocks[0]
 
     def across(self, n: Node) -> None:
         """A window over channels crosses blocks: compute it unpacked, between two `pack` nodes."""
@@ -325,7 +284,26 @@ class _Blocked(Layouts):
         self, graph: Graph, lanes: int, strict: bool, fixed: Mapping[Value, float], sparse: SparseWeights
     ) -> None:
         super().__init__(graph)
-        self.lanes, self.strict, self.fixed, self.sparse, self.rates = lanes, strict, fixed, sparse, sparse.rates
+        self.lanes, self.strict, self.fixed, self.rates = lanes, strict, fixed, sparse.rates
+        self.weights = sparse
+        convolutions = (n for n in graph.nodes() if n.op.name == "conv")
+        self.sparse = {n: found for n in convolutions if (found := sparse.encoding(n)) is not None}
+        self.pixels = choose(graph, lanes, self.sparse)  # values in vectors of pixels
+
+    def visit(self, n: Node) -> None:
+        for k, v in enumerate(n.inputs):
+            if v in self.pixels and not v.type.row_major and not self.reads_pixels(n, v):
+                self.set_input(n, k, blocked(v.type.rank, self.lanes))
+        super().visit(n)
+
+    def reads_pixels(self, n: Node, v: Value) -> bool:
+        """Does an op read vectors of pixels?"""
+        if n in self.sparse:
+            return v is n.inputs[0] and is_pointwise(n)
+        return len(n.outputs) == 1 and n.output in self.pixels and v.type.shape == n.output.type.shape
+
+    def order_of(self, n: Node, blocks: Sequence[Encoding]) -> Encoding:
+        return pixel_blocks(n.output.type.rank, self.lanes) if n.output in self.pixels else blocks[0]
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -333,7 +311,7 @@ class _Blocked(Layouts):
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
-        if sparse := self.sparse.encoding(n):
+        if sparse := self.sparse.get(n):
             return self.sparse_conv(n, sparse)
         one = group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1
         if one and self.of_bytes(n) and self.graph.variance(w).call_invariant:
@@ -370,13 +348,16 @@ class _Blocked(Layouts):
         """Images in blocks of channels, which the kernel transposes on its way; in rows where they come in rows."""
         x = n.inputs[0]
         assert x is not None
-        rows = x.type.row_major and is_pointwise(n)
-        encoding = ROW_MAJOR if rows else blocked(n.output.type.rank, self.lanes)
-        self.set_input(n, 0, encoding)
+        rank = n.output.type.rank
+        pixels = [v in self.pixels for v in (x, n.output)]
+        rows = x.type.row_major and is_pointwise_in_rows(n) and not any(pixels)
+        encoding = ROW_MAJOR if rows else blocked(rank, self.lanes)
+        reads, writes = (pixel_blocks(rank, self.lanes) if p else encoding for p in pixels)
+        self.set_input(n, 0, reads)
         self.set_input(n, 1, weights)
-        if len(n.inputs) > 2 and n.inputs[2] is not None and not rows:
+        if len(n.inputs) > 2 and n.inputs[2] is not None and writes == blocked(rank, self.lanes):
             self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
-        self.set_output(n, encoding)
+        self.set_output(n, writes)
 
     def bytes_conv(self, n: Node) -> None:
         """A convolution of bytes: few channels lie in blocks of four, which one instruction takes."""
@@ -497,7 +478,7 @@ class _Blocked(Layouts):
         ):
             return self.plain(n)
         self.set_input(n, 0, ROW_MAJOR)
-        if sparse := self.sparse.encoding(n):
+        if sparse := self.weights.encoding(n):
             return self.set_input(n, 1, sparse)
         k = b.type.shape[-2]
         if not self.of_bytes(n) or not isinstance(k, int) or k % QUAD:

@@ -33,10 +33,12 @@ from functools import partial
 import numpy as np
 
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.templates.sparse_pixels import Finish, Grid, finish_of, grid_of
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import (
+    E,
     Expr,
     Load,
     Var,
@@ -48,6 +50,7 @@ from dnnc.ir.expr import (
     maximum,
     minimum,
     op,
+    ref,
     select,
     substitute,
     unwrap,
@@ -89,6 +92,40 @@ class Product:
     rows: Axis  # of the sparse matrix
     pixels: Axis  # of the other factor
     transposed: bool  # are neighbours of the result in memory rows of the matrix, not pixels?
+    reads: Grid | None = None  # where the other factor's memory is made of vectors of pixels
+    writes: Grid | None = None  # where the result's is
+    finish: Finish | None = None  # where code makes results of sums
+
+    @property
+    def grid(self) -> Grid | None:
+        """Vectors are those of a row of an image, and not of all its pixels one after the other."""
+        return self.reads or self.writes
+
+    def vectors(self, lanes: int) -> int:
+        return self.grid.vectors if self.grid is not None else -(-self.pixels.size // lanes)
+
+    def first(self, v: Expr, lanes: int) -> Expr:
+        """The first pixel of a vector, as the loops of pixels count them."""
+        g = self.grid
+        if g is None or self.writes is not None:
+            return v * lanes
+        return v // g.blocks * g.width + v % g.blocks * lanes
+
+    def count(self, v: Expr, lanes: int) -> Expr | None:
+        """How many lanes of a vector are pixels; None: all of them."""
+        g = self.grid
+        if self.writes is not None:  # lanes past a row are written as 0
+            return None
+        if g is not None:
+            return None if g.width % lanes == 0 else minimum(g.width - v % g.blocks * lanes, lanes)
+        return None if self.pixels.size % lanes == 0 else minimum(self.pixels.size - v * lanes, lanes)
+
+    def stored(self, v: Expr, lanes: int) -> Expr:
+        """How many lanes of a vector of pixels are results, others being 0."""
+        g = self.writes
+        if g is None or g.width % lanes == 0:
+            return const(lanes)
+        return minimum(g.width - v % g.blocks * lanes, lanes)
 
     @property
     def terms(self) -> int:
@@ -100,7 +137,7 @@ class Product:
         return Axis(self.form.red.loops[1:])
 
 
-def product_of(problem: Problem) -> Product | None:
+def product_of(problem: Problem, lanes: int) -> Product | None:
     """The product of a group whose weights are sparse; None for all others."""
     anchor = problem.anchor
     weights = anchor.inputs[1] if anchor is not None and len(anchor.inputs) > 1 else None
@@ -122,19 +159,23 @@ def product_of(problem: Problem) -> Product | None:
     if not sparse.axis.loops or sparse.conds:
         return None
     buffer = next(x.buf for x in walk(sparse.value) if isinstance(x, Load) and x.buf.name == name)
-    return Product(form, encoding, buffer, other, sparse.axis, other.axis, not sides[0])
+    x, y = anchor.inputs[0], problem.lowered.params[problem.lowered.outputs[-1]]
+    grids = [grid_of(v.type, lanes) if v is not None and v.type.rank > 2 else None for v in (x, y)]
+    transposed = not sides[0] if grids[1] is None else False
+    finish = finish_of(form, sparse.axis, other.axis, grids[1], lanes) if encoding.group > 1 else None
+    return Product(form, encoding, buffer, other, sparse.axis, other.axis, transposed, *grids, finish)
 
 
 # --- choice -----------------------------------------------------------------------------------------------------------
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    p = product_of(problem)
+    p = product_of(problem, target.lanes)
     if p is None or not _fits(p):
         return []
     if _gathers(p):
         return [(("vectors", 1), ("shares", min(target.threads, p.rows.size)))]
-    every = -(-p.pixels.size // target.lanes)
+    every = p.vectors(target.lanes)
     most, vector = MOST_TILES if p.encoding.group == 1 else MOST_VECTORS, 4 * target.lanes
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
     near = [t for t in even if t <= most and p.terms * t * vector <= target.l2 // 2]
@@ -166,7 +207,7 @@ def _code_bytes(p: Product) -> int:
 
 def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     """Estimated cycles of the busiest core."""
-    strips = -(-p.pixels.size // (target.lanes * tiles))
+    strips = -(-p.vectors(target.lanes) // tiles)
     rounds = -(-strips * shares // target.threads)
     sizes = p.encoding.pattern.stored / shares, p.rows.size / shares, p.terms
     code = p.encoding.group > 1
@@ -187,11 +228,11 @@ def _fits(p: Product) -> bool:
     """Can vectors be read and written along pixels, squares be transposed, or elements gathered?"""
     if _gathers(p):
         return len(p.form.red.loops) == 1 and not p.other.conds
-    return (
-        bool(p.pixels.loops)
-        and (_runs_along_pixels(p) or _runs_along_terms(p))
-        and (p.transposed or len(p.pixels.loops) == 1)
-    )
+    if not p.pixels.loops:
+        return False
+    if p.grid is not None:
+        return p.taps.size == 1 and not p.other.conds and (p.reads is not None or _runs_along_terms(p))
+    return (_runs_along_pixels(p) or _runs_along_terms(p)) and (p.transposed or len(p.pixels.loops) == 1)
 
 
 def _runs_along_pixels(p: Product) -> bool:
@@ -208,22 +249,24 @@ def _runs_along_terms(p: Product) -> bool:
 
 
 def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
-    p = product_of(problem)
+    p = product_of(problem, target.lanes)
     if p is None or not _fits(p):
         raise ScheduleError("the weights are not sparse, or memory has another order")
     if _gathers(p):
         return p.form.kernel.with_body(_gathered(p, int(knobs["shares"]), target.lanes))
     tiles, shares, lanes = int(knobs["tiles"]), int(knobs["shares"]), target.lanes
     block = _block(p, lanes)
-    strips = -(-p.pixels.size // (tiles * lanes))
+    strips = -(-p.vectors(lanes) // tiles)
     b = Builder()
     with b.loop("s", strips * shares, "parallel") as item:
-        first = b.let("first", item // shares * (tiles * lanes))
+        first = b.let("first", item // shares * tiles)
         share = item % shares
-        x = b.alloc("strip", f32, tiles, -(-p.terms // lanes) * lanes, lanes, space="local")
-        (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
+        x = None
+        if p.reads is None:
+            x = b.alloc("strip", f32, tiles, -(-p.terms // lanes) * lanes, lanes, space="local")
+            (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
         begin, end = (b.let(name, _end(p, block, share + j, shares)) for j, name in enumerate(("begin", "end")))
-        strip = Strip(x, first, block, begin, _is_first(item, strips * shares, target.threads))
+        strip = Strip(x, first, tiles, lanes, block, begin, _is_first(item, strips * shares, target.threads))
         with b.loop("rb", end, lo=begin) as rb:
             _rows(b, p, strip, rb)
     return p.form.kernel.with_body(b.block())
@@ -236,27 +279,32 @@ def _is_first(item: Expr, items: int, threads: int) -> Expr:
 
 @dataclass(frozen=True)
 class Strip:
-    """A strip of vectors of pixels: `x`: [tiles, columns, lanes], of the other factor."""
+    """A strip of vectors of pixels: `x`: [tiles, columns, lanes], of the other factor; None where its memory is so."""
 
-    x: Buffer
-    first: Expr  # pixel
+    x: Buffer | None
+    first: Expr  # vector
+    tiles: int
+    lanes: int
     block: int  # rows that are walked together
     begin: Expr  # block of rows
     cold: Expr  # does it meet the code for the first time?
 
-    @property
-    def tiles(self) -> int:
-        return _int(self.x.shape[0])
-
-    @property
-    def lanes(self) -> int:
-        return _int(self.x.shape[-1])
+    def column(self, p: Product, v: Expr, k: E) -> tuple[Buffer, tuple[Expr, ...]]:
+        """The place of a vector of the other factor: vector `v` of the strip, column `k`."""
+        if self.x is not None:
+            return self.x, (v, const(k), const(0))
+        at = minimum(self.first + v, p.vectors(self.lanes) - 1)
+        e = substitute(p.other.value, {**p.pixels.at(p.first(at, self.lanes)), p.form.red.loops[0]: const(k)})
+        assert isinstance(e, Load)
+        return e.buf, e.idx
 
 
 def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
     """The results of a block of rows for a strip."""
     tiles, lanes, block, start = strip.tiles, strip.lanes, strip.block, rb * strip.block
     near = p.encoding.group > 1 and _code_bytes(p) * block // p.encoding.group <= NEAR_CODE
+    if p.finish is not None:
+        return _finished_rows(b, p, strip, rb, near)
     y = b.alloc("sums", f32, 1 if near else tiles, block, lanes, space="local")
     if p.encoding.group > 1 and not near:
         each = block // p.encoding.group
@@ -265,20 +313,39 @@ def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
             _run(b, p, strip, at, (rb * each + g, maximum(rb - strip.begin, g), v), 1)
     elif p.encoding.group == 1:
         with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
-            acc = _row(b, p, strip.x, r, tiles, lanes)
+            acc = _row(b, p, strip, r)
             with b.loop("v", tiles, "unroll") as v:
                 b.store(y, (v, r - start, 0), acc.at(v, 0, lanes=lanes), lanes)
-    with b.loop("v", tiles) as v, b.when(_exists(p, strip.first // lanes + v, lanes)):
+    with b.loop("v", tiles) as v, b.when(_exists(p, lanes, tiles, strip.first + v)):
         to = const(0) if near else v
         if near:
             at = y.ref(to, 0, 0, lanes=lanes)
             _run(b, p, strip, at, (rb, rb - strip.begin, v), block // p.encoding.group)
-        _finish(b, p, block, start, strip.first + v * lanes, tiles * lanes, partial(_row_of, y, to))
+        _finish(b, p, block, start, b.let("vector", strip.first + v), partial(_row_of, y, to))
 
 
-def _exists(p: Product, vector: Expr, lanes: int) -> Expr:
-    """Is a vector of a strip one of pixels?"""
-    return op("<", vector, const(-(-p.pixels.size // lanes)))
+def _finished_rows(b: Builder, p: Product, strip: Strip, rb: Expr, near: bool) -> None:
+    """The same where code makes results of sums, and stores them."""
+    lanes, group = strip.lanes, p.encoding.group
+    length = strip.block // group if near else 1  # groups of a run
+    s, (row,) = p.form.store, p.rows.loops
+    with b.loop("g", const(1) if near else _groups(p, rb, strip.block)) as g, b.loop("v", strip.tiles) as v:
+        with b.when(_exists(p, lanes, strip.tiles, strip.first + v)):
+            vector = b.let("vector", strip.first + v)
+            number = rb if near else rb * (strip.block // group) + g
+            start = number * (length * group)
+            env: dict[Expr, Expr] = {**p.pixels.at(p.first(vector, lanes)), row: start}
+            y = s.buf.ref(*(substitute(i, env) for i in s.idx), lanes=lanes)
+            refs = [ref(buf, [substitute(i, env) for i in idx], n) for buf, idx, n in p.finish.reads]
+            count = p.stored(vector, lanes)
+            place = rb - strip.begin if near else maximum(rb - strip.begin, g)
+            _run(b, p, strip, y, (number, place, v), length, (count, *refs))
+
+
+def _exists(p: Product, lanes: int, tiles: int, vector: Expr) -> Expr:
+    """Is a vector of a strip of some one of pixels?"""
+    every = p.vectors(lanes)
+    return const(True) if every % tiles == 0 else op("<", vector, const(every))
 
 
 def _row_of(y: Buffer, *at: Expr) -> Expr:
@@ -291,9 +358,17 @@ def _groups(p: Product, rb: Expr, block: int) -> Expr:
     return minimum(each, every - rb * each)
 
 
-def _run(b: Builder, p: Product, strip: Strip, y: Expr, at: tuple[Expr, Expr, Expr], length: int) -> None:
+def _run(
+    b: Builder,
+    p: Product,
+    strip: Strip,
+    y: Expr,
+    at: tuple[Expr, Expr, Expr],
+    length: int,
+    more: tuple[Expr, ...] = (),
+) -> None:
     """The sums `y` of a run of `length` groups of rows for one vector of pixels: `at` the run's number, which of the
-    share's runs it is, counted from 0 on, and the vector.
+    share's runs it is, counted from 0 on, and the vector; `more`: what makes results of them reads.
 
     The last vectors prefetch the code of the next run. A strip with few vectors does it where it is cold.
     """
@@ -307,12 +382,15 @@ def _run(b: Builder, p: Product, strip: Strip, y: Expr, at: tuple[Expr, Expr, Ex
     behind = minimum(number + 1, every - 1)
     ahead = select(whole, select(leads, number, behind), select(op("<", late, const(0)), number, behind))
     part = select(whole, const(PREFETCHES), maximum(late, 0))
-    refs = y, strip.x.ref(v, 0, 0, lanes=strip.lanes), p.weights.ref(values)
-    b.sparse_rows(refs, number, (ahead, part), p.encoding.pattern, (group, length))
+    x, at_first = strip.column(p, v, 0)
+    refs = y, x.ref(*at_first, lanes=strip.lanes), p.weights.ref(values)
+    steps = p.finish.steps if more and p.finish is not None else None
+    b.sparse_rows(refs, number, (ahead, part), p.encoding.pattern, (group, length), steps, more)
 
 
-def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> Buffer:
+def _row(b: Builder, p: Product, strip: Strip, r: Expr) -> Buffer:
     """The sums of one row."""
+    tiles, lanes = strip.tiles, strip.lanes
     acc = b.alloc("acc", f32, tiles, lanes)
     with b.loop("v", tiles, "unroll") as v:
         b.store(acc, (v, 0), const(0.0, f32), lanes)
@@ -321,7 +399,8 @@ def _row(b: Builder, p: Product, x: Buffer, r: Expr, tiles: int, lanes: int) -> 
         weight = op("bits_f32", p.weights[begin + n], dtype=f32)
         column = b.let("column", _word(p, "columns", n))
         with b.loop("v", tiles, "unroll") as v:
-            b.store(acc, (v, 0), fma(weight, x.at(v, column, 0, lanes=lanes), acc.at(v, 0, lanes=lanes)), lanes)
+            x, at = strip.column(p, v, column)
+            b.store(acc, (v, 0), fma(weight, load(x, at, lanes), acc.at(v, 0, lanes=lanes)), lanes)
     return acc
 
 
@@ -387,37 +466,41 @@ def _word(p: Product, section: str, i: Expr) -> Expr:
 
 def _gather(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
     """Copy rows of pixels."""
-    lanes = x.shape[-1]
+    lanes = _int(x.shape[-1])
     with b.loop("k", p.terms) as k, b.loop("v", tiles, "unroll") as v:
-        at = first + v * lanes
-        wide = Vectorizer(p.pixels.loops[0], at, _int(lanes))
-        wide.limit = _limit(p, at, tiles * _int(lanes))
-        b.store(x, (v, k, 0), wide.expr(substitute(p.other.value, p.form.red.at(k))), _int(lanes))
+        at = (first + v) * lanes
+        wide = Vectorizer(p.pixels.loops[0], at, lanes)
+        wide.limit = None if p.pixels.size % (tiles * lanes) == 0 else const(p.pixels.size) - at
+        b.store(x, (v, k, 0), wide.expr(substitute(p.other.value, p.form.red.at(k))), lanes)
 
 
 def _transpose(b: Builder, p: Product, x: Buffer, first: Expr, tiles: int) -> None:
     """Turn squares of neighbouring channels of as many pixels, for each tap of a window."""
     lanes = _int(x.shape[-1])
-    with b.loop("v", tiles) as v:
-        _by_fullness(b, p, first + v * lanes, lanes, lambda whole: _squares(b, p, x, v, first + v * lanes, whole))
+    with b.loop("v", tiles) as v, b.when(_exists(p, lanes, tiles, first + v)):
+        vector = b.let("vector", first + v)
+        _by_fullness(b, p, vector, lanes, lambda whole: _squares(b, p, x, v, vector, whole))
 
 
-def _by_fullness(b: Builder, p: Product, first: Expr, lanes: int, body: Callable[[bool], None]) -> None:
-    """The code for a vector that begins with pixel `first`: once for all lanes, once for those that are pixels."""
-    if p.pixels.size % lanes == 0 or p.pixels.size < lanes:
-        body(p.pixels.size >= lanes)
+def _by_fullness(b: Builder, p: Product, vector: Expr, lanes: int, body: Callable[[bool], None]) -> None:
+    """The code for a vector: once for all lanes, once for those that are pixels."""
+    count = p.count(vector, lanes)
+    width = p.grid.width if p.grid is not None else p.pixels.size
+    if count is None or width < lanes:
+        body(count is None)
     else:
-        b.branch(op("<", first + (lanes - 1), const(p.pixels.size)), lambda: body(True), lambda: body(False))
+        b.branch(op("<", const(lanes - 1), count), lambda: body(True), lambda: body(False))
 
 
-def _squares(b: Builder, p: Product, x: Buffer, v: Expr, first: Expr, whole: bool) -> None:
-    """Turn the squares of a vector of pixels. `whole`: each lane is one."""
+def _squares(b: Builder, p: Product, x: Buffer, v: Expr, vector: Expr, whole: bool) -> None:
+    """Turn the squares of vector `v` of a strip. `whole`: each lane is a pixel."""
     lanes = _int(x.shape[-1])
+    first, count = p.first(vector, lanes), p.count(vector, lanes)
     channel, channels = p.form.red.loops[0], Axis(p.form.red.loops[:1]).size
     with b.loop("tap", p.taps.size) as tap, b.loop("k", -(-channels // lanes)) as k:
 
         def row(j: Expr) -> Expr:
-            at = first + j if whole else minimum(first + j, p.pixels.size - 1)
+            at = first + (j if whole or count is None else minimum(j, maximum(count - 1, 0)))
             env = {**p.pixels.at(at), **p.taps.at(tap)}
             e = Vectorizer(channel, k * lanes, lanes).expr(_clamped(substitute(p.other.value, env)))
             if channels % lanes:
@@ -453,26 +536,27 @@ def _limited(e: Expr, lanes: int, limit: Expr) -> Expr:
 # --- the results ------------------------------------------------------------------------------------------------------
 
 
-def _along_pixels(p: Product, r: Expr, first: Expr, strip: int, total: Expr) -> Store:
+def _along_pixels(p: Product, r: Expr, vector: Expr, total: Expr) -> Store:
     """Finish a vector of sums of one row and store it."""
-    return _stored(p, p.pixels.loops[0], first, _limit(p, first, strip), total.lanes, p.rows.at(r), total)
+    *outer, inner = p.pixels.loops
+    at = p.pixels.at(p.first(vector, total.lanes))
+    env = {**p.rows.at(r), **{v: at[v] for v in outer}}
+    return _stored(p, inner, at[inner], p.count(vector, total.lanes), total.lanes, env, total)
 
 
-def _finish(
-    b: Builder, p: Product, block: int, start: Expr, first: Expr, strip: int, total: Callable[[Expr], Expr]
-) -> None:
-    """Store the results of a block of rows that begins with row `start`, for the vector of pixels from `first` on."""
+def _finish(b: Builder, p: Product, block: int, start: Expr, vector: Expr, total: Callable[[Expr], Expr]) -> None:
+    """Store the results of a block of rows that begins with row `start`, for one vector of pixels."""
     lanes = total(const(0)).lanes
     if p.transposed:
         with b.loop("q", minimum(block // lanes, -(-p.rows.size // lanes) - start // lanes)) as q:
-            _along_rows(b, p, q, start + q * lanes, first, total, lanes)
+            _along_rows(b, p, q, start + q * lanes, vector, total, lanes)
     else:
         with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
-            b.emit(_along_pixels(p, r, first, strip, total(r - start)))
+            b.emit(_along_pixels(p, r, vector, total(r - start)))
 
 
 def _along_rows(
-    b: Builder, p: Product, q: Expr, row: Expr, first: Expr, total: Callable[[Expr], Expr], lanes: int
+    b: Builder, p: Product, q: Expr, row: Expr, vector: Expr, total: Callable[[Expr], Expr], lanes: int
 ) -> None:
     """Turn square `q` of a block's sums, which begins with `row`, finish it, and store each pixel's."""
     square = zipped(b, lambda j: total(q * lanes + j), const(lanes), lanes, lanes, "u")
@@ -480,16 +564,18 @@ def _along_rows(
     start = const(0) if inner else row
     limit = None if inner or p.rows.size % lanes == 0 else const(p.rows.size) - start
 
+    first, count = p.first(vector, lanes), p.count(vector, lanes)
+
     def stores(whole: bool) -> None:
         with b.loop("j", lanes, "unroll") as j:
-            pixel = b.let("pixel", first + j)
+            pixel = b.let("pixel", first + j if count is None else minimum(first + j, p.pixels.size - 1))
             env: dict[Expr, Expr] = {**p.pixels.at(pixel)}
             if inner:
                 env[p.rows.loops[0]] = row // lanes
-            with b.when(const(True) if whole else pixel < p.pixels.size):
+            with b.when(const(True) if whole or count is None else j < count):
                 b.emit(_stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))
 
-    _by_fullness(b, p, first, lanes, stores)
+    _by_fullness(b, p, vector, lanes, stores)
 
 
 def _stored(
@@ -503,11 +589,6 @@ def _stored(
     here: dict[Expr, Expr] = {**env, p.form.acc[0]: one}
     made = wide.store(Store(s.buf, tuple(substitute(i, here) for i in s.idx), substitute(s.value, here)))
     return Store(made.buf, made.idx, substitute(made.value, {whole: total}), made.lanes, made.limit)
-
-
-def _limit(p: Product, first: Expr, strip: int) -> Expr | None:
-    """How many lanes of a vector of pixels there are, where not all are. `strip`: pixels."""
-    return None if p.pixels.size % strip == 0 else const(p.pixels.size) - first
 
 
 def _int(e: Expr) -> int:

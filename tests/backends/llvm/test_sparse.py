@@ -52,6 +52,21 @@ def conv(c: int, o: int, h: int, w: int, k: int = 1, n: int = 1, stride: int = 1
     return parse(text, arrays)
 
 
+def chain(width: int, tail: str, o: int = 40) -> Graph:
+    """Sparse convolutions that leave each other vectors of pixels, behind a dense one, in front of rows."""
+    sizes = {"a": (20, 20, 1, 1), "w": (o, 20, 1, 1), "v": (o, o, 1, 1), "z": (18, o, 1, 1)}
+    arrays = {n: pruned(*shape) if n != "a" else RNG.standard_normal(shape) for n, shape in sizes.items()}
+    arrays = {n: a.astype(np.float32) for n, a in arrays.items()} | {"b": RNG.standard_normal(o).astype(np.float32)}
+    declared = ", ".join(f"{name}: f32[{', '.join(map(str, a.shape))}]" for name, a in arrays.items())
+    text = f"""def g(x: f32[1, 20, 3, {width}], *, {declared}):
+    p = relu(conv(conv(x, a), w, b))
+    c = conv(p, v, b)
+    q = {tail}
+    y = conv(q, z)
+    return y"""
+    return parse(text, arrays)
+
+
 def product(rows: int, k: int, columns: int, weights: Array | None = None) -> Graph:
     w = pruned(columns, k).T.copy() if weights is None else weights.astype(np.float32)
     text = f"""def g(x: f32[{rows}, {k}], *, w: f32[{k}, {columns}], b: f32[{columns}]):
@@ -74,6 +89,9 @@ CASES = {
     "window": lambda: conv(18, 17, 6, 7, k=3),
     "stride": lambda: conv(32, 16, 9, 9, stride=2, n=2),
     "strided window": lambda: conv(16, 16, 9, 8, k=3, stride=2),
+    "vectors of pixels": lambda: chain(16, "relu(add(c, p))"),
+    "vectors past rows": lambda: chain(30, "mul(c, sigmoid(c))"),
+    "short vectors": lambda: chain(14, "relu(c)", 52),
     "product": lambda: product(33, 40, 24),
     "odd product": lambda: product(17, 37, 21),
     "wide product": lambda: product(16, 900, 25),  # columns and values beyond what a displacement reaches
@@ -95,7 +113,14 @@ def compiled(g: Graph, target: Any = TARGET) -> Any:
 @pytest.mark.parametrize("cpu", ["llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
 def test_the_kernel_means_the_product(case: str, cpu: str) -> None:
     g, target = CASES[case](), parse_target(cpu, 2)
-    step = next(s for s in compiled(g, target).kernels if s.choice.template == "sparse")
+    steps = [s for s in compiled(g, target).kernels if s.choice.template == "sparse"]
+    assert "vectors" not in case or len(steps) == 3
+    for step in steps:
+        agree(g, step)
+
+
+def agree(g: Graph, step: Any) -> None:
+    """A kernel's text is read again, and the interpreter computes with it what its nodes are."""
     assert show_kernel(parse_kernel(step.text)) == step.text
     inputs = {v: RNG.standard_normal([int(str(d)) for d in v.type.shape]).astype(np.float32) for v in step.params}
     inputs.update({v: g.constants[v] for v in step.params if v in g.constants})
