@@ -160,10 +160,10 @@ def product_of(problem: Problem, lanes: int) -> Product | None:
         return None
     buffer = next(x.buf for x in walk(sparse.value) if isinstance(x, Load) and x.buf.name == name)
     x, y = anchor.inputs[0], problem.lowered.params[problem.lowered.outputs[-1]]
-    grids = [grid_of(v.type, lanes) if v is not None and v.type.rank > 2 else None for v in (x, y)]
-    transposed = not sides[0] if grids[1] is None else False
-    finish = finish_of(form, sparse.axis, other.axis, grids[1], lanes) if encoding.group > 1 else None
-    return Product(form, encoding, buffer, other, sparse.axis, other.axis, transposed, *grids, finish)
+    reads, writes = (grid_of(v.type, lanes) if v is not None else None for v in (x, y))
+    transposed = not sides[0] and writes is None
+    finish = finish_of(form, sparse.axis, other.axis, writes, lanes) if encoding.group > 1 else None
+    return Product(form, encoding, buffer, other, sparse.axis, other.axis, transposed, reads, writes, finish)
 
 
 # --- choice -----------------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
     tiles, lanes, block, start = strip.tiles, strip.lanes, strip.block, rb * strip.block
     near = p.encoding.group > 1 and _code_bytes(p) * block // p.encoding.group <= NEAR_CODE
     if p.finish is not None:
-        return _finished_rows(b, p, strip, rb, near)
+        return _finished_rows(b, p, p.finish, strip, rb, near)
     y = b.alloc("sums", f32, 1 if near else tiles, block, lanes, space="local")
     if p.encoding.group > 1 and not near:
         each = block // p.encoding.group
@@ -324,7 +324,7 @@ def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
         _finish(b, p, block, start, b.let("vector", strip.first + v), partial(_row_of, y, to))
 
 
-def _finished_rows(b: Builder, p: Product, strip: Strip, rb: Expr, near: bool) -> None:
+def _finished_rows(b: Builder, p: Product, finish: Finish, strip: Strip, rb: Expr, near: bool) -> None:
     """The same where code makes results of sums, and stores them."""
     lanes, group = strip.lanes, p.encoding.group
     length = strip.block // group if near else 1  # groups of a run
@@ -336,7 +336,7 @@ def _finished_rows(b: Builder, p: Product, strip: Strip, rb: Expr, near: bool) -
             start = number * (length * group)
             env: dict[Expr, Expr] = {**p.pixels.at(p.first(vector, lanes)), row: start}
             y = s.buf.ref(*(substitute(i, env) for i in s.idx), lanes=lanes)
-            refs = [ref(buf, [substitute(i, env) for i in idx], n) for buf, idx, n in p.finish.reads]
+            refs = [ref(buf, [substitute(i, env) for i in idx], n) for buf, idx, n in finish.reads]
             count = p.stored(vector, lanes)
             place = rb - strip.begin if near else maximum(rb - strip.begin, g)
             _run(b, p, strip, y, (number, place, v), length, (count, *refs))
@@ -540,7 +540,7 @@ def _along_pixels(p: Product, r: Expr, vector: Expr, total: Expr) -> Store:
     """Finish a vector of sums of one row and store it."""
     *outer, inner = p.pixels.loops
     at = p.pixels.at(p.first(vector, total.lanes))
-    env = {**p.rows.at(r), **{v: at[v] for v in outer}}
+    env: dict[Expr, Expr] = {**p.rows.at(r), **{v: at[v] for v in outer}}
     return _stored(p, inner, at[inner], p.count(vector, total.lanes), total.lanes, env, total)
 
 
