@@ -1,4 +1,4 @@
-"""Sparse arrays in three formats, by SciPy's names: rows (CSR), coordinates (COO), and rows of blocks (BSR).
+"""Sparse arrays, by SciPy's names: rows (CSR), coordinates (COO), rows of blocks (BSR); compressed blocks (CSB).
 
 The values, `data`, are an array of `dnnc.array`; the structure is checked once, when an array is made, and does not
 change. Columns of a row are sorted, and duplicates are added up.
@@ -22,6 +22,7 @@ from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import kind_of
 from dnnc.array.sparse import products
 from dnnc.array.sparse.conversions import blocked, is_sparse, of_blocks, of_scipy, shape_of, taken
+from dnnc.array.sparse.csb import Blocks
 from dnnc.array.sparse.spgemm import multiplied
 from dnnc.array.sparse.structure import Host, Structure, of_places
 from dnnc.array.statistical import sum as sum_
@@ -33,7 +34,7 @@ DENSE = (Array, np.ndarray, np.generic)
 
 
 class SparseArray(ABC):
-    """What sparse arrays share: shape, arithmetic, conversions. Make one by `csr_array`, `coo_array`, `bsr_array`."""
+    """What sparse arrays share: shape, arithmetic, conversions. Make one by `csr_array`, `coo_array` ..."""
 
     __array_ufunc__ = None  # NumPy leaves operators to this class
     __hash__ = None  # type: ignore[assignment]
@@ -99,6 +100,14 @@ class SparseArray(ABC):
         a = self.tocsr()
         data, structure = blocked(a.data, a.structure, blocksize)
         return _made(bsr_array, data=data, structure=structure)
+
+    def tocsb(self, blocksize: int | None = None) -> csb_array:
+        """The same elements in compressed sparse blocks.
+
+        Args:
+            blocksize: as in `csb_array`.
+        """
+        return csb_array(self, blocksize=blocksize)
 
     def toarray(self) -> Array:
         """The matrix as a dense array."""
@@ -412,6 +421,77 @@ class bsr_array(SparseArray):
 
     def to_scipy(self) -> Any:
         return _scipy().bsr_array((self.data.numpy(), self.indices, self.indptr), shape=self.shape)
+
+
+@dataclass(init=False, repr=False, eq=False)
+class csb_array(SparseArray):
+    """A sparse matrix in compressed sparse blocks: products with vectors are as fast for its transpose as for itself,
+    which shares its values.
+
+    Args:
+        arg1, shape, dtype, copy, device: as in `csr_array`.
+        blocksize: rows and columns of a block, up to 65536; by default chosen by the elements. Up to 256, an element
+            is stored with 2 bytes beside its value, above with 4.
+    """
+
+    data: Array  # block by block
+    blocks: Blocks
+    format = "csb"
+
+    def __init__(
+        self,
+        arg1: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        copy: bool = False,
+        blocksize: int | None = None,
+        device: Any = None,
+    ) -> None:
+        data, structure = taken(arg1, shape_of(shape), dtype, copy, device)
+        self.blocks = Blocks(structure, blocksize)
+        self.data = products.gathered(data, self.blocks.order)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.blocks.shape
+
+    @property
+    def structure(self) -> Structure:
+        """The same elements by rows."""
+        return self.blocks.structure.transposed if self.blocks.turned else self.blocks.structure
+
+    @property
+    def blocksize(self) -> int:
+        """Rows and columns of a block."""
+        return self.blocks.side
+
+    def with_data(self, data: Any) -> csb_array:
+        made = self.tocsr().with_data(data)  # which checks them
+        return _made(csb_array, data=made.data, blocks=self.blocks)
+
+    def tocsr(self) -> csr_array:
+        data = products.gathered(self.data, self.blocks.back)
+        whole = _made(csr_array, data=data, structure=self.blocks.structure)
+        return whole.T if self.blocks.turned else whole
+
+    @property
+    def T(self) -> csb_array:
+        return _made(csb_array, data=self.data, blocks=self.blocks.transposed)
+
+    def __matmul__(self, other: Any) -> Any:
+        x = None if isinstance(other, SparseArray) else _operand(other, self)
+        made = None if x is None else self.blocks.product(self.data, x)
+        return super().__matmul__(other) if made is None else made
+
+    def __rmatmul__(self, other: Any) -> Array:
+        x = _operand(other, self)
+        made = None if x is None else self.blocks.transposed.product(self.data, x)
+        return super().__rmatmul__(other) if made is None else made
+
+    dot = __matmul__
+
+    def to_scipy(self) -> Any:
+        return self.tocsr().to_scipy()
 
 
 # --- made of others ---------------------------------------------------------------------------------------------------
