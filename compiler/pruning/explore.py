@@ -70,7 +70,9 @@ def _point(
 
     `want`: the outputs of the model as it was; None for that model itself.
     """
-    seconds, layers, difference = None, dict[str, float](), Difference()
+    seconds: float | None = None
+    layers: Mapping[str, float] = {}
+    difference = Difference()
     try:
         found = timed(run.executable, work.feeds[0], work.layers)
         seconds, layers = found.total, found.layers
