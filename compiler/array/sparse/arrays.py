@@ -20,7 +20,7 @@ from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.manipulation import broadcast_to, concat, matrix_transpose, reshape, result_type
 from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import kind_of
-from dnnc.array.sparse import products
+from dnnc.array.sparse import bsr, products
 from dnnc.array.sparse.conversions import blocked, is_sparse, of_blocks, of_scipy, shape_of, taken
 from dnnc.array.sparse.csb import Blocks
 from dnnc.array.sparse.spgemm import multiplied
@@ -414,6 +414,13 @@ class bsr_array(SparseArray):
         data = products.gathered(reshape(self.data, (self.nnz,)), places)
         return _made(csr_array, data=data, structure=whole)
 
+    def __matmul__(self, other: Any) -> Any:
+        x = None if isinstance(other, SparseArray) else _operand(other, self)
+        made = None if x is None else bsr.product(self.data, self.structure, x)
+        return super().__matmul__(other) if made is None else made
+
+    dot = __matmul__
+
     @property
     def T(self) -> bsr_array:
         data = products.transposed(self.data, self.structure)
@@ -439,14 +446,9 @@ class csb_array(SparseArray):
     format = "csb"
 
     def __init__(
-        self,
-        arg1: Any,
-        shape: Any = None,
-        dtype: Any = None,
-        copy: bool = False,
-        blocksize: int | None = None,
+        self, arg1: Any, shape: Any = None, dtype: Any = None, copy: bool = False, blocksize: int | None = None,
         device: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         data, structure = taken(arg1, shape_of(shape), dtype, copy, device)
         self.blocks = Blocks(structure, blocksize)
         self.data = products.gathered(data, self.blocks.order)
