@@ -116,9 +116,9 @@ class SparseArray(ABC):
 
     todense = toarray
 
-    @abstractmethod
     def to_scipy(self) -> Any:
-        """The array of `scipy.sparse` with the same elements in the same format."""
+        """The array of `scipy.sparse` with the same elements, in the same format where SciPy has it, else by rows."""
+        return self.tocsr().to_scipy()
 
     def with_data(self: Same, data: Any) -> Same:
         """Other values at the same places: `a.with_data(xp.exp(a.data))`.
@@ -164,8 +164,10 @@ class SparseArray(ABC):
             data, structure = multiplied(a.data, a.structure, b.data, b.structure)
             return _made(csr_array, data=data, structure=structure)
         x = _operand(other, self)
-        if x is None:
-            return NotImplemented
+        return NotImplemented if x is None else self._times(x)
+
+    def _times(self, x: Array) -> Array:
+        """The product with a vector or a matrix."""
         a = self.tocsr()
         return products.matmul(a.data, a.structure, x)
 
@@ -173,12 +175,11 @@ class SparseArray(ABC):
         x = _operand(other, self)
         if x is None:
             return NotImplemented
-        a = self.tocsr().T
         if x.ndim == 1:
-            return products.matmul(a.data, a.structure, x)
+            return self.T._times(x)
         if x.ndim != 2 or x.shape[1] != self.shape[0]:
             raise ValueInputError(f"matmul: {x.shape} and {self.shape} do not fit")
-        return matrix_transpose(products.matmul(a.data, a.structure, matrix_transpose(x)))
+        return matrix_transpose(self.T._times(matrix_transpose(x)))
 
     dot = __matmul__
 
@@ -414,12 +415,9 @@ class bsr_array(SparseArray):
         data = products.gathered(reshape(self.data, (self.nnz,)), places)
         return _made(csr_array, data=data, structure=whole)
 
-    def __matmul__(self, other: Any) -> Any:
-        x = None if isinstance(other, SparseArray) else _operand(other, self)
-        made = None if x is None else bsr.product(self.data, self.structure, x)
-        return super().__matmul__(other) if made is None else made
-
-    dot = __matmul__
+    def _times(self, x: Array) -> Array:
+        made = bsr.product(self.data, self.structure, x)
+        return super()._times(x) if made is None else made
 
     @property
     def T(self) -> bsr_array:
@@ -480,20 +478,9 @@ class csb_array(SparseArray):
     def T(self) -> csb_array:
         return _made(csb_array, data=self.data, blocks=self.blocks.transposed)
 
-    def __matmul__(self, other: Any) -> Any:
-        x = None if isinstance(other, SparseArray) else _operand(other, self)
-        made = None if x is None else self.blocks.product(self.data, x)
-        return super().__matmul__(other) if made is None else made
-
-    def __rmatmul__(self, other: Any) -> Array:
-        x = _operand(other, self)
-        made = None if x is None else self.blocks.transposed.product(self.data, x)
-        return super().__rmatmul__(other) if made is None else made
-
-    dot = __matmul__
-
-    def to_scipy(self) -> Any:
-        return self.tocsr().to_scipy()
+    def _times(self, x: Array) -> Array:
+        made = self.blocks.product(self.data, x)
+        return super()._times(x) if made is None else made
 
 
 # --- made of others ---------------------------------------------------------------------------------------------------
