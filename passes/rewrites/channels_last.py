@@ -16,6 +16,7 @@ constant matrices are transposed when the program is linked. Padding holds 0, as
 from __future__ import annotations
 
 from collections.abc import Callable
+
 from dnnc.ir.dtype import FLOAT8, bf16, f16, i8, i32, u8
 from dnnc.ir.encodings import Packed
 from dnnc.ir.expr import Expr

@@ -28,7 +28,7 @@ from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.ir.bundles import PACK, Bundles
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, const, fma, load, maximum, minimum, op, substitute
+from dnnc.ir.expr import Expr, Op, const, fma, load, maximum, minimum, op
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel
 from dnnc.ir.types import Array
 from dnnc.passes.lower.form import Contraction
