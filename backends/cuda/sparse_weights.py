@@ -91,7 +91,7 @@ def gathered_cycles(found: Zeros, sizes: tuple[int, int], target: GpuTarget) -> 
     """Estimated cycles of the kernel that gathers neighbouring pixels: so many in all, and next to each other."""
     pixels, row = sizes
     lengths = np.count_nonzero(matrix_of(found.array, found.axis), axis=1)
-    packs = -np.sort(-(-(-lengths // PACK)))
+    packs = np.sort((lengths + PACK - 1) // PACK)[::-1]
     wide = next(k for k in (4, 2, 1) if row % k == 0)
     return sparse_gather.best_cycles(sparse_gather.Work(pixels, found.array.size // found.rows, packs, wide), target)
 
