@@ -1,7 +1,7 @@
 """Products of sparse constant weights by an array whose pixels are neighbours in memory: no copy of it is needed.
 
     for block in block.x(groups of rows x tiles of pixels):       neighbouring blocks read the same pixels
-        for t in thread.x(..):                   `lanes` threads are a team that has a row, each thread 4 pixels;
+        for t in thread.x(..):                   `lanes` threads are a team that has a row, each thread 4 or 8 pixels;
                                                  `slices` teams share a row, each has every so many packs
             for each pack of 4 elements of the row:
                 sums += values * x[columns, pixels]               out of the first-level cache
@@ -16,6 +16,7 @@ of Sputnik (Gale et al., 2020) without its tiles. Where memory has the pixels of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,12 +36,14 @@ from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("slices",)
-VECTOR = 4  # pixels of a thread
+KNOBS = ("lanes", "warps", "slices", "ahead", "vectors")
+VECTOR = 4  # neighbouring pixels that a thread reads at once
 # Cycles, fitted to 3,200 kernels on an H200, whose times they tell to 14 %:
 PACK_READ, VECTOR_READ = 5.4, 0.58  # of an SM for a pack of a warp, and for 128 bytes of the pixels of its elements
 APART = 1.4  # times as long where pixels are read one by one
 ROW_START = 19.4  # of an SM for a warp that begins with a row
 CHAIN = (428, 307)  # of a warp for a pack, for which it waits; with the next one asked for ahead
+MORE = 0.4  # of it, for another vector
 BLOCK, SLICE = 445, 15.7  # that a block begins and ends with, and for each slice
 MISSED = 89  # bytes of pixels a cycle and SM that the first-level cache misses
 CACHED = 0.72e6  # bytes of the columns of a tile of which half would be missed
@@ -66,16 +69,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Shape:
-    """`lanes` threads of a team; `slices` teams share a row; `warps` of a block; packs that are asked for `ahead`."""
+    """`lanes` threads of a team; `slices` teams share a row; `warps` of a block; packs that are asked for `ahead`;
+    vectors of pixels of a thread.
+    """
 
     lanes: int
     warps: int
     slices: int
     ahead: int = 1
+    vectors: int = 1
 
     @property
     def pixels(self) -> int:
-        return self.lanes * VECTOR
+        return self.lanes * VECTOR * self.vectors
 
     @property
     def teams(self) -> int:
@@ -89,7 +95,7 @@ class Shape:
     @property
     def registers(self) -> int:
         """Of a thread, about."""
-        return 56 if self.ahead else 40
+        return (56 if self.ahead else 40) + 24 * (self.vectors - 1)
 
 
 # No other block was the fastest of any product by more than a few percent.
@@ -97,6 +103,7 @@ SHAPES = (
     *(Shape(32, warps, slices) for warps, slices in ((4, 1), (16, 1), (8, 2), (16, 2), (4, 4), (8, 4), (16, 4))),
     *(Shape(32, warps, slices) for warps, slices in ((8, 8), (16, 8), (16, 16))),
     *(Shape(16, 16, slices) for slices in (16, 32)),
+    *(Shape(32, warps, slices, vectors=2) for warps, slices in ((4, 1), (16, 1), (8, 2), (16, 2))),
     Shape(32, 4, 1, ahead=0),
 )
 
@@ -172,7 +179,7 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def knobs_of(s: Shape) -> Knobs:
-    return (("lanes", s.lanes), ("warps", s.warps), ("slices", s.slices), ("ahead", s.ahead))
+    return tuple((k, getattr(s, k)) for k in KNOBS)
 
 
 def best_cycles(work: Work, target: GpuTarget) -> float:
@@ -187,11 +194,11 @@ def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
     tiles, rows = -(-w.pixels // s.pixels), len(w.packs)
     blocks, part = tiles * -(-rows // s.rows), s.lanes / 32
     together = resident(target, s.warps, s.registers, 0)
-    vectors = VECTOR * VECTOR * part * (APART if w.wide == 1 else 1.0)
+    vectors = PACK * VECTOR * s.vectors * part * (APART if w.wide == 1 else 1.0)
     reads = tiles * w.total * (PACK_READ + VECTOR_READ * vectors) / target.sms
     starts = tiles * rows * s.slices * part * ROW_START / target.sms
     chains = -(-w.packs[:: s.rows] // s.slices)  # of the longest row of each block
-    wait, edges = CHAIN[s.ahead], BLOCK + s.slices * SLICE
+    wait, edges = CHAIN[s.ahead] * (1 + MORE * (s.vectors - 1)), BLOCK + s.slices * SLICE
     waits = (tiles * int(chains.sum()) * wait + blocks * edges) / min(together * target.sms, blocks)
     density = min(w.total * PACK / (rows * w.terms), 1.0)
     columns = w.terms * 4 * s.pixels  # bytes
@@ -210,7 +217,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     p = product_of(problem)
     if p is None:
         raise ScheduleError("the weights are no bundle of sparse rows, or pixels are not neighbours in memory")
-    return _Writer(p, Shape(*(int(knobs[k]) for k in ("lanes", "warps", "slices", "ahead"))), target).build()
+    return _Writer(p, Shape(*(int(knobs[k]) for k in KNOBS)), target).build()
 
 
 class _Writer:
@@ -219,7 +226,7 @@ class _Writer:
     def __init__(self, p: Product, s: Shape, target: GpuTarget) -> None:
         self.together = resident(target, s.warps, s.registers, 0)
         self.p, self.c, self.e, self.s, self.b = p, p.c, p.encoding, s, Builder()
-        self.vectors = VECTOR // p.wide
+        self.vectors = s.vectors * VECTOR // p.wide
 
     def build(self) -> Kernel:
         b, s, c = self.b, self.s, self.c
@@ -293,14 +300,17 @@ class _Writer:
         if last:
             with b.loop("j", PACK, "unroll") as j, b.loop("v", self.vectors, "unroll") as v:
                 b.store(held, (j, v, 0), const(0, f32), n)
-        for j in range(PACK):
-            column = trusted(pack[1, j], self.e.depth + (1 if last else 0))
+        for element in range(PACK):
+            column = trusted(pack[1, element], self.e.depth + (1 if last else 0))
             column = b.let("column", minimum(column, c.red.size - 1) if last else column)
-            with b.when(pack[1, j] < const(self.e.depth, pack.dtype) if last else const(1) > 0):
-                for v in range(self.vectors):
-                    start = minimum(self.pixel(const(v)) // n, c.cols.size // n - 1)
-                    value = vector_of(c.b.value, lambda i, s=start, k=column: {**c.red.at(k), **c.cols.at(s, n, i)}, n)
-                    b.store(held, (j, v, 0), value, n)
+            with b.when(pack[1, element] < const(self.e.depth, pack.dtype)) if last else nullcontext():
+                for vector in range(self.vectors):
+                    start = minimum(self.pixel(const(vector)) // n, c.cols.size // n - 1)
+
+                    def at(j: Expr, start: Expr = start, column: Expr = column) -> dict[Expr, Expr]:
+                        return {**c.red.at(column), **c.cols.at(start, n, j)}
+
+                    b.store(held, (element, vector, 0), vector_of(c.b.value, at, n), n)
         with b.loop("j", PACK, "unroll") as j, b.loop("v", self.vectors, "unroll") as v:
             weight, x = op("bits_f32", pack[0, j], dtype=f32), held.at(j, v, 0, lanes=n)
             b.store(sums, (v, 0), fma(weight, x, sums.at(v, 0, lanes=n)), n)
