@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -62,8 +61,8 @@ def product(values: Array, s: Structure, x: Array) -> Array | None:
 def _function(
     value: DType, index: DType, size: tuple[int, int], lanes: int, shares: int
 ) -> Callable[[list[Host], list[int]], None] | None:
-    made = compiler()
-    found: Any = made.backend.function(product_kernel(value, index, size, lanes, shares), made.cache)
+    made, kernel = compiler(), product_kernel(value, index, size, lanes, shares)
+    found: Callable[[list[Host], list[int]], None] | None = made.backend.function(kernel, made.cache)
     return found
 
 
