@@ -42,7 +42,8 @@ def rates(optimizer: Any, scheduler: Any, steps: int) -> list[list[float]]:
     for _ in range(steps):
         group = optimizer.param_groups
         found.append([*(g["lr"] for g in group), *(g["momentum"] for g in group), *scheduler.get_last_lr()])
-        optimizer.step()
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.step()  # without a gradient it changes nothing; torch's schedules count the calls
         scheduler.step()
     return found
 
