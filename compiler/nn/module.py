@@ -414,8 +414,9 @@ def chosen(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str
 
 def _prefix_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
     """What to do about names that stand below another name, such as those of a wrapped module or a whole checkpoint."""
-    found = missing and next((n for n in unexpected if isinstance(n, str) and n.endswith(f".{missing[0]}")), None)
-    if found:
+    behind = f".{missing[0]}" if missing else ""
+    found = next((n for n in unexpected if behind and isinstance(n, str) and n.endswith(behind)), None)
+    if found is not None:
         prefix = found.removesuffix(missing[0])
         cure = f"{{n[{len(prefix)}:]: a for n, a in d.items() if n.startswith({prefix!r})}}"
         return f"names begin with {prefix!r}: take {cure}; "

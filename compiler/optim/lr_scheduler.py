@@ -99,7 +99,7 @@ class LambdaLR(LRScheduler):
 
 
 class MultiplicativeLR(LambdaLR):
-    """Times a function of the step, in each step from 1 on; one function for all groups, or a list with one for each."""
+    """Times a function of the step, from step 1 on; one function for all groups, or a list with one for each."""
 
     def rate(self, base: float, t: int, k: int) -> float:
         return base * math.prod(float(self.lr_lambdas[k](i)) for i in range(1, t + 1))

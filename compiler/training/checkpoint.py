@@ -103,7 +103,7 @@ def load_arrays(path: str | os.PathLike[str]) -> Any:
     except (UnsupportedError, InputError):
         raise
     except DnncError as e:
-        raise ArtifactError(f"load_arrays: {path} {e}") from e
+        raise ArtifactError(f"load_arrays: {path} cannot be read: it {e}") from e
     except Exception as e:  # of five libraries, each with errors of its own
         raise ArtifactError(f"load_arrays: {path} cannot be read: {str(e) or type(e).__name__}") from e
     return arrays if layout is None else _restored(json.loads(layout), arrays, path)
