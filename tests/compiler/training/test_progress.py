@@ -97,7 +97,10 @@ def test_lines_of_several_loops_go_on(tmp_path: Path) -> None:
     assert seconds == sorted(seconds)
 
 
-@pytest.mark.parametrize(("width", "numbers"), [(120, "loss 0.003315  lr 0.1  "), (80, "loss 0.003315  "), (60, "loss")])
+FITS = [(120, "loss 0.003315  lr 0.1  "), (80, "loss 0.003315  "), (60, "loss")]
+
+
+@pytest.mark.parametrize(("width", "numbers"), FITS)
 def test_the_line_fits_into_a_terminal(width: int, numbers: str) -> None:
     """The count and the times are never cut, and the first numbers remain."""
     out = io.StringIO()
