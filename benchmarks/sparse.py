@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import zoo
 from onnx import TensorProto, helper, numpy_helper
 from timing import geometric_mean
 
@@ -192,7 +193,7 @@ def models(args: argparse.Namespace, target: str) -> None:
     folder = Path(args.onnx)
     folder.mkdir(parents=True, exist_ok=True)
     found = {f"mobilenet_v{k}": exported(k, folder / f"mobilenet_v{k}.onnx") for k in (1, 2)}
-    found.update({n: onnx.load(p) for n in FOREIGN if (p := folder / f"{n}.onnx").exists()})
+    found.update({n: zoo.materialize(p) for n in FOREIGN if (p := folder / f"{n}.onnx").exists()})
     print("| model | nonzeros | dense ms | sparse ms | ratio | compile, dense and sparse, s | largest error |")
     print("|---|---|---|---|---|---|---|")
     gains: dict[float, list[float]] = {d: [] for d in args.densities}
