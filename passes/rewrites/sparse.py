@@ -39,7 +39,7 @@ MOST_CODE = 40 << 20  # bytes of a program: a little more than what last-level c
 FEW_PIXELS = 4  # whose products are sums over gathered elements
 ELEMENT = 8  # bytes of a nonzero in a loop
 GATHERED = 2.0  # cycles to gather one element, on a core that loads one vector a cycle
-CACHED = 2  # times memory's rate, at which weights come from the last-level cache
+CACHED = 4  # times memory's rate, at which weights come from the last-level cache
 NEAR = 0.85  # of the L2 cache's rate
 
 
@@ -138,8 +138,9 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     pixels = math.prod(_sizes(n.output.type.shape)) // rows
     terms = array.size // rows
     if pixels <= FEW_PIXELS:  # both wait for memory
-        rate = rates.memory * (CACHED if 4 * array.size <= MOST_CODE else 1)
-        sparse = count * max(ELEMENT / rate, pixels * GATHERED / rates.loads)
+        held = min(MOST_CODE / (4 * array.size), 1)  # the share that the last-level cache keeps
+        rate = rates.memory / (held / CACHED + 1 - held)
+        sparse = count * max(ELEMENT / rate, pixels * GATHERED / rates.loads) + rows * ROW
         gain = max(4 / rate, pixels / (lanes * rates.fma)) * array.size / sparse
         if gain < GAIN:
             return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
