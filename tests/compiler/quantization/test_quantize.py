@@ -110,9 +110,38 @@ def test_the_trained_digits_see_the_same() -> None:
 
 
 @pytest.mark.slow
+def test_layers_have_more_bits_until_decisions_are_those_of_float() -> None:
+    x = np.random.default_rng(3).standard_normal((96, 3, 8, 8)).astype(np.float32)
+    x[:, 0] *= 40  # a channel that leaves the others few steps
+    free, bound = (dnnc.quantize(residual(), x[:64], agreement=a) for a in (0, 0.995))
+    assert {layer.scheme for layer in free.layers} == {"int8"} and not free.notes
+    better = [layer for layer in bound.layers if layer.scheme != "int8"]
+    assert better and "8 bits everywhere would change" in bound.notes[0]
+    assert all("of the arg-maxes" in layer.reason for layer in better)
+    f = dnnc.compile(residual())
+    errors = [float(np.abs(q.compile()(x) - f(x)).max()) for q in (free, bound)]
+    assert errors[1] < 0.6 * errors[0]
+    assert (bound.compile()(x[64:]).argmax(1) == f(x[64:]).argmax(1)).all()
+
+
+@pytest.mark.slow
+def test_products_of_bytes_in_sixteen_bits() -> None:
+    for m, x in ((residual(), images()), (transformer(), images().reshape(-1, 6, 16))):
+        q = dnnc.quantize(m, x, scheme="int16")
+        assert q.error is not None and q.error < 1e-4 and operators(q)["QuantizeLinear"] == 8
+        assert all(layer.after for layer in q.layers if layer.scheme == "int16")
+
+
+@pytest.mark.slow
 def test_other_runtimes_read_the_same_numbers() -> None:
     x = images()
-    for options in ({}, {"form": "operators"}, {"scheme": "w4a16"}, {"scheme": "w4a16", "form": "nbits"}):
+    for options in (
+        {},
+        {"scheme": "int16"},
+        {"form": "operators"},
+        {"scheme": "w4a16"},
+        {"scheme": "w4a16", "form": "nbits"},
+    ):
         q = dnnc.quantize(residual(), x, measure=False, **options)
         session = onnxruntime.InferenceSession(q.model.SerializeToString(), providers=["CPUExecutionProvider"])
         (got,), want = session.run(None, {"x": x}), q.compile()(x)
