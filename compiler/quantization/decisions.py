@@ -74,7 +74,8 @@ def _quartile(margins: Array) -> float:
 
 def _near(margins: Array, errors: Array) -> Array:
     """Errors of the half of the rows with the smaller margins: where a decision is sure, errors are of another size."""
-    return errors[margins <= np.median(margins)]
+    near: Array = errors[margins <= np.median(margins)]
+    return near
 
 
 def _expected(margins: Array, errors: Array) -> float:
