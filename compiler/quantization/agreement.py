@@ -11,6 +11,7 @@ layers lose a little, and 8 bits are a choice of speed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from dnnc.quantization.simulation import Simulation
 from dnnc.quantization.sixteen import PRODUCTS
 
 AGREEMENT = 0.99  # of arg-max with the float model
-MARGIN = 0.15  # of the changes that the bound allows may be expected: the next samples are others
+DOUBT = 25.0  # an estimate from n rows may be too small by 1 + DOUBT / sqrt(n): from 24 rows, by 4 at times
 SURE = 0.5  # of that share: where samples that gave the ranges expect no more, others are not asked
 REACH = 0.03  # expected changes up to which layers are made better without being asked
 SAMPLES = 64  # at most, for decisions; half of them give ranges
@@ -50,9 +51,9 @@ class Improved:
     note: str
 
 
-def allowed(bound: float | None) -> float:
-    """The share of decisions that may be expected to change, for the bound to hold for other samples."""
-    return MARGIN * (1 - (AGREEMENT if bound is None else bound))
+def allowed(bound: float | None, rows: int) -> float:
+    """The share of decisions that so many rows may expect to change, for the bound to hold for other samples."""
+    return (1 - (AGREEMENT if bound is None else bound)) / (1 + DOUBT / math.sqrt(max(rows, 1)))
 
 
 def _apart(inputs: Sequence[Input], feeds: list[Feed]) -> tuple[list[Feed], list[Feed]]:
@@ -83,12 +84,11 @@ class Improving:
     ) -> None:  # fmt: skip
         self.plan, self.schemes, self.tell, self.times = plan, dict(schemes), tell, times
         self.layers = [x for x in layers if schemes.get(x.node, FLOAT) not in (FLOAT, *WEIGHT_ONLY)]
-        bound = plan.options.agreement
-        self.aim = allowed(bound)
         feeds = list(islice(samples, SAMPLES))
         self.fit, self.feeds = _apart(samples.inputs, feeds)
         self.want = [plain.outputs(f) for f in self.feeds]
         self.simulation = self._simulation(samples)
+        self.aim = 0.0
 
     def _simulation(self, samples: Samples) -> Simulation:
         """With ranges of the one half, for the other."""
@@ -109,6 +109,7 @@ class Improving:
         whole = self._measured([])
         seconds = (time.perf_counter() - begin) / len(self.feeds)
         changed = whole.changed
+        self.aim = allowed(self.plan.options.agreement, whole.rows)
         if changed is None or changed <= self.aim:
             return None
         noise = self._noise(whole, seconds)

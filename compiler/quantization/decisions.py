@@ -44,6 +44,11 @@ class Decisions:
         return max((x for x in found if x is not None), default=None)
 
     @property
+    def rows(self) -> int:
+        """With a decision, of the output that has fewest of them."""
+        return min((len(m) for m, _ in self._rows()), default=0)
+
+    @property
     def noise(self) -> float:
         """The mean square of the errors near small margins, in units of the margins; of the outputs together."""
         return float(sum(np.mean((_near(m, e) / _quartile(m)) ** 2) for m, e in self._rows() if len(m)))

@@ -320,7 +320,7 @@ class _Work:
                 f"agreement={AGREEMENT:g} gives layers more bits until they agree"
             )
             return None
-        if changed <= SURE * allowed(bound):
+        if changed <= SURE * allowed(bound, judged.decisions.rows):
             return None
         found = Improving(plan, self.layers, schemes, self.samples, plain, judged.times, self.tell).run()
         if found is not None:
