@@ -22,6 +22,7 @@ import glob
 import json
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -286,7 +287,7 @@ MODELS: dict[str, tuple[Samples, Callable[[Array, Array], tuple[float, float]], 
     "ppocr_v4_det": (drawn(normalized_page), by_threshold, 1 / 255 / 0.226),
     "ddddocr_det": (drawn(plain_page), by_boxes, 1.0),
 }
-HEAD = ("model", "samples", "draw", "agreement", "relative error", "layers in int8", "float32, inputs moved")
+HEAD = ("model", "samples", "draw", "agreement", "relative error", "int8, int16, float", "float32, inputs moved")
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
@@ -326,13 +327,16 @@ def compared(name: str, a: argparse.Namespace) -> Iterator[tuple[str, list[str]]
     want = outputs(plain, feeds)
     shaken = outputs(plain, moved(feeds, step)) if step else None
     for draw in range(1, a.draws + 1):
-        q = dnnc.quantize(model, make(a.calibration, draw), **{"measure": False, **a.options}, **size)
+        q = dnnc.quantize(model, make(a.calibration, draw), **a.options, **size)
         got = outputs(q.compile(**size), feeds)
         error = np.sqrt(sum(np.sum((x - y) ** 2.0) for x, y in zip(got, want)) / sum(np.sum(y**2.0) for y in want))
-        count = sum(x.scheme != "float" for x in q.layers)
+        counts = Counter(x.scheme for x in q.layers)
         cells = [name, str(len(feeds)), str(draw), f"{share(agree, got, want):.2%}", f"{error:.3f}"]
-        cells += [f"{count} of {len(q.layers)}", "-" if shaken is None else f"{share(agree, shaken, want):.2%}"]
-        notes = [f"{name}, draw {draw}: {x.name} stays float: {x.reason}" for x in q.layers if x.scheme == "float"]
+        cells += [
+            ", ".join(str(counts[s]) for s in ("int8", "int16", "float")),
+            "-" if shaken is None else f"{share(agree, shaken, want):.2%}",
+        ]
+        notes = [f"{name}, draw {draw}: {x.name} is {x.scheme}: {x.reason}" for x in q.layers if x.reason]
         if agree is by_boxes and shaken is not None:
             notes += [anchors("int8", got, want), anchors("float32, inputs moved", shaken, want)]
         yield "| " + " | ".join(cells) + " |", notes

@@ -64,7 +64,7 @@ def _zero(c: Call, scale: Value) -> Any:
 
 
 def dequantize_linear(c: Call) -> Any:
-    """The result has `output_dtype`, else the scale's dtype. Powers of two in 8 bits, as of MX formats, scale in f32."""
+    """The result has `output_dtype`, else the scale's dtype. Scales of 8 bits (of MX formats) are powers of two."""
     x, scale = c.x(0), scale_at(c, 1)
     to = c.dtype("output_dtype") if c.integer("output_dtype", 0) else scale.type.dtype
     if scale.type.dtype.bits == 8:
