@@ -6,7 +6,7 @@
     check     the smallest number of layers whose sum is small enough is tried, more while the measured sum is not
 
 Without a bound from the user, a model whose decisions are far from the bound stays as it is, with a note: there all
-layers lose a little, and 8 bits are a choice of speed.
+layers lose a little, and 8 bits are a choice of speed. So does one that would lose most of a large gain.
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ SAMPLES = 64  # at most, for decisions; half of them give ranges
 SECONDS = 40.0  # for the errors of layers; the number of samples follows
 LEAST_SAMPLES = 4
 ROUNDS = 8
+KEPT = 0.5  # of the time that 8 bits save has to stay, without a bound from the user,
+FAST = 2.0  # where they are that many times as fast as float
 WORTH = 0.9  # 16 bits are taken where their time is below this share of float's
 LEAST_TIME = 1e-9
 
 
 @dataclass(frozen=True)
 class Improved:
-    """Schemes of all layers, and why some are no int8; a note of what was found."""
+    """Schemes of all layers, why some are no int8, and a note of what was found; `dear`: where it is not taken."""
 
     schemes: dict[str, str]
     reasons: dict[str, str]
     note: str
+    dear: str
 
 
 def allowed(bound: float | None, rows: int) -> float:
@@ -67,6 +70,11 @@ def _apart(inputs: Sequence[Input], feeds: list[Feed]) -> tuple[list[Feed], list
     batched = {i.name for i in inputs if i.shape and i.shape[0] == size}
     fit, others = ([{n: a[k::2] if n in batched else a for n, a in f.items()} for f in feeds] for k in (0, 1))
     return fit, others
+
+
+def too_dear(before: float, in_bytes: float, improved: float) -> bool:
+    """Does an improvement that nobody asked for cost most of a large gain? Arguments: seconds of a call."""
+    return before > FAST * in_bytes and before - improved < KEPT * (before - in_bytes)
 
 
 class Improving:
@@ -173,11 +181,11 @@ class Improving:
         for node in better:
             schemes[node] = "int16" if self._worth(node) else FLOAT
             reasons[node] = f"8 bits here and elsewhere change about {changed:.1%} of the arg-maxes"
-        note = (
-            f"8 bits everywhere would change about {changed:.1%} of the arg-maxes: {len(better)} of "
-            f"{len(self.layers)} layers have more"
-        )
-        return Improved({n: s for n, s in schemes.items() if s != FLOAT}, reasons, note)
+        found = f"8 bits everywhere would change about {changed:.1%} of the arg-maxes"
+        some = f"{len(better)} of {len(self.layers)} layers"
+        note = f"{found}: {some} have more"
+        dear = f"{found}; more for {some} would cost most of the time that they save; agreement={AGREEMENT:g} does that"
+        return Improved({n: s for n, s in schemes.items() if s != FLOAT}, reasons, note, dear)
 
     def _worth(self, node: str) -> bool:
         """Are 16 bits faster than float?"""

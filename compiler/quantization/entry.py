@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.errors import DnncError
-from dnnc.quantization.agreement import AGREEMENT, REACH, SAMPLES, SURE, Improved, Improving, allowed
+from dnnc.quantization.agreement import AGREEMENT, REACH, SAMPLES, SURE, Improved, Improving, allowed, too_dear
 from dnnc.quantization.calibration import Observed, Running, Tell, Wanted, observe
 from dnnc.quantization.choice import Candidate, chosen
 from dnnc.quantization.data import CHECKED, Feed, Samples, first_feeds, model_inputs, samples
@@ -122,6 +122,12 @@ class _Judged:
     difference: Difference
     decisions: Decisions
     times: tuple[Times, Times] | None
+
+    def beside(self, in_bytes: _Judged) -> tuple[float, float, float]:
+        """Seconds in float, in bytes and of this one."""
+        if self.times is None or in_bytes.times is None:
+            return 0.0, 0.0, 0.0
+        return in_bytes.times[0].total, in_bytes.times[1].total, self.times[1].total
 
     def slower(self, nodes: Iterable[str]) -> set[str]:
         """Layers that take longer than in float."""
@@ -269,12 +275,16 @@ class _Work:
         reasons: dict[str, str] = {}
         improved = self._improved(plan, schemes, plain, judged)
         if improved is not None:
+            in_bytes = schemes, judged
             schemes, reasons = improved.schemes, dict(improved.reasons)
             judged = self._judged(plan, schemes, plain, feeds, want)
             slow = judged.slower(n for n, s in schemes.items() if s == "int16")
             if slow:
                 schemes = {n: s for n, s in schemes.items() if n not in slow}
                 judged = self._judged(plan, schemes, plain, feeds, want)
+            if self.options.agreement is None and too_dear(*judged.beside(in_bytes[1])):
+                (schemes, judged), reasons = in_bytes, {}
+                self.notes[-1] = improved.dear
         errors: dict[str, float] = {}
         if self.options.layer_errors and schemes:
             scheme = self.options.scheme

@@ -14,7 +14,7 @@ from small_models import images, model, residual, transformer
 import dnnc
 from dnnc.ir.errors import InputError, ModelError, UnsupportedError
 from dnnc.quantization import ranges
-from dnnc.quantization.agreement import _apart
+from dnnc.quantization.agreement import _apart, allowed, too_dear
 from dnnc.quantization.calibration import columns
 from dnnc.quantization.data import Input, Samples, samples
 from dnnc.quantization.decisions import Decisions
@@ -49,6 +49,12 @@ def test_changed_decisions_are_expected_from_few_rows(noise: float, probabilitie
     same = Decisions()
     same.add([logits], [logits])
     assert same.changed == same.noise == 0
+
+
+def test_more_bits_cost_no_large_gain_and_few_rows_are_doubted() -> None:
+    assert too_dear(10.0, 3.0, 9.0) and not too_dear(10.0, 3.0, 5.0)  # 8 bits are 3.3 times as fast
+    assert not too_dear(10.0, 6.0, 9.9) and not too_dear(0.0, 0.0, 0.0)
+    assert allowed(None, 24) < 0.0025 < allowed(None, 600) < allowed(0.98, 600) < 0.02
 
 
 def test_rows_without_a_decision() -> None:
