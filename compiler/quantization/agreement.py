@@ -19,6 +19,7 @@ from itertools import islice
 
 import numpy as np
 
+from dnnc.ir.errors import count
 from dnnc.quantization.calibration import Running, Tell, Wanted, observe
 from dnnc.quantization.data import Feed, Input, Samples
 from dnnc.quantization.decisions import Decisions
@@ -139,8 +140,8 @@ class Improving:
 
     def _noise(self, whole: Decisions, seconds: float) -> dict[str, float]:
         """The mean square that each layer adds, where all together add 1."""
-        count = int(SECONDS / max(seconds * len(self.layers), 1e-9))
-        feeds = self.feeds[: max(LEAST_SAMPLES, count)]
+        feeds_in_time = int(SECONDS / max(seconds * len(self.layers), 1e-9))
+        feeds = self.feeds[: max(LEAST_SAMPLES, feeds_in_time)]
         out = {}
         for k, layer in enumerate(self.layers):
             self.tell("errors of layers", k, len(self.layers))
@@ -155,17 +156,17 @@ class Improving:
         order = sorted(noise, key=lambda n: -noise[n] / self._cost(n))
         left = 1 - np.cumsum([noise[n] for n in order])
         factor = 1.0  # by which the sum of squares is below what is measured
-        count = 0
+        taken = 0
         for k in range(ROUNDS):
             self.tell("choose layers", k, ROUNDS)
             wanted = (self.aim / (changed * factor)) ** 2
-            count = max(count + 1, int(np.searchsorted(-left, -wanted)) + 1)
-            if count >= len(order):
+            taken = max(taken + 1, int(np.searchsorted(-left, -wanted)) + 1)
+            if taken >= len(order):
                 break
-            found = self._measured(order[:count]).changed or 0.0
+            found = self._measured(order[:taken]).changed or 0.0
             if found <= self.aim:
-                return order[:count]
-            factor = max(factor, found / (changed * float(np.sqrt(max(left[count - 1], 1e-12)))))
+                return order[:taken]
+            factor = max(factor, found / (changed * float(np.sqrt(max(left[taken - 1], 1e-12)))))
         return order
 
     def _cost(self, node: str) -> float:
@@ -182,7 +183,7 @@ class Improving:
             schemes[node] = "int16" if self._worth(node) else FLOAT
             reasons[node] = f"8 bits here and elsewhere change about {changed:.1%} of the arg-maxes"
         found = f"8 bits everywhere would change about {changed:.1%} of the arg-maxes"
-        some = f"{len(better)} of {len(self.layers)} layers"
+        some = f"{len(better)} of {count(len(self.layers), 'layer')}"
         note = f"{found}: {some} have more"
         dear = f"{found}; more for {some} would cost most of the time that they save; agreement={AGREEMENT:g} does that"
         return Improved({n: s for n, s in schemes.items() if s != FLOAT}, reasons, note, dear)
