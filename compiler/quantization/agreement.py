@@ -6,7 +6,8 @@
     check     the smallest number of layers whose sum is small enough is tried, more while the measured sum is not
 
 Without a bound from the user, a model whose decisions are far from the bound stays as it is, with a note: there all
-layers lose a little, and 8 bits are a choice of speed. So does one that would lose most of a large gain.
+layers lose a little, and 8 bits are a choice of speed. So does one of many layers that
+would lose much of a large gain.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import islice
 
 import numpy as np
 
-from dnnc.ir.errors import count
+from dnnc.ir.errors import DnncError, count
 from dnnc.quantization.calibration import Running, Tell, Wanted, observe
 from dnnc.quantization.data import Feed, Input, Samples
 from dnnc.quantization.decisions import Decisions
@@ -39,8 +40,9 @@ SAMPLES = 64  # at most, for decisions; half of them give ranges
 SECONDS = 40.0  # for the errors of layers; the number of samples follows
 LEAST_SAMPLES = 4
 ROUNDS = 8
-KEPT = 0.5  # of the time that 8 bits save has to stay, without a bound from the user,
-FAST = 2.0  # where they are that many times as fast as float
+KEPT = 7 / 8  # of the time that 8 bits save has to stay, without a bound from the user,
+FAST = 1.5  # where they are that many times as fast as float
+ALONE = 0.5  # share of float's time from which on a layer is most of the model: no mixture of layers is to be had there
 WORTH = 0.9  # 16 bits are taken where their time is below this share of float's
 LEAST_TIME = 1e-9
 
@@ -73,9 +75,11 @@ def _apart(inputs: Sequence[Input], feeds: list[Feed]) -> tuple[list[Feed], list
     return fit, others
 
 
-def too_dear(before: float, in_bytes: float, improved: float) -> bool:
-    """Does an improvement that nobody asked for cost most of a large gain? Arguments: seconds of a call."""
-    return before > FAST * in_bytes and before - improved < KEPT * (before - in_bytes)
+def too_dear(plain: Times, in_bytes: Times, improved: Times) -> bool:
+    """Does an improvement that nobody asked for cost much of a large gain, in a model of many layers?"""
+    if plain.total <= FAST * in_bytes.total or max(plain.layers.values(), default=0.0) > ALONE * plain.total:
+        return False
+    return plain.total - improved.total < KEPT * (plain.total - in_bytes.total)
 
 
 class Improving:
@@ -95,7 +99,13 @@ class Improving:
         self.layers = [x for x in layers if schemes.get(x.node, FLOAT) not in (FLOAT, *WEIGHT_ONLY)]
         feeds = list(islice(samples, SAMPLES))
         self.fit, self.feeds = _apart(samples.inputs, feeds)
-        self.want = [plain.outputs(f) for f in self.feeds]
+        try:
+            for f in self.fit:
+                plain.outputs(f)
+            self.want = [plain.outputs(f) for f in self.feeds]
+        except DnncError:  # a size that is symbolic at the input and a number behind it
+            self.fit = self.feeds = feeds
+            self.want = [plain.outputs(f) for f in feeds]
         self.simulation = self._simulation(samples)
         self.aim = 0.0
 
@@ -185,7 +195,7 @@ class Improving:
         found = f"8 bits everywhere would change about {changed:.1%} of the arg-maxes"
         some = f"{len(better)} of {count(len(self.layers), 'layer')}"
         note = f"{found}: {some} have more"
-        dear = f"{found}; more for {some} would cost most of the time that they save; agreement={AGREEMENT:g} does that"
+        dear = f"{found}; more for {some} would cost much of the time that they save; agreement={AGREEMENT:g} does that"
         return Improved({n: s for n, s in schemes.items() if s != FLOAT}, reasons, note, dear)
 
     def _worth(self, node: str) -> bool:

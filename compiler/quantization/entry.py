@@ -123,11 +123,9 @@ class _Judged:
     decisions: Decisions
     times: tuple[Times, Times] | None
 
-    def beside(self, in_bytes: _Judged) -> tuple[float, float, float]:
-        """Seconds in float, in bytes and of this one."""
-        if self.times is None or in_bytes.times is None:
-            return 0.0, 0.0, 0.0
-        return in_bytes.times[0].total, in_bytes.times[1].total, self.times[1].total
+    def too_dear(self, in_bytes: _Judged) -> bool:
+        """Does this one cost too much of what the one in bytes gains?"""
+        return self.times is not None and in_bytes.times is not None and too_dear(*in_bytes.times, self.times[1])
 
     def slower(self, nodes: Iterable[str]) -> set[str]:
         """Layers that take longer than in float."""
@@ -282,7 +280,7 @@ class _Work:
             if slow:
                 schemes = {n: s for n, s in schemes.items() if n not in slow}
                 judged = self._judged(plan, schemes, plain, feeds, want)
-            if self.options.agreement is None and too_dear(*judged.beside(in_bytes[1])):
+            if self.options.agreement is None and judged.too_dear(in_bytes[1]):
                 (schemes, judged), reasons = in_bytes, {}
                 self.notes[-1] = improved.dear
         errors: dict[str, float] = {}

@@ -19,7 +19,7 @@ from dnnc.quantization.calibration import columns
 from dnnc.quantization.data import Input, Samples, samples
 from dnnc.quantization.decisions import Decisions
 from dnnc.quantization.layers import Layer, found_layers
-from dnnc.quantization.measure import Difference
+from dnnc.quantization.measure import Difference, Times
 from dnnc.quantization.onnx_graph import opened
 from dnnc.quantization.placement import placed
 from dnnc.quantization.ranges import Histogram, chosen_range, grid
@@ -52,8 +52,14 @@ def test_changed_decisions_are_expected_from_few_rows(noise: float, probabilitie
 
 
 def test_more_bits_cost_no_large_gain_and_few_rows_are_doubted() -> None:
-    assert too_dear(10.0, 3.0, 9.0) and not too_dear(10.0, 3.0, 5.0)  # 8 bits are 3.3 times as fast
-    assert not too_dear(10.0, 6.0, 9.9) and not too_dear(0.0, 0.0, 0.0)
+    layers, alone = {"a": 4.0, "b": 4.0}, {"a": 9.0}
+    for plain, in_bytes, improved, dear in (
+        (Times(10, layers), 3, 5, True),
+        (Times(10, layers), 3, 3.5, False),  # most of the gain is left
+        (Times(10, layers), 7, 9.9, False),  # a small gain
+        (Times(10, alone), 3, 9, False),  # one layer is the model
+    ):
+        assert too_dear(plain, Times(in_bytes, {}), Times(improved, {})) == dear
     assert allowed(None, 24) < 0.0025 < allowed(None, 600) < allowed(0.98, 600) < 0.02
 
 
