@@ -180,10 +180,10 @@ def prune(model: onnx.ModelProto, density: float) -> onnx.ModelProto:
     """The model with that share of the weights of its 1 x 1 convolutions, but for depthwise ones."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     arrays = {t.name: t for t in model.graph.initializer}
-    for name in {n.input[1] for n in model.graph.node if n.op_type == "Conv"}:
+    for k, name in enumerate(dict.fromkeys(n.input[1] for n in model.graph.node if n.op_type == "Conv")):
         w = numpy_helper.to_array(arrays[name])
         if w.shape[2:] == (1, 1) and w.shape[1] > 1:
-            mask = pruned(w.shape, density) != 0
+            mask = pruned(w.shape, density, k) != 0  # no two layers share code
             arrays[name].CopyFrom(numpy_helper.from_array(np.where(mask, w / np.float32(np.sqrt(density)), 0), name))
     return model
 

@@ -47,7 +47,7 @@ from dnnc.array.elementwise import (
 )
 from dnnc.array.lazy import apply
 from dnnc.array.manipulation import axis_of, broadcast_shapes, stack, take
-from dnnc.array.promotion import DType, dtype_of
+from dnnc.array.promotion import DType, dtype_of, kind_of
 from dnnc.array.searching import argmax, argsort
 from dnnc.array.sizes import Size, is_size, plain
 from dnnc.frontends.trace.tracer import KEYS, tracing
@@ -233,8 +233,8 @@ def _floats(what: str, op: str, key: Array, shape: Shape, dtype: Any) -> Array:
 
 def _float_type(what: str, dtype: Any) -> DType:
     d = dtype_of(dtype)
-    if d.kind != "f":
-        raise InputError(f"{what}: dtype={d}: expected float16, float32 or float64")
+    if kind_of(d) != "f":
+        raise InputError(f"{what}: dtype={d}: expected bfloat16, float16, float32 or float64")
     return d
 
 

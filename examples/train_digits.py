@@ -1,6 +1,7 @@
 """Train a small convolutional network on scikit-learn's 8x8 digits, and write it as ONNX.
 
-    python examples/train_digits.py [--target llvm|cuda] [--steps 900]
+    python examples/train_digits.py [--target llvm|cuda] [--steps 900] [--log run.jsonl] [--report step.json]
+    dnnc curves run.jsonl --report step.json -o run.html   # a page of the run
 
 It writes digits.onnx and digits_samples.npz beside this file.
 
@@ -103,6 +104,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a small convolutional network on digits.")
     parser.add_argument("--target", default="llvm", help="llvm or cuda")
     parser.add_argument("--steps", type=int, default=EPOCHS * 45, help="steps of 32 images, 45 of which are an epoch")
+    parser.add_argument("--log", help="file for a line of JSON a step")
+    parser.add_argument("--report", type=Path, help="file for the report of the step's program, as JSON")
     args = parser.parse_args(argv)
     rng = np.random.default_rng(SEED)
     dnnc.random.seed(SEED)
@@ -111,9 +114,12 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = optim.Adam(lr=RATE)
     schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     step = dnnc.train_step(loss_of, optimizer, net, target=args.target)
-    for batch in (bar := dnnc.progress(batches(rng, args.steps, x_train, y_train), total=args.steps)):
-        bar.tell(loss=step(*batch))
+    given = batches(rng, args.steps, x_train, y_train)
+    for batch in (bar := dnnc.progress(given, total=args.steps, log=args.log)):
+        bar.tell(loss=step(*batch), lr=optimizer.param_groups[0]["lr"])
         schedule.step()
+    if args.report is not None:
+        args.report.write_text(step.programs[-1].report.to_json())
 
     net.eval().to("cpu")
     print(f"test accuracy {float(F.accuracy(net(x_test), y_test)):.2%} on {len(y_test)} images")

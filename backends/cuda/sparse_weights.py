@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction import patch, simt, sparse, tf32x3
+from dnnc.backends.cuda.templates.contraction import patch, simt, sparse, sparse_gather, tf32x3
 from dnnc.backends.cuda.templates.contraction.mma import Shape as TileShape
 from dnnc.backends.cuda.templates.contraction.patch_image import image_of
 from dnnc.ir.bundles import PACK, Bundles, matrix_of
@@ -20,10 +20,11 @@ from dnnc.ir.op import ContractionForm
 from dnnc.ir.types import Array, TensorType, tensor
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.rewrites.channels_last import last as channels_last
-from dnnc.passes.rewrites.sparse import Verdict, unfit, zeros_of
+from dnnc.passes.rewrites.sparse import Verdict, Zeros, unfit, zeros_of
 from dnnc.passes.schedule.problem import Problem, classify
 
 GAIN = 1.4  # over the dense kernel that is asked for: on an H100 every product that promised it was faster
+GATHER_GAIN = 1.15  # the same where pixels are gathered: from 1.05 on every one of 243 products was faster
 FEW_PIXELS = 16  # of which a block would compute mostly others
 HEIGHTS = (16, 32, 64, 128, 256)  # rows of a bundle
 DEPTHS = (1, 2, 3, 4, 6, 8)  # pieces of a row
@@ -41,11 +42,13 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
     """
     found = zeros_of(graph, n)
     if found is None:
-        return None
+        return _weigh_first(graph, n, target)
     reason = _unfit(n)
-    if reason:
+    gathers = not unfit(n) and _is_pointwise(n)
+    if reason and not gathers:
         return Verdict(None, f"{found.head} dense, {reason}")
     pixels = math.prod(int(str(d)) for d in n.output.type.shape) // found.rows
+    terms = found.array.size // found.rows
     taken: Callable[[Bundles], bool] | None = None
     if n.op.contraction is ContractionForm.CONVOLUTION:
         image, filters = (tuple(int(str(d)) for d in v.type.shape) for v in n.inputs[:2] if v is not None)
@@ -54,12 +57,71 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
         if math.prod(filters[2:]) > 1:
             taken = partial(_is_taken, image, attrs)
     else:
-        dense = dense_cycles(pixels, found.array.size // found.rows, found.rows, target)
-    cost, encoding = best_bundles(found.array, found.axis, pixels, target, taken)
-    gain = dense / cost
-    if encoding is None or gain < GAIN:
+        dense = dense_cycles(pixels, terms, found.rows, target)
+    cost, encoding = (math.inf, None) if reason else best_bundles(found.array, found.axis, pixels, target, taken)
+    if gathers:
+        gathered = gathered_cycles(found, _neighbours(n), target) + _copies(n, pixels, found.rows, terms, target)
+        if gathered < cost and (dense / gathered >= GATHER_GAIN or dense / cost < GAIN):
+            return _verdict(found, dense / gathered, sparse_gather.encoding_of(found.array, found.axis), pixels=True)
+    return _verdict(found, dense / cost, encoding)
+
+
+def _verdict(found: Zeros, gain: float, encoding: Bundles | None, pixels: bool = False) -> Verdict:
+    if encoding is None or gain < (GATHER_GAIN if pixels else GAIN):
         return Verdict(None, f"{found.head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
-    return Verdict(encoding, f"{found.head} sparse, rows in bundles, {gain:.1f} times as fast as dense by estimate")
+    form = "rows" if pixels else "rows in bundles"
+    return Verdict(encoding, f"{found.head} sparse, {form}, {gain:.1f} times as fast as dense by estimate", pixels)
+
+
+def _weigh_first(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
+    """The same for weights that are the first factor of a product: columns of the other one are pixels."""
+    if n.op.contraction is not ContractionForm.PRODUCT or (found := zeros_of(graph, n, first=True)) is None:
+        return None
+    types = [v.type for v in (*n.inputs[:2], n.output) if v is not None]
+    if any(t.dtype is not f32 or t.rank != 2 or not t.static for t in types):
+        return Verdict(None, f"{found.head} dense, sparse kernels are of matrices of float32")
+    pixels, terms = int(str(n.output.type.shape[-1])), found.array.size // found.rows
+    if pixels < FEW_PIXELS:
+        return Verdict(None, f"{found.head} dense, there are too few pixels")
+    gain = dense_cycles(pixels, terms, found.rows, target) / gathered_cycles(found, (pixels, pixels), target)
+    return _verdict(found, gain, sparse_gather.encoding_of(found.array, 0), pixels=True)
+
+
+def gathered_cycles(found: Zeros, sizes: tuple[int, int], target: GpuTarget) -> float:
+    """Estimated cycles of the kernel that gathers neighbouring pixels: so many in all, and next to each other."""
+    pixels, row = sizes
+    lengths = np.count_nonzero(matrix_of(found.array, found.axis), axis=1)
+    packs = np.sort((lengths + PACK - 1) // PACK)[::-1]
+    wide = next(k for k in (4, 2, 1) if row % k == 0)
+    return sparse_gather.best_cycles(sparse_gather.Work(pixels, found.array.size // found.rows, packs, wide), target)
+
+
+def _neighbours(n: Node) -> tuple[int, int]:
+    """Pixels of a product or convolution by one element; those of an image, or all of a matrix."""
+    shape = [int(str(d)) for d in n.output.type.shape]
+    if n.op.contraction is ContractionForm.CONVOLUTION:
+        return shape[0] * math.prod(shape[2:]), math.prod(shape[2:])
+    return math.prod(shape[:-1]), math.prod(shape[:-1])
+
+
+def _copies(n: Node, pixels: int, rows: int, terms: int, target: GpuTarget) -> float:
+    """Cycles to bring the other factor into the order of pixels, and the result out of it."""
+    x = n.inputs[0]
+    lies = n.op.contraction is ContractionForm.CONVOLUTION and x is not None and x.type.row_major
+    moved = [rows] if lies else [terms, rows]
+    return sum(sparse_gather.START + 8 * pixels * k / (target.bandwidth * 1e9 / sparse_gather.CLOCK) for k in moved)
+
+
+def _is_pointwise(n: Node) -> bool:
+    """Is every pixel of the result made of one pixel? There must be some pixels to gather."""
+    pixels, row = _neighbours(n)
+    if n.op.contraction is ContractionForm.CONVOLUTION:
+        w = n.inputs[1]
+        assert w is not None
+        taps, pads, strides = w.type.shape[2:], n.attrs["pads"] or (), n.attrs["strides"] or ()
+        if any(k != 1 for k in (*taps, *strides)) or any(pads):
+            return False
+    return pixels >= FEW_PIXELS and row > 1
 
 
 def best_bundles(

@@ -1,11 +1,12 @@
 """Products of sparse weights on one GPU: every kernel is checked, then timed beside cuBLAS, cuSPARSE and our dense one.
 
     python benchmarks/gpu/sparse.py [--only WORD,WORD] [--sparsity 0.9,0.95,0.98] [--patterns magnitude,rmat]
-                                    [--candidates N] [--workers N] [--out FOLDER] [--emit-only]
+                                    [--inner pixels|terms] [--candidates N] [--workers N] [--out FOLDER] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/sparse.py     where dnnc is not installed; `make .types` makes that folder
 
-y[P, M] = x[P, K] @ w[K, M] in float32: 13 1 x 1 convolutions of ResNet-50 and MobileNetV1 (P pixels of 1 and of 32
-images) and the products of transformers (P of 128, 512 and 2048 tokens). Patterns, from a seed:
+Products in float32: 13 1 x 1 convolutions of ResNet-50 and MobileNetV1 (P pixels of 1 and of 32 images) and the
+products of transformers (P of 128, 512 and 2048 tokens). With pixels innermost y[M, P] = w[M, K] @ x[K, P], with terms
+innermost y[P, M] = x[P, K] @ w[K, M]. Patterns, from a seed:
 
     magnitude   normal weights with scales for rows and columns, of which the smallest are removed
     rmat        R-MAT: few long rows, many short ones
@@ -27,7 +28,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from dnnc.backends.cuda.nvrtc import Compiled, compile_cuda
 from dnnc.backends.cuda.spelling import supported
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
-from dnnc.backends.cuda.templates.contraction import sparse
+from dnnc.backends.cuda.templates.contraction import sparse, sparse_gather
 from dnnc.ir.bundles import Bundles, matrix_of
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph
@@ -69,23 +70,24 @@ class Case:
     p: int
     sparsity: float = 0.0
     pattern: str = ""
+    inner: str = "pixels"
 
     @property
     def name(self) -> str:
         return f"{self.kind} {self.m}x{self.k}x{self.p} {self.pattern} {self.sparsity or 'dense'}"
 
 
-def shapes() -> Iterator[Case]:
+def shapes(inner: str) -> Iterator[Case]:
     for images in (1, 32):
         for m, k, pixels in RESNET + MOBILE:
-            yield Case(f"conv, batch {images}", m, k, pixels * images)
+            yield Case(f"conv, batch {images}", m, k, pixels * images, inner=inner)
     for tokens in (128, 512, 2048):
         for m, k in TRANSFORMER:
-            yield Case(f"transformer, {tokens} tokens", m, k, tokens)
+            yield Case(f"transformer, {tokens} tokens", m, k, tokens, inner=inner)
 
 
 def weights(c: Case) -> Any:
-    """float32 [K, M]."""
+    """float32 [M, K] where pixels are innermost, else [K, M]."""
     rng = np.random.default_rng([c.m, c.k, round(1000 * c.sparsity), len(c.pattern)])
     w = rng.standard_normal((c.m, c.k), np.float32)
     if c.pattern == "magnitude":
@@ -94,7 +96,7 @@ def weights(c: Case) -> Any:
         w[np.abs(w) < np.quantile(np.abs(w), c.sparsity)] = 0
     elif c.pattern == "rmat":
         w *= rmat(rng, c.m, c.k, round(c.m * c.k * (1 - c.sparsity)))
-    return np.ascontiguousarray(w.T)
+    return w if c.inner == "pixels" else np.ascontiguousarray(w.T)
 
 
 def rmat(rng: Any, m: int, k: int, count: int) -> Any:
@@ -129,6 +131,7 @@ class Made:
     code: Compiled
     launch: Any
     params: tuple[str, ...]
+    order: tuple[str, ...]  # of the operands x and w
     cycles: float
     gain: float  # over the dense kernel by the model
     words: Any = None
@@ -137,9 +140,11 @@ class Made:
 
 def problem_of(c: Case, encoding: Bundles | None = None) -> Problem:
     g = Graph("sparse" if encoding else "dense")
-    x = g.add_input("x", tensor(f32, c.p, c.k))
-    w = g.add_input("w", TensorType(f32, (c.k, c.m), encoding) if encoding else tensor(f32, c.k, c.m))
-    g.outputs = [Builder(g).matmul(x, w)]
+    pixels = c.inner == "pixels"
+    x = g.add_input("x", tensor(f32, *((c.k, c.p) if pixels else (c.p, c.k))))
+    shape = (c.m, c.k) if pixels else (c.k, c.m)
+    w = g.add_input("w", TensorType(f32, shape, encoding) if encoding else tensor(f32, *shape))
+    g.outputs = [Builder(g).matmul(*((w, x) if pixels else (x, w)))]
     nodes = list(g.nodes())
     return classify(nodes, lower(g, nodes, g.outputs))
 
@@ -149,7 +154,8 @@ def made(c: Case, p: Problem, choice: str, kernel: Any, cycles: float, words: An
     code = compile_cuda(emit_kernel(kernel, "kernel", TARGET), TARGET.arch)
     dense = sparse_weights.dense_cycles(c.p, c.k, c.m, TARGET)
     names = tuple(b.name for b in p.kernel.entry.params)
-    return Made(c, choice, code, launch_of(kernel), names, cycles, dense / cycles, words, kept)
+    order = tuple(v.name for v in p.lowered.params[:-1])
+    return Made(c, choice, code, launch_of(kernel), names, order, cycles, dense / cycles, words, kept)
 
 
 def build(c: Case, candidates: int) -> list[Made]:
@@ -162,6 +168,16 @@ def build(c: Case, candidates: int) -> list[Made]:
         ]
     w, out = weights(c), []
     kept = np.packbits(w != 0), w[w != 0]
+    if c.inner == "pixels":
+        encoding = sparse_gather.encoding_of(w, 0)
+        p = problem_of(c, encoding)
+        words = encoding.pack(w)[0]
+        work = sparse_gather.work_of(p)
+        for knobs in sparse_gather.candidates(p, TARGET)[:candidates]:
+            choice, shape = ", ".join(f"{k}={v}" for k, v in knobs), sparse_gather.Shape(**dict(knobs))
+            kernel = sparse_gather.apply(p, dict(knobs), TARGET)
+            out.append(made(c, p, choice, kernel, sparse_gather.cycles(work, shape, TARGET), words, kept))
+        return out
     for cycles, shape, height, depth in ranked(w, c.p)[:candidates]:
         encoding = Bundles.of(w, 1, height, depth)
         p, knobs = problem_of(c, encoding), dict(sparse.knobs_of(shape))
@@ -200,25 +216,25 @@ def error_of(y: Any, want: Any) -> float:
 
 def whole(m: Made) -> Any:
     """The weights of a kernel, as its maker drew them."""
+    c = m.case
     if m.kept is None:
-        return weights(m.case)
-    w = np.zeros(m.case.k * m.case.m, np.float32)
+        return weights(c)
+    w = np.zeros(c.k * c.m, np.float32)
     w[np.unpackbits(m.kept[0], count=len(w)).view(np.bool_)] = m.kept[1]
-    return w.reshape(m.case.k, m.case.m)
+    return w.reshape((c.m, c.k) if c.inner == "pixels" else (c.k, c.m))
 
 
-def rivals(w: Any, x: Any) -> dict[str, Any]:
-    """Calls of libraries for x @ w."""
+def rivals(c: Case, w: Any, x: Any) -> dict[str, Any]:
+    """Calls of libraries for the product; the weights as CSR and pixels innermost are what cuSPARSE likes."""
     import torch
 
-    y, turned = torch.empty(x.shape[0], w.shape[1], device="cuda"), x.t().contiguous()
-    out = torch.empty(w.shape[1], x.shape[0], device="cuda")
-    rows = w.t().contiguous().to_sparse_csr()
-    csr = torch.sparse_csr_tensor(
-        rows.crow_indices().int(), rows.col_indices().int(), rows.values(), size=(w.shape[1], w.shape[0])
-    )
+    first, second = (w, x) if c.inner == "pixels" else (x, w)
+    y = torch.empty(first.shape[0], second.shape[1], device="cuda")
+    matrix, turned = (w, x) if c.inner == "pixels" else (w.t().contiguous(), x.t().contiguous())
+    out, rows = torch.empty(c.m, c.p, device="cuda"), matrix.to_sparse_csr()
+    csr = torch.sparse_csr_tensor(rows.crow_indices().int(), rows.col_indices().int(), rows.values(), size=(c.m, c.k))
     return {
-        "cublas": lambda k: torch.mm(x, w, out=y),
+        "cublas": lambda k: torch.mm(first, second, out=y),
         "cusparse": lambda k: torch.addmm(out, csr, turned, beta=0, alpha=1, out=out),
     }
 
@@ -236,24 +252,30 @@ def timed(found: dict[Case, list[Made]]) -> list[dict[str, Any]]:
     dense: dict[tuple[int, int, int], dict[str, float]] = {}
     for c, kernels in found.items():
         torch.manual_seed(0)
-        x, w = torch.randn(c.p, c.k, device="cuda"), torch.from_numpy(whole(kernels[0])).cuda()
-        want = x.double() @ w.double()
+        pixels = c.inner == "pixels"
+        x = torch.randn(*((c.k, c.p) if pixels else (c.p, c.k)), device="cuda")
+        w = torch.from_numpy(whole(kernels[0])).cuda()
+        want = w.double() @ x.double() if pixels else x.double() @ w.double()
         graphs, keep, ours = {}, [], []
+        packed: dict[int, Any] = {}
         for n, m in enumerate(kernels):
             function = device.load(m.code.cubin, "kernel", m.launch, list(m.params), False)
-            data = w if m.words is None else torch.from_numpy(m.words.view(np.int32)).cuda()
-            y = torch.full((c.p, c.m), float("nan"), device="cuda")
+            if m.words is not None and id(m.words) not in packed:
+                packed[id(m.words)] = torch.from_numpy(m.words.view(np.int32)).cuda()
+            data = w if m.words is None else packed[id(m.words)]
+            y = torch.full(want.shape, float("nan"), device="cuda")
             keep.append((function, data, y))
 
             def call(k: int, function: Any = function, m: Made = m, data: Any = data, y: Any = y) -> None:
-                addresses = [t.data_ptr() for t in (x, data, y, status)]
+                operands = [x if name == "x" else data for name in m.order]
+                addresses = [t.data_ptr() for t in (*operands, y, status)]
                 device.launch(function, m.launch, addresses, torch.cuda.current_stream().cuda_stream)
 
             call(0)
             torch.cuda.synchronize()
             ours.append(error_of(y, want))
             graphs[f"ours{n}"] = graph_of(call, 1)
-        others = rivals(w, x)
+        others = rivals(c, w, x)
         if c.sparsity:
             others.pop("cublas")
         else:
@@ -271,7 +293,8 @@ def timed(found: dict[Case, list[Made]]) -> list[dict[str, Any]]:
             rows.append({
                 "kind": c.kind, "m": c.m, "k": c.k, "p": c.p, "sparsity": c.sparsity, "pattern": c.pattern, "rank": n,
                 "choice": m.choice, "us": us[f"ours{n}"], "error": ours[n], "expected": m.cycles / CLOCK,
-                "gain": m.gain, "registers": m.code.registers, "cusparse": us.get("cusparse"), **dense[c.m, c.k, c.p],
+                "gain": m.gain, "least": sparse_weights.GATHER_GAIN if pixels else sparse_weights.GAIN,
+                "registers": m.code.registers, "cusparse": us.get("cusparse"), **dense[c.m, c.k, c.p],
             })  # fmt: skip
             if ours[n] > TOLERANCE:
                 print(f"WRONG {c.name}: {m.choice}, error {ours[n]:.1e}", flush=True)
@@ -332,7 +355,7 @@ def summed(part: Sequence[dict[str, Any]], fastest: dict[Any, float]) -> list[st
     better = [min(r["cublas"], r["dense"]) / r["us"] for r in part]
     tried = [min(r["cublas"], r["dense"]) / fastest[key(r)] for r in part]
     peers = [r["cusparse"] / r["us"] for r in part if r["cusparse"]]
-    policy = [r["dense"] / r["us"] if r["gain"] >= sparse_weights.GAIN else 1.0 for r in part]
+    policy = [r["dense"] / r["us"] if r["gain"] >= r["least"] else 1.0 for r in part]
     over = [mean([r[k] / r["us"] for r in part]) for k in ("cublas", "dense")]
     ends = [f"{min(peers):.2f}" if peers else "", mean(policy), f"{min(policy):.2f}"]
     return [*over, mean(better), mean(tried), f"{min(better):.2f}", mean(peers), *ends]
@@ -343,16 +366,17 @@ def main() -> int:
     ap.add_argument("--only", default="", help="shapes whose name holds one of these words, separated by semicolons")
     ap.add_argument("--sparsity", default="0.9,0.95,0.98")
     ap.add_argument("--patterns", default="magnitude,rmat")
+    ap.add_argument("--inner", choices=("pixels", "terms"), default="pixels", help="what lies side by side in memory")
     ap.add_argument("--candidates", type=int, default=2, help="encodings of each matrix that are timed")
     ap.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     ap.add_argument("--out", type=Path, default=Path())
     ap.add_argument("--emit-only", action="store_true", help="compile the kernels; needs no GPU")
     a = ap.parse_args()
     cases = []
-    for c in (c for c in shapes() if any(word in c.name for word in a.only.split(";"))):
+    for c in (c for c in shapes(a.inner) if any(word in c.name for word in a.only.split(";"))):
         cases.append(c)
         for pattern in a.patterns.split(","):
-            cases += [Case(c.kind, c.m, c.k, c.p, float(s), pattern) for s in a.sparsity.split(",")]
+            cases += [replace(c, sparsity=float(s), pattern=pattern) for s in a.sparsity.split(",")]
     found = built(cases, a.candidates, a.workers)
     if a.emit_only:
         for x in (x for row in found.values() for x in row):

@@ -44,7 +44,8 @@ from dnnc.nn.layers.wrapped import (
     AvgPool1d as AvgPool1d, AvgPool2d as AvgPool2d, AvgPool3d as AvgPool3d, BCELoss as BCELoss,
     BCEWithLogitsLoss as BCEWithLogitsLoss, CELU as CELU, CReLU as CReLU, CTCLoss as CTCLoss,
     ChannelShuffle as ChannelShuffle, CircularPad1d as CircularPad1d, CircularPad2d as CircularPad2d,
-    CircularPad3d as CircularPad3d, CosineEmbeddingLoss as CosineEmbeddingLoss, CosineSimilarity as CosineSimilarity,
+    CircularPad3d as CircularPad3d, ConstantPad1d as ConstantPad1d, ConstantPad2d as ConstantPad2d,
+    ConstantPad3d as ConstantPad3d, CosineEmbeddingLoss as CosineEmbeddingLoss, CosineSimilarity as CosineSimilarity,
     CrossEntropyLoss as CrossEntropyLoss, Dropout as Dropout, Dropout1d as Dropout1d, Dropout2d as Dropout2d,
     Dropout3d as Dropout3d, ELU as ELU, FeatureAlphaDropout as FeatureAlphaDropout, Fold as Fold, GELU as GELU,
     GLU as GLU, GaussianNLLLoss as GaussianNLLLoss, Hardshrink as Hardshrink, Hardsigmoid as Hardsigmoid,
@@ -61,7 +62,8 @@ from dnnc.nn.layers.wrapped import (
     SmoothL1Loss as SmoothL1Loss, SoftMarginLoss as SoftMarginLoss, Softmax as Softmax, Softmax2d as Softmax2d,
     Softmin as Softmin, Softplus as Softplus, Softshrink as Softshrink, Softsign as Softsign, Tanh as Tanh,
     Tanhshrink as Tanhshrink, Threshold as Threshold, TripletMarginLoss as TripletMarginLoss, Unfold as Unfold,
-    Upsample as Upsample, ZeroPad1d as ZeroPad1d, ZeroPad2d as ZeroPad2d, ZeroPad3d as ZeroPad3d,
+    Upsample as Upsample, UpsamplingBilinear2d as UpsamplingBilinear2d, UpsamplingNearest2d as UpsamplingNearest2d,
+    ZeroPad1d as ZeroPad1d, ZeroPad2d as ZeroPad2d, ZeroPad3d as ZeroPad3d,
 )  # fmt: skip
 from dnnc.nn.module import Module as Module
 from dnnc.nn.parameter import Parameter as Parameter

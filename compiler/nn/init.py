@@ -16,6 +16,7 @@ from dnnc.array.creation import eye, full
 from dnnc.array.elementwise import add, less, multiply, where
 from dnnc.array.linalg import diagonal, qr
 from dnnc.array.manipulation import expand_dims, matrix_transpose, reshape
+from dnnc.array.promotion import kind_of
 from dnnc.array.searching import argsort
 from dnnc.ir.errors import InputError, a_type
 
@@ -28,7 +29,7 @@ def _fill(tensor: Array, new: Array) -> Array:
 
 
 def _checked(what: str, tensor: Any, axes: int = 0) -> Array:
-    if not isinstance(tensor, Array) or tensor.dtype.kind != "f":
+    if not isinstance(tensor, Array) or kind_of(tensor.dtype) != "f":
         got = f"one of {tensor.dtype}" if isinstance(tensor, Array) else a_type(tensor)
         raise InputError(f"{what}: expected an array of float numbers, got {got}")
     if tensor.ndim < axes:

@@ -13,7 +13,7 @@ from dnnc.array.core import Array, moved
 from dnnc.array.creation import asarray
 from dnnc.array.devices import device_name
 from dnnc.array.lazy import materialise
-from dnnc.array.promotion import dtype_of
+from dnnc.array.promotion import dtype_of, kind_of
 from dnnc.frontends.trace.tracer import tracing
 from dnnc.ir.errors import DnncError, InputError, a_type
 from dnnc.nn.parameter import Parameter, overwrite, snapshot
@@ -296,7 +296,8 @@ class Module:
             wrong += [f"{n} is missing" for n in missing] + [f"there is no {n}" for n in unexpected]
         if wrong:
             shown = "; ".join(wrong[:20]) + (f"; and {len(wrong) - 20} more" if len(wrong) > 20 else "")
-            raise InputError(f"load_state_dict of {type(self).__name__}: {shown}")
+            hint = _prefix_hint(missing, unexpected)
+            raise InputError(f"load_state_dict of {type(self).__name__}: {hint}{shown}")
         for name, a in new.items():
             overwrite(own[name], moved(a, own[name].device).astype(own[name].dtype))
         return IncompatibleKeys(missing, unexpected)
@@ -349,12 +350,12 @@ class Module:
             text = isinstance(a, str) and a.partition(":")[0] in ("cpu", "cuda")
             device, dtype = (a, dtype) if text else (device, a)
         wanted = None if dtype is None else dtype_of(dtype)
-        if wanted is not None and wanted.kind != "f":
+        if wanted is not None and kind_of(wanted) != "f":
             raise InputError(f"{type(self).__name__}.to: expected a float dtype, got {wanted}")
         place = None if device is None else device_name(device)
         for x in itertools.chain(self.parameters(), self.buffers()):
             new = snapshot(x)
-            new = new if wanted is None or x.dtype.kind != "f" else new.astype(wanted)
+            new = new if wanted is None or kind_of(x.dtype) != "f" else new.astype(wanted)
             overwrite(x, new if place is None else moved(new, place))
         return self
 
@@ -366,6 +367,9 @@ class Module:
 
     def half(self: M) -> M:
         return self.to(np.float16)
+
+    def bfloat16(self: M) -> M:
+        return self.to("bfloat16")
 
     def cuda(self: M, device: int = 0) -> M:
         return self.to(device=f"cuda:{device}")
@@ -410,6 +414,17 @@ def chosen(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str
     return [n for n in known if any(fnmatchcase(n, p) for p in patterns)]
 
 
+def _prefix_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """What to do about names that stand below another name, such as those of a wrapped module or a whole checkpoint."""
+    behind = f".{missing[0]}" if missing else ""
+    found = next((n for n in unexpected if behind and isinstance(n, str) and n.endswith(behind)), None)
+    if found is not None:
+        prefix = found.removesuffix(missing[0])
+        cure = f"{{n[{len(prefix)}:]: a for n, a in d.items() if n.startswith({prefix!r})}}"
+        return f"names begin with {prefix!r}: take {cure}; "
+    return ""
+
+
 def free_name(module: Module, name: str) -> str:
     """The name, or one beside an attribute that modules have."""
     return f"{name}_" if hasattr(type(module), name) or name in vars(module) else name
@@ -422,6 +437,8 @@ def taken(x: Any, what: str) -> Array:
     if isinstance(x, Array):
         return snapshot(x)
     try:
+        if str(getattr(x, "dtype", "")) == "torch.bfloat16":
+            return asarray(x.float()).astype("bfloat16")
         return asarray(x)
     except (DnncError, BufferError, TypeError, ValueError, RuntimeError) as e:
         raise InputError(f"{what}: {a_type(x)} does not become an array: {e}; convert it to float32 first") from e

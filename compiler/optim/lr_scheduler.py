@@ -98,6 +98,13 @@ class LambdaLR(LRScheduler):
         return base * float(self.lr_lambdas[k](t))
 
 
+class MultiplicativeLR(LambdaLR):
+    """Times a function of the step, from step 1 on; one function for all groups, or a list with one for each."""
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return base * math.prod(float(self.lr_lambdas[k](i)) for i in range(1, t + 1))
+
+
 class StepLR(LRScheduler):
     """Times `gamma` every `step_size` steps."""
 
@@ -256,13 +263,7 @@ class OneCycleLR(LRScheduler):
             ends = [up, float(self.total_steps - 1)]
             self._rates, self._momenta = [first, self._most, last], [high, low, high]
         self._ends = ends
-        self._momentum_name = None
-        if cycle_momentum:
-            self._momentum_name = next((n for n in ("betas", "momentum") if n in optimizer.defaults), None)
-            if self._momentum_name is None:
-                raise InputError(
-                    f"OneCycleLR: {type(optimizer).__name__} has no momentum to cycle; give cycle_momentum=False"
-                )
+        self._momentum_name = _momentum_of(optimizer, "OneCycleLR") if cycle_momentum else None
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int, k: int) -> float:
@@ -284,8 +285,81 @@ class OneCycleLR(LRScheduler):
         super()._at(t)
         for k, group in enumerate(self.optimizer.param_groups):
             if self._momentum_name is not None:
-                m = self._value(self._momenta, t, k)
-                group[self._momentum_name] = (m, *group["betas"][1:]) if self._momentum_name == "betas" else m
+                _set_momentum(group, self._momentum_name, self._value(self._momenta, t, k))
+
+
+class CyclicLR(LRScheduler):
+    """Up from `base_lr` to `max_lr` in `step_size_up` steps and down again, over and over; momentum goes the other way.
+
+    Source: Smith, 2017, in the form of PyTorch's. Cycle c counts from 1, step t from 0; the height of a peak is scaled
+    by 1 ("triangular"), 2 ** (1 - c) ("triangular2"), `gamma ** t` ("exp_range"), or by `scale_fn` of c or of t
+    (`scale_mode` "cycle" or "iterations").
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        base_lr: float | Sequence[float],
+        max_lr: float | Sequence[float],
+        step_size_up: int = 2000,
+        step_size_down: int | None = None,
+        mode: str = "triangular",
+        gamma: float = 1.0,
+        scale_fn: Callable[[int], float] | None = None,
+        scale_mode: str = "cycle",
+        cycle_momentum: bool = True,
+        base_momentum: float | Sequence[float] = 0.8,
+        max_momentum: float | Sequence[float] = 0.9,
+        last_epoch: int = -1,
+    ) -> None:
+        scales: dict[str, tuple[Callable[[int], float], str]] = {
+            "triangular": (lambda c: 1.0, "cycle"),
+            "triangular2": (lambda c: 0.5 ** (c - 1), "cycle"),
+            "exp_range": (lambda t: gamma**t, "iterations"),
+        }
+        if scale_fn is None and mode not in scales:
+            raise InputError(f"CyclicLR: mode={mode!r}, expected one of {', '.join(scales)}, or give scale_fn")
+        if scale_mode not in ("cycle", "iterations"):
+            raise InputError(f"CyclicLR: scale_mode={scale_mode!r}, expected 'cycle' or 'iterations'")
+        self._scale, of = (scale_fn, scale_mode) if scale_fn is not None else scales[mode]
+        self._by_cycle = of == "cycle"
+        self._up = checks.integer(step_size_up, "step_size_up", 1)
+        down = self._up if step_size_down is None else checks.integer(step_size_down, "step_size_down", 0)
+        self._total = self._up + down
+        groups = len(optimizer.param_groups)
+        self._least, self._most, self._low, self._high = (
+            _each(v, groups) for v in (base_lr, max_lr, base_momentum, max_momentum)
+        )
+        self._momentum_name = _momentum_of(optimizer, "CyclicLR") if cycle_momentum else None
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int, k: int) -> float:
+        return self._least[k] + (self._most[k] - self._least[k]) * self._height(t)
+
+    def _height(self, t: int) -> float:
+        """Where between the least and the most step `t` is."""
+        cycle, place = t // self._total + 1, t % self._total
+        share = place / self._up if place <= self._up else (self._total - place) / (self._total - self._up)
+        return share * float(self._scale(cycle if self._by_cycle else t))
+
+    def _at(self, t: int) -> None:
+        super()._at(t)
+        for k, group in enumerate(self.optimizer.param_groups):
+            if self._momentum_name is not None:
+                m = self._high[k] - (self._high[k] - self._low[k]) * self._height(t)
+                _set_momentum(group, self._momentum_name, m)
+
+
+def _momentum_of(optimizer: Optimizer, what: str) -> str:
+    """The name of an optimizer's momentum."""
+    name = next((n for n in ("betas", "momentum") if n in optimizer.defaults), None)
+    if name is None:
+        raise InputError(f"{what}: {type(optimizer).__name__} has no momentum to cycle; give cycle_momentum=False")
+    return name
+
+
+def _set_momentum(group: dict[str, Any], name: str, m: float) -> None:
+    group[name] = (m, *group["betas"][1:]) if name == "betas" else m
 
 
 class SequentialLR(LRScheduler):

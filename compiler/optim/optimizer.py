@@ -393,8 +393,13 @@ class Optimizer(ABC):
         """Take the state and the options of groups of a `state_dict`, of PyTorch's optimizer of this name too.
 
         Raises:
-            InputError: groups or shapes differ; then everything is as it was.
+            InputError: groups or shapes differ, or it is no such dict; then everything is as it was.
         """
+        if not isinstance(state_dict, Mapping) or not {"param_groups", "state"} <= state_dict.keys():
+            names = list(state_dict)[:5] if isinstance(state_dict, Mapping) else a_type(state_dict)
+            raise InputError(
+                f"load_state_dict: expected the state_dict of an optimizer, with param_groups and state; got {names}"
+            )
         groups, states = state_dict["param_groups"], state_dict["state"]
         sizes = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
         if sizes[0] != sizes[1]:

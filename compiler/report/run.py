@@ -17,13 +17,14 @@ from typing import Any
 from dnnc.ir.errors import InputError
 from dnnc.report import pages
 from dnnc.report.pages import drawn, figure, page
-from dnnc.report.progress import PLACES
+from dnnc.report.progress import PLACES, TEXTS
 from dnnc.report.tables import show_bytes, show_seconds
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by those who do not see all
 RATES = frozenset(("lr", "rate", "learning_rate"))
 PARTS = "_seconds"  # how the names of a step's parts end
 POINTS = 2000  # of a curve: a longer run is drawn by means of neighbours
+FAR = 4  # times the time that nearly all steps stay below: longer ones are cut off
 WINDOW = 20  # steps whose samples a second are drawn as one
 Line = dict[str, Any]
 
@@ -54,6 +55,7 @@ def read(log: str | os.PathLike[str]) -> list[Line]:
     for k, row in enumerate(text):
         try:
             line = json.loads(row)
+            line = {n: float(v) if v in TEXTS else v for n, v in line.items()} if isinstance(line, dict) else line
             wrong = not isinstance(line, dict) or not all(isinstance(line.get(n), (int, float)) for n in ends)
         except ValueError:
             wrong = True
@@ -114,11 +116,16 @@ def _figures(lines: Sequence[Line], losses: Sequence[str], alive: Sequence[int])
     last = lines[-1]
     shown = [("steps", f"{last['step']:,}"), ("of training", show_seconds(last["seconds"]))]
     for n in losses:
-        values = [x for x in (_number(line.get(n)) for line in lines) if x is not None]
+        told = [line[n] for line in lines if n in line]
+        values = [x for x in map(_number, told) if x is not None]
         if values:
-            shown += [(f"{n} at the end", f"{values[-1]:.4g}"), (f"least {n}", f"{min(values):.4g}")]
+            shown += [(f"{n} at the end", f"{told[-1]:.4g}"), (f"least {n}", f"{min(values):.4g}")]
+    first = lines[0]
+    if last["seconds"] > first["seconds"]:  # the first step compiles
+        rate = (last["samples"] - first["samples"]) / (last["seconds"] - first["seconds"])
+        shown.append(("samples a second", f"{rate:,.0f}"))
+        shown.append(("first step, with its compilation", show_seconds(first["seconds"])))
     if last["seconds"] > 0:
-        shown.append(("samples a second", f"{last['samples'] / last['seconds']:,.0f}"))
         waited = sum(line.get("data_seconds", 0.0) for line in lines)
         shown.append(("waiting for data", f"{waited / last['seconds']:.0%}"))
     if alive:
@@ -171,6 +178,9 @@ def _times(lines: Sequence[Line], parts: Sequence[str]) -> Any:
     stacks = {n: [1e3 * (_number(line.get(n)) or 0.0) for line in lines] for n in parts}
     rest = [max(w - sum(s), 0.0) for w, s in zip(whole, zip(*stacks.values()))]
     made = figure("step", "ms", rangemode="tozero")
+    most = sorted(whole)[int(0.99 * (len(whole) - 1))]
+    if max(whole) > FAR * most > 0:  # a step that compiles would flatten all others
+        made.update_yaxes(range=[0, FAR / 2 * most])
     for (n, ys), colour in zip({**stacks, "the step itself": rest}.items(), COLOURS * len(lines)):
         xs, means = _thinned(steps, ys)
         label = "waiting for data" if n == "data_seconds" else n.removesuffix(PARTS)

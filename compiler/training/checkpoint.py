@@ -8,36 +8,53 @@
 | .pt, .pth, .bin       | no      | yes  | torch, without running code of files |
 
 Arrays have the names of their places: `{"model": {"w": a}}` is `model.w`. What else there is, and how it is nested,
-is JSON beside them, under `dnnc`; of a file without it `load_arrays` gives the arrays by name.
+is JSON beside them, under `dnnc`; of a file without it `load_arrays` gives the arrays by name. Arrays are little-endian
+in files, and dtypes that NumPy does not have are the bytes of their elements.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from zipfile import is_zipfile
 
 import ml_dtypes
 import numpy as np
 
 from dnnc.array.core import Array
 from dnnc.ir import checks
-from dnnc.ir.errors import ArtifactError, InputError, UnsupportedError, a_type, install
+from dnnc.ir.errors import ArtifactError, DnncError, InputError, UnsupportedError, a_type, install
 from dnnc.ir.files import replacing
 
 Buffer = np.ndarray[Any, Any]
 Arrays = dict[str, Buffer]
 LAYOUT = "dnnc"  # the name of the JSON
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FOREIGN = {
+    np.dtype(getattr(ml_dtypes, n)).name: np.dtype(getattr(ml_dtypes, n))
+    for n in (
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "int4",
+        "uint4",
+    )
+}  # of ml_dtypes, by name
 # names of dtypes in safetensors files
 SAFE = {
     "BOOL": np.dtype(np.bool_), "U8": np.dtype(np.uint8), "I8": np.dtype(np.int8), "U16": np.dtype(np.uint16),
     "I16": np.dtype(np.int16), "U32": np.dtype(np.uint32), "I32": np.dtype(np.int32), "U64": np.dtype(np.uint64),
     "I64": np.dtype(np.int64), "F16": np.dtype(np.float16), "BF16": BFLOAT16, "F32": np.dtype(np.float32),
-    "F64": np.dtype(np.float64), "C64": np.dtype(np.complex64),
+    "F64": np.dtype(np.float64), "C64": np.dtype(np.complex64), "F8_E4M3": FOREIGN["float8_e4m3fn"],
+    "F8_E5M2": FOREIGN["float8_e5m2"], "F8_E8M0": FOREIGN["float8_e8m0fnu"],
 }  # fmt: skip
 
 
@@ -49,22 +66,22 @@ def save_arrays(path: str | os.PathLike[str], tree: Any) -> None:
         tree: such as `{"model": params, "optimizer": optimizer.state_dict(), "epoch": 3}`.
 
     Raises:
-        InputError: the tree holds something else, or the suffix is another one.
+        InputError: the tree holds something else, the suffix is another one, or the file cannot be written.
         UnsupportedError: safetensors is not installed.
     """
     suffix = _suffix(path)
     arrays: Arrays = {}
     layout = json.dumps(_described(tree, "", arrays))
     if suffix == ".npz":
-        stored = {n: a.view(np.uint16) if a.dtype == BFLOAT16 else a for n, a in arrays.items()}
-        with replacing(path) as file:
+        stored = {n: a.view(f"u{a.itemsize}") if a.dtype.name in FOREIGN else a for n, a in arrays.items()}
+        with _replaced(path) as file:
             np.savez(file, **{LAYOUT: np.frombuffer(layout.encode(), np.uint8), **stored})  # type: ignore[arg-type]
     elif suffix == ".safetensors":
         safetensors = _library("safetensors.numpy")
         for n, a in arrays.items():
             if a.dtype not in SAFE.values():
                 raise InputError(f"save_arrays: {n} is {a.dtype}, which safetensors has not; write an .npz file")
-        with replacing(path) as file:
+        with _replaced(path) as file:
             file.write(safetensors.save(arrays, {LAYOUT: layout}))
     else:
         raise InputError(f"save_arrays: {path}: expected a path that ends in .npz or .safetensors")
@@ -85,9 +102,20 @@ def load_arrays(path: str | os.PathLike[str]) -> Any:
         layout, arrays = read(str(path))
     except (UnsupportedError, InputError):
         raise
+    except DnncError as e:
+        raise ArtifactError(f"load_arrays: {path} cannot be read: it {e}") from e
     except Exception as e:  # of five libraries, each with errors of its own
-        raise ArtifactError(f"load_arrays: {path} cannot be read: {e}") from e
+        raise ArtifactError(f"load_arrays: {path} cannot be read: {str(e) or type(e).__name__}") from e
     return arrays if layout is None else _restored(json.loads(layout), arrays, path)
+
+
+@contextmanager
+def _replaced(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    try:
+        with replacing(path) as file:
+            yield file
+    except OSError as e:
+        raise InputError(f"save_arrays: {path} cannot be written: {e.strerror or e}") from e
 
 
 def _suffix(path: str | os.PathLike[str]) -> str:
@@ -129,6 +157,9 @@ def _described(tree: Any, path: str, arrays: Arrays) -> Any:
     if name == LAYOUT or name in arrays:
         raise InputError(f"save_arrays: the name {name} stands for two arrays; rename one")
     a = np.asarray(a)
+    if a.dtype.kind == "V" and a.dtype.name not in FOREIGN:
+        raise InputError(f"save_arrays: {name} has dtype {a.dtype}; expected numbers or texts")
+    a = a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
     arrays[name] = np.ascontiguousarray(a).reshape(a.shape)
     return {"array": name, "dtype": a.dtype.name}
 
@@ -144,13 +175,16 @@ def _restored(node: dict[str, Any], arrays: Arrays, path: Any) -> Any:
         return value
     if value not in arrays:
         raise ArtifactError(f"load_arrays: {path} has no array {value}; it was cut, or another program wrote it again")
-    return arrays[value].view(BFLOAT16) if node["dtype"] == "bfloat16" else arrays[value]
+    return arrays[value].view(FOREIGN.get(node["dtype"], arrays[value].dtype))
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
 def _npz(path: str) -> tuple[str | None, Arrays]:
+    if not is_zipfile(path):
+        os.stat(path)
+        raise ArtifactError("is no .npz file, or it was cut")
     with np.load(path, allow_pickle=False) as file:
         arrays = {n: file[n] for n in file.files}
     layout = arrays.pop(LAYOUT, None)
@@ -160,10 +194,11 @@ def _npz(path: str) -> tuple[str | None, Arrays]:
 def _safetensors(path: str) -> tuple[str | None, Arrays]:
     library = _library("safetensors")
     data = Path(path).read_bytes()
-    arrays = {
-        n: np.frombuffer(bytearray(t["data"]), SAFE[t["dtype"]]).reshape(t["shape"])
-        for n, t in library.deserialize(data)
-    }
+    arrays: Arrays = {}
+    for n, t in library.deserialize(data):
+        if t["dtype"] not in SAFE:
+            raise ArtifactError(f"has {n} of dtype {t['dtype']}; expected one of {', '.join(SAFE)}")
+        arrays[n] = np.frombuffer(bytearray(t["data"]), SAFE[t["dtype"]]).reshape(t["shape"])
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return header.get("__metadata__", {}).get(LAYOUT), arrays
 
@@ -173,7 +208,7 @@ def _hdf5(path: str) -> tuple[str | None, Arrays]:
     library = _library("h5py")
 
     def visit(name: str, item: Any) -> None:
-        if isinstance(item, library.Dataset):
+        if isinstance(item, library.Dataset) and item.shape is not None:  # None: an empty data set
             arrays[name.replace("/", ".")] = np.asarray(item[()])
 
     with library.File(path, "r") as file:

@@ -2,8 +2,8 @@
 
 Of each value three numbers: the largest magnitude (NaN or infinite where an element is), the mean, and of 16-bit floats
 the share of elements at the largest number or beyond. The program of the step reduces each value by rows, where it can
-together with what else passes over the same rows: a norm of the batch, an update. The numbers of the rows are one
-vector, which is reduced when somebody asks.
+together with what else passes over the same rows: a norm of the batch, an update. A small value is copied in place of
+that. Copies and the numbers of the rows are one vector, which is reduced when somebody asks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,51 @@ from dnnc.ir.errors import NonFiniteError
 from dnnc.ir.op import Cost, OpDef, Trait
 from dnnc.optim.rounding import WIDE
 
-LANES = 16  # of a vector: so many channels fill one
-SHORT = 4096  # elements of a vector that is kept as it is
+SHORT = 1 << 15  # elements of a value that is copied: to start a kernel that reduces it takes longer
 FULL = 0.99  # of the largest finite number: from there on an element counts as saturated
 
 
-class Parts:
-    """Of each value how many rows it has, and whether its numbers have 32 bits or more: a fixed part of a tree."""
+@dataclass(frozen=True)
+class Part:
+    """How a value stands in the vector of a step.
 
-    def __init__(self, counts: Sequence[tuple[int, bool]]) -> None:
-        self.counts = tuple(counts)
+    Attributes:
+        count: of its rows.
+        limit: from there on a magnitude counts as saturated; None for floats of 32 bits and more.
+        whole: are its elements there, in place of the numbers of rows?
+    """
+
+    count: int
+    limit: float | None
+    whole: bool
+
+    @property
+    def size(self) -> int:
+        """Elements of the vector."""
+        return self.count if self.whole else self.count * (2 if self.limit is None else 3)
+
+    def numbers(self, found: np.ndarray[Any, Any]) -> tuple[Any, Any, Any]:
+        """absmax, mean and saturation, of the elements of the vector."""
+        if not found.size:
+            return 0.0, 0.0, 0.0
+        if self.whole:
+            with np.errstate(invalid="ignore"):
+                size = np.abs(found)
+                return (
+                    size.max(),
+                    found.mean(dtype=np.float64),
+                    0.0 if self.limit is None else np.mean(size >= self.limit),
+                )
+        rows = found.reshape(-1, self.count)
+        # np.max keeps NaN; numbers of 32 bits end as infinite ones: the largest magnitude tells
+        return np.max(rows[0]), np.mean(rows[1]), 0.0 if self.limit is None else np.mean(rows[2])
+
+
+class Parts:
+    """The parts of a vector: a fixed part of a tree."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -43,8 +78,9 @@ class Statistics:
     """The statistics of one step, by the names of values.
 
     Attributes:
-        rows: float32[...], of each value in turn the numbers of its rows: largest magnitudes, means, saturations.
-        parts: how many there are of each.
+        rows: float32[...], float64 where a value is: of each value in turn the numbers of its rows, which are largest
+            magnitudes, means and saturations, or its elements.
+        parts: which of these, and how many.
     """
 
     names: tuple[str, ...]
@@ -53,14 +89,10 @@ class Statistics:
 
     @cached_property
     def numbers(self) -> np.ndarray[Any, Any]:
-        """float32[n, 3]: absmax, mean and saturation of each value."""
-        rows, at, made = self.rows.numpy(), 0, []
-        for count, wide in self.parts.counts:
-            found = rows[at : at + (2 if wide else 3) * count].reshape(-1, count)
-            # np.max keeps NaN; numbers of 32 bits end as infinite ones: the largest magnitude tells
-            made.append((np.max(found[0]), np.mean(found[1]), 0.0 if wide else np.mean(found[2])))
-            at += found.size
-        return np.array(made, np.float32)
+        """float64[n, 3]: absmax, mean and saturation of each value."""
+        rows = self.rows.numpy()
+        ends = np.cumsum([p.size for p in self.parts.parts])
+        return np.array([p.numbers(rows[e - p.size : e]) for p, e in zip(self.parts.parts, ends)], np.float64)
 
     def __getitem__(self, name: str) -> dict[str, float]:
         """The numbers of a value, by its name."""
@@ -70,6 +102,9 @@ class Statistics:
     def first_overflow(self, gradients: bool = True) -> str | None:
         """The first value with an infinite element or NaN: activations in their order, then gradients."""
         known = len(self.names) if gradients else self.names.index("loss") + 1
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(self.rows.numpy()[: sum(p.size for p in self.parts.parts[:known])].sum()):
+                return None  # one such element, or the number of its row, would make the sum so
         bad = np.flatnonzero(~np.isfinite(self.numbers[:known, 0]))
         return self.names[bad[0]] if bad.size else None
 
@@ -95,7 +130,7 @@ class Watch:
     def __init__(self, on: bool) -> None:
         self.on = on
         self._names: list[str] = []
-        self._parts: list[tuple[int, bool]] = []
+        self._parts: list[Part] = []
 
     def activations(self, loss: Array, params: Mapping[str, Array]) -> list[Array]:
         """The rows of products and convolutions behind a loss, of sums and the like none; the loss is the last one."""
@@ -104,12 +139,7 @@ class Watch:
         rows = []
         for name, call, x in _products(loss._parts[0], {id(a._parts[0]): n for n, a in params.items()}):
             self._names.append(name)
-            window = x.ndim > 2 and Trait.CONTRACTION in call.op.traits and "strides" in call.attrs
-            # the rows of a batch norm are channels; of few channels most lanes would be idle
-            channels = window and int(x.shape[1]) >= LANES
-            rows += self._reduced(
-                x, (0, *range(2, x.ndim)) if channels else tuple(range(x.ndim))[2 if window else -1 :]
-            )
+            rows += self._reduced(x, _rows(call, x))
         self._names.append("loss")
         return [*rows, *self._reduced(loss, ())]
 
@@ -117,23 +147,29 @@ class Watch:
         """The names and the rows of a step; None where nothing is watched."""
         if not self.on:
             return None
-        rows = [*activations, *(r for g in gradients for r in self._reduced(g, tuple(range(1, g.ndim))))]
+        rows = [*activations, *(r for g in gradients for r in self._reduced(g, tuple(range(1, g.ndim)) or (0,)))]
         return Statistics((*self._names, *(f"gradient of {n}" for n in names)), concat(rows), Parts(self._parts))
 
     def _reduced(self, x: Array, axes: tuple[int, ...]) -> list[Array]:
-        """Vectors of the numbers of rows, which are what lies along `axes`; short vectors are their own numbers."""
-        axes = (0,) if x.ndim == 1 and x.size > SHORT else axes
-        wide = x.dtype.itemsize > 2
+        """Vectors of the numbers of rows, which are what lies along `axes`; a small value is copied."""
+        wide = x.dtype if x.dtype.itemsize > 2 else WIDE
+        limit = None if x.dtype.itemsize > 2 else FULL * float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]
+        if x.size <= SHORT:
+            self._parts.append(Part(x.size, limit, True))
+            return [x.astype(wide).reshape(-1)]
         size = absolute(x)
-        found = [size, x]
-        if not wide:
-            most = float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]
-            found.append((size >= most * FULL).astype(WIDE))
-        if axes:
-            found = [largest(found[0], axis=axes), *(mean(v, axis=axes) for v in found[1:])]
-        rows = [v.astype(WIDE).reshape(-1) for v in found]
-        self._parts.append((rows[0].shape[0], wide))
+        found = [largest(size, axis=axes), mean(x, axis=axes)]
+        if limit is not None:
+            found.append(mean((size >= limit).astype(WIDE), axis=axes))
+        rows = [v.astype(wide).reshape(-1) for v in found]
+        self._parts.append(Part(rows[0].size, limit, False))
         return rows
+
+
+def _rows(call: Call, x: Array) -> tuple[int, ...]:
+    """The axes along which the result of a call is reduced; of a convolution they leave channels, as a batch norm's."""
+    window = x.ndim > 2 and Trait.CONTRACTION in call.op.traits and "strides" in call.attrs
+    return (0, *range(2, x.ndim)) if window else (x.ndim - 1,)
 
 
 def _is_product(op: OpDef) -> bool:

@@ -279,13 +279,20 @@ class TrainStep:
         """Go on from a `state_dict`, to the bit.
 
         Raises:
-            InputError: an array is missing, or has another shape or dtype; then everything is as it was.
+            InputError: an array is missing or not the step's, or has another shape or dtype; then everything is as it
+                was.
         """
         missing = [n for n in (*self._names, "calls") if n not in state]
         if missing:
             raise InputError(
                 f"load_state_dict: there is no {', '.join(missing[:5])} in the state; it was saved by a step with "
                 "other parameters or options"
+            )
+        unexpected = [n for n in state if n not in self._place and n != "calls"]
+        if unexpected:
+            raise InputError(
+                f"load_state_dict: there is {', '.join(unexpected[:5])} in the state, which this step does not have; "
+                "it was saved by a step with other parameters or options"
             )
         made = []
         for name in self._names:

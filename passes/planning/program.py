@@ -65,7 +65,7 @@ class Step:
     its scalars are. `nest` is the kernel as it was lowered
     for the first group that is like this one; it has the name, the parameters and the places of the scheduled one and
     writes the same of them. `refusal` tells of the schedule that was to be used, where another one had to be. `sizes`:
-    of a kernel that serves several, its first arguments.
+    of a kernel that serves several, its first arguments. `naive`: what schedules depend on, `Problem.text`.
     """
 
     group: Group
@@ -78,6 +78,7 @@ class Step:
     flops: int | Expr
     refusal: Refusal | None = None
     sizes: tuple[int, ...] = ()
+    naive: str = ""
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -271,8 +272,9 @@ class _Made:
     def step(self, g: Group, params: tuple[Value, ...]) -> Step:
         low, flops = self.problem.lowered, self.problem.flops
         return Step(
-            g, low.kernel, self.scheduled, self.make, params, low.outputs, low.dims, flops, self.refusal, self.sizes
-        )
+            g, low.kernel, self.scheduled, self.make, params, low.outputs, low.dims, flops, self.refusal, self.sizes,
+            self.nest,
+        )  # fmt: skip
 
 
 def _in_rows(made: _Made) -> bool:
@@ -364,7 +366,7 @@ class Planner:
             nodes = len(f.step.group.nodes)
             if not self.ladder.down or (nodes == 1 and f.step.choice == NAIVE):
                 raise f.error
-            nest = f.step.text if f.step.sizes else show_kernel(f.step.nest)
+            nest = f.step.text if f.step.sizes else f.step.naive
             if nest not in nests:
                 self.ladder.refuse(nest, f.step.choice, f"{f.stage}: {reason(f.error)}", nodes, built=True)
             nests.add(nest)
@@ -454,7 +456,7 @@ class _Steps:
 
     def made_of(self, problem: Problem, nodes: int) -> _Made:
         """The kernel of a group that is like none before it. It may still be the same nest as one."""
-        nest = show_kernel(problem.kernel)
+        nest = problem.text
         key = nest, problem.constants
         made = self.made.get(key)
         if made is None:
@@ -472,7 +474,7 @@ class _Steps:
                 continue
             try:
                 problem, _ = self.problems[like] = self.placed(region.graph, g)
-                nest = None if self.ladder.refused(show_kernel(problem.kernel)) else nest_of(problem.lowered)
+                nest = None if self.ladder.refused(problem.text) else nest_of(problem.lowered)
                 if nest is None or (problem.form.reductions and not _in_rows(self.made_of(problem, len(g.nodes)))):
                     continue
             except Exception:  # it fails again where it is scheduled
@@ -507,7 +509,7 @@ class _Steps:
     def generic(self, family: Family) -> _Made | None:
         """The kernel of a family; None where no schedule holds, or its code failed before."""
         problem = Problem(family.lowered, 0, inplace=family.lowered.inplace)
-        nest = show_kernel(problem.kernel)
+        nest = problem.text
         try:
             made = self.found(nest, problem)
             if made is None:
@@ -532,7 +534,7 @@ class _Steps:
                 problem, places = self.problems.pop(like)
                 work = problem.form.elements
                 parallel = made.scheduled.parallel and isinstance(work, int) and work >= self.parallel_from
-                scheduled, text = replace(made.scheduled, parallel=parallel), show_kernel(problem.kernel)
+                scheduled, text = replace(made.scheduled, parallel=parallel), problem.text
                 own = replace(made, problem=problem, scheduled=scheduled, nest=text, sizes=sizes)
                 self.groups.add(like, own, places)
                 del members[like]

@@ -3,6 +3,7 @@
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
     y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats or bytes
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "bundles ..")       constant w with many zeros
+    y = matmul(a, b)      ->   y @ "1 0" = matmul(a @ "1 0", b @ "bundles ..")       where pixels are to be neighbours
     y = matmul(a, decode(q, s))      ->   y = matmul(a, decode(q @ "packed 1/32 0/32 ..", s @ ..))    as lanes read them
     w = conv_backward_filter(x, g)   ->   pack(w @ "0 2 3 1" = conv_backward_filter(x @ "0 2 3 1", g @ "0 2 3 1"))
 
@@ -15,7 +16,6 @@ constant matrices are transposed when the program is linked. Padding holds 0, as
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from dnnc.ir.dtype import FLOAT8, bf16, f16, i8, i32, u8
 from dnnc.ir.encodings import Packed
@@ -24,6 +24,7 @@ from dnnc.ir.graph import Graph, Node
 from dnnc.ir.op import Trait
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense
 from dnnc.passes.rewrites.layout import Layouts
+from dnnc.passes.rewrites.sparse import Verdict
 from dnnc.passes.rewrites.stored_weights import is_decoded, own_decoder
 
 ACCESS = 16  # bytes of the widest load of a thread
@@ -61,7 +62,7 @@ def number_layout() -> Dense:
     return dense(Part(0), Part(1, WIDTH), Part(1, 1, EIGHT), Part(1, EIGHT, WIDTH // EIGHT))
 
 
-Weighs = Callable[[Graph, Node], Any]  # the `Verdict` on a node's weights, None where they have no zeros
+Weighs = Callable[[Graph, Node], Verdict | None]  # on a node's weights, None where they have no zeros
 
 
 def assign_channels_last(graph: Graph, weighs: Weighs | None = None, note: Callable[[str], None] | None = None) -> bool:
@@ -80,13 +81,12 @@ class _ChannelsLast(Layouts):
         super().__init__(graph)
         self.weighs, self.note = weighs, note
 
-    def sparse(self, n: Node) -> Encoding | None:
-        """The encoding of the weights of a product or convolution; None where they stay dense."""
+    def sparse(self, n: Node) -> Verdict | None:
+        """How the weights of a product or convolution are stored; None where they stay dense."""
         verdict = self.weighs(self.graph, n) if self.weighs is not None else None
         if verdict is not None and self.note is not None:
             self.note(verdict.why)
-        encoding: Encoding | None = verdict.encoding if verdict is not None else None
-        return encoding
+        return verdict if verdict is not None and verdict.encoding is not None else None
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -97,9 +97,11 @@ class _ChannelsLast(Layouts):
         if not isinstance(channels, int) or not isinstance(made, int) or not (out.dtype.is_float or bytes_):
             return self.plain(n)
         if sparse := self.sparse(n):
-            self.set_input(n, 0, last(out.rank, 0))
-            self.set_input(n, 1, sparse)
-            return self.set_output(n, last(out.rank, 0))
+            assert sparse.encoding is not None
+            images = ROW_MAJOR if sparse.pixels else last(out.rank, 0)
+            self.set_input(n, 0, images)
+            self.set_input(n, 1, sparse.encoding)
+            return self.set_output(n, images)
         depthwise = group != 1 and w.type.shape[1] == 1 and group == channels == made
         grouped = group != 1 and not depthwise
         fill, block = (
@@ -143,8 +145,16 @@ class _ChannelsLast(Layouts):
             return self.decoded(n)
         narrow = b.type.dtype in (f16, bf16, u8, i8, *FLOAT8)
         turned = narrow and b.type.rank == 2 and self.graph.variance(b).call_invariant
-        self.set_input(n, 0, ROW_MAJOR)
-        self.set_input(n, 1, self.sparse(n) or (dense(Part(1), Part(0)) if turned else ROW_MAJOR))
+        sparse, usual = self.sparse(n), dense(Part(1), Part(0)) if turned else ROW_MAJOR
+        encoding = sparse.encoding if sparse is not None else None
+        rank = n.output.type.rank
+        first = encoding is not None and self.graph.constants.get(n.inputs[0]) is not None  # type: ignore[arg-type]
+        pixels = ROW_MAJOR
+        if sparse is not None and sparse.pixels and not first:
+            pixels = dense(Part(rank - 1), *(Part(k) for k in range(rank - 1)))
+        self.set_input(n, 0, encoding if first and encoding is not None else pixels)
+        self.set_input(n, 1, usual if first or encoding is None else encoding)
+        self.set_output(n, pixels)
 
     def decoded(self, n: Node) -> None:
         """Codes, scales and zero points as a warp's lanes read them; a node of its own decodes for each product."""

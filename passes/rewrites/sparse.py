@@ -44,10 +44,13 @@ NEAR = 0.85  # of the L2 cache's rate
 
 @dataclass(frozen=True)
 class Verdict:
-    """`encoding`: None where the weights stay dense; `why`: a line for the report."""
+    """`encoding`: None where the weights stay dense; `why`: a line for the report. `pixels`: are these, and not the
+    channels, to be neighbours in memory, in the other factor and in the result?
+    """
 
     encoding: Encoding | None
     why: str
+    pixels: bool = False
 
 
 @dataclass
@@ -99,16 +102,18 @@ class Zeros:
         return int(self.array.shape[self.axis])
 
 
-def zeros_of(graph: Graph, n: Node) -> Zeros | None:
-    """The weights of a product or convolution where they are known and many of them are 0; else None."""
-    x, w = n.inputs[:2]
+def zeros_of(graph: Graph, n: Node, first: bool = False) -> Zeros | None:
+    """The weights of a product or convolution where they are known and many of them are 0; else None. `first`: they are
+    the first factor of a product.
+    """
+    x, w = n.inputs[1::-1] if first else n.inputs[:2]
     array = graph.constants.get(w) if w is not None else None
     if x is None or w is None or array is None or array.ndim < 2 or array.size == 0 or array.dtype.kind != "f":
         return None
     count = int(np.count_nonzero(array))
     if not 0 < count <= MOST_DENSITY * array.size:  # of zeros alone: what stands for weights that are not there
         return None
-    axis = 0 if n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
+    axis = 0 if first or n.op.contraction is ContractionForm.CONVOLUTION else array.ndim - 1
     return Zeros(array, axis, count, f"{w.name}, {count / array.size:.1%} of {array.size} not 0:")
 
 

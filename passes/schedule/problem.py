@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.op import Trait
+from dnnc.ir.sparse import Sparse
 from dnnc.passes.lower.form import Contraction, Form, Normed, Weighted
 from dnnc.passes.lower.nests import Lowered
 from dnnc.passes.lower.recurrence import Recurrent
@@ -57,6 +61,13 @@ class Problem:
     @property
     def kernel(self) -> Kernel:
         return self.lowered.kernel
+
+    @cached_property
+    def text(self) -> str:
+        """What schedules depend on: the naive kernel, which loads the pattern of sparse weights, and that pattern."""
+        sparse = dict.fromkeys(e for v in self.lowered.params if isinstance(e := v.type.encoding, Sparse))
+        patterns = (f"# {hashlib.sha256(str(e).encode()).hexdigest()}\n" for e in sparse)
+        return show_kernel(self.kernel) + "".join(patterns)
 
 
 @dataclass(frozen=True)

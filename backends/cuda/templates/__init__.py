@@ -17,6 +17,7 @@ from dnnc.backends.cuda.templates.contraction import (
     patch,
     simt,
     sparse,
+    sparse_gather,
     tf32,
     tf32x3,
     wgmma,
@@ -40,6 +41,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("attention", attention, target),
         _template("recurrence", recurrence, target),  # loops that are one kernel
         _template("sparse", sparse, target),  # weights with zeros that are not stored
+        _template("sparse_gather", sparse_gather, target),
         _template("decoded", decoded, target),  # weights of few bits
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),

@@ -10,7 +10,7 @@ registers: 2 to 3 times the speed of gathers. A few rows whose elements take tur
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import SERIAL_BELOW, fused, offsets, stride, try_fuse, worth
@@ -196,6 +196,8 @@ def _parts(s: Schedule, chain: list[str], k: int, tag: str, room: int, lanes: in
     size = digits(loop, offsets(loop.body))
     if n is not None and size is not None and n % size:
         places.add(n - n % size)
+    if n is not None and not short and len(places) > room:
+        places = set(best_cuts(sorted(places), n, room))
     if not places or len(places) > room:
         return [chain]
     suffixes = ["", *(f"{tag}{chr(97 + j)}" for j in range(len(places)))]
@@ -215,6 +217,26 @@ def _parts(s: Schedule, chain: list[str], k: int, tag: str, room: int, lanes: in
         return [chain]
     first = k - len(turned)
     return [[*chain[:first], *(m + x for m in chain[first:])] for x in suffixes]
+
+
+def best_cuts(seams: Sequence[int], n: int, room: int) -> list[int]:
+    """At most `room` of the seams of n iterations, in order. Each iteration asks for the seams that are left in its
+    part: the part that asks most often is cut next, at the seam that leaves the fewest questions.
+    """
+
+    def asked(part: tuple[int, int, tuple[int, ...]]) -> int:
+        return (part[1] - part[0]) * len(part[2])
+
+    parts = [(0, n, tuple(seams))]
+    cuts: list[int] = []
+    while len(cuts) < room and asked(worst := max(parts, key=asked)):
+        lo, hi, inner = worst
+        halves = [((lo, x, inner[:k]), (x, hi, inner[k + 1 :])) for k, x in enumerate(inner)]
+        pair = min(halves, key=lambda p: asked(p[0]) + asked(p[1]))
+        parts.remove(worst)
+        parts += pair
+        cuts.append(pair[0][1])
+    return sorted(cuts)
 
 
 def _encloses(s: Schedule, outer: str, inner: str) -> bool:

@@ -31,6 +31,7 @@ from dnnc.array.elementwise import (
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
 from dnnc.array.manipulation import broadcast_arrays, expand_dims, reshape, squeeze, take_along_axis, wide
+from dnnc.array.promotion import kind_of
 from dnnc.array.searching import top_k
 from dnnc.array.sizes import differ, same_shape
 from dnnc.array.statistical import any as any_of
@@ -204,7 +205,7 @@ def cross_entropy(
     spread = None if w is None else reshape(w, (w.shape[0], *(1,) * (x.ndim - 1 - k)))
     n = x.shape[k]
     t = array(what, "target", target, "fiu")
-    if t.dtype.kind != "f" and not label_smoothing:
+    if kind_of(t.dtype) != "f" and not label_smoothing:
         t = _classes(what, x, t)
         top = detached(largest(x, axis=k, keepdims=True))
         picked, counts, counted = _picked(x, t, w, ignore_index)
@@ -213,7 +214,7 @@ def cross_entropy(
         loss = multiply(where(counts, loss, 0.0), counted)
         return _mean_by(what, loss, counted, reduction)
     y = op("log_softmax", x, axis=k)
-    if t.dtype.kind == "f":
+    if kind_of(t.dtype) == "f":
         _, t = _same(what, x, t)
         if label_smoothing:
             t = add(multiply(t, 1 - label_smoothing), _share(label_smoothing, n, x))

@@ -12,7 +12,7 @@ from dnnc.array.creation import asarray
 from dnnc.array.elementwise import real_op
 from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.lazy import Call, Lazy, apply
-from dnnc.array.promotion import DType, dtype_of
+from dnnc.array.promotion import DType, dtype_of, kind_of
 from dnnc.array.sizes import plain
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import a_type
@@ -29,7 +29,7 @@ def array(what: str, name: str, x: Any, kinds: str = "f") -> Array:
             raise TypeInputError(f"{what}: {name} must be an array, got {a_type(x)}; make one with dnnc.array.asarray")
         x = asarray(x)
     assert isinstance(x, Array)
-    if x.dtype.kind not in kinds:
+    if kind_of(x.dtype) not in kinds:
         words = {"f": "float numbers", "iu": "integers", "b": "truth values", "fiu": "real numbers"}
         wanted = words.get(kinds, "real numbers or truth values")
         raise TypeInputError(f"{what}: {name} must hold {wanted}, got {x.dtype}; convert it with astype")

@@ -202,6 +202,19 @@ class PairwiseDistance(Wrapped, function=F.pairwise_distance, arrays=2): ...
 # fmt: on
 
 
+class UpsamplingNearest2d(Upsample, order="size scale_factor"):
+    """`Upsample` by the nearest element."""
+
+
+class UpsamplingBilinear2d(Upsample, order="size scale_factor"):
+    """`Upsample` by lines between elements, corners on corners."""
+
+    def forward(self, *inputs: Any) -> Array:
+        if len(inputs) != 1:
+            return super().forward(*inputs)  # which says that it takes one
+        return F.interpolate(inputs[0], self.size, self.scale_factor, "bilinear", True)
+
+
 class _Pad(Module):
     mode: ClassVar[str]
     rank: ClassVar[int]
@@ -235,6 +248,28 @@ class ReplicationPad3d(_Pad, rank=3, mode="replicate"): ...
 class CircularPad1d(_Pad, rank=1, mode="circular"): ...
 class CircularPad2d(_Pad, rank=2, mode="circular"): ...
 class CircularPad3d(_Pad, rank=3, mode="circular"): ...
+# fmt: on
+
+
+class _ConstantPad(_Pad, rank=0, mode="constant"):
+    def __init_subclass__(cls, rank: int) -> None:
+        super().__init_subclass__(rank, "constant")
+
+    def __init__(self, padding: Any, value: float) -> None:
+        super().__init__(padding)
+        self.value = value
+
+    def forward(self, input: Any) -> Array:
+        return F.pad(input, self.padding, mode=self.mode, value=self.value)
+
+    def extra_repr(self) -> str:
+        return f"{self.padding}, value={self.value}"
+
+
+# fmt: off
+class ConstantPad1d(_ConstantPad, rank=1): ...
+class ConstantPad2d(_ConstantPad, rank=2): ...
+class ConstantPad3d(_ConstantPad, rank=3): ...
 # fmt: on
 
 

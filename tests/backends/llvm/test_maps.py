@@ -11,6 +11,7 @@ from native_check import one_node, run_native
 
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.templates.maps import MAX_PARTS, best_cuts
 from dnnc.driver import compile
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
@@ -52,6 +53,16 @@ def test_a_concatenation_is_copies(axis: int) -> None:
     text = show_kernel(kernel(g, "concat"))
     assert "select" not in text and "min(" not in text and "lanes" not in text
     same(g)
+
+
+def test_a_concatenation_of_many_asks_little() -> None:
+    """More parts than a kernel has nests: each nest asks for the few seams that are left in it."""
+    sizes = [1 + 29 * k % 40 for k in range(40)]
+    g = one_node("concat", [f"f32 {n}" for n in sizes], axis=0)
+    body = kernel(g, "concat").entry.body
+    assert len(body) == MAX_PARTS and max(str(nest).count("select") for nest in body) <= 6
+    same(g)
+    assert best_cuts([4, 8, 90, 91], 100, 1) == [90] and best_cuts([4, 8, 90, 91], 100, 9) == [4, 8, 90, 91]
 
 
 def test_nests_of_one_kernel_are_all_parallel_or_none() -> None:

@@ -95,6 +95,8 @@ LAYERS = {
     "cross_entropy": (lambda m: m.CrossEntropyLoss(label_smoothing=0.1), [f(4, 5), rng.integers(0, 5, 4)]),
     "pad": (lambda m: m.Sequential(m.ReflectionPad2d((1, 2, 0, 1)), m.ZeroPad2d(1), m.Upsample(scale_factor=2)),
             [f(1, 2, 4, 5)]),
+    "resize": (lambda m: m.Sequential(m.ConstantPad2d((1, 0, 2, 1), 3.5), m.UpsamplingNearest2d(scale_factor=2),
+               m.UpsamplingBilinear2d((7, 9))), [f(1, 2, 4, 5)]),
     "rnn": (lambda m: m.RNN(3, 4, nonlinearity="relu", bias=False), [f(5, 2, 3)]),
     "lstm": (lambda m: m.LSTM(3, 4, 2, bidirectional=True, batch_first=True), [f(2, 5, 3)]),
     "lstm-projected": (lambda m: m.LSTM(3, 4, 2, proj_size=2), [f(5, 2, 3)]),

@@ -113,6 +113,8 @@ def test_state_dicts() -> None:
         other.load_state_dict(broken)
     assert same(other.first.weight, state["first.weight"])  # all or nothing
     broken.pop("first.weight")
+    with pytest.raises(InputError, match=r"begin with 'module\.': take {n\[7:\]: a for"):
+        other.load_state_dict({f"module.{n}": a for n, a in state.items()})
     found = other.load_state_dict(broken, strict=False)
     assert found.missing_keys == ["first.weight", "norm.bias"] and found.unexpected_keys == ["more"]
 
@@ -133,6 +135,14 @@ def test_copies_and_types() -> None:
         net(x)
     net.half()
     assert net(x.astype("float16")).dtype == xp.float16
+    for made in (net.bfloat16(), nn.LSTM(4, 4, dtype=xp.bfloat16), nn.GRU(4, 4).to(xp.bfloat16)):
+        assert {p.dtype for p in made.parameters()} == {xp.bfloat16}
+    y = F.softmax(Net().eval().bfloat16()(x.astype("bfloat16")), 1)
+    assert y.dtype == xp.bfloat16
+    labels = np.zeros(len(y), np.int64)
+    loss, wide = F.cross_entropy(y, labels), F.cross_entropy(y.astype("float32"), labels)
+    assert loss.dtype == xp.bfloat16 and abs(float(loss) - float(wide)) < 0.02
+    assert F.gumbel_softmax(y).dtype == xp.bfloat16 and Net().bfloat16().float().scale.dtype == xp.float32
     with pytest.raises(InputError, match="expected a float dtype, got int64"):
         net.to("int64")
 

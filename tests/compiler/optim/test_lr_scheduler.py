@@ -33,6 +33,11 @@ CASES: dict[str, Make] = {
     "linear": lambda s, o: s.LinearLR(o, 0.2, 0.9, 6),
     "one-cycle": lambda s, o: s.OneCycleLR(o, [0.3, 0.6], epochs=5, steps_per_epoch=5),
     "three phases": lambda s, o: s.OneCycleLR(o, 0.3, 25, anneal_strategy="linear", three_phase=True),
+    "multiplicative": lambda s, o: s.MultiplicativeLR(o, [lambda t: 0.9, lambda t: 1 - 0.01 * t]),
+    "cyclic": lambda s, o: s.CyclicLR(o, [0.1, 0.2], 0.5, 3, 2),
+    "lower cycles": lambda s, o: s.CyclicLR(o, 0.1, 0.5, 4, mode="triangular2", cycle_momentum=False),
+    "cycles of steps": lambda s, o: s.CyclicLR(o, 0.1, 0.5, 3, 0, "exp_range", 0.9),
+    "cycles by a function": lambda s, o: s.CyclicLR(o, 0.1, 0.5, 2, 5, scale_fn=lambda c: 1 / c),
     "sequential": sequence,
 }
 
@@ -42,7 +47,8 @@ def rates(optimizer: Any, scheduler: Any, steps: int) -> list[list[float]]:
     for _ in range(steps):
         group = optimizer.param_groups
         found.append([*(g["lr"] for g in group), *(g["momentum"] for g in group), *scheduler.get_last_lr()])
-        optimizer.step()
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.step()  # without a gradient it changes nothing; torch's schedules count the calls
         scheduler.step()
     return found
 
@@ -132,6 +138,8 @@ def test_bad_schedules() -> None:
     for message, call in (
         ("expected an optimizer", lambda: s.StepLR(3, 1)),
         ("no momentum to cycle", lambda: s.OneCycleLR(o, 0.1, 10)),
+        ("no momentum to cycle", lambda: s.CyclicLR(o, 0.1, 0.5)),
+        ("expected one of triangular", lambda: s.CyclicLR(o, 0.1, 0.5, mode="square")),
         ("give total_steps", lambda: s.OneCycleLR(o, 0.1)),
         ("need 1 milestones", lambda: s.SequentialLR(o, [s.StepLR(o, 1), s.StepLR(o, 1)], [])),
         ("2 functions for 1 group", lambda: s.LambdaLR(o, [float, float])),

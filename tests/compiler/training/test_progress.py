@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from pathlib import Path
 
@@ -50,6 +51,34 @@ def test_bad_arguments() -> None:
         dnnc.progress([], total=-1)
 
 
+def test_a_log_is_json_to_others_and_goes_on_after_a_cut(tmp_path: Path) -> None:
+    """Numbers that JSON does not have; lines of a run that was killed while it wrote."""
+    path = tmp_path / "log.jsonl"
+    logged(path, 1, 4)
+    whole = path.read_bytes()
+
+    def refuse(name: str) -> float:
+        raise ValueError(name)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in whole.decode().splitlines()]
+    assert lines[3]["loss"] == "NaN" and math.isnan(run.read(path)[3]["loss"])
+    for cut, kept in ((-20, 3), (-1, 4), (0, 4)):
+        path.write_bytes(whole[: len(whole) + cut])
+        logged(path, 1, 2)
+        assert len(path.read_text().splitlines()) == len(run.read(path)) == kept + 2
+    path.write_text("notes")  # of somebody else: nothing is removed
+    logged(path, 1, 1)
+    assert path.read_text().splitlines()[0] == "notes"
+    for message, log, numbers in (
+        ("name is a str", path, {"name": "x"}),
+        ("loss is a ", path, {"loss": np.ones(3)}),
+        ("cannot be written", tmp_path / "no" / "log.jsonl", {}),
+    ):
+        with pytest.raises(dnnc.InputError, match=message):
+            for _ in (bar := dnnc.progress([1], log=log, console=Console(file=io.StringIO()))):
+                bar.tell(**numbers)
+
+
 def logged(path: Path, loops: int = 1, steps: int = 45) -> None:
     for _ in range(loops):
         for k, _ in enumerate(
@@ -66,6 +95,20 @@ def test_lines_of_several_loops_go_on(tmp_path: Path) -> None:
     assert [n["step"] for n in lines] == list(range(1, 11)) and [n["samples"] for n in lines] == list(range(4, 44, 4))
     seconds = [n["seconds"] for n in lines]
     assert seconds == sorted(seconds)
+
+
+FITS = [(120, "loss 0.003315  lr 0.1  "), (80, "loss 0.003315  "), (60, "loss")]
+
+
+@pytest.mark.parametrize(("width", "numbers"), FITS)
+def test_the_line_fits_into_a_terminal(width: int, numbers: str) -> None:
+    """The count and the times are never cut, and the first numbers remain."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    for _ in (bar := dnnc.progress(range(900), console=console)):
+        bar.tell(loss=0.003315, lr=0.1)
+    line = out.getvalue().split("\r")[-1].split("\n")[0]
+    assert "900/900" in line and line.count("0:00:0") == 2 and numbers in line and "…" not in line
 
 
 @pytest.mark.slow
@@ -86,6 +129,7 @@ def test_a_page_of_a_run(tmp_path: Path) -> None:
     assert result.exit_code == 0 and json.loads(result.output)["steps"] == 45, result.output
     page = out.read_text()
     titles = re.findall("<h2>(.*)</h2>", page)
+    assert "NaN" not in page.partition("<script")[0] and "with its compilation" in page
     assert titles == ["Loss", "Learning rate", "accuracy", "Samples a second", "Step time", "Memory over the step"]
     assert "waiting for data" in page and '"name":"load"' in page and "least loss" in page
     rest = re.sub("<script>.*?</script>", "", page, count=1, flags=re.DOTALL)  # Plotly's own

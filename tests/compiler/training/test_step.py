@@ -200,6 +200,10 @@ def test_statistics_name_the_first_overflow() -> None:
         checked(x * 100)
     step(x * 100)
     assert step.statistics.first_overflow() == s.names[1]
+    params = {n: p.astype(np.float64) for n, p in params.items()}
+    wide = dnnc.train_step(loss, optim.SGD(lr=0.0), params, threads=1, statistics="check")
+    wide(x * 100.0)  # exp(150) is beyond float32
+    assert wide.statistics["gradient of b"]["absmax"] > 1e60
     with pytest.raises(dnnc.NonFiniteError, match=r"step 2: matmul of b at .*test_step.py"):
         step.statistics.check(2)
 

@@ -34,7 +34,7 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import E, Expr, Load, Op, cast, const, fma, load, maximum, minimum, op, substitute, value, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
 from dnnc.ir.types import Array
-from dnnc.passes.lower.form import Contraction
+from dnnc.passes.lower.form import Axis, Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("slices",)
@@ -160,22 +160,27 @@ def product_of(problem: Problem) -> Product | None:
         return None
     if found[0] or not found[1] or c.b.conds or c.batch.loops or (c.cols.size, c.red.size) != sizes:
         return None
-    if not _in_order(c, encoding, found[1]):
+    if not in_order(c.cols, c.red, encoding, found[1]):
         return None
     return Product(c, encoding, found[1][0].buf)
 
 
-def _in_order(c: Contraction, e: Bundles, reads: list[Load]) -> bool:
+def in_order(rows: Axis, red: Axis, e: Bundles, reads: list[Load]) -> bool:
     """Is step k of the sum column k of the matrix? Asked of the bitmap's words of some elements."""
     begin = e.sections["bits"][0]
     words = [x for x in reads if not any(isinstance(y, Load) for y in walk(x.idx[0]))]
-    for row, k in pairs((0, c.cols.size - 1), (0, 1, 31, 33, c.red.size // 2, c.red.size - 1)):
-        if k < c.red.size:
-            at = {**c.cols.at(const(row)), **c.red.at(const(k))}
+    for row, k in pairs((0, rows.size - 1), (0, 1, 31, 33, red.size // 2, red.size - 1)):
+        if k < red.size:
+            at = {**rows.at(const(row)), **red.at(const(k))}
             word = begin + (row * e.pattern.columns + k) // 32
             if not any(value(substitute(x.idx[0], at)) == word for x in words):
                 return False
     return True
+
+
+def trusted(number: Expr, most: int) -> Expr:
+    """An index out of the encoding, below `most`."""
+    return call("trusted", cast(number, i64), 0, most)
 
 
 # --- choice -----------------------------------------------------------------------------------------------------------
@@ -303,7 +308,7 @@ class _Writer:
         b.do("barrier")
         with b.loop("r", self.each, "unroll") as r:
             begin, _ = e.sections["rows"]
-            row = self.trusted(self.p.weights[begin + self.slot(team, r)], e.height)
+            row = trusted(self.p.weights[begin + self.slot(team, r)], e.height)
             with b.loop("v", s.vectors, "unroll") as v:
                 place = (self.slice * e.height + row, self.column(v))
                 b.store(self.x, place, sums.at(r, v, 0, lanes=VECTOR), VECTOR)
@@ -315,18 +320,13 @@ class _Writer:
         turned = op("select", op("==", r % 2, const(0)), team, const(self.s.teams - 1) - team)
         return self.bundle * self.e.height + r * self.s.teams + turned
 
-    @staticmethod
-    def trusted(number: Expr, most: int) -> Expr:
-        """An index out of the encoding, below `most`."""
-        return call("trusted", cast(number, i64), 0, most)
-
     def column(self, v: Expr) -> Expr:
         """Of shared memory, where a vector of a thread's pixels begins."""
         return v * (LANES * VECTOR) + self.lane * VECTOR
 
     def begin(self, ends: Buffer, r: Expr) -> Expr:
         """The first pack of a row's piece for this slice."""
-        return self.trusted(ends[r, 0], self.e.packs + 1) + self.slice
+        return trusted(ends[r, 0], self.e.packs + 1) + self.slice
 
     def ask(self, to: Buffer, place: E, pack: Expr) -> None:
         """Load a pack; behind the last one, that of zeros."""
@@ -338,7 +338,7 @@ class _Writer:
     def row(self, sums: Buffer, r: Expr, ends: Buffer, first: Buffer) -> None:
         """Add a slice of a piece of a row's products to its sums; the next pack is on its way meanwhile."""
         b, s, slices = self.b, self.s, self.s.slices
-        low, high = (b.let(n, self.trusted(ends[r, k], self.e.packs + 1)) for k, n in enumerate(("low", "high")))
+        low, high = (b.let(n, trusted(ends[r, k], self.e.packs + 1)) for k, n in enumerate(("low", "high")))
         ahead, pack = (b.alloc(n, self.p.weights.dtype, 1, 2, PACK) for n in ("ahead", "pack"))
 
         def move(to: Buffer, source: Buffer, place: E) -> None:
@@ -355,7 +355,7 @@ class _Writer:
             for j0 in range(0, PACK, step):
                 held = b.alloc("held", f32, step, s.vectors, VECTOR)
                 with b.loop("j", step, "unroll") as j, b.loop("v", s.vectors, "unroll") as v:
-                    column = self.trusted(pack[0, 1, j0 + j], self.e.depth + 1)
+                    column = trusted(pack[0, 1, j0 + j], self.e.depth + 1)
                     b.store(held, (j, v, 0), self.x.at(column, self.column(v), lanes=VECTOR), VECTOR)
                 with b.loop("j", step, "unroll") as j, b.loop("v", s.vectors, "unroll") as v:
                     weight, x = op("bits_f32", pack[0, 0, j0 + j], dtype=f32), held.at(j, v, 0, lanes=VECTOR)
