@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +33,20 @@ def explored(work: Work, sparsities: Sequence[float], methods: Sequence[str]) ->
     tried = [o for name in dict.fromkeys(methods) for o in _options(work.options, name, shares)]
     plain = Running(work.model.proto, work.samples, work.options.compile, tell=work.tell)
     want = [plain.outputs(f) for f in work.feeds]
-    points = [_point(work, "none", 0.0, work.model.proto, plain, None)]
+    point, before = _point(work, "none", 0.0, work.model.proto, plain, None)
+    points, times = [point], {}
     for k, o in enumerate(tried):
         work.tell("methods and sparsities", k, len(tried))
         proto = work.without_channels(o, False) if o.method == "structured" else work.with_weights(work.masked(o))
-        points.append(_point(work, o.method, o.default, proto, Running(proto, work.samples, o.compile), want))
-    layers = _sensitivities(work, shares)
+        point, times[o.method, o.default] = _point(
+            work, o.method, o.default, proto, Running(proto, work.samples, o.compile), want
+        )
+        points.append(point)
+    by_share = [times.get(("magnitude", s), {}) for s in shares]
+    layers = [
+        replace(x, before=before.get(x.name), seconds=tuple(t.get(x.name) for t in by_share) if any(by_share) else ())
+        for x in _sensitivities(work, shares)
+    ]
     return Exploration(
         tuple(points),
         tuple(shares),
@@ -55,11 +63,19 @@ def _options(o: PruneOptions, method: str, shares: Sequence[float]) -> list[Prun
     return [replace(o, method=method, sparsity=s) for s in ((None,) if method == "2:4" else shares)]
 
 
-def _point(work: Work, method: str, sparsity: float, proto: onnx.ModelProto, run: Running, want: Any) -> Point:
-    """Measure a model. `want`: the outputs of the model as it was; None for that model itself."""
-    seconds, difference = None, Difference()
+def _point(
+    work: Work, method: str, sparsity: float, proto: onnx.ModelProto, run: Running, want: Any
+) -> tuple[Point, Mapping[str, float]]:
+    """Measure a model, and its layers by name, in seconds.
+
+    `want`: the outputs of the model as it was; None for that model itself.
+    """
+    seconds: float | None = None
+    layers: Mapping[str, float] = {}
+    difference = Difference()
     try:
-        seconds = timed(run.executable, work.feeds[0], work.layers).total
+        found = timed(run.executable, work.feeds[0], work.layers)
+        seconds, layers = found.total, found.layers
     except DnncError as e:
         note = f"times were not measured: {e}"
         work.notes += [note] if note not in work.notes else []
@@ -70,11 +86,12 @@ def _point(work: Work, method: str, sparsity: float, proto: onnx.ModelProto, run
     now = Model(proto).constants
     density = sum(int(np.count_nonzero(now[n])) for n in whole) / max(sum(whole.values()), 1)
     judged = want is not None
-    return Point(
+    point = Point(
         method, HALF if method == "2:4" else sparsity, density, seconds,
         difference.error if judged else 0.0, difference.agreement if judged else None,
         None if metric is None else scored(metric, run.executable),
     )  # fmt: skip
+    return point, layers
 
 
 def _sensitivities(work: Work, shares: Sequence[float]) -> list[Sensitivity]:

@@ -140,12 +140,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A layer that is pruned by itself, by magnitude: errors of the model's outputs, one for each sparsity."""
+    """A layer and what pruning it by magnitude costs and gains.
+
+    Attributes:
+        name, kind: of its node.
+        weights: how many there are.
+        errors: of the model's outputs where this layer alone is pruned, one for each sparsity.
+        before: seconds of its kernels in the model as it was; None: not measured.
+        seconds: the same where all layers are pruned, one for each sparsity; () where magnitude was not tried.
+    """
 
     name: str
     kind: str
     weights: int
     errors: tuple[float, ...]
+    before: float | None = None
+    seconds: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 14, 44
+APART = 46  # of labels on the axis: one is as wide as "98.6 %"
 SHAPES = ("circle", "square", "diamond", "triangle", "circle", "square")
 
 
@@ -49,7 +50,7 @@ def chart(y_title: str, x_title: str, lines: Sequence[Line], level: float | None
         out.append(f'<text class="tick" x="{LEFT - 6}" y="{at_y(y) + 4}" text-anchor="end">{y:.4g}</text>')
     shown, last = sorted(set(xs)), -1e9
     for x in shown:
-        if at_x(x) - last < 30:
+        if at_x(x) - last < APART:
             continue
         last = at_x(x)
         text = f"{x:.4g}" if not percent else f"{100 * x:.4g} %"

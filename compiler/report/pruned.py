@@ -14,9 +14,10 @@ from dnnc.report.quantized import check_packages
 from dnnc.report.tables import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from dnnc.pruning.result import Exploration, Point, Pruned, PrunedLayer
+    from dnnc.pruning.result import Exploration, Point, Pruned, PrunedLayer, Sensitivity
 
 RANDOM = "errors were measured on RANDOM numbers. Measure with --data before use"
+GONE = "weights removed"
 SLOWER = 1.05  # times as long, from which on a layer counts as slower
 METHODS = {
     "magnitude": "smallest weights", "random": "random weights", "2:4": "2 of 4 channels", "block": "blocks",
@@ -93,7 +94,18 @@ def exploration_tables(e: Exploration) -> list[Table]:
         ("operator",),
         "see --json",
     )
-    return [points, layers, *(Table(n, (), ()) for n in (*e.notes, *([RANDOM] if e.random else [])))]
+    return [points, layers, *_layer_times(e), *(Table(n, (), ()) for n in (*e.notes, *([RANDOM] if e.random else [])))]
+
+
+def _layer_times(e: Exploration) -> list[Table]:
+    """Times of layers, where they were measured."""
+    if not any(x.seconds for x in e.layers):
+        return []
+    names = tuple(f"{s:.0%}" for s in e.sparsities)
+    columns = ("layer", "dense", *names)
+    rows = tuple((x.name, *map(_seconds, (x.before, *x.seconds))) for x in e.layers)
+    title = "time of a layer's kernels if all layers are pruned by magnitude, by sparsity"
+    return [Table(title, columns, rows, frozenset(columns[1:]), (), "see --json")]
 
 
 def _point_row(p: Point, first: Point) -> tuple[str, ...]:
@@ -157,18 +169,37 @@ def exploration_html(e: Exploration) -> str:
     methods = list(dict.fromkeys(p.method for p in e.points[1:]))
     first = e.points[0]
     of = {m: [p for p in e.points if p.method == m] for m in methods}
-    by_time = [Line(m, [(p.sparsity, p.seconds * 1e3) for p in of[m] if p.seconds]) for m in methods]
-    by_error = [Line(m, [(p.sparsity, p.error) for p in of[m] if p.error is not None]) for m in methods]
-    plots = [chart("error of the outputs", "sparsity", by_error, percent=True)]
+    by_time = [Line(m, [(_gone(p), p.seconds * 1e3) for p in of[m] if p.seconds]) for m in methods]
+    by_error = [Line(m, [(_gone(p), p.error) for p in of[m] if p.error is not None]) for m in methods]
+    plots = [chart("error of the outputs", GONE, by_error, percent=True)]
     if first.seconds:
-        plots.append(chart("milliseconds of a call", "sparsity", by_time, level=first.seconds * 1e3, percent=True))
+        plots.append(chart("milliseconds of a call", GONE, by_time, level=first.seconds * 1e3, percent=True))
     table = exploration_tables(e)[0]
     return pages.plain_page(
         "explored.html.j2", name=e.name, samples=e.samples, plots=plots, columns=table.columns, rows=table.rows,
         sparsities=[f"{s:.0%}" for s in e.sparsities],
-        layers=[(x.name, x.kind, f"{x.weights:,}", [(f"{v:.2g}", _shade(v)) for v in x.errors]) for x in e.layers],
+        layers=[_row_of_map(x) for x in e.layers], timed=any(x.seconds for x in e.layers),
         notes=[*e.notes, *([RANDOM] if e.random else [])], legend=signs(methods),
     )  # fmt: skip
+
+
+def _gone(p: Point) -> float:
+    """The share of the weights that is gone, as an axis shows it."""
+    return round(1 - p.density, 3)
+
+
+def _row_of_map(x: Sensitivity) -> dict[str, Any]:
+    """A layer with the errors and times of each sparsity, as texts and how dark their cells are."""
+    return {
+        "name": x.name, "kind": x.kind, "weights": f"{x.weights:,}", "before": _seconds(x.before),
+        "errors": [(f"{v:.2g}", _shade(v)) for v in x.errors],
+        "times": [(_seconds(t), _gain(x.before, t)) for t in x.seconds],
+    }  # fmt: skip
+
+
+def _gain(before: float | None, now: float | None) -> float:
+    """How dark the cell of a time is, from 0 to 1: the share of the time before that pruning saves."""
+    return round(max(1 - now / before, 0.0), 3) if before and now is not None else 0.0
 
 
 def _shade(error: float) -> float:

@@ -20,7 +20,7 @@ import dnnc.array as xp
 from dnnc.array import sparse
 
 DTYPES = ("float32", "float32", "float64", "float16", "int32", "int64")
-FORMATS = (sparse.csr_array, sparse.coo_array, sparse.bsr_array)
+FORMATS = (sparse.csr_array, sparse.coo_array, sparse.bsr_array, sparse.csb_array)
 SIZES = (0, 1, 1, 2, 3, 5, 8, 16, 17, 31, 40, 64, 100)
 WIDTHS = (1, 1, 2, 3, 8, 16, 17, 33, 64)  # few, since each is a program
 Array = np.ndarray[Any, Any]

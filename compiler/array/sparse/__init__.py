@@ -8,7 +8,8 @@ y = a @ x                                    # lazy, traced by dnnc.jit, differe
 from dnnc.array.sparse.arrays import SparseArray as SparseArray
 from dnnc.array.sparse.arrays import bsr_array as bsr_array
 from dnnc.array.sparse.arrays import coo_array as coo_array
+from dnnc.array.sparse.arrays import csb_array as csb_array
 from dnnc.array.sparse.arrays import csr_array as csr_array
 from dnnc.array.sparse.arrays import sddmm as sddmm
 
-__all__ = ["SparseArray", "bsr_array", "coo_array", "csr_array", "sddmm"]
+__all__ = ["SparseArray", "bsr_array", "coo_array", "csb_array", "csr_array", "sddmm"]

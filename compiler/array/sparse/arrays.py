@@ -1,4 +1,4 @@
-"""Sparse arrays in three formats, by SciPy's names: rows (CSR), coordinates (COO), and rows of blocks (BSR).
+"""Sparse arrays, by SciPy's names: rows (CSR), coordinates (COO), rows of blocks (BSR); compressed blocks (CSB).
 
 The values, `data`, are an array of `dnnc.array`; the structure is checked once, when an array is made, and does not
 change. Columns of a row are sorted, and duplicates are added up.
@@ -20,8 +20,9 @@ from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.manipulation import broadcast_to, concat, matrix_transpose, reshape, result_type
 from dnnc.array.operators import NUMBERS
 from dnnc.array.promotion import kind_of
-from dnnc.array.sparse import products
+from dnnc.array.sparse import bsr, products
 from dnnc.array.sparse.conversions import blocked, is_sparse, of_blocks, of_scipy, shape_of, taken
+from dnnc.array.sparse.csb import Blocks
 from dnnc.array.sparse.spgemm import multiplied
 from dnnc.array.sparse.structure import Host, Structure, of_places
 from dnnc.array.statistical import sum as sum_
@@ -33,7 +34,7 @@ DENSE = (Array, np.ndarray, np.generic)
 
 
 class SparseArray(ABC):
-    """What sparse arrays share: shape, arithmetic, conversions. Make one by `csr_array`, `coo_array`, `bsr_array`."""
+    """What sparse arrays share: shape, arithmetic, conversions. Make one by `csr_array`, `coo_array` ..."""
 
     __array_ufunc__ = None  # NumPy leaves operators to this class
     __hash__ = None  # type: ignore[assignment]
@@ -100,6 +101,14 @@ class SparseArray(ABC):
         data, structure = blocked(a.data, a.structure, blocksize)
         return _made(bsr_array, data=data, structure=structure)
 
+    def tocsb(self, blocksize: int | None = None) -> csb_array:
+        """The same elements in compressed sparse blocks.
+
+        Args:
+            blocksize: as in `csb_array`.
+        """
+        return csb_array(self, blocksize=blocksize)
+
     def toarray(self) -> Array:
         """The matrix as a dense array."""
         a = self.tocsr()
@@ -107,9 +116,9 @@ class SparseArray(ABC):
 
     todense = toarray
 
-    @abstractmethod
     def to_scipy(self) -> Any:
-        """The array of `scipy.sparse` with the same elements in the same format."""
+        """The array of `scipy.sparse` with the same elements, in the same format where SciPy has it, else by rows."""
+        return self.tocsr().to_scipy()
 
     def with_data(self: Same, data: Any) -> Same:
         """Other values at the same places: `a.with_data(xp.exp(a.data))`.
@@ -155,8 +164,10 @@ class SparseArray(ABC):
             data, structure = multiplied(a.data, a.structure, b.data, b.structure)
             return _made(csr_array, data=data, structure=structure)
         x = _operand(other, self)
-        if x is None:
-            return NotImplemented
+        return NotImplemented if x is None else self._times(x)
+
+    def _times(self, x: Array) -> Array:
+        """The product with a vector or a matrix."""
         a = self.tocsr()
         return products.matmul(a.data, a.structure, x)
 
@@ -164,12 +175,11 @@ class SparseArray(ABC):
         x = _operand(other, self)
         if x is None:
             return NotImplemented
-        a = self.tocsr().T
         if x.ndim == 1:
-            return products.matmul(a.data, a.structure, x)
+            return self.T._times(x)
         if x.ndim != 2 or x.shape[1] != self.shape[0]:
             raise ValueInputError(f"matmul: {x.shape} and {self.shape} do not fit")
-        return matrix_transpose(products.matmul(a.data, a.structure, matrix_transpose(x)))
+        return matrix_transpose(self.T._times(matrix_transpose(x)))
 
     dot = __matmul__
 
@@ -405,6 +415,10 @@ class bsr_array(SparseArray):
         data = products.gathered(reshape(self.data, (self.nnz,)), places)
         return _made(csr_array, data=data, structure=whole)
 
+    def _times(self, x: Array) -> Array:
+        made = bsr.product(self.data, self.structure, x)
+        return super()._times(x) if made is None else made
+
     @property
     def T(self) -> bsr_array:
         data = products.transposed(self.data, self.structure)
@@ -412,6 +426,61 @@ class bsr_array(SparseArray):
 
     def to_scipy(self) -> Any:
         return _scipy().bsr_array((self.data.numpy(), self.indices, self.indptr), shape=self.shape)
+
+
+@dataclass(init=False, repr=False, eq=False)
+class csb_array(SparseArray):
+    """A sparse matrix in compressed sparse blocks: products with vectors are as fast for its transpose as for itself,
+    which shares its values.
+
+    Args:
+        arg1, shape, dtype, copy, device: as in `csr_array`.
+        blocksize: rows and columns of a block, up to 65536; by default chosen by the elements. Up to 256, an element
+            is stored with 2 bytes beside its value, above with 4.
+    """
+
+    data: Array  # block by block
+    blocks: Blocks
+    format = "csb"
+
+    def __init__(
+        self, arg1: Any, shape: Any = None, dtype: Any = None, copy: bool = False, blocksize: int | None = None,
+        device: Any = None,
+    ) -> None:  # fmt: skip
+        data, structure = taken(arg1, shape_of(shape), dtype, copy, device)
+        self.blocks = Blocks(structure, blocksize)
+        self.data = products.gathered(data, self.blocks.order)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.blocks.shape
+
+    @property
+    def structure(self) -> Structure:
+        """The same elements by rows."""
+        return self.blocks.structure.transposed if self.blocks.turned else self.blocks.structure
+
+    @property
+    def blocksize(self) -> int:
+        """Rows and columns of a block."""
+        return self.blocks.side
+
+    def with_data(self, data: Any) -> csb_array:
+        made = self.tocsr().with_data(data)  # which checks them
+        return _made(csb_array, data=made.data, blocks=self.blocks)
+
+    def tocsr(self) -> csr_array:
+        data = products.gathered(self.data, self.blocks.back)
+        whole = _made(csr_array, data=data, structure=self.blocks.structure)
+        return whole.T if self.blocks.turned else whole
+
+    @property
+    def T(self) -> csb_array:
+        return _made(csb_array, data=self.data, blocks=self.blocks.transposed)
+
+    def _times(self, x: Array) -> Array:
+        made = self.blocks.product(self.data, x)
+        return super()._times(x) if made is None else made
 
 
 # --- made of others ---------------------------------------------------------------------------------------------------

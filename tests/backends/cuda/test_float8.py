@@ -33,6 +33,7 @@ def matmul(m: int, k: int, n: int, a: str = "f8e4m3fn", b: str = "f8e4m3fn") -> 
     [
         (matmul(64, 128, 128), {}),
         (matmul(100, 1168, 144, b="f8e5m2"), {}),  # sums of whole and of some steps are added
+        (matmul(40, 1152, 208), {"bn": 176}),  # the last piece of a tile's results overlaps the one before it
         (matmul(64, 2560, 128, a="f8e5m2"), {"split": 2}),
     ],
 )
@@ -50,6 +51,7 @@ def test_sums_that_lie_in_registers_twice_have_narrow_tiles() -> None:
     found = wgmma.candidates(problem(matmul(4096, 4096, 4096))[2], H200)
     assert found and all(dict(k)["bn"] <= 192 for k in found)
     assert dict(wgmma.candidates(problem(matmul(4096, 768, 4096))[2], H200)[0])["bn"] == 256  # these are not
+    assert dict(wgmma.candidates(problem(matmul(512, 4096, 11008))[2], H200)[0])["bn"] == 176  # 252 tiles, two waves
 
 
 @pytest.mark.slow

@@ -43,7 +43,8 @@ def exploration() -> Exploration:
         Point("none", 0.0, 1.0, 2e-3, 0.0), Point("magnitude", 0.5, 0.5, 2e-3, 0.1, 0.99),
         Point("magnitude", 0.9, 0.1, 1e-3, 0.4, 0.9), Point("2:4", 0.5, 0.5, 2.1e-3, 0.2, 0.95),
     )  # fmt: skip
-    return Exploration(points, (0.5, 0.9), (Sensitivity("conv<1>", "Conv", 1000, (0.001, 0.5)),), 16, ("a note",))
+    layer = Sensitivity("conv<1>", "Conv", 1000, (0.001, 0.5), 1e-4, (1.1e-4, 4e-5))
+    return Exploration(points, (0.5, 0.9), (layer,), 16, ("a note",))
 
 
 def test_tables_fit_80_columns() -> None:
@@ -52,7 +53,8 @@ def test_tables_fit_80_columns() -> None:
     layers, whole, *rest = tables(result())
     assert "10.0%" in "\n".join(fitted(layers, 80)) and "RANDOM" in rest[-1].title
     assert ("multiplications per sample", "2 M -> 200 K, 10.0%") in whole.rows
-    assert "2.00 x" in "\n".join(fitted(exploration_tables(exploration())[0], 80))
+    points, _, times, _ = exploration_tables(exploration())
+    assert "2.00 x" in "\n".join(fitted(points, 80)) and times.rows == (("conv<1>", "100 us", "110 us", "40 us"),)
 
 
 def test_pages_need_nothing_and_have_both_themes() -> None:
@@ -61,6 +63,7 @@ def test_pages_need_nothing_and_have_both_themes() -> None:
     assert "&lt;m&gt;.onnx" in html(result()) and "kept by &#39;head&#39;" in html(result())
     page = exploration_html(exploration())
     assert page.count("<polyline") == 2 and "conv&lt;1&gt;" in page and 'style="--shade: 0.9' in page
+    assert 'gain" style="--shade: 0.0">110 us' in page and 'gain" style="--shade: 0.6">40 us' in page
     plots = re.findall('<svg viewBox="0 0 520.*?</svg>', page)
     assert len(plots) == 2 and all(ElementTree.fromstring(p) is not None for p in plots)
 

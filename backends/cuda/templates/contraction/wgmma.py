@@ -58,7 +58,7 @@ STEP = ROW // 2  # of a sum, in 16-bit floats
 MAX_SPLIT_COLUMNS = 128
 STAGES, ENOUGH = 8, 5  # more hide nothing; so many hide what the L2 cache takes
 RESERVED = 1024  # bytes of shared memory that the system takes of each block
-COLUMNS = (256, 192, 128, 64)  # of a tile
+COLUMNS = (256, 192, 176, 128, 64)  # of a tile; 176 where the results of a tile fit into registers twice
 WIDE_STAGES = 3  # at least, of the widest tiles of several blocks
 DEEP, GROUPS = 12, (1, 2, 4, 8, 32, 64)  # stages and row tiles to try
 ORDER = ("split",)
@@ -314,7 +314,8 @@ def _product(problem: Problem, along: Steps) -> Product | None:
     made = Product(c.kernel.name, params, left, right, result, *along.sizes, finish, flipped, window)
     beside = _beside(stored, along, result)
     made = replace(made, rows=rows, cols=cols, fixed=fixed, beside=beside, work=_work(stored), locs=problem.kernel.locs)
-    made = replace(made, sums=c.dtype)
+    again = not any(isinstance(x, Var) and x.name == RESULT for x in walk(stored))
+    made = replace(made, sums=c.dtype, again=again)
     return made if plain is not None or made.in_vectors else None
 
 

@@ -112,6 +112,7 @@ class Product:
     # *rows, cols[-1]]; empty: it is [z, m, n]
     rows: tuple[int, ...] = ()
     cols: tuple[int, ...] = ()
+    again: bool = False  # may a result be computed and stored twice? Not where the epilogue reads it
     work: int = 0  # operations on an element beyond those that every epilogue has
     sums: DType = f32
 
@@ -126,7 +127,12 @@ class Product:
         """
         if self.promotes and (t.bn > PROMOTED_COLUMNS or (t.resident > 1 and t.bn * t.resident > 256)):
             return False
-        return self.aligned if t.split > 1 else t.bn * self.c.dtype.bytes % ROW == 0
+        if t.split > 1:
+            return self.aligned
+        width = ROW // self.c.dtype.bytes
+        # pieces that overlap: for tiles between the usual ones, which matter where the widest do not fit
+        odd = self.promotes and self.again and not self.b_rows_are_k and self.in_boxes and t.bn > width
+        return t.bn % width == 0 or odd
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
         """Return an element's index; it must exist if rows or columns lie apart; col is a multiple of `lanes`."""
@@ -400,17 +406,19 @@ class Writer:
             b.store(self.acc, (r,), self.acc[r] + self.part[r])
 
     def finish_tile(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
-        """128 bytes of each row at a time: registers -> shared memory -> result."""
+        """128 bytes of each row at a time: registers -> shared memory -> result. The last piece may overlap the one
+        before it.
+        """
         b, p, width = self.b, self.p, ROW // self.p.c.dtype.bytes
         row = b.let("first", row + self.w * WGMMA_ROWS)
         if not (p.in_boxes or p.in_vectors):
             self.store_elements(z, row, col)
             return
-        with b.loop("q", self.t.bn // width, "unroll") as q:
-            buffer = b.let(
-                "buffer", (done * (self.t.bn // width) + q) % STORE_BUFFERS
-            )  # they take turns over all tiles
-            v = self.values(z, row, col, q) if p.c.dtype.bytes == 2 else None
+        pieces = -(-self.t.bn // width)
+        with b.loop("q", pieces, "unroll") as q:
+            buffer = b.let("buffer", (done * pieces + q) % STORE_BUFFERS)  # they take turns over all tiles
+            first = q * width if self.t.bn % width == 0 else minimum(q * width, self.t.bn - width)
+            v = self.values(z, row, col, first) if p.c.dtype.bytes == 2 else None
             if p.in_boxes:
                 with b.when(self.leader):
                     b.do("bulk_wait_read", STORE_BUFFERS - 1)
@@ -418,11 +426,11 @@ class Writer:
             if v is not None:
                 self.fill_matrices(v, buffer)
             else:
-                self.fill_pairs(z, row, col, q, buffer)
+                self.fill_pairs(z, row, col, first, buffer)
             if p.in_boxes:
-                self.store_box(z, row, col + q * width, buffer)
+                self.store_box(z, row, col + first, buffer)
             else:
-                self.store_vectors(z, row, col + q * width, buffer)
+                self.store_vectors(z, row, col + first, buffer)
 
     def store_box(self, z: tuple[Expr, ...], row: Expr, col: Expr, buffer: Expr) -> None:
         """A store buffer -> result, by the copy engine."""
@@ -464,13 +472,15 @@ class Writer:
                     total = load(self.acc, (j * 4 + h * 2 + e,))
                     b.store(p.c, p.place(z, r, c), p.finish(z[0] if z else const(0), r, c, const(0), total))
 
-    def values(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr) -> Buffer:
-        """Fill a 16-bit store buffer, all values computed before, so that the epilogue's reads overlap."""
+    def values(self, z: tuple[Expr, ...], row: Expr, col: Expr, first: Expr) -> Buffer:
+        """Fill a 16-bit store buffer from column `first` of the tile on, all values computed before, so that the
+        epilogue's reads overlap.
+        """
         b, width = self.b, ROW // 2
         v = b.alloc("v", self.p.c.dtype, width // 16, 8)
         with b.loop("c", width // 16, "unroll") as c, b.loop("j", 2, "unroll") as j, b.loop("h", 2, "unroll") as h:
-            at = (row + self.warp * 16 + h * 8 + self.lane // 4, col + q * width + c * 16 + j * 8 + self.lane % 4 * 2)
-            self.finish_pair(z, at, (q * width + c * 16 + j * 8) // 2 + h * 2, v, (c, j * 4 + h * 2))
+            at = (row + self.warp * 16 + h * 8 + self.lane // 4, col + first + c * 16 + j * 8 + self.lane % 4 * 2)
+            self.finish_pair(z, at, (first + c * 16 + j * 8) // 2 + h * 2, v, (c, j * 4 + h * 2))
         return v
 
     def fill_matrices(self, v: Buffer, buffer: Expr) -> None:
@@ -479,13 +489,13 @@ class Writer:
             place = self.out.ref(self.w, buffer, self.warp * 16 + self.lane % 16, c * 16 + self.lane // 16 * 8, lanes=8)
             self.b.do("stmatrix_x4", place, load(v, (c, 0), 8))
 
-    def fill_pairs(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr, buffer: Expr) -> None:
-        """A store buffer of results of 32 or 8 bits."""
+    def fill_pairs(self, z: tuple[Expr, ...], row: Expr, col: Expr, first: Expr, buffer: Expr) -> None:
+        """A store buffer of results of 32 or 8 bits, from column `first` of the tile on."""
         b, width = self.b, ROW // self.p.c.dtype.bytes
         with b.loop("j", width // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
             inside = (self.warp * 16 + h * 8 + self.lane // 4, j * 8 + self.lane % 4 * 2)
-            at = (row + inside[0], col + q * width + inside[1])
-            self.finish_pair(z, at, (q * width + j * 8) // 2 + h * 2, self.out, (self.w, buffer, *inside))
+            at = (row + inside[0], col + first + inside[1])
+            self.finish_pair(z, at, (first + j * 8) // 2 + h * 2, self.out, (self.w, buffer, *inside))
 
     def finish_pair(
         self, z: tuple[Expr, ...], at: tuple[Expr, Expr], register: Expr, to: Buffer, place: tuple[Expr, ...]
