@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from dnnc.ir.dtype import DType, from_numpy
 from dnnc.ir.graph import Graph, Node
@@ -38,7 +39,8 @@ TRIALS = (
 # rounding errors of an element of a value within a group, which is summed or computed by an op of up to so many ulp
 ON_THE_WAY = 4.0
 OF_OPERAND = "of_operand"  # names of inputs of a loose graph that are errors relative to the operand of their node
-POOL = 65521  # random numbers of one perturbation, a prime so that no stride meets a period
+POOL = 65521  # random numbers of an input, a prime so that no stride meets a period
+STEPS = (1, 7, 61, 509, 4093, 32749)  # from the longest axis on: neighbours along any axis have errors of their own
 GAP = (
     2.0**-40
 )  # of the largest output; outputs below it have a bound of their own: cancellation of float32 ends at 2^-24
@@ -189,8 +191,20 @@ def _perturbed(loose: Graph, arrays: list[Array], points: Array, k: int, rng: np
     ]  # stored forms have many steps: a few tell as much
     for _ in range(trials):
         shaken = [_shaken(a, rng, eps) if from_numpy(a.dtype).is_float else a for a in arrays]
-        shaken += [np.resize(rng.uniform(-e, e, min(math.prod(t), POOL)), t) for e, t in zip(sizes, shapes)]
+        shaken += [noise(e, t, rng) for e, t in zip(sizes, shapes)]
         yield reference(loose, shaken, points)
+
+
+def noise(size: float, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Errors of up to `size`, uniform, as a view of fewer: an element lies at the sum of its indices times `STEPS`."""
+    strides = [0] * len(shape)
+    for step, axis in zip(STEPS, sorted(range(len(shape)), key=lambda a: -shape[a])):
+        strides[axis] = step
+    n = 1 + sum(step * (d - 1) for step, d in zip(strides, shape))
+    if len(shape) > len(STEPS) or n >= math.prod(shape):
+        return rng.uniform(-size, size, shape)
+    pool = rng.uniform(-size, size, n)
+    return as_strided(pool, shape, [s * pool.itemsize for s in strides], writeable=False)
 
 
 def _shaken(a: Array, rng: np.random.Generator, cast: float) -> Array:

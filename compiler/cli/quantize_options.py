@@ -14,6 +14,7 @@ from dnnc.cli.values import number, whole
 
 class Scheme(str, Enum):
     int8 = "int8"
+    int16 = "int16"
     w8a16 = "w8a16"
     w4a16 = "w4a16"
     fp8 = "fp8"
@@ -54,8 +55,8 @@ SchemeOption = Annotated[
     one_choice(
         Scheme,
         "int8: weights and activations of convolutions and matrix products. w8a16, w4a16: only weights of matrix "
-        "products, in 8 or 4 bits. fp8: both in e4m3, for GPUs. auto: choose per layer what saves time within "
-        "--max-error.",
+        "products, in 8 or 4 bits. fp8: both in e4m3, for GPUs. int16: both in 16 bits, as products of bytes. "
+        "auto: choose per layer what saves time within --max-error.",
     ),
 ]
 Output = Annotated[
@@ -123,6 +124,15 @@ Keep = Annotated[
     list[str] | None, if_given("PATTERN", "Keep these layers in float (wildcards * and ?). May be repeated.")
 ]
 SamplesOption = Annotated[int | None, if_given("N", "Maximum number of samples.", parser=whole(1))]
+Agreement = Annotated[
+    float | None,
+    if_given(
+        "X",
+        "With int8 and fp8: share of outputs, from 0 to 1, whose arg-max must be that of float. Layers get 16 bits or "
+        "stay float until it holds. Default: 0.99 where few differ. 0: no bound.",
+        parser=number(0),
+    ),
+]
 MaxError = Annotated[
     float | None,
     if_given(
@@ -163,6 +173,7 @@ def quantize_(
     gptq: Gptq = False,
     keep: Keep = None,
     samples: SamplesOption = None,
+    agreement: Agreement = None,
     max_error: MaxError = None,
     metric: Metric = "",
     layer_errors: LayerErrors = False,
@@ -181,7 +192,7 @@ def quantize_(
     options = {
         "scheme": scheme.value, "method": method.value, "percentile": percentile, "activations": activations.value,
         "form": form.value, "block": block, "bias_correction": bias_correction, "smooth": smooth, "gptq": gptq,
-        "keep": tuple(keep or ()), "samples": samples, "random": random, "max_error": max_error,
+        "keep": tuple(keep or ()), "samples": samples, "random": random, "agreement": agreement, "max_error": max_error,
         "layer_errors": layer_errors, "measure": measure,
     }  # fmt: skip
     c.quantize_command(job, c.Files(data, output, html, metric, force), options, as_json)

@@ -17,6 +17,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from dnnc import random
+from dnnc.ir import checks
 from dnnc.ir.errors import InputError, ModelError, UnsupportedError, count
 from dnnc.nn.caffe_layers import LAYERS, Blobs, Layer, Tied
 from dnnc.nn.caffe_proto import NET
@@ -54,9 +55,12 @@ def from_caffe(path: str | os.PathLike[str], prototxt: str | os.PathLike[str] | 
         net gives its scores. Layers are modules under their names.
 
     Raises:
+        InputError: a path is none.
         ModelError: a file is missing or damaged, or its layers do not fit together.
         UnsupportedError: a type of layer that is not read, or layers from before V1.
     """
+    path = checks.path(path, "path")
+    prototxt = None if prototxt is None else checks.path(prototxt, "prototxt")
     trained = _binary(Path(path))
     if prototxt is None:
         return CaffeNet(_layers(trained, str(path), False), _inputs(trained))
@@ -197,7 +201,10 @@ def _module(layer: Layer, tied: Tied) -> Module:
     if make is None:
         raise UnsupportedError(f"layer {layer.name!r} is of type {layer.kind}, which dnnc does not read; it reads "
                                f"{', '.join(LAYERS)}")  # fmt: skip
-    made = make(layer)
+    try:
+        made = make(layer)
+    except InputError as e:  # of the module
+        raise layer.wrong(str(e)) from e
     weights = made.blob_names() if hasattr(made, "blob_names") else [n for n, _ in made.named_parameters()]
     if len(layer.blobs) < len(weights):
         raise ModelError(

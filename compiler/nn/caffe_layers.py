@@ -57,6 +57,11 @@ class Op(Module):
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
+def _number(x: float) -> float:
+    """A float32 of a message, as people write it: 1e-5, not 9.99999974e-06."""
+    return float(str(np.float32(x)))
+
+
 def _sizes(layer: Layer, p: Any, name: str, rank: int, default: int) -> tuple[int, ...]:
     """A size for each spatial axis: of the repeated field, or of the fields for height and width."""
     short = "kernel" if name == "kernel_size" else name
@@ -175,7 +180,7 @@ def _batch_norm(layer: Layer) -> Module:
     p = layer.proto.batch_norm_param
     if len(layer.blobs) != 3 or layer.blobs[0].size != layer.blobs[1].size or layer.blobs[2].size != 1:
         raise layer.wrong(f"blobs of shapes {[b.shape for b in layer.blobs]}; expected mean, variance and one factor")
-    made = BatchNorm(layer.blobs[0].size, p.eps, 1 - p.moving_average_fraction, affine=False)
+    made = BatchNorm(layer.blobs[0].size, _number(p.eps), 1 - _number(p.moving_average_fraction), affine=False)
     made.fixed = bool(p.use_global_stats)
     factor = float(layer.blobs[2].reshape(-1)[0])
     sums = {"running_mean": layer.blobs[0], "running_var": layer.blobs[1]}
@@ -265,7 +270,7 @@ class TestScaledDropout(Dropout):
 
 def _dropout(layer: Layer) -> Module:
     p = layer.proto.dropout_param
-    return (Dropout if p.scale_train else TestScaledDropout)(round(p.dropout_ratio, 6))
+    return (Dropout if p.scale_train else TestScaledDropout)(_number(p.dropout_ratio))
 
 
 def _relu(layer: Layer) -> Module:

@@ -73,12 +73,13 @@ class Module:
         module: Any = self
         if tracing():
             module._settle()
-        for hook in tuple(module._tables("_pre_hooks").values()):
+        hooks = module._tables("_pre_hooks")
+        for hook in tuple(hooks.values()) if hooks else ():
             given = hook(module, args)
             if given is not None:
                 args = given if isinstance(given, tuple) else (given,)
         made = self.forward(*args, **kwargs)
-        for hook in tuple(module._hooks.values()):
+        for hook in tuple(module._hooks.values()) if module._hooks else ():
             other = hook(module, args, made)
             made = made if other is None else other
         return made
@@ -124,9 +125,10 @@ class Module:
         self._transient.discard(name)
 
     def __getattr__(self, name: str) -> Any:
-        for table in ("_parameters", "_buffers", "_modules"):
-            held = self.__dict__.get(table, {})
-            if name in held:
+        own = self.__dict__
+        for table in ("_parameters", "_modules", "_buffers"):
+            held = own.get(table)
+            if held and name in held:
                 return held[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 

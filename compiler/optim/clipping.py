@@ -52,14 +52,26 @@ def clip_grad_norm_(
     Returns:
         The norm before.
     """
-    params = [p for p in _list(parameters) if p.grad is not None]
-    gradients = [p.grad for p in params if p.grad is not None]
-    norm = norm_of(gradients, norm_type)
+    params = _list(parameters)
+    norm = get_total_norm([p.grad for p in params if p.grad is not None], norm_type, error_if_nonfinite)
+    clip_grads_with_norm_(params, max_norm, norm)
+    return norm
+
+
+def get_total_norm(tensors: Array | Iterable[Array], norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Array:
+    """The norm of the elements of all arrays together; see `clip_grad_norm_` for the arguments."""
+    norm = norm_of(_list(tensors), norm_type)
     if error_if_nonfinite and not math.isfinite(float(norm)):
         raise InputError(f"clip_grad_norm_: the norm of the gradients is {float(norm)}, so they cannot be clipped")
-    for p, g in zip(params, clipped_by_norm(gradients, max_norm, norm)):
-        p.grad = g
     return norm
+
+
+def clip_grads_with_norm_(parameters: Array | Iterable[Array], max_norm: float, total_norm: Array) -> None:
+    """Scale the gradients of parameters, whose norm is `total_norm`, so that it is `max_norm` at most."""
+    params = [p for p in _list(parameters) if p.grad is not None]
+    gradients = [p.grad for p in params if p.grad is not None]
+    for p, g in zip(params, clipped_by_norm(gradients, max_norm, total_norm)):
+        p.grad = g
 
 
 def clip_grad_value_(parameters: Array | Iterable[Array], clip_value: float) -> None:

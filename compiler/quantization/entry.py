@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dnnc.ir.errors import DnncError
+from dnnc.quantization.agreement import AGREEMENT, REACH, SAMPLES, SURE, Improved, Improving, allowed, too_dear
 from dnnc.quantization.calibration import Observed, Running, Tell, Wanted, observe
 from dnnc.quantization.choice import Candidate, chosen
-from dnnc.quantization.data import Feed, Samples, first_feeds, model_inputs, samples
+from dnnc.quantization.data import CHECKED, Feed, Samples, first_feeds, model_inputs, samples
+from dnnc.quantization.decisions import Decisions
 from dnnc.quantization.layers import Kept, Layer, check_patterns, found_layers, refusal
 from dnnc.quantization.measure import Difference, Times, timed
 from dnnc.quantization.onnx_graph import BLOCKS, FLOAT8, LEAST, float32_only, opened, refuse_quantized
@@ -47,6 +50,7 @@ def quantize(
     keep: Sequence[str] | str = (),
     samples: int | None = None,
     random: bool = False,
+    agreement: float | None = None,
     max_error: float | None = None,
     metric: Callable[[Callable[..., Any]], float] | None = None,
     layer_errors: bool = False,
@@ -63,8 +67,8 @@ def quantize(
             .npz file, or of a folder. Some 100 samples do.
         inputs: of a function or module, as of `dnnc.compile`.
         scheme: "int8": weights and activations of convolutions and products in 8 bits. "w8a16", "w4a16": weights of
-            products alone, in 8 or 4 bits; activations stay float. "fp8": both in e4m3. "auto": for each layer the
-            fastest scheme of small error, within `max_error`.
+            products alone, in 8 or 4 bits; activations stay float. "fp8": both in e4m3. "int16": both in 16 bits, as
+            three products of bytes. "auto": for each layer the fastest scheme of small error, within `max_error`.
         method: how ranges of activations are found: "mse" (least square error), "minmax", "percentile", "entropy".
         percentile: with that method, the share of numbers that a range holds, in percent.
         activations: "uint8" with a zero point, or "int8" about 0.
@@ -80,6 +84,9 @@ def quantize(
         keep: patterns of names of layers that stay float.
         samples: how many samples to take at most.
         random: calibrate on random numbers where there is no data: right for speed, wrong for accuracy.
+        agreement: for "int8" and "fp8": the share of rows of the outputs, from 0 to 1, whose arg-max shall be that of
+            float. Layers get 16 bits or stay float until samples that gave no ranges say so. By default 0.99 where few
+            arg-maxes differ; a model far from that keeps all layers in 8 bits, with a note. 0: no bound.
         max_error: bound for "auto": relative error of the outputs, by default 0.05; with `metric` the loss of that.
         metric: called with a function that takes a model's inputs and gives its outputs; returns a number that is
             better when it is larger, such as an accuracy. For "auto".
@@ -98,13 +105,34 @@ def quantize(
     """
     asked = QuantizeOptions(
         scheme, method, percentile, activations, form, block, bias_correction, smooth, gptq, keep, samples,  # type: ignore[arg-type]
-        random, max_error, metric, layer_errors, measure, options,
+        random, agreement, max_error, metric, layer_errors, measure, options,
     )  # fmt: skip
     return _Work(model, data, inputs, asked, progress or _silent).run()
 
 
 def _silent(stage: str, done: int, of: int) -> None:
     """No progress."""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A quantized model, how far it is from the float model, and times of both; None: not measured."""
+
+    proto: Any
+    difference: Difference
+    decisions: Decisions
+    times: tuple[Times, Times] | None
+
+    def too_dear(self, in_bytes: _Judged) -> bool:
+        """Does this one cost too much of what the one in bytes gains?"""
+        return self.times is not None and in_bytes.times is not None and too_dear(*in_bytes.times, self.times[1])
+
+    def slower(self, nodes: Iterable[str]) -> set[str]:
+        """Layers that take longer than in float."""
+        if self.times is None:
+            return set()
+        before, after = (t.layers for t in self.times)
+        return {n for n in nodes if after.get(n, 0.0) > before.get(n, 0.0)}
 
 
 class _Work:
@@ -236,42 +264,76 @@ class _Work:
         """Every layer in one scheme."""
         if not schemes:
             self.notes.append("no layer can be quantized: the model is as it was")
-        proto = written(plan, self.layers, schemes)
-        results = {x.node: LayerResult(x.node, x.kind, schemes.get(x.node, FLOAT)) for x in self.layers}
-        out = self._result(proto, results)
         if not self.options.measure:
-            return out
-        feeds = first_feeds(self.samples)
+            return self._result(written(plan, self.layers, schemes), schemes, {})
+        feeds = list(islice(self.samples, SAMPLES))
         plain = Running(self.model.proto, self.samples, self.options.compile, tell=self.tell)
-        quantized = Running(proto, self.samples, self.options.compile, tell=self.tell)
         want = [plain.outputs(f) for f in feeds]
-        difference = Difference()
-        for k, (feed, w) in enumerate(zip(feeds, want)):
-            self.tell("compare outputs", k, len(feeds))
-            difference.add(quantized.outputs(feed), w)
+        judged = self._judged(plan, schemes, plain, feeds, want)
+        reasons: dict[str, str] = {}
+        improved = self._improved(plan, schemes, plain, judged)
+        if improved is not None:
+            in_bytes = schemes, judged
+            schemes, reasons = improved.schemes, dict(improved.reasons)
+            judged = self._judged(plan, schemes, plain, feeds, want)
+            slow = judged.slower(n for n, s in schemes.items() if s == "int16")
+            if slow:
+                schemes = {n: s for n, s in schemes.items() if n not in slow}
+                judged = self._judged(plan, schemes, plain, feeds, want)
+            if self.options.agreement is None and judged.too_dear(in_bytes[1]):
+                (schemes, judged), reasons = in_bytes, {}
+                self.notes[-1] = improved.dear
         errors: dict[str, float] = {}
         if self.options.layer_errors and schemes:
-            scheme = next(iter(schemes.values()))
-            simulation = Simulation(plan, self.layers, scheme, self.samples, feeds, want, self.tell)
+            scheme = self.options.scheme
+            some = feeds[:CHECKED]
+            simulation = Simulation(plan, self.layers, scheme, self.samples, some, want[:CHECKED], self.tell)
             for k, layer in enumerate(self.layers):
                 self.tell("errors of layers", k, len(self.layers))
                 errors[layer.node] = simulation.difference({layer.node: scheme}).error
-        times = self._times(plain, quantized, feeds[0], plan, schemes)
-        layers = tuple(
-            replace(x, error=errors.get(x.name), before=times[0].layers.get(x.name), after=times[1].layers.get(x.name))
-            if x.scheme != FLOAT
-            else replace(x, before=times[0].layers.get(x.name))
-            for x in out.layers
-        ) if times else out.layers  # fmt: skip
-        totals = (times[0].total, times[1].total) if times else (None, None)
-        return replace(
-            out,
-            layers=layers,
-            error=difference.error,
-            agreement=difference.agreement,
-            before=totals[0],
-            after=totals[1],
-        )
+        out, times = self._result(judged.proto, schemes, reasons), judged.times
+        if times is not None:
+            layers = tuple(
+                replace(x, before=times[0].layers.get(x.name), after=times[1].layers.get(x.name))
+                if x.scheme != FLOAT
+                else replace(x, before=times[0].layers.get(x.name))
+                for x in out.layers
+            )
+            out = replace(out, layers=layers, before=times[0].total, after=times[1].total)
+        layers = tuple(replace(x, error=errors.get(x.name)) for x in out.layers)
+        return replace(out, layers=layers, error=judged.difference.error, agreement=judged.difference.agreement)
+
+    def _judged(
+        self, plan: Plan, schemes: Mapping[str, str], plain: Running, feeds: Sequence[Feed], want: Sequence[Any]
+    ) -> _Judged:
+        """The model with these schemes, compiled and compared."""
+        proto = written(plan, self.layers, schemes)
+        quantized = Running(proto, self.samples, self.options.compile, tell=self.tell)
+        difference, decisions = Difference(), Decisions()
+        for k, (feed, w) in enumerate(zip(feeds, want)):
+            self.tell("compare outputs", k, len(feeds))
+            got = quantized.outputs(feed)
+            difference.add(got, w)
+            decisions.add(got, w)
+        return _Judged(proto, difference, decisions, self._times(plain, quantized, feeds[0], plan, schemes))
+
+    def _improved(self, plan: Plan, schemes: Mapping[str, str], plain: Running, judged: _Judged) -> Improved | None:
+        """More bits for some layers, where 8 bits change decisions."""
+        bound, changed = self.options.agreement, judged.decisions.changed
+        if self.options.scheme not in ("int8", "fp8") or self.options.random or not schemes or changed is None:
+            return None
+        if bound is None and changed > REACH:
+            self.notes.append(
+                f"about {changed:.0%} of the arg-maxes would differ from float, to which all layers contribute; "
+                f"agreement={AGREEMENT:g} gives layers more bits until they agree"
+            )
+            return None
+        if changed <= SURE * allowed(bound, judged.decisions.rows):
+            return None
+        found = Improving(plan, self.layers, schemes, self.samples, plain, judged.times, self.tell).run()
+        if found is not None:
+            self.notes.append(found.note)
+        return found
 
     def _times(
         self, plain: Running, quantized: Running, feed: Feed, plan: Plan, schemes: Mapping[str, str]
@@ -286,9 +348,15 @@ class _Work:
             self.notes.append(f"times were not measured: {e}")
             return None
 
-    def _result(self, proto: Any, results: Mapping[str, LayerResult]) -> Quantized:
+    def _result(self, proto: Any, schemes: Mapping[str, str], reasons: Mapping[str, str]) -> Quantized:
         """A report without figures."""
-        every = dict(results)
+        every = {
+            x.node: LayerResult(x.node, x.kind, schemes.get(x.node, FLOAT), reason=reasons.get(x.node, ""))
+            for x in self.layers
+        }
+        return self._report(proto, every)
+
+    def _report(self, proto: Any, every: dict[str, LayerResult]) -> Quantized:
         every |= {k.node: LayerResult(k.node, k.kind, FLOAT, reason=k.reason) for k in self.kept.values()}
         order = {n.name: k for k, n in enumerate(self.model.graph.node)}
         layers = tuple(sorted(every.values(), key=lambda x: order.get(x.name, len(order))))
@@ -307,7 +375,7 @@ class _Work:
         )
         made = chosen(candidate)
         self.notes += made.notes
-        out = self._result(made.proto, made.layers)
+        out = self._report(made.proto, dict(made.layers))
         layers = tuple(
             x if x.before is not None or x.name in made.layers else replace(x, before=made.before.layers.get(x.name))
             for x in out.layers

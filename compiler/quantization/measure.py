@@ -13,6 +13,7 @@ from dnnc.ir.errors import InputError
 from dnnc.quantization.data import Feed
 from dnnc.quantization.layers import Layer
 from dnnc.quantization.placement import Placement
+from dnnc.quantization.sixteen import owner
 
 Array = np.ndarray[Any, Any]
 SUFFIXES = ("_QuantizeLinear", "_DequantizeLinear")  # of the names of nodes that quantization adds behind values
@@ -88,7 +89,7 @@ def timed(executable: Any, feed: Feed, layers: Iterable[Layer], placement: Place
     for call, *again in zip(*profiles):
         seconds = min(call.seconds, *(c.seconds for c in again))
         total += seconds
-        names = [part.rpartition(" (")[0] for part in call.nodes.split("), ")]
+        names = [owner(part.rpartition(" (")[0]) for part in call.nodes.split("), ")]
         owners = {n for n in names if n in known}
         if not owners and placement is not None:
             values = {n[: -len(s)] for n in names for s in SUFFIXES if n.endswith(s)}

@@ -10,7 +10,7 @@ from typing import Any
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError
 
-SCHEMES = ("int8", "w8a16", "w4a16", "fp8", "auto")
+SCHEMES = ("int8", "int16", "w8a16", "w4a16", "fp8", "auto")
 METHODS = ("mse", "minmax", "percentile", "entropy")
 FORMS = ("qdq", "operators", "nbits")
 ACTIVATIONS = ("uint8", "int8")
@@ -35,6 +35,7 @@ class QuantizeOptions:
     keep: tuple[str, ...] = ()
     samples: int | None = None
     random: bool = False
+    agreement: float | None = None
     max_error: float | None = None
     metric: Callable[[Callable[..., Any]], float] | None = None
     layer_errors: bool = False
@@ -49,6 +50,8 @@ class QuantizeOptions:
         number("percentile", self.percentile, 50.0, 100.0)
         if self.smooth is not None:
             number("smooth", self.smooth, 0.0, 1.0)
+        if self.agreement is not None:
+            number("agreement", self.agreement, 0.0, 1.0)
         if self.max_error is not None:
             number("max_error", self.max_error, 0.0, float("inf"))
         if self.block is not None:
@@ -75,6 +78,10 @@ class QuantizeOptions:
             what = "max_error" if self.max_error is not None else "metric"
             raise InputError(
                 f'{what} says what scheme="auto" may cost; scheme={self.scheme!r} quantizes all that it can'
+            )
+        if self.agreement is not None and (self.scheme not in ("int8", "fp8") or not self.measure or self.random):
+            raise InputError(
+                "agreement is measured on samples of data, for scheme int8 or fp8; auto has max_error and metric"
             )
         if self.scheme == "auto" and not self.measure:
             raise InputError('scheme="auto" chooses by what it measures; measure=False is for the others')

@@ -18,7 +18,8 @@ from onnx import TensorProto, helper
 from dnnc.quantization.layers import Layer
 from dnnc.quantization.onnx_graph import Model
 from dnnc.quantization.plan import Plan, Weight, is_weight_only
-from dnnc.quantization.ranges import Grid
+from dnnc.quantization.ranges import Grid, grid
+from dnnc.quantization.sixteen import in_sixteen_bits
 
 Array = np.ndarray[Any, Any]
 KINDS = {"uint8": np.uint8, "int8": np.int8}
@@ -75,14 +76,18 @@ class _Writer:
     def layer(self, layer: Layer, scheme: str) -> None:
         """Quantize the weights and the bias of a layer."""
         x = self.grids.get(layer.x)
-        w = self.plan.weight(layer, scheme, x)
         n = self.nodes[layer.node]
+        if scheme == "int16":
+            self._sixteen(layer, n)
+            return
+        w = self.plan.weight(layer, scheme, x)
         if is_weight_only(scheme) and self.plan.options.form == "nbits":
             self._bits(layer, n, w, self.plan.options.bits(scheme))
         else:
             n.input[1] = self._dequantized(layer, w, scheme)
             if scheme == "int8" and x is not None and not layer.adder and layer.bias:
-                n.input[2] = self._integer_bias(layer, w, x)
+                bias = w.bias if w.bias is not None else self.plan.model.constants[layer.bias].reshape(-1)
+                n.input[2] = self._integer_bias(layer, bias, w.rounded.scales.reshape(-1), x)
                 return
         if w.bias is not None:
             self._set_bias(layer, n, w.bias)
@@ -114,10 +119,20 @@ class _Writer:
         self.before.setdefault(layer.node, []).append(node)
         return y
 
-    def _integer_bias(self, layer: Layer, w: Weight, x: Grid) -> str:
+    def _sixteen(self, layer: Layer, n: onnx.NodeProto) -> None:
+        """Replace a layer by products of bytes that are exact to 16 bits."""
+        h, weights = self.plan.observed.histograms[layer.x], self.plan.model.constants[layer.weight]
+        x = grid(h.low, h.high, self.plan.options.activations)
+        bias = self.plan.model.constants.get(layer.bias, np.zeros(0, np.float32)).reshape(-1)
+        nodes, made = in_sixteen_bits(
+            self.out, layer, n, weights, x, lambda scales: self._integer_bias(layer, bias, scales, x)
+        )
+        self.before.setdefault(layer.node, []).extend(nodes)
+        self.replaced[n.name] = self.nodes[n.name] = made
+
+    def _integer_bias(self, layer: Layer, bias: Array, of_weights: Array, x: Grid) -> str:
         """The bias as DequantizeLinear of i32; its scale is that of the sums."""
-        bias = w.bias if w.bias is not None else self.plan.model.constants[layer.bias].reshape(-1)
-        scales = (w.rounded.scales.reshape(-1) * x.scale).astype(np.float32)
+        scales = (of_weights * x.scale).astype(np.float32)
         q = np.clip(np.rint(bias.astype(np.float64) / scales), -(1 << 31), (1 << 31) - 1).astype(np.int32)
         names = [self.out.add(f"{layer.bias}_q", q), self.out.add(f"{layer.bias}_scale", scales)]
         return self._before(layer, "DequantizeLinear", names, f"{layer.bias}_dq", axis=0)

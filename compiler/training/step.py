@@ -14,6 +14,7 @@ from dnnc.array.creation import asarray, borrowed
 from dnnc.array.devices import HOST, DeviceData, device_name, moved_to
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import Lazy, leaf
+from dnnc.backends.runtime.results import results
 from dnnc.compile_graph import compile_graph
 from dnnc.donation import packed, unpacked
 from dnnc.executable import Executable
@@ -66,7 +67,8 @@ class TrainStep:
         self._types = [(a.shape, a.dtype) for a in first.values()]
         # how arrays of the state lie, as the first program that reads them wants it; None: in rows, until there is one
         self._lies: list[TensorType | None] = [None] * len(first)
-        self._held: list[Any] = [self._own(k, a) for k, a in enumerate(first.values())]
+        self._held: list[Any] = [self._own(k, first.pop(n)) for k, n in enumerate(self._names)]
+        results().release()  # memory of first values: steps need none
         self._place = {n: k for k, n in enumerate(self._names)}
         self._out: list[int] = []  # arrays that a module shows as they were
         self._lent: dict[int, Held] = {}  # to the arrays of a module

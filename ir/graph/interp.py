@@ -96,7 +96,9 @@ def _told(n: Node, attrs: Mapping[str, Any]) -> None:
 
 def _widen(a: Array, dtype: DType) -> Array:
     """Floats as float64, complex numbers as complex128, anything else as it is."""
-    return a.astype(np.float64) if dtype.is_float else a.astype(np.complex128) if dtype.kind == "c" else a
+    if dtype.is_float:
+        return a.astype(np.float64, copy=False)
+    return a.astype(np.complex128, copy=False) if dtype.kind == "c" else a
 
 
 class Run:

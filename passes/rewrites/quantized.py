@@ -278,11 +278,19 @@ def _weights(m: Match, n: Node, axis: int, convolves: bool) -> tuple[Weights, Ar
 def _exact_bias(m: Match, bias: Value | None, x: Node, scales: Array) -> Array | None:
     """A bias in integers whose scale is the product of those of x and the weights; None where it is none."""
     n, scale = producer(bias, "dequantize_linear"), m.graph.constants.get(m.operand(x, 1))
-    if n is None or scale is None or scale.size != 1 or known(m.graph, n.inputs[2] if len(n.inputs) > 2 else None) != 0:
+    if n is None or scale is None or scale.size != 1:
         return None
     q, of_bias = m.graph.constants.get(n.inputs[0]), m.graph.constants.get(n.inputs[1])  # type: ignore[arg-type]
     if q is None or of_bias is None or q.dtype != np.int32:
         return None
+    if len(n.inputs) > 2 and n.inputs[2] is not None:
+        zero = m.graph.constants.get(n.inputs[2])
+        if zero is None:
+            return None
+        moved = q.astype(np.int64) - zero.reshape(-1)  # one, or one for each channel
+        if np.abs(moved).max(initial=0) > np.iinfo(np.int32).max:
+            return None
+        q = moved.astype(np.int32)
     same = bool(np.allclose(of_bias.reshape(-1), (scale.reshape(()) * scales).reshape(-1), rtol=1e-6, atol=0))
     return q if same else None
 

@@ -36,7 +36,7 @@ class _Recompute:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes = list(graph.nodes())
-        self.number = {n: k for k, n in enumerate(self.nodes)}
+        self.number = {n: (k, 0) for k, n in enumerate(self.nodes)}  # copies stand ahead of a node, in their order
         stages = accumulate(int(kind_of(n) == "contraction") for n in self.nodes)
         self.stage = dict(zip(self.nodes, stages))
         self.first: dict[int, Node] = {}  # of each stage, behind its contraction
@@ -101,4 +101,5 @@ class _Recompute:
         inputs = [None if v is None else self.copies.get((v, at), v) for v in n.inputs]
         made = self.graph.insert_before(Node(n.op, inputs, n.attrs, [n.output.type], n.locs), self.first[at])
         self.stage[made] = at
+        self.number[made] = self.number[self.first[at]][0] - 1, 1 + len(self.copies)
         self.copies[n.output, at] = made.output

@@ -38,7 +38,8 @@ MOVE, FAR_MOVE = 3.0, 5.0  # cycles to turn a vector, and to write and read it, 
 MOST_CODE = 40 << 20  # bytes of a program: a little more than what last-level caches of servers hold
 FEW_PIXELS = 4  # whose products are sums over gathered elements
 ELEMENT = 8  # bytes of a nonzero in a loop
-GATHERED = 1.0  # cycles to gather one element
+GATHERED = 2.0  # cycles to gather one element, on a core that loads one vector a cycle
+CACHED = 4  # times memory's rate, at which weights come from the last-level cache
 NEAR = 0.85  # of the L2 cache's rate
 
 
@@ -137,8 +138,10 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     pixels = math.prod(_sizes(n.output.type.shape)) // rows
     terms = array.size // rows
     if pixels <= FEW_PIXELS:  # both wait for memory
-        sparse = count * max(ELEMENT / rates.memory, pixels * GATHERED)
-        gain = max(4 / rates.memory, pixels / (lanes * rates.fma)) * array.size / sparse
+        held = min(MOST_CODE / (4 * array.size), 1)  # the share that the last-level cache keeps
+        rate = rates.memory / (held / CACHED + 1 - held)
+        sparse = count * max(ELEMENT / rate, pixels * GATHERED / rates.loads) + rows * ROW
+        gain = max(4 / rate, pixels / (lanes * rates.fma)) * array.size / sparse
         if gain < GAIN:
             return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
         return Verdict(Sparse.of(array, axis), f"{head} sparse, CSR, {gain:.1f} times as fast as dense by estimate")

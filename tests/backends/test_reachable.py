@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dnnc.backends.reachable import Sample, bounds, judge
+from dnnc.backends.reachable import Sample, bounds, judge, noise
 from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
@@ -162,3 +162,20 @@ def test_planted_faults_in_chains_that_cancel_are_refused() -> None:
     """Some have no effect there: what a fault leaves out is rounded away, or all results are NaN."""
     tried, caught, refused = campaign([cancelling(s) for s in range(28)])
     assert not refused and caught.total() > 0.65 * tried.total()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (70, 500), (4000, 5, 3), (6, 1, 50, 40), (2, 2, 2, 2, 2, 2, 2)])
+def test_noise_is_uniform_and_no_neighbours_share_it(shape: tuple[int, ...]) -> None:
+    made = noise(0.5, shape, np.random.default_rng(7))
+    assert made.shape == shape and (np.abs(made) <= 0.5).all()
+    for axis, n in enumerate(shape):
+        line = np.moveaxis(made, axis, 0).reshape(n, -1)
+        assert all(len(np.unique(line[:, k])) == n for k in range(min(line.shape[1], 20)))
+        if n >= 1000:
+            assert abs(line[:, 0].mean()) < 4 * 0.5 / np.sqrt(3 * n)
+
+
+def test_noise_of_a_large_value_takes_little_memory() -> None:
+    made = noise(1.0, (1024, 50257), np.random.default_rng(7))
+    low, high = np.lib.array_utils.byte_bounds(made)
+    assert high - low < made.nbytes / 500

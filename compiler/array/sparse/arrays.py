@@ -14,8 +14,9 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from dnnc.array.core import Array, array_of, cast
+from dnnc.array.core import Array, array_of, cast, from_buffer
 from dnnc.array.creation import asarray
+from dnnc.array.devices import HOST
 from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.manipulation import broadcast_to, concat, matrix_transpose, reshape, result_type
 from dnnc.array.operators import NUMBERS
@@ -31,6 +32,7 @@ from dnnc.ir.errors import InputError, a_type
 Same = TypeVar("Same", bound="SparseArray")
 S = TypeVar("S")
 DENSE = (Array, np.ndarray, np.generic)
+BORROWED = ("float32", "float64", "int32", "int64")
 
 
 class SparseArray(ABC):
@@ -163,7 +165,7 @@ class SparseArray(ABC):
             a, b = self.tocsr(), other.tocsr()
             data, structure = multiplied(a.data, a.structure, b.data, b.structure)
             return _made(csr_array, data=data, structure=structure)
-        x = _operand(other, self)
+        x = _factor(other, self)
         return NotImplemented if x is None else self._times(x)
 
     def _times(self, x: Array) -> Array:
@@ -172,7 +174,7 @@ class SparseArray(ABC):
         return products.matmul(a.data, a.structure, x)
 
     def __rmatmul__(self, other: Any) -> Array:
-        x = _operand(other, self)
+        x = _factor(other, self)
         if x is None:
             return NotImplemented
         if x.ndim == 1:
@@ -510,6 +512,12 @@ def _operand(x: Any, beside: SparseArray) -> Array | None:
     if isinstance(x, (np.ndarray, np.generic, list)) or hasattr(x, "__dlpack__"):
         return asarray(x, device=beside.device if isinstance(x, (np.ndarray, np.generic, list)) else None)
     return None
+
+
+def _factor(x: Any, beside: SparseArray) -> Array | None:
+    """A factor of a product, not copied where the product is computed at once."""
+    whole = isinstance(x, np.ndarray) and x.dtype.name in BORROWED and x.flags.c_contiguous
+    return from_buffer(x, HOST) if whole and products.at_hand(beside.data) else _operand(x, beside)
 
 
 def _at_places(x: Array, s: Structure, name: str) -> Array:

@@ -80,10 +80,15 @@ class Composite:
 
     def __call__(self, arrays: Sequence[Array], *options: float) -> Sequence[Array]:
         """`fn(*arrays, *options)` without a history. Within a trace it is traced."""
-        parts = [p for a in arrays for p in a._parts]
-        if any(p.traced for p in parts):
-            return self.fn(*arrays, *options)
-        key = options, *[(p.type.dtype, p.type.shape) for p in parts]
+        parts: list[Lazy] = []
+        words: list[Any] = [*options]
+        for a in arrays:
+            for p in a._parts:
+                if p.traced:
+                    return self.fn(*arrays, *options)
+                parts.append(p)
+                words += (p.type.dtype, p.type.shape)
+        key = tuple(words)
         found = self.known.find(key)
         if found is None:
             before, inner = number(), [stand_in(a) for a in arrays]
@@ -91,8 +96,8 @@ class Composite:
             body = recorded.graph
             types = tuple(v.type for v in body.outputs)
             found = self.known[key] = recorded, {"body": body}, types, ("call", body.structural_hash())
-        recorded, attrs, types, words = found
-        call = Call(OPS["call"], (*parts, *recorded.captured), attrs, types, words)
+        recorded, attrs, types, structure = found
+        call = Call(OPS["call"], (*parts, *recorded.captured), attrs, types, structure)
         call.tracked, call.depth = 0, 1
         return recorded.arrays(results(call))
 

@@ -15,11 +15,10 @@ def _conv(
 ) -> Array:
     what = f"conv{rank}d"
     x, w, b = arrays(what, input=input, weight=weight, bias=bias)
-    rank_of(what, x, rank + 1, rank + 2)
+    single = rank_of(what, x, rank + 1, rank + 2) == rank + 1
     rank_of(what, w, rank + 2, name="weight")
     strides, dilations = ints(what, "stride", stride, rank, 1), ints(what, "dilation", dilation, rank, 1)
     pads = conv_pads(what, padding, rank, w.shape[2:], strides, dilations)
-    single = x.ndim == rank + 1
     x = expand_dims(x, axis=0) if single else x
     y = _applied("conv", x, w, b, strides=strides, pads=pads, dilations=dilations, group=groups_of(what, groups))
     return squeeze(y, 0) if single else y

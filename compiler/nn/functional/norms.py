@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import Array, apply_full, array_of, cast
+from dnnc.array.core import Array, apply_full, array_of, cast, fresh
 from dnnc.array.elementwise import add, divide, multiply, subtract
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply_all, compute_along
@@ -26,8 +26,8 @@ Axes = tuple[int, ...]
 
 def _given(what: str, name: str, x: Any, shape: Sequence[Any], like: Array) -> Array | None:
     """A parameter of this shape in the type of the input, or None. InputError where its shape is another."""
-    if x is None:
-        return None
+    if x is None or (type(x) is Array and x._dtype is like._dtype and x._parts[0].type.shape == shape):
+        return x
     a = array(what, name, x)
     if len(a.shape) != len(shape) or any(differ(m, n) for m, n in zip(a.shape, shape)):
         raise ValueInputError(f"{what}: {name} must have shape {tuple(shape)}, got {a.shape}")
@@ -79,20 +79,42 @@ def batch_norm(
         )
         assert mean is not None and var is not None
         return op("batch_norm", x, w, b, mean, var, epsilon=float(eps))
-    count = math.prod(n for k, n in enumerate(x.shape) if k != 1)
+    return _of_batch(x, running_mean, running_var, w, b, momentum, float(eps))
+
+
+def counted_batch_norm(
+    input: Any, running: tuple[Array, Array, Array], weight: Any, bias: Any, momentum: float, eps: float
+) -> Array:
+    """`batch_norm` in training that counts batches: `running` are mean [C], variance [C] and the count, an integer."""
+    x = array("batch_norm", "input", input)
+    channels = (x.shape[1],)
+    w, b = _given("batch_norm", "weight", weight, channels, x), _given("batch_norm", "bias", bias, channels, x)
+    w, b = _or(w, x, 1.0, channels), _or(b, x, 0.0, channels)
+    mean, var, batches = running
+    return _of_batch(x, mean, var, w, b, momentum, eps, batches)
+
+
+def _of_batch(
+    x: Array, average: Any, variance: Any, w: Array, b: Array, momentum: Any, eps: float, batches: Array | None = None
+) -> Array:
+    """Normalize by statistics of the batch, and let the running ones take theirs."""
+    shape = x.shape
+    count = shape[0]
+    for n in shape[2:]:
+        count = count * n
     if not symbolic(count) and count < 2:
-        raise ValueInputError(f"{what}: training needs more than one value for each channel, got shape {x.shape}")
-    y, mean, var = map(
-        array_of, apply_all("batch_norm_training", *(v._parts[0] for v in (x, w, b)), epsilon=float(eps))
-    )
-    if isinstance(momentum, float) and not symbolic(count) and running_mean is not None and running_var is not None:
-        given = running_mean, running_var, mean, var
-        for running, new in zip(given, _BLENDED(given, momentum, count)):
-            _keep(running, new)
+        raise ValueInputError(f"batch_norm: training needs more than one value for each channel, got shape {shape}")
+    made = apply_all("batch_norm_training", x._parts[0], w._parts[0], b._parts[0], epsilon=eps)
+    y, mean, var = map(fresh, made)
+    if type(momentum) is float and not symbolic(count) and average is not None and variance is not None:
+        running = [average, variance] if batches is None else [average, variance, batches]
+        for old, new in zip(running, _BLENDED((mean, var, *running), momentum, count)):
+            _keep(old, new)
+        keep_along(y, *running)
     else:
-        blend(running_mean, detached(mean), momentum)
-        blend(running_var, _without_bias(detached(var), count), momentum)
-    keep_along(y, running_mean, running_var)
+        blend(average, detached(mean), momentum)
+        blend(variance, _without_bias(detached(var), count), momentum)
+        keep_along(y, average, variance)
     return y
 
 
@@ -111,19 +133,19 @@ def _blended(running: Array, new: Array, momentum: Any) -> Array:
     return cast(made, running.dtype)
 
 
-def _both_blended(
-    average: Array, variance: Array, mean: Array, var: Array, momentum: float, count: int
-) -> tuple[Array, Array]:
+def _next_statistics(mean: Array, var: Array, *more: Any) -> list[Array]:
+    """The running mean, variance and, where there is one, count after a batch; then come the momentum and its size."""
+    (average, variance, *batches), (momentum, count) = more[:-2], more[-2:]
     unbiased = _without_bias(detached(var), count)
-    return _blended(average, detached(mean), momentum), _blended(variance, unbiased, momentum)
+    blended = [_blended(average, detached(mean), momentum), _blended(variance, unbiased, momentum)]
+    return [*blended, *(add(n, 1) for n in batches)]
 
 
-_BLENDED = Composite(_both_blended)
+_BLENDED = Composite(_next_statistics)
 
 
 def _keep(running: Array, new: Array) -> None:
-    kept = _FRESH.get() or any(p.traced for p in running._parts)
-    if not kept and any(p.traced for p in new._parts):
+    if new._parts[0].traced and not (_FRESH.get() or running._parts[0].traced):
         raise InputError(
             "a running statistic would take a value of a function that is being traced; call the module by "
             "dnnc.nn.functional_call(module, state, ..., return_buffers=True), which gives the new statistics back, or "

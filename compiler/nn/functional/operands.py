@@ -38,6 +38,14 @@ def array(what: str, name: str, x: Any, kinds: str = "f") -> Array:
 
 def arrays(what: str, kinds: str = "f", **given: Any) -> list[Any]:
     """Arguments as arrays of one type; None stays None. InputError where types differ."""
+    quick, dtype = list(given.values()), None
+    for x in quick:
+        if x is not None:
+            if type(x) is not Array or x._dtype.kind not in kinds or (dtype is not None and x._dtype is not dtype):
+                break
+            dtype = x._dtype
+    else:
+        return quick
     made = {name: None if x is None else array(what, name, x, kinds) for name, x in given.items()}
     types = {name: x.dtype for name, x in made.items() if x is not None}
     if len(set(types.values())) > 1:
@@ -50,14 +58,23 @@ def arrays(what: str, kinds: str = "f", **given: Any) -> list[Any]:
 
 def rank_of(what: str, x: Array, *ranks: int, name: str = "input") -> int:
     """The number of axes. InputError unless it is one of `ranks`."""
-    if x.ndim not in ranks:
+    ndim = len(x._parts[0].type.shape)
+    if ndim not in ranks:
         words = " or ".join(map(str, ranks))
         raise ValueInputError(f"{what}: {name} must have {words} axes, got shape {x.shape}")
-    return x.ndim
+    return ndim
 
 
 def ints(what: str, name: str, value: Any, rank: int, low: int) -> Ints:
     """A number for each of `rank` axes. InputError where it is neither an integer nor so many, or below `low`."""
+    if type(value) is int and value >= low:
+        return (value,) * rank
+    if type(value) is tuple and len(value) == rank:
+        for v in value:
+            if type(v) is not int or v < low:
+                break
+        else:
+            return value
     given: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
     given = given * rank if len(given) == 1 else given
     ok = all(hasattr(v, "__index__") and not isinstance(v, bool) and v.__index__() >= low for v in given)

@@ -13,7 +13,7 @@ from dnnc.array.promotion import dtype_of
 from dnnc.ir.errors import InputError
 from dnnc.nn import functional as F
 from dnnc.nn import init
-from dnnc.nn.functional.norms import keep_along
+from dnnc.nn.functional.norms import counted_batch_norm, keep_along
 from dnnc.nn.layers.linear import DTYPE, empty
 from dnnc.nn.module import Module
 
@@ -62,21 +62,19 @@ class _Statistics(Module):
 class _BatchNorm(_Statistics):
     def forward(self, input: Any) -> Array:
         self._checked(input)
-        momentum = self.momentum or 0.0
-        if self.training and self.running_mean is not None:
-            momentum = self._counted()
-        training = self.training or self.running_mean is None
-        mean, var = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        momentum, training, tracked = self.momentum, self.training, self.track_running_stats
+        mean, var, batches = (self.running_mean, self.running_var, self.num_batches_tracked) if tracked else [None] * 3
+        if mean is None or var is None or batches is None:
+            return F.batch_norm(input, mean, var, self.weight, self.bias, training or mean is None, momentum, self.eps)
+        if training and momentum is not None:
+            return counted_batch_norm(input, (mean, var, batches), self.weight, self.bias, float(momentum), self.eps)
+        if training:  # all batches count evenly
+            batches._written(add(batches, 1)._parts)
+            momentum = 1.0 / batches.astype("float32")
         y = F.batch_norm(input, mean, var, self.weight, self.bias, training, momentum, self.eps)
-        if self.training:
-            keep_along(y, self.num_batches_tracked)
+        if training:
+            keep_along(y, batches)
         return y
-
-    def _counted(self) -> Any:
-        """One batch more; the part of the new statistics: of all batches evenly where there is no momentum."""
-        count = add(self.num_batches_tracked, 1)
-        self.num_batches_tracked._written(count._parts)
-        return self.momentum if self.momentum is not None else 1.0 / count.astype("float32")
 
 
 class BatchNorm1d(_BatchNorm):

@@ -121,7 +121,7 @@ def indices() -> Kernel:
 def indices(x: i64[64], y: f32[64, 64], z: i64[64], part: f32[64, 8]):
     for t in thread.x(64):
         k: i64x4 = guard(x[0:+4], 0, 64)
-        part[t, 0:+4:t - 30] = y[t, k] + y[t, lanes(4)]
+        part[t, 0:+4:t - 30] = y[t, k] + y[t, (lanes(4) + t) % 5 + (lanes(4) * 3 + t) // 7]
         part[t, 4:+4:2] = y[t, 60:+4:t % 5]
         z[t] = guard(x[t], 0, 64) + x[t]*x[0] - 3*x[1] + x[2] // 7 + x[t] % 5 + (63 - t) // 9 - x[t] // 8
         prefetch(addr(y[t, 0]))

@@ -72,6 +72,17 @@ def test_no_more_wait_than_may() -> None:
     assert 0 < r.waiting <= 3 * LEAST
 
 
+def test_release_gives_waiting_memory_back() -> None:
+    r = Results()
+    used = r.empty((LEAST,), np.uint8)
+    used[:] = 5
+    r.empty((LEAST,), np.uint8)
+    r.frames.append("an arena")
+    assert r.waiting > 0
+    r.release()
+    assert r.waiting == 0 and not r.frames and (used == 5).all()
+
+
 def test_all_results_of_one_call_may_wait() -> None:
     r = Results(kept=3 * LEAST)
     new = r.maker(5 * LEAST)

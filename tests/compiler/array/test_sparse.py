@@ -81,6 +81,17 @@ def test_shapes_at_the_edge(m: int, k: int, density: float) -> None:
     assert s.tocoo().nnz == s.nnz == a.nnz
 
 
+def test_factors_may_change_behind_a_product() -> None:
+    a, x = random(30, 40, 0.3), rng.standard_normal((40, 3)).astype(np.float32)
+    for kind in (sparse.csr_array, sparse.bsr_array, sparse.csb_array):
+        s, y, v = kind(a), x.copy(), x[:, 0].copy()
+        made = s @ y, s @ v, v[:30] @ s, y[:30].T.copy() @ s
+        y[:], v[:] = 7, 7
+        for got, want in zip(made, (a @ x, a @ x[:, 0], x[:30, 0] @ a, x[:30].T @ a)):
+            close(got, want)
+        assert not np.shares_memory(made[0].numpy(), y)
+
+
 def test_one_dense_row_and_empty_rows() -> None:
     d = np.zeros((200, 300), np.float32)
     d[70] = rng.standard_normal(300)

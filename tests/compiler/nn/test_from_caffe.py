@@ -265,16 +265,21 @@ def test_errors(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(dnnc.ModelError, match=message):
             nn.from_caffe(path)
+    with pytest.raises(dnnc.InputError, match="path=None"):
+        nn.from_caffe(None)  # type: ignore[arg-type]
     with pytest.raises(dnnc.ModelError, match="No such file"):
         nn.from_caffe(tmp_path / "missing")
     cases: list[tuple[Any, str]] = [
         (("it", "ROIPooling", "data", "y"), "'it' is of type ROIPooling, which dnnc does not read; it reads AbsVal"),
         (("it", "ReLU", "other", "y"), "reads 'other', which nothing before it makes"),
         (("it", "Accuracy", "data", "y"), "the net gives nothing"),
+        (("it", "Convolution", "data", "y", W), r"layer 'it' \(Convolution\): Conv2d: .* 5 groups"),
     ]
     for args, message in cases:
         net = NET(input=["data"])
-        add(net, *args)
+        layer = add(net, *args)
+        if layer.type == "Convolution":
+            fill(layer.convolution_param, {"num_output": 6, "kernel_h": 3, "kernel_w": 2, "group": 5})
         with pytest.raises(dnnc.DnncError, match=message):
             read(net, tmp_path)
     net = NET(input=["data"])

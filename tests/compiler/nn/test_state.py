@@ -311,6 +311,29 @@ def test_layers_begin_as_in_torch() -> None:
             np.testing.assert_allclose(np.abs(x).max(), np.abs(y).max(), 0.3)
 
 
+@pytest.mark.slow
+def test_vectors_and_norms_of_parameters() -> None:
+    ours = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False))
+    theirs = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, bias=False))
+    ours.load_state_dict(theirs.bfloat16().state_dict())
+    x = rng.standard_normal((4, 3)).astype(np.float32)
+    ours(xp.asarray(x)).sum().backward()
+    theirs.float()(torch.tensor(x)).sum().backward()
+    utils = torch.nn.utils
+    vector = nn.utils.parameters_to_vector(ours.parameters())
+    assert same(vector, utils.parameters_to_vector(theirs.parameters()).detach().numpy())
+    norms = [m.get_total_norm([p.grad for p in n.parameters()]) for m, n in ((nn.utils, ours), (utils, theirs))]
+    assert float(norms[0]) == pytest.approx(float(norms[1]), rel=1e-6)
+    for m, n, norm in ((nn.utils, ours, norms[0]), (utils, theirs, norms[1])):
+        m.clip_grads_with_norm_(n.parameters(), 0.5, norm)
+    for p, t in zip(ours.parameters(), theirs.parameters()):
+        np.testing.assert_allclose(np.asarray(p.grad), t.grad.numpy(), 1e-5)
+    nn.utils.vector_to_parameters(vector * 2, ours.parameters())
+    assert same(nn.utils.parameters_to_vector(ours.parameters()), vector * 2) and ours[0].weight.requires_grad
+    with pytest.raises(InputError, match=r"vec has shape \(11,\), expected \(12,\)"):
+        nn.utils.vector_to_parameters(vector[1:], ours.parameters())
+
+
 def test_functional_calls_of_threads() -> None:
     class Slow(nn.Module):
         def __init__(self) -> None:

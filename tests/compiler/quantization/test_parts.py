@@ -14,10 +14,12 @@ from small_models import images, model, residual, transformer
 import dnnc
 from dnnc.ir.errors import InputError, ModelError, UnsupportedError
 from dnnc.quantization import ranges
+from dnnc.quantization.agreement import _apart, allowed, too_dear
 from dnnc.quantization.calibration import columns
 from dnnc.quantization.data import Input, Samples, samples
+from dnnc.quantization.decisions import Decisions
 from dnnc.quantization.layers import Layer, found_layers
-from dnnc.quantization.measure import Difference
+from dnnc.quantization.measure import Difference, Times
 from dnnc.quantization.onnx_graph import opened
 from dnnc.quantization.placement import placed
 from dnnc.quantization.ranges import Histogram, chosen_range, grid
@@ -26,6 +28,58 @@ from dnnc.quantization.smoothing import smooth, smoothable
 
 RNG = np.random.default_rng(0)
 IMAGE = Input("x", np.dtype(np.float32), ("N", 3, 8, 8))
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_changed_decisions_are_expected_from_few_rows(noise: float, probabilities: bool) -> None:
+    rng = np.random.default_rng(1)
+    logits = 2 * rng.standard_normal((20000, 10))
+    moved = logits + noise * rng.standard_normal(logits.shape)
+    if probabilities:
+        logits, moved = (np.exp(a) / np.exp(a).sum(1, keepdims=True) for a in (logits, moved))
+    changed = (logits.argmax(1) != moved.argmax(1)).mean()
+    for k in (0, 100):
+        few = Decisions()
+        few.add([moved[k : k + 48]], [logits[k : k + 48]])
+        assert few.changed is not None and 0.4 * changed < few.changed < 2.5 * changed
+    same = Decisions()
+    same.add([logits], [logits])
+    assert same.changed == same.noise == 0
+
+
+def test_more_bits_cost_no_large_gain_and_few_rows_are_doubted() -> None:
+    layers, alone = {"a": 4.0, "b": 4.0}, {"a": 9.0}
+    for plain, in_bytes, improved, dear in (
+        (Times(10, layers), 3, 5, True),
+        (Times(10, layers), 3, 3.5, False),  # most of the gain is left
+        (Times(10, layers), 7, 9.9, False),  # a small gain
+        (Times(10, alone), 3, 9, False),  # one layer is the model
+    ):
+        assert too_dear(plain, Times(in_bytes, {}), Times(improved, {})) == dear
+    assert allowed(None, 24) < 0.0025 < allowed(None, 600) < allowed(0.98, 600) < 0.02
+
+
+def test_rows_without_a_decision() -> None:
+    d = Decisions()
+    d.add([np.ones((9, 1)), np.zeros((9, 3))], [np.ones((9, 1)), np.zeros((9, 3))])  # no second number; all the same
+    assert d.changed is None
+    d.add([np.full((9, 3), np.nan)], [np.arange(27.0).reshape(9, 3)])
+    assert d.changed is not None and d.changed > 0.1
+
+
+def test_samples_that_give_ranges_are_not_those_that_are_judged() -> None:
+    feeds = [{"x": np.full((6, 1), k), "y": np.arange(3)} for k in range(9)]
+    inputs = [Input("x", np.dtype(np.int64), ("N", 1)), Input("y", np.dtype(np.int64), (3,))]
+    fit, judged = _apart(inputs, feeds)
+    assert [f["x"][0, 0] for f in fit] == [0, 2, 4, 6, 8] and [f["x"][0, 0] for f in judged] == [1, 3, 5, 7]
+    one = [{"x": np.arange(5).reshape(5, 1), "y": np.arange(3)}]
+    fit, judged = _apart(inputs, one)
+    assert fit[0]["x"].ravel().tolist() == [0, 2, 4] and judged[0]["x"].ravel().tolist() == [1, 3]
+    assert fit[0]["y"] is judged[0]["y"] is one[0]["y"]
 
 
 # --- ranges -----------------------------------------------------------------------------------------------------------
@@ -291,6 +345,8 @@ def test_models_that_are_refused() -> None:
         ({"scheme": "w4a16", "form": "nbits", "block": 24}, "blocks of 16, 32"),
         ({"scheme": "w8a16", "form": "operators"}, "8-bit activations"),
         ({"scheme": "fp8", "gptq": True}, "gptq rounds weights to integers"),
+        ({"agreement": 1.5}, "agreement=1.5: expected a number from 0 to 1"),
+        ({"agreement": 0.9, "scheme": "auto"}, "agreement is measured"),
         ({"max_error": 0.1}, "max_error says what scheme=.auto. may cost"),
         ({"scheme": "auto", "measure": False}, "chooses by what it measures"),
         ({"keep": ("nothing*",)}, "no layer fits 'nothing\\*'; layers are"),

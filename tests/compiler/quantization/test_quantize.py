@@ -69,13 +69,13 @@ def test_integers(options: dict[str, Any], error: float) -> None:
 @pytest.mark.parametrize(
     ("scheme", "options", "error"),
     [
-        ("int8", {"smooth": 0.5}, 0.03),
+        ("int8", {"smooth": 0.5, "agreement": 0}, 0.03),
         ("w8a16", {}, 0.01),
         ("w8a16", {"block": 8}, 0.01),
         ("w4a16", {"gptq": True, "bias_correction": True}, 0.15),
         ("w4a16", {"form": "nbits", "block": 16}, 0.25),
         ("w8a16", {"form": "nbits"}, 0.01),
-        ("fp8", {}, 0.2),
+        ("fp8", {"agreement": 0}, 0.2),
     ],
 )
 def test_a_block_of_attention(scheme: str, options: dict[str, Any], error: float) -> None:
@@ -110,9 +110,38 @@ def test_the_trained_digits_see_the_same() -> None:
 
 
 @pytest.mark.slow
+def test_layers_have_more_bits_until_decisions_are_those_of_float() -> None:
+    x = np.random.default_rng(3).standard_normal((96, 3, 8, 8)).astype(np.float32)
+    x[:, 0] *= 40  # a channel that leaves the others few steps
+    free, bound = (dnnc.quantize(residual(), x[:64], agreement=a) for a in (0, 0.995))
+    assert {layer.scheme for layer in free.layers} == {"int8"} and not free.notes
+    better = [layer for layer in bound.layers if layer.scheme != "int8"]
+    assert better and "8 bits everywhere would change" in bound.notes[0]
+    assert all("of the arg-maxes" in layer.reason for layer in better)
+    f = dnnc.compile(residual())
+    errors = [float(np.abs(q.compile()(x) - f(x)).max()) for q in (free, bound)]
+    assert errors[1] < 0.6 * errors[0]
+    assert (bound.compile()(x[64:]).argmax(1) == f(x[64:]).argmax(1)).all()
+
+
+@pytest.mark.slow
+def test_products_of_bytes_in_sixteen_bits() -> None:
+    for m, x in ((residual(), images()), (transformer(), images().reshape(-1, 6, 16))):
+        q = dnnc.quantize(m, x, scheme="int16")
+        assert q.error is not None and q.error < 1e-4 and operators(q)["QuantizeLinear"] == 8
+        assert all(layer.after for layer in q.layers if layer.scheme == "int16")
+
+
+@pytest.mark.slow
 def test_other_runtimes_read_the_same_numbers() -> None:
     x = images()
-    for options in ({}, {"form": "operators"}, {"scheme": "w4a16"}, {"scheme": "w4a16", "form": "nbits"}):
+    for options in (
+        {},
+        {"scheme": "int16"},
+        {"form": "operators"},
+        {"scheme": "w4a16"},
+        {"scheme": "w4a16", "form": "nbits"},
+    ):
         q = dnnc.quantize(residual(), x, measure=False, **options)
         session = onnxruntime.InferenceSession(q.model.SerializeToString(), providers=["CPUExecutionProvider"])
         (got,), want = session.run(None, {"x": x}), q.compile()(x)
@@ -214,7 +243,7 @@ def test_errors_of_layers_of_a_model_that_is_read_anew_for_each_call(times: dict
     x = np.random.default_rng(3).standard_normal((6, 4, 8)).astype(np.float32)
     feeds = [{"x": a, "s": np.array([4, 6])} for a in x]
     assert dnnc.compile(proto).variants == []
-    for options in ({"scheme": "auto", "max_error": 0.5}, {"layer_errors": True}):
+    for options in ({"scheme": "auto", "max_error": 0.5}, {"layer_errors": True, "agreement": 0}):
         q = dnnc.quantize(proto, feeds, **options)
         assert len(q.layers) == 2 and all(layer.scheme != "float" for layer in q.layers)
         assert all(layer.error is not None and 0 < layer.error < 0.1 for layer in q.layers)
@@ -334,7 +363,7 @@ def test_a_batch_of_minus_one_and_a_slice_of_everything() -> None:
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     outputs = len(proto.graph.output)
     x = images(5)
-    q = dnnc.quantize(proto, [x, {"x": x[:1]}])
+    q = dnnc.quantize(proto, [x, {"x": x[:1]}], agreement=0)
     assert [layer.scheme for layer in q.layers] == ["int8"] and q.samples == 6
     assert q.error is not None and q.error < 0.02
     assert len(q.model.graph.output) == outputs
@@ -355,6 +384,6 @@ def test_sizes_that_each_call_decides() -> None:
     proto.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"))
     before = proto.SerializeToString()
     x = images(3)
-    q = dnnc.quantize(proto, [x[..., :6, :], x])
+    q = dnnc.quantize(proto, [x[..., :6, :], x], agreement=0)
     assert [layer.scheme for layer in q.layers] == ["int8"] * 3 and q.error is not None and q.error < 0.03
     assert proto.SerializeToString() == before

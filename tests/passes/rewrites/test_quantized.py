@@ -158,6 +158,24 @@ def test_a_depthwise_sum_starts_at_its_bias_while_floats_are_exact(bias: int, in
     np.testing.assert_array_equal(run(g, xs, "as-is")[0], want)
 
 
+WITH_BIAS = """\
+def g(x: u8[1, 8, 5, 5], *, w: i8[4, 8, 3, 3], s: f32, t: f32[4], b: i32[4], r: f32[4], zb: i32[{n}]):
+    y = conv(dequantize_linear(x, s), dequantize_linear(w, t, axis=0), dequantize_linear(b, r, zb, axis=0))
+    return y"""
+
+
+@pytest.mark.parametrize("zeros", [[0, 0, 0, 0], [7, -5, 0, 1 << 20], [(1 << 31) - 1, 0, 0, 0]])
+def test_a_bias_in_integers_may_have_a_zero_point_for_each_channel(zeros: list[int]) -> None:
+    t = np.asarray([0.5, 0.25, 1, 2], np.float32)
+    data = {"w": weights("i8", 4, 8, 3, 3), "s": np.asarray(np.float32(0.04)), "t": t, "r": np.float32(0.04) * t}
+    data |= {"b": np.asarray([-900, 80, 1 << 22, 3], np.int32), "zb": np.asarray(zeros, np.int32)}
+    g = parse(WITH_BIAS.format(n=4), data)
+    xs = [RNG.integers(0, 256, (1, 8, 5, 5)).astype(np.uint8)]
+    want = run(g, xs, "as-is")[0]
+    assert ("add" in rewritten(g)) == (abs(-900 - zeros[0]) > np.iinfo(np.int32).max)
+    np.testing.assert_allclose(run(g, xs, "as-is")[0], want, rtol=1e-5, atol=1e-3)
+
+
 IN_FLOATS = """\
 def g(x: u8[1, 16, 8, 8], *, w: i8[32, 16, 3, 3], s: f32, of_outputs: f32[32], of_inputs: f32[16]):
     d = dequantize_linear(x, s)

@@ -69,3 +69,22 @@ def test_what_is_read_again_soon_is_kept() -> None:
         "    return mul(matmul(d, w), add(d, h))"
     )
     assert not recompute(g, PassContext())
+
+
+def test_a_copy_is_computed_again_for_still_later_readers() -> None:
+    before = parse(
+        """def g(x: f32[128, 256], w: f32[256, 256], c: f32[128, 256]):
+    h = matmul(x, w)
+    a = add(h, c)
+    p = matmul(matmul(a, w), w)
+    u = mul(add(a, h), c)
+    q = matmul(matmul(add(u, p), w), w)
+    return add(add(add(mul(u, u), q), h), c)"""
+    )
+    after = before.copy()
+    assert recompute(after, PassContext())
+    verify(after)
+    assert sum(n.op.name == "add" for n in after.nodes()) == sum(n.op.name == "add" for n in before.nodes()) + 3
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal([int(str(d)) for d in v.type.shape]).astype(np.float32) for v in before.inputs]
+    assert all(np.array_equal(a, b) for a, b in zip(run(before, inputs), run(after, inputs)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,18 @@ def test_density_and_room_decide(density: float, room: int, group: int) -> None:
     if verdict is not None:
         assert (verdict.encoding.group if verdict.encoding is not None else 0) == group
         assert verdict.why.startswith("w, ") and "not 0" in verdict.why
+
+
+@pytest.mark.parametrize(("density", "sparse"), [(0.3, False), (0.1, False), (0.02, True)])
+def test_products_of_one_pixel_weigh_gathers_against_cached_weights(density: float, sparse: bool) -> None:
+    w = (np.random.default_rng(0).random((1280, 1000)) < density).astype(np.float32)
+    text = """def g(x: f32[1, 1280], *, w: f32[1280, 1000]):
+    y = matmul(x, w)
+    return y"""
+    g = parse(text, {"w": w})
+    narrow = replace(WIDE_CORE, fma=1.0, loads=1.0)
+    verdict = weigh_sparse(g, next(iter(g.nodes())), 16, narrow)
+    assert verdict is not None and (verdict.encoding is not None) == sparse
 
 
 def test_reasons_to_stay_dense() -> None:

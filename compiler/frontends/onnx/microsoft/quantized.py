@@ -22,6 +22,7 @@ from dnnc.ir.dtype import DType, dtype, f32, i32, u8
 from dnnc.ir.errors import ModelError, UnsupportedError
 from dnnc.ir.graph import Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.ops.decode import NF4
 from dnnc.ir.shapes import normalize_axis
 
 Converter = Callable[[Call], Any]
@@ -252,6 +253,43 @@ def _stored(c: Call, n: int, k: int, bits: int, block: int) -> Any:
     return c.b.dequantize_linear(given[0], scales, given[1], axis=1, block=block)
 
 
+FP4 = (0.0, 0.0052083333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)  # without the sign, the fourth bit: bitsandbytes' order
+FOUR_BITS = ((*FP4, *(-v for v in FP4)), NF4)  # by quant_type
+
+
+def matmul_bnb4(c: Call) -> Any:
+    """x times weights [N, K] in FP4 or NF4; a scale for each block of the flat weights, whose first code is high."""
+    b, block, n, k = c.b, c.integer("block_size"), c.integer("N"), c.integer("K")
+    kind, packed, scales = c.integer("quant_type"), c.x(1), c.x(2)
+    if kind not in (0, 1):
+        raise UnsupportedError(f"MatMulBnb4 with quant_type {kind}; known are 0 (FP4) and 1 (NF4)")
+    if not c.integer("transB", 1):
+        raise UnsupportedError("MatMulBnb4 with weights [K, N] (transB=0); known are [N, K]")
+    sizes = -(-n * k // 2), -(-n * k // max(block, 1))
+    if block < 1 or packed.type.dtype is not u8 or (packed.type.size, scales.type.size) != sizes:
+        raise ModelError(
+            f"the weights of N={n}, K={k} in blocks of {block} are {sizes[0]} bytes with {sizes[1]} scales, got "
+            f"{packed.type} and {scales.type}"
+        )
+    constants, to = b.graph.constants, DTYPES[4]
+    if packed in constants:
+        data = constants[packed].reshape(-1)
+        codes = np.stack([data >> 4, data & 15], -1).reshape(-1)[: n * k].reshape(n, k)
+        q = b.constant(codes.astype(to.numpy))
+    else:
+        halves = [b.shift_right(packed, c.const(4, u8)), b.bitwise_and(packed, c.const(15, u8))]
+        flat = b.reshape(b.concat(*(b.reshape(h, shape=(sizes[0], 1)) for h in halves), axis=1), shape=(2 * sizes[0],))
+        q = c.cast(b.reshape(_first(c, flat, n * k), shape=(n, k)), to)
+    table = FOUR_BITS[kind]
+    if k % block:  # blocks go from row to row
+        flat = b.reshape(q, shape=(n * k,))
+        w = b.decode(flat, b.reshape(scales, shape=(sizes[1],)), dtype=f32, axis=0, block=block, table=table)
+        w = b.reshape(w, shape=(n, k))
+    else:
+        w = b.decode(q, b.reshape(scales, shape=(n, k // block)), dtype=f32, axis=1, block=block, table=table)
+    return b.matmul(c.x(0), b.transpose(c.cast(w, c.type_of(0).dtype), perm=(1, 0)))
+
+
 def codes_of(data: Any, bits: int) -> Any:
     """The numbers of `bits` bits in bytes [n, m], the lowest bits first, as bytes [n, m * 8 / bits]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
@@ -311,6 +349,7 @@ QUANTIZED: dict[str, tuple[Converter, str]] = {
     ),
     "DynamicQuantizeMatMul": (dynamic_quantize_matmul, ""),
     "MatMulIntegerToFloat": (matmul_integer_to_float, ""),
+    "MatMulBnb4": (matmul_bnb4, "K N block_size quant_type training_mode transB"),
     "MatMulNBits": (matmul_n_bits, "K N accuracy_level bits block_size weight_prepacked"),
     "QGemm": (qgemm, "alpha transA transB"),
     "QLinearAdd": (_binary("add"), ""),

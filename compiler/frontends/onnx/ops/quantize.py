@@ -47,6 +47,8 @@ def quantize_linear(c: Call) -> Any:
     x, scale = c.x(0), scale_at(c, 1, divides=True)
     to = c.type_of(2).dtype if c.has(2) else c.dtype("output_dtype", u8) if c.integer("output_dtype", 0) else u8
     wide = c.dtype("precision") if c.integer("precision", 0) else scale.type.dtype
+    if wide.bits == 8:  # a power of two is a scale, and nothing to divide in
+        wide = f32
     attrs = {"axis": c.integer("axis", 1), "block": c.integer("block_size", 0), "saturate": c.flag("saturate", True)}
     return c.b.quantize_linear(
         c.cast(x, wide) if x.type.dtype.is_float else x, c.cast(scale, wide), _zero(c, scale), dtype=to, **attrs
@@ -62,9 +64,13 @@ def _zero(c: Call, scale: Value) -> Any:
 
 
 def dequantize_linear(c: Call) -> Any:
+    """The result has `output_dtype`, else the scale's dtype. Scales of 8 bits (of MX formats) are powers of two."""
     x, scale = c.x(0), scale_at(c, 1)
+    to = c.dtype("output_dtype") if c.integer("output_dtype", 0) else scale.type.dtype
+    if scale.type.dtype.bits == 8:
+        scale = c.cast(scale, f32)
     y = c.b.dequantize_linear(x, scale, _zero(c, scale), axis=c.integer("axis", 1), block=c.integer("block_size", 0))
-    return c.cast(y, c.dtype("output_dtype") if c.integer("output_dtype", 0) else scale.type.dtype)
+    return c.cast(y, to)
 
 
 def _centred(c: Call, x: Value, zero: Value) -> Any:

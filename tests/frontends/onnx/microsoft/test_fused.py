@@ -550,6 +550,18 @@ def test_weights_of_few_bits_in_groups(bits: int) -> None:
     check("MatMulNBits", [x, packed, scales], x @ plain.reshape(n, 48)[:, :k].T, K=k, N=n, bits=bits, block_size=block)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(
+    "n, k, block, constants", [(8, 64, 16, (1, 2)), (96, 64, 32, (1, 2)), (3, 15, 16, ()), (3, 15, 16, (1, 2))]
+)
+def test_weights_in_fp4_and_nf4(kind: int, n: int, k: int, block: int, constants: tuple[int, ...]) -> None:
+    inputs = [f(2, k), q(-(-n * k // 2)), np.abs(f(-(-n * k // block)))]
+    model = node_model("MatMulBnb4", inputs, constants=constants, K=k, N=n, block_size=block, quant_type=kind)
+    given = feeds([None if i in constants else x for i, x in enumerate(inputs)])
+    np.testing.assert_allclose(run_dnnc(model, given)[0], run_ort(model, given)[0], rtol=2e-5, atol=2e-5)
+
+
 def test_mean_of_levels() -> None:
     x = q(2, 3, 4)
     y = ((x.astype(np.float32) - 100) * np.float32(0.1)).mean((1, 2), keepdims=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import dnnc
 from dnnc.frontends.onnx import read
@@ -78,3 +80,24 @@ def test_microscaling_formats_stay_as_they_are_stored(kind: str) -> None:
     assert np.abs(f(x) - want).max() <= 1e-5 * np.abs(want).max()
     bits = 4 if kind == "FLOAT4E2M1" else 8
     assert f.report.programs[0].memory.constants <= rows * columns * bits // 8 + 4 * powers.size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["FLOAT8E4M3FN", "INT8"])
+def test_microscaling_formats_of_activations(kind: str) -> None:
+    """Codes and powers of two that no constant holds, both ways, against ONNX's reference."""
+    rng, number = np.random.default_rng(1), getattr(TensorProto, kind)
+    blocks = {"axis": 1, "block_size": 32}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s"], ["q"], output_dtype=number, **blocks),
+        helper.make_node("DequantizeLinear", ["q", "s"], ["y"], output_dtype=TensorProto.FLOAT, **blocks),
+    ]
+    info = helper.make_tensor_value_info
+    inputs = [info("x", 1, (5, 64)), info("s", TensorProto.FLOAT8E8M0, (5, 2))]
+    graph = helper.make_graph(nodes, "g", inputs, [info("q", number, (5, 64)), info("y", 1, (5, 64))])
+    m = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
+    x = rng.standard_normal((5, 64)).astype(np.float32)
+    s = np.ldexp(np.float32(1), rng.integers(-6, -3, (5, 2))).astype(ml_dtypes.float8_e8m0fnu)
+    got, want = dnnc.compile(m)({"x": x, "s": s}), ReferenceEvaluator(m).run(None, {"x": x, "s": s})
+    for a, b in zip(got, want):
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
