@@ -23,7 +23,7 @@ from dnnc.ir.dtype import f32, i8, i32, u8
 from dnnc.ir.encodings import QUAD, WORD
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.op import Trait
+from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import WIDE_CORE, CoreRates
@@ -286,7 +286,7 @@ class _Blocked(Layouts):
         super().__init__(graph)
         self.lanes, self.strict, self.fixed, self.rates = lanes, strict, fixed, sparse.rates
         self.weights = sparse
-        convolutions = (n for n in graph.nodes() if n.op.name == "conv")
+        convolutions = (n for n in graph.nodes() if n.op.contraction is ContractionForm.CONVOLUTION)
         self.sparse = {n: found for n in convolutions if (found := sparse.encoding(n)) is not None}
         self.pixels = choose(graph, lanes, self.sparse)  # values in vectors of pixels
 
