@@ -11,11 +11,13 @@ import dnnc.array as xp
 from dnnc.array.expressions import ExpressionCompiler
 from dnnc.array.structure import graph_of
 from dnnc.backends.llvm import expression
+from dnnc.backends.runtime.results import results
 
 
 @pytest.mark.slow
 def test_large_arenas_share_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expression, "KEPT_ARENA", 0)
+    results().release()
     compiler = ExpressionCompiler(threads=1)
     rng = np.random.default_rng(0)
 
@@ -33,5 +35,7 @@ def test_large_arenas_share_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
         for f, given, want in programs:
             (got,) = f(given)
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-2)
-    assert compiler.loader is not None and len(compiler.loader.frames) == 1
-    assert all(f.free is compiler.loader.frames for f, _, _ in programs)
+    assert len(results().frames) == 1
+    assert all(f.free is results().frames for f, _, _ in programs)
+    results().release()
+    assert not results().frames
