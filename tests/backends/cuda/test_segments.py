@@ -53,6 +53,7 @@ def problem(g: Graph) -> Problem:
     return classify(nodes := list(g.nodes()), lower(g, nodes, g.outputs))
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("kind", ["random", "one"])
 @pytest.mark.parametrize(("n", "dtype"), [(1, "f32"), (3, "f32"), (36, "f32"), (200, "f32"), (8, "f16"), (1, "i32")])
 def test_every_schedule_means_the_same(n: int, dtype: str, kind: str) -> None:

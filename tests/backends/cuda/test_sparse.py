@@ -171,6 +171,7 @@ def test_random_gathered_products(number: int) -> None:
     assert np.abs(arrays[name] - want).max() <= 1e-5 * max(np.abs(want).max(), 1e-30), (pixels, k, rows, kind, knobs)
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernel_means_the_product(case: str) -> None:
@@ -276,6 +277,7 @@ def test_density_and_sizes_decide() -> None:
         assert any(s.choice.template.startswith("sparse") for s in made.kernels) == some
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 6])
 def test_windows_in_pieces(pieces: int, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are sparse only where their kernel takes them: rows of a window as pieces make loops of another order."""

@@ -52,6 +52,7 @@ def draw(m: int, k: int, z: int, n: int, dtype: str = "f32", seed: int = 0) -> l
     ]  # fmt: skip
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_every_schedule_means_the_same(target: str, n: int) -> None:

@@ -24,6 +24,7 @@ def blocks(m: int, k: int, r: int, c: int, dtype: str = "float32") -> Any:
     return (np.kron(there, np.ones((r, c))) * rng.integers(-9, 9, (m * r, k * c))).astype(dtype)
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("r,c,dtype", [(4, 4, "float32"), (7, 5, "float64"), (16, 2, "float32")])
 def test_products(r: int, c: int, dtype: str) -> None:
     d = blocks(9, 11, r, c, dtype)

@@ -44,6 +44,7 @@ def test_places_within_blocks() -> None:
     assert a.tocsr().to_scipy().toarray().tolist() == a.to_scipy().toarray().tolist() == d.tolist()
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])
 def test_products_of_a_matrix_and_its_transpose(dtype: str) -> None:
     for (m, k), sizes in (((70, 90), (None, 7)), ((300, 520), (257,)), ((1, 9), (3,)), ((0, 4), (7,)), ((4, 0), (7,))):

@@ -121,6 +121,7 @@ def test_choices_are_differentiated() -> None:
     assert d.tolist() == [[1, 0, 1]] * 2
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
 def test_partitions(shape: tuple[int, ...]) -> None:
     a = rng.permutation(np.arange(np.prod(shape)) * 1.0).reshape(shape)

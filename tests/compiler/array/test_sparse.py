@@ -40,6 +40,7 @@ def close(got: Any, want: Any) -> None:
     assert np.abs(made.astype(np.float64) - want).max(initial=0) <= limit
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 5, 16, 37])
 def test_products(dtype: str, columns: int) -> None:
@@ -63,6 +64,7 @@ SHAPES = [(1, 1, 1.0), (1, 40, 0.5), (40, 1, 0.5), (7, 9, 0.0), (0, 5, 0.0), (5,
 SEED = zlib.crc32(os.environ["DNNC_TEST_SEED"].encode())  # others every day
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("seed", range(SEED, SEED + 16))
 def test_random_arrays(seed: int) -> None:
     random_sparse.run(seed)
@@ -140,6 +142,7 @@ def test_elements_and_sums() -> None:
     close(sparse.sddmm(s, x, y), (x @ y) * (d != 0))
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_of_two_sparse_arrays(dtype: str) -> None:
     for m, k, n, density in (

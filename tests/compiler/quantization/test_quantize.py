@@ -231,6 +231,7 @@ def test_auto_leaves_what_gains_nothing_or_costs_too_much(times: dict[str, tuple
     assert all(layer.scheme == "float" for layer in none.layers) and none.error == 0
 
 
+@pytest.mark.slow
 def test_errors_of_layers_of_a_model_that_is_read_anew_for_each_call(times: dict[str, tuple[float, float]]) -> None:
     proto = model("""
         agraph (float[N, 8] x, int64[2] s) => (float[r, c] y) {

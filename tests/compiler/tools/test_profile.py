@@ -55,6 +55,7 @@ def profiled() -> Profile:
     return made
 
 
+@pytest.mark.slow
 def test_a_profile_leaves_donated_arrays() -> None:
     x = inputs()
     before = x.copy()

@@ -125,6 +125,7 @@ class Net(nn.Module):
         return self.b(F.relu(self.a(x)))
 
 
+@pytest.mark.slow
 def test_forward_nodes_are_linked_to_their_gradients() -> None:
     net = Net()
     step = dnnc.train_step(lambda m, x, y: F.mse_loss(m(x), y), optim.SGD(net.parameters(), lr=0.1), net)

@@ -41,6 +41,7 @@ def test_titles_are_no_markup() -> None:
     assert "<script>alert" not in page and data(page)["title"] == view.title
 
 
+@pytest.mark.slow
 def test_texts_that_do_not_fit_are_left_out() -> None:
     noise = [str(np.random.default_rng(k).integers(0, 1 << 62, 40_000).tolist()) for k in range(8)]
     view = View("m", "llvm", [], texts=noise, stages=["llvm"])
@@ -63,6 +64,7 @@ def test_a_copy_of_a_report_has_no_page(tmp_path: Path) -> None:
         report.html(tmp_path / "missing" / "p.html")
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = dnnc_json("view", DIGITS, "--dims", "N=1", "--onnx", "fused.onnx")

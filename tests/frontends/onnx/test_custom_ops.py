@@ -141,6 +141,7 @@ def test_bound_weights_and_tensor_expressions() -> None:
     np.testing.assert_allclose(f(x), want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_search_reads_them() -> None:
     tuned = dnnc.tune(model(), budget=1, trials=1, dims={"N": 4}, custom_ops={NAME: scaled}, cache=False)
     x, want = data(4)

@@ -55,6 +55,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_grad_is_the_limit_of_differences(name: str) -> None:
     f = FUNCTIONS[name]

@@ -148,6 +148,7 @@ def program(body: str, sizes: list[tuple[int, int]]) -> Graph:
     return graph_of(f"def g({params}, old: f32[3]):\n    new = neg(old)\n    return {results}, new")
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("body", BODIES)
 def test_one_kernel_computes_the_same_bits(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(zlib.crc32(body.encode()))
