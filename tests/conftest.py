@@ -39,6 +39,7 @@ FAMILIES = {
     "choices": (1 / 36, 1 / 21),  # schedules out of spaces
     "shapes": (1 / 24, 1 / 18),  # sizes, axes, layouts
     "cases": (1 / 16, 1 / 13),  # combinations of dtypes and attributes
+    "long": (0, 1 / 2),  # chosen cases that take seconds each, all of them slow
     "kernels": (1 / 4, 3 / 4),  # chosen cases that take some tenths of a second each
 }
 # Workers inherit it. Its default gives all runs of a day the same cases.

@@ -248,6 +248,7 @@ def run_all(cases: Sequence[Any]) -> None:
     assert cases and not failed
 
 
+@pytest.mark.family("long")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy in the suite's own references
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -274,6 +274,7 @@ def runnable(page: Path) -> list[str]:
     return [n for n in found if not DEVICE.search(n) and not re.match(r"python -m (benchmarks|venv)", n)]
 
 
+@pytest.mark.family("long")
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in DOCUMENTS if runnable(p)], ids=lambda p: p.stem)
 def test_commands_run(page: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_stochastic_depth_of_54_blocks_has_60_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setattr(PROGRAMS_MADE, "get", PROGRAMS_MADE.get)  # the clock replaces it

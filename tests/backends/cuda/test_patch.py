@@ -188,6 +188,7 @@ def test_bank_conflicts_are_counted() -> None:
     assert slab._visits(16) == 4 and slab.pitch == 24 and slab.visits == 2
 
 
+@pytest.mark.family("long")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_geometries(seed: int) -> None:

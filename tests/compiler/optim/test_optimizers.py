@@ -93,6 +93,7 @@ def same(got: list[np.ndarray], want: list[np.ndarray]) -> None:
         assert np.abs(a - b).max() <= 1e-12 * np.abs(b).max()
 
 
+@pytest.mark.family("long")
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), CASES, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 def test_against_torch(name: str, options: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ def operators(q: Quantized) -> Counter[str]:
     return Counter(n.op_type for n in q.model.graph.node)
 
 
+@pytest.mark.family("long")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "error"),
@@ -65,6 +66,7 @@ def test_integers(options: dict[str, Any], error: float) -> None:
     assert not any(name in ("conv", "conv_relu", "matmul_add") for name in kernels), kernels
 
 
+@pytest.mark.family("long")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "options", "error"),

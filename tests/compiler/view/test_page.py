@@ -75,6 +75,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--dims N=1" in command("view", DIGITS, code=1)
 
 
+@pytest.mark.family("long")
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 @pytest.mark.parametrize("place", ["", "#graph/nodes/nodes/1", "#kernels", "#memory", "#roofline", "#passes"])

@@ -111,6 +111,7 @@ def test_a_language_model() -> None:
     train(Language().double(), lambda: (torch.randint(30, (3, 7)),), 1e-11)
 
 
+@pytest.mark.family("long")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_over_data(kind: type[nn.RNNBase], dtype: torch.dtype) -> None:
