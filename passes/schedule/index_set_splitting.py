@@ -1,4 +1,4 @@
-"""Index-set splitting: loops cut at the seams of concatenations and borders, and into an index's digits.
+"""Index-set splitting: loops cut at the boundaries of concatenations and borders, and into an index's digits.
 
 for i in range(9): y[i] = select(i < 4, a[min(i, 3)], b[max(i - 4, 0)])      ->  for i in range(4): y[i] = a[i] for i_1
                                                                                  in range(5): y[i_1 + 4] = b[i_1]
@@ -41,11 +41,11 @@ def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...])
     return edit(b, name, go)
 
 
-def seams(loop: For, both: bool = False) -> tuple[int, ...]:
+def boundaries(loop: For, both: bool = False) -> tuple[int, ...]:
     """Return the iterations at which a `select` between loads (not `both`: or other values) changes sides.
 
-    A condition on several loops has a seam where it becomes, or ceases to be, the same for all iterations of the
-    others, unless that is far apart (a triangle has no seams).
+    A condition on several loops has a boundary where it becomes, or ceases to be, the same for all iterations of the
+    others, unless that is far apart (a triangle has no boundaries).
     """
     n = value(loop.extent)
     found: set[int] = set()

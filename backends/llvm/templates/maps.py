@@ -1,6 +1,6 @@
 """Recipe for groups without reductions: element-wise chains and data movement, one pass over memory.
 
-Loops are cut at the seams of what is put together (concatenations, borders), and into the digits of an index that is
+Loops are cut at the boundaries of concatenations and borders, and into the digits of an index that is
 taken apart. Adjacent loops that walk memory in order become one loop; the innermost becomes vectors (loads that are not
 unit stride gather), its tail a limit on the accesses, or where it is long a loop of its own; the outermost is shared
 among the threads. Where loads run along one loop and the stores along another, square tiles are transposed in
@@ -20,14 +20,14 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, For, Kernel, Store, accesses, exprs, walk_stmts
 from dnnc.passes.lower.expand import EXPANSIONS
-from dnnc.passes.schedule.index_set_splitting import crossings, cut, digits, seams
+from dnnc.passes.schedule.index_set_splitting import boundaries, crossings, cut, digits
 from dnnc.passes.schedule.loops import annotate, fuse, reorder, single, split
 from dnnc.passes.schedule.memory import vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.transposition import transpose_tile, zip_tile
 
-MAX_PARTS = 12  # nests into which seams cut one: each is code of its own
+MAX_PARTS = 12  # nests into which boundaries cut one: each is code of its own
 FEW = (2, 4, 8)  # rows that are zipped
 LONG = 1 << 16  # elements of a loop whose last few, fewer than a vector, are worth code of their own
 LOCKSTEP = 4  # so many times the lanes of a register, and more, are vectors in lockstep
@@ -109,7 +109,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     lanes, lockstep = int(knobs["lanes"]), 1
     if lanes >= LOCKSTEP * (widest := lanes_for(problem, target)):
         lanes, lockstep = widest, lanes // widest
-    chains = at_seams(s, names, lanes, few)
+    chains = at_boundaries(s, names, lanes, few)
     for k, chain in enumerate(chains):
         shared = [n for other in chains[:k] + chains[k + 1 :] for n in other]
         own = [n for n in chain if n not in shared]
@@ -174,8 +174,8 @@ def _least(loop: For) -> int:
     return max(bounds(const(loop.extent))[0] or 1, 1)
 
 
-def at_seams(s: Schedule, names: list[str], lanes: int, few: int) -> list[list[str]]:
-    """Cut loops at their seams; the loops of each part, outermost first."""
+def at_boundaries(s: Schedule, names: list[str], lanes: int, few: int) -> list[list[str]]:
+    """Cut loops at their boundaries; the loops of each part, outermost first."""
     chains = [names]
     for k in range(len(names)):
         done: list[list[str]] = []
@@ -192,7 +192,7 @@ def _parts(s: Schedule, chain: list[str], k: int, tag: str, room: int, lanes: in
     loop = s.loop(chain[k])
     n = value(loop.extent)
     short = k == len(chain) - 1 and n is not None and n <= lanes
-    places = {*seams(loop, both=short), *(crossings(loop, offsets(loop.body)) if short else ())}
+    places = {*boundaries(loop, both=short), *(crossings(loop, offsets(loop.body)) if short else ())}
     size = digits(loop, offsets(loop.body))
     if n is not None and size is not None and n % size:
         places.add(n - n % size)
@@ -219,20 +219,22 @@ def _parts(s: Schedule, chain: list[str], k: int, tag: str, room: int, lanes: in
     return [[*chain[:first], *(m + x for m in chain[first:])] for x in suffixes]
 
 
-def best_cuts(seams: Sequence[int], n: int, room: int) -> list[int]:
-    """At most `room` of the seams of n iterations, in order. Each iteration asks for the seams that are left in its
-    part: the part that asks most often is cut next, at the seam that leaves the fewest questions.
+def best_cuts(places: Sequence[int], n: int, room: int) -> list[int]:
+    """At most `room` of the boundaries of n iterations, which lie at `places`, in order.
+
+    Each iteration tests the boundaries that are left in its part. The part with most tests is cut next, at the boundary
+    that leaves the fewest.
     """
 
-    def asked(part: tuple[int, int, tuple[int, ...]]) -> int:
+    def tests(part: tuple[int, int, tuple[int, ...]]) -> int:
         return (part[1] - part[0]) * len(part[2])
 
-    parts = [(0, n, tuple(seams))]
+    parts = [(0, n, tuple(places))]
     cuts: list[int] = []
-    while len(cuts) < room and asked(worst := max(parts, key=asked)):
+    while len(cuts) < room and tests(worst := max(parts, key=tests)):
         lo, hi, inner = worst
         halves = [((lo, x, inner[:k]), (x, hi, inner[k + 1 :])) for k, x in enumerate(inner)]
-        pair = min(halves, key=lambda p: asked(p[0]) + asked(p[1]))
+        pair = min(halves, key=lambda p: tests(p[0]) + tests(p[1]))
         parts.remove(worst)
         parts += pair
         cuts.append(pair[0][1])

@@ -64,14 +64,9 @@ def batch_norm(
         InputError: shapes differ; one value for each channel in training; or running statistics of an enclosing scope
             would take values of the trace (run modules by `dnnc.nn.functional_call` there).
     """
-    what = "batch_norm"
-    x = array(what, "input", input)
-    if x.ndim < 2:
-        raise ValueInputError(f"{what}: the input must be [N, C, ...], got shape {x.shape}")
-    channels = (x.shape[1],)
-    w, b = _given(what, "weight", weight, channels, x), _given(what, "bias", bias, channels, x)
-    w, b = _or(w, x, 1.0, channels), _or(b, x, 0.0, channels)
+    what, (x, w, b) = "batch_norm", _channelwise(input, weight, bias)
     if not training:
+        channels = (x.shape[1],)
         if running_mean is None or running_var is None:
             raise ValueInputError(f"{what}: without running statistics pass training=True")
         mean, var = (
@@ -86,12 +81,21 @@ def counted_batch_norm(
     input: Any, running: tuple[Array, Array, Array], weight: Any, bias: Any, momentum: float, eps: float
 ) -> Array:
     """`batch_norm` in training that counts batches: `running` are mean [C], variance [C] and the count, an integer."""
-    x = array("batch_norm", "input", input)
-    channels = (x.shape[1],)
-    w, b = _given("batch_norm", "weight", weight, channels, x), _given("batch_norm", "bias", bias, channels, x)
-    w, b = _or(w, x, 1.0, channels), _or(b, x, 0.0, channels)
+    x, w, b = _channelwise(input, weight, bias)
     mean, var, batches = running
     return _of_batch(x, mean, var, w, b, momentum, eps, batches)
+
+
+def _channelwise(input: Any, weight: Any, bias: Any) -> tuple[Array, Array, Array]:
+    """An input [N, C, ...] of a batch norm with the scale and the bias [C] of its channels."""
+    what = "batch_norm"
+    x = array(what, "input", input)
+    shape = x.shape
+    if len(shape) < 2:
+        raise ValueInputError(f"{what}: the input must be [N, C, ...], got shape {shape}")
+    channels = shape[1:2]
+    w, b = _given(what, "weight", weight, channels, x), _given(what, "bias", bias, channels, x)
+    return x, _or(w, x, 1.0, channels), _or(b, x, 0.0, channels)
 
 
 def _of_batch(

@@ -1,5 +1,5 @@
-"""Data movement: nests cut at seams are copies, rows and columns change places in registers, steps are shuffles; and
-the numbers are right.
+"""Data movement: nests cut at boundaries are copies, rows and columns change places in registers, steps are
+shuffles; and the numbers are right.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_a_concatenation_is_copies(axis: int) -> None:
 
 
 def test_a_concatenation_of_many_asks_little() -> None:
-    """More parts than a kernel has nests: each nest asks for the few seams that are left in it."""
+    """More parts than a kernel has nests: each nest asks for the few boundaries that are left in it."""
     sizes = [1 + 29 * k % 40 for k in range(40)]
     g = one_node("concat", [f"f32 {n}" for n in sizes], axis=0)
     body = kernel(g, "concat").entry.body

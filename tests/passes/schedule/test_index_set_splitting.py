@@ -1,4 +1,4 @@
-"""Cuts at seams and into digits: text before and after, equal results, and what is no seam."""
+"""Cuts at boundaries and into digits: text before and after, equal results, and what is no boundary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.loops.stmt import For, accesses, walk_stmts
 from dnnc.ir.loops.text import parse_kernel
-from dnnc.passes.schedule.index_set_splitting import cut, digits, seams
+from dnnc.passes.schedule.index_set_splitting import boundaries, cut, digits
 from dnnc.passes.schedule.loops import split
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import check_schedule
@@ -35,7 +35,7 @@ def loop(text: str, name: str = "i") -> For:
 def test_cut_at_a_seam_leaves_copies() -> None:
     check_schedule(
         JOINED,
-        lambda s: s.apply(cut, "i", seams(s.loop("i")), ("", "_b")),
+        lambda s: s.apply(cut, "i", boundaries(s.loop("i")), ("", "_b")),
         """\
 def k(a: f32[3, 4], b: f32[3, 5], y: f32[9, 3]):
     for i in range(4):
@@ -86,13 +86,13 @@ def k(x: f32[5], y: f32[9]):
         ),  # a triangle
     ],
 )
-def test_seams(text: str, places: tuple[int, ...]) -> None:
-    assert seams(loop(text)) == places
+def test_boundaries(text: str, places: tuple[int, ...]) -> None:
+    assert boundaries(loop(text)) == places
 
 
 def test_a_mask_is_no_seam_between_two_operands() -> None:
-    assert seams(loop(BORDER), both=True) == ()
-    assert seams(loop("for i in range(9):\n        y[i] = select(i < 4, x[i], z[i])"), both=True) == (4,)
+    assert boundaries(loop(BORDER), both=True) == ()
+    assert boundaries(loop("for i in range(9):\n        y[i] = select(i < 4, x[i], z[i])"), both=True) == (4,)
 
 
 @pytest.mark.parametrize(
