@@ -1,9 +1,11 @@
-"""Windows of sparse convolutions as shifts of an image that lies flat: where each tap of a window reads.
+"""Windows of sparse convolutions as vectors of pixels: which pixels are lanes, and where each tap of a window reads.
 
-    flat[f] = padded[f // pitch, f % pitch]         y[o] = sum over channels and taps of w[..] * flat[o + tap]
+An image is cut into as many tiles as a vector has lanes, `down` x `across` of them, and a lane is a tile: vectors are
+the same place in all tiles. So a tap is the vector at another place, of a tile and its halo, and no vector lies in two
+lines of the cache. With strides, the padded image is split into phases: rows and columns by their remainders.
 
-Results are counted as elements of the flat image are: `pitch` of each row, of which the first `width` exist. With
-strides the padded image is split into phases, each flat: rows and columns by their remainders.
+    x[channel, phase, i, j] = padded[phase + stride * (tile + (i, j))]
+    y[o, i, j] = sum over channels and taps of w[..] * x[channel, phase of tap, i + .., j + ..]
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from dnnc.ir.op import ContractionForm
 from dnnc.ir.target import CoreRates
 
 GROUP = 24  # rows of straight-line code: of 32 registers some hold vectors of the other factor
-NEAR_CODE = 24 << 10  # bytes that stay in the instruction cache
+NEAR_CODE = 8 << 10  # bytes of a run: beside its values, vectors of its columns then stay in the first-level cache
 LONG = 11  # bytes of code of a product, and of its share of a load with a displacement of four bytes
 CODE = 15  # the same with its value
 CALL = 60  # cycles of a run beside its products: sums are loaded and stored
+ROOM = 750 << 10  # bytes of a strip of an image, which stay in the L2 cache
 TURN = 4  # cycles to transpose a vector of a square
-UNALIGNED = 1.0  # loads that a vector which lies in two lines of the cache takes
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ class Window:
     kernel: tuple[int, int]
     strides: tuple[int, int]
     dilations: tuple[int, int]
-    pitch: int
 
     @cached_property
     def phases(self) -> tuple[tuple[int, int], ...]:
@@ -45,36 +46,67 @@ class Window:
         return tuple((a, b) for a in rows for b in columns)
 
     @cached_property
-    def taps(self) -> tuple[tuple[int, int], ...]:
-        """The phase of each tap, and its place there."""
+    def taps(self) -> tuple[tuple[int, int, int], ...]:
+        """The phase of each tap, and its row and column there."""
         out = []
         for k in range(math.prod(self.kernel)):
             at = [i * d for i, d in zip(divmod(k, self.kernel[1]), self.dilations)]
             (i, a), (j, b) = (divmod(p, s) for p, s in zip(at, self.strides))
-            out.append((self.phases.index((a, b)), i * self.pitch + j))
+            out.append((self.phases.index((a, b)), i, j))
         return tuple(out)
 
     @property
-    def reach(self) -> int:
-        """The furthest place of a tap."""
-        return max(place for _, place in self.taps)
-
-    def vectors(self, lanes: int) -> int:
-        """Of the results of an image."""
-        return vectors(self.results, self.pitch, lanes)
-
-    def held(self, tiles: int, lanes: int) -> int:
-        """Vectors of a phase that a strip of `tiles` vectors of results reads; odd, so that caches have room for all
-        channels.
-        """
-        return (tiles + -(-self.reach // lanes)) | 1
+    def halo(self) -> tuple[int, int]:
+        """Rows and columns behind a tile that its results read."""
+        return max(i for _, i, _ in self.taps), max(j for _, _, j in self.taps)
 
 
-def vectors(results: tuple[int, int], pitch: int, lanes: int) -> int:
-    return -(-(results[0] * pitch - pitch + results[1]) // lanes)
+@dataclass(frozen=True)
+class Tiling:
+    """Strips of an image, each `down` x `across` tiles of `high` x `wide` results; and of a vector's `lanes`."""
+
+    window: Window
+    down: int
+    across: int
+    high: int
+    wide: int
+
+    @property
+    def lanes(self) -> int:
+        return self.down * self.across
+
+    @property
+    def strips(self) -> int:
+        """Of an image."""
+        return -(-self.window.results[0] // (self.down * self.high))
+
+    @property
+    def vectors(self) -> int:
+        """Results of a strip."""
+        return self.high * self.wide
+
+    @property
+    def pitch(self) -> int:
+        """Vectors of a row of a tile and its halo."""
+        return self.wide + self.window.halo[1]
+
+    @property
+    def held(self) -> int:
+        """Vectors of a phase."""
+        return (self.high + self.window.halo[0]) * self.pitch
+
+    @property
+    def row(self) -> int:
+        """Vectors of a channel: an odd number, so that the cache has room for all channels."""
+        return len(self.window.phases) * self.held | 1
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Elements from the vector of a result's place to those of the taps."""
+        return tuple((p * self.held + i * self.pitch + j) * self.lanes for p, i, j in self.window.taps)
 
 
-def window_of(n: Node, lanes: int) -> Window | None:
+def window_of(n: Node) -> Window | None:
     """The window of a convolution of images; None where it has one tap, groups, or strides and dilations."""
     x, w, out = n.inputs[0], n.inputs[1], n.output.type
     if n.op.contraction is not ContractionForm.CONVOLUTION or x is None or w is None or out.rank != 4:
@@ -82,46 +114,53 @@ def window_of(n: Node, lanes: int) -> Window | None:
     sizes = (*x.type.shape, *w.type.shape, *out.shape)
     if not all(isinstance(k, int) for k in sizes) or n.attrs["group"] != 1:
         return None
-    high, wide = int(str(w.type.shape[2])), int(str(w.type.shape[3]))
-    strides, dilations = ((*(n.attrs[name] or (1, 1)),) for name in ("strides", "dilations"))
-    pads = n.attrs["pads"] or (0, 0, 0, 0)
-    if high * wide == 1 or any(s > 1 and d > 1 for s, d in zip(strides, dilations)) or min(pads) < 0:
-        return None
+    images, channels, _, _, _, _, *kernel = (int(str(k)) for k in sizes[:8])
     rows, columns = int(str(out.shape[2])), int(str(out.shape[3]))
-    if rows == 1 or columns == 1:
+    strides, dilations = ((*(n.attrs[name] or (1, 1)),) for name in ("strides", "dilations"))
+    if math.prod(kernel) == 1 or any(s > 1 and d > 1 for s, d in zip(strides, dilations)) or 1 in (rows, columns):
         return None
-    if strides[1] == 1:  # what pads the end of a row pads the beginning of the next one
-        pitch = int(str(x.type.shape[3])) + max(pads[1], pads[3])
-    else:
-        pitch = columns + (wide - 1) // strides[1]
-    even = -(-pitch // lanes) * lanes  # some taps then read whole lines of the cache
-    if vectors((rows, columns), even, lanes) <= vectors((rows, columns), pitch, lanes):
-        pitch = even
-    images, channels = int(str(x.type.shape[0])), int(str(x.type.shape[1]))
-    return Window(images, channels, (rows, columns), (high, wide), strides, dilations, pitch)
+    return Window(images, channels, (rows, columns), (kernel[0], kernel[1]), strides, dilations)
+
+
+def tilings(w: Window, lanes: int, room: float) -> list[Tiling]:
+    """The ways to cut an image for vectors of `lanes`, such that a strip of all channels fits in so many bytes; at
+    least the one with the smallest strip.
+    """
+    found: dict[Tiling, int] = {}
+    for across in (1 << k for k in range(lanes.bit_length())):
+        down = lanes // across
+        for strips in range(1, -(-w.results[0] // down) + 1):
+            t = Tiling(w, down, across, -(-w.results[0] // (down * strips)), -(-w.results[1] // across))
+            found[t] = w.channels * t.row * 4 * lanes
+    least = min(found.values())
+    return [t for t, size in found.items() if size <= max(room, least)]
+
+
+def code_cycles(w: Window, count: int, rows: int, lanes: int, rates: CoreRates) -> float:
+    """Estimate cycles of one core for a convolution by straight-line code."""
+    every = tilings(w, lanes, ROOM)
+    return w.images * min(t.strips * strip_cycles(t, count, rows, rates) for t in every)
 
 
 def span_of(w: Window, count: int, rows: int) -> int:
-    """Columns of a run of straight-line code: those of whole channels, as many as the instruction cache takes."""
+    """Columns of a run of straight-line code: those of whole channels, as many as the caches take."""
     groups, taps = -(-rows // GROUP), len(w.taps)
     spans = max(-(-count * LONG // (groups * NEAR_CODE)), 1)
     return -(-w.channels // spans) * taps
 
 
-def strip_cycles(w: Window, count: float, rows: float, tiles: int, lanes: int, rates: CoreRates) -> float:
-    """Estimate cycles of straight-line code for a strip of vectors of results.
+def strip_cycles(t: Tiling, count: float, rows: float, rates: CoreRates) -> float:
+    """Estimate cycles of straight-line code for a strip.
 
     Args:
-        w: the window.
+        t: how the image is cut.
         count, rows: nonzeros and rows of the weights, of a core's share.
-        tiles: vectors of the strip.
-        lanes: of a vector.
         rates: of a core.
     """
+    w = t.window
     columns, groups = w.channels * len(w.taps), math.ceil(rows / GROUP)
     used = 1 - (1 - count / (rows * columns)) ** GROUP  # of the columns, by a group
-    loads = (count + UNALIGNED * used * columns * groups) / rates.loads
+    loads = (count + used * columns * groups) / rates.loads
     products = max(count / rates.fma, loads) + CALL * groups
-    filled = TURN * w.channels * len(w.phases) * w.held(tiles, lanes)
-    code = count * CODE / rates.l2 if count * CODE > NEAR_CODE else 0.0
-    return tiles * (products + TURN * rows) + filled + code
+    code = count * CODE / rates.l2
+    return t.vectors * (products + TURN * rows) + TURN * w.channels * len(w.phases) * t.held + code
