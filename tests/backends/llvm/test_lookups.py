@@ -77,7 +77,8 @@ def test_bytes_of_a_table(cpu: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "name"), [("icelake-server", "vpermi2var.qi"), ("skylake-avx512", "vpermi2var.hi"), ("haswell", "gather.d.d")]
+    ("cpu", "name"),
+    [("icelake-server", "vpermi2var.qi"), ("skylake-avx512", "vpermi2var.hi"), ("haswell", "gather.d.d")],
 )
 def test_instructions_that_take_bytes_of_a_table(cpu: str, name: str) -> None:
     lanes = parse_target(f"llvm -mcpu={cpu}").lanes
