@@ -41,7 +41,9 @@ def write_compressed(path: str | os.PathLike[str] | BinaryIO, plain: io.BytesIO)
         if BY_NAME[c.dtype].bytes == WORD and c.place[1] >= LEAST:
             words.setdefault(c.section, []).append(c.place)
     manifest, gone = _without_large_code(file.manifest)
-    table, streams, patterns = [], [], Patterns()
+    table: list[Any] = []
+    streams: list[bytes] = []
+    patterns = Patterns()
     for name, s in file.sections.items():
         data, pieces = file.section(name), []
         if name == "objects" and gone:
