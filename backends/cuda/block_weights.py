@@ -22,7 +22,8 @@ from dnnc.passes.lower.nests import lower
 from dnnc.passes.rewrites.sparse import MOST_DENSITY, Verdict
 from dnnc.passes.schedule.problem import classify
 
-GAIN = 1.2  # over the dense kernel that is asked for
+GAIN = 1.3  # over the dense kernel that is asked for: estimates of both are off by 8 and 11 %
+START = 2200  # cycles of the launch of a dense kernel
 FEW_PIXELS = 16  # of which tiles would compute mostly others
 
 
@@ -72,4 +73,4 @@ def dense_cycles(pixels: int, terms: int, rows: int, dtype: DType, target: GpuTa
     g.outputs = [Builder(g).matmul(x, w)]
     nodes = list(g.nodes())
     problem = classify(nodes, lower(g, nodes, g.outputs))
-    return min(wgmma.estimate(problem, target), mma.estimate(problem, target)) + sparse_blocks.START
+    return min(wgmma.estimate(problem, target), mma.estimate(problem, target)) + START

@@ -32,6 +32,7 @@ from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.rewrites.channels_last import assign_channels_last
 from dnnc.passes.schedule.problem import Problem, classify
 
 RNG = np.random.default_rng(0)
@@ -302,3 +303,18 @@ def test_reasons_to_stay_dense() -> None:
         n = next(n for n in g.nodes() if n.op.name in ("matmul", "conv"))
         verdict = sparse_weights.weigh_sparse(g, n, H200)
         assert verdict is not None and verdict.encoding is None and why in verdict.why
+
+
+@pytest.mark.slow
+def test_copies_count_where_neighbours_want_another_order() -> None:
+    """Each of two products alone is not worth the copies of both its sides, and the two together are."""
+    rng, notes = np.random.default_rng(0), []
+    arrays = {}
+    for name, shape in (("w", (768, 3072)), ("v", (3072, 768))):
+        arrays[name] = np.where(rng.random(shape) < 0.14, rng.standard_normal(shape), 0).astype(np.float32)
+    text = """def g(x: f32[128, 768], *, w: f32[768, 3072], v: f32[3072, 768]):
+    y = matmul(relu(matmul(x, w)), v)
+    return y"""
+    for shown in (text, text.replace("relu(matmul(x, w))", "softmax(matmul(x, w), axis=1)")):
+        assign_channels_last(parse(shown, arrays), lambda g, n: sparse_weights.weigh_sparse(g, n, H200), notes.append)
+    assert ["sparse, rows" in n for n in notes] == [True, True, False, False], notes
