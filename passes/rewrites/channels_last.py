@@ -156,7 +156,7 @@ class _ChannelsLast(Layouts):
         sparse, usual = self.sparse(n), dense(Part(1), Part(0)) if turned else ROW_MAJOR
         encoding = sparse.encoding if sparse is not None else None
         first = encoding is not None and self.graph.constants.get(n.inputs[0]) is not None  # type: ignore[arg-type]
-        pixels = ROW_MAJOR
+        pixels: Encoding = ROW_MAJOR
         if sparse is not None and sparse.pixels and not first:
             pixels = pixel_order(n)
         self.set_input(n, 0, encoding if first and encoding is not None else pixels)

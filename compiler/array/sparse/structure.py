@@ -34,7 +34,7 @@ class Structure(Static):
         self.shape = shape
         kind = np.int32 if max(*shape, len(columns)) <= INT32 else np.int64
         self.starts, self.columns = (_frozen(a.astype(kind, copy=False)) for a in (starts, columns))
-        self._leaves: dict[tuple[str, str], Lazy] = {}
+        self._leaves: dict[tuple[str, str | None], Lazy] = {}
         self._blocks: dict[tuple[int, int], tuple[Structure, Host]] = {}
 
     def __deepcopy__(self, memo: Any) -> Structure:
