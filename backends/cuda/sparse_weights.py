@@ -48,7 +48,7 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
     if found is None:
         return _weigh_first(graph, n, target)
     reason = _unfit(n)
-    gathers = not unfit(n) and _is_pointwise(n)
+    gathers = not unfit(n) and _has_neighbours(n)
     if reason and not gathers:
         return Verdict(None, f"{found.head} dense, {reason}")
     pixels = math.prod(int(str(d)) for d in n.output.type.shape) // found.rows
@@ -104,8 +104,10 @@ def gathered_cycles(found: Zeros, sizes: tuple[int, int], target: GpuTarget) -> 
     pixels, row = sizes
     lengths = np.count_nonzero(matrix_of(found.array, found.axis), axis=1)
     packs = np.sort((lengths + PACK - 1) // PACK)[::-1]
-    wide = next(k for k in (4, 2, 1) if row % k == 0)
-    return sparse_gather.best_cycles(sparse_gather.Work(pixels, found.array.size // found.rows, packs, wide), target)
+    taps = math.prod(found.array.shape[2:])
+    wide = next(k for k in (4, 2, 1) if row % k == 0 and (taps == 1 or k == 1))
+    work = sparse_gather.Work(pixels, found.array.size // found.rows, packs, wide, taps)
+    return sparse_gather.best_cycles(work, target)
 
 
 def _neighbours(n: Node) -> tuple[int, int]:
@@ -154,20 +156,20 @@ def _is_read_so(graph: Graph, n: Node, target: GpuTarget) -> bool:
 def _gathers_next(graph: Graph, n: Node, target: GpuTarget) -> bool:
     """Is a product faster with gathered pixels where its other factor lies in their order already?"""
     found = zeros_of(graph, n)
-    if found is None or unfit(n) or not _is_pointwise(n):
+    if found is None or unfit(n) or not _has_neighbours(n):
         return False
     gathered = gathered_cycles(found, _neighbours(n), target) + _copy(n.output.type, target)
     return _dense(n, found, target) >= GATHER_GAIN * gathered
 
 
-def _is_pointwise(n: Node) -> bool:
-    """Is every pixel of the result made of one pixel? There must be some pixels to gather."""
+def _has_neighbours(n: Node) -> bool:
+    """Do neighbouring pixels of the result read neighbours? There must be some pixels to gather."""
     pixels, row = _neighbours(n)
     if n.op.contraction is ContractionForm.CONVOLUTION:
-        w = n.inputs[1]
-        assert w is not None
-        taps, pads, strides = w.type.shape[2:], n.attrs["pads"] or (), n.attrs["strides"] or ()
-        if any(k != 1 for k in (*taps, *strides)) or any(pads):
+        x, w = n.inputs[:2]
+        assert x is not None and w is not None
+        strided = any(k != 1 for k in n.attrs["strides"] or ())
+        if strided or x.type.shape[2:] != n.output.type.shape[2:]:
             return False
     return pixels >= FEW_PIXELS and row > 1
 
