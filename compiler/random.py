@@ -18,6 +18,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ from dnnc.array.elementwise import (
 from dnnc.array.lazy import apply
 from dnnc.array.manipulation import axis_of, broadcast_shapes, stack, take
 from dnnc.array.promotion import DType, dtype_of, kind_of
+from dnnc.array.replay import replayed
 from dnnc.array.searching import argmax, argsort
 from dnnc.array.sizes import Size, is_size, plain
 from dnnc.frontends.trace.tracer import KEYS, tracing
@@ -58,6 +60,7 @@ from dnnc.ir.ops.random import MASK, philox
 U32, U64, I64 = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.int64)
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 SPLIT, FOLD = (0x5851F42D, 0x4C957F2D), (0x14057B7E, 0xF767814F)  # keep derived keys apart from drawn numbers
+AHEAD = 256  # keys that the default generator makes at once
 SEEDED = 0x44454553  # the third counter word of the default generator's blocks; that of drawn numbers is 0
 
 
@@ -122,8 +125,17 @@ class Generator:
         with self._lock:
             seed, count = self.state
             self.state = seed, count + 1
-        counter = np.array([[count & MASK, count >> 32 & MASK, SEEDED, 0]], U32)
-        return from_buffer(philox(counter, _words(seed))[0, :2], None)
+        return from_buffer(_seeded(seed, count // AHEAD)[count % AHEAD].copy(), None)
+
+
+@lru_cache(8)
+def _seeded(seed: int, block: int) -> np.ndarray[Any, Any]:
+    """The keys of a seed from number AHEAD * block on, uint32 [AHEAD, 2]."""
+    counts = np.arange(block * AHEAD, (block + 1) * AHEAD, dtype=np.uint64)
+    counter = np.zeros((AHEAD, 4), U32)
+    counter[:, 0], counter[:, 1], counter[:, 2] = counts & np.uint64(MASK), counts >> np.uint64(32), SEEDED
+    words: np.ndarray[Any, Any] = philox(counter, _words(seed))
+    return words[:, :2]
 
 
 _DEFAULT = Generator()
@@ -242,6 +254,7 @@ def _dims(shape: Shape) -> tuple[Any, ...]:
     return tuple(plain(d) for d in shape_of(shape))
 
 
+@replayed
 def bernoulli(key: Any, p: Any = 0.5, shape: Shape | None = None) -> Array:
     """Truth values that hold with probability `p`, a number or an array; `shape` is that of `p` by default."""
     dims = (p.shape if isinstance(p, Array) else ()) if shape is None else shape_of(shape)

@@ -1,31 +1,53 @@
-"""A dict of bounded size, which forgets what was used longest ago."""
+"""A mapping of bounded size, which forgets what was used longest ago."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TypeVar
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class LRU(OrderedDict[K, V]):
-    """The last `most` entries that were set or found."""
+class LRU(Generic[K, V]):
+    """The last `most` entries that were set or found. A look-up hashes the key once: keys may be long tuples."""
 
     def __init__(self, most: int) -> None:
-        super().__init__()
         self.most = most
+        self._entries: dict[K, list[Any]] = {}  # value, and when it was used
+        self._clock = count()
 
     def find(self, key: K) -> V | None:
         """The value of a key, which is then the last to be forgotten; None without one."""
-        try:
-            self.move_to_end(key)
-            return self[key]
-        except KeyError:  # another thread may have taken it out in between
+        entry = self._entries.get(key)
+        if entry is None:
             return None
+        entry[1] = next(self._clock)
+        return entry[0]  # type: ignore[no-any-return]
 
     def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        if len(self) > self.most:
-            self.popitem(last=False)
+        self._entries[key] = [value, next(self._clock)]
+        if len(self._entries) > self.most:
+            oldest = min([*self._entries.items()], key=lambda item: item[1][1])[0]
+            self._entries.pop(oldest, None)  # another thread may have taken it out
+
+    def __getitem__(self, key: K) -> V:
+        return self._entries[key][0]  # type: ignore[no-any-return]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[K]:
+        return iter([*self._entries])
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def values(self) -> list[V]:
+        """All values, in the order in which they were set first."""
+        return [entry[0] for entry in [*self._entries.values()]]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._entries.clear()

@@ -62,6 +62,7 @@ class TargetFacts:
     # is a sum of products of bytes in i32 faster than one of floats? Quantized models then stay in bytes
     multiplies_bytes: bool = False
     packs_bytes: bool = False  # the same where both operands change with the call: kernels lay out the second for it
+    recodes_bytes: bool = False  # is a table of 256 bytes faster than a few functions of floats?
     multiplies_float8: bool = False  # the same of 8-bit floats, summed in float32
     # do products decode weights of few bits as they read them? Else those are floats from the start
     decodes_weights: bool = False

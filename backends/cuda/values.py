@@ -15,7 +15,7 @@ from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import COMPARE, Const, Expr, Load, Op, cast
 from dnnc.ir.loops.intrinsics import WORD_PARTS, cast_target
 from dnnc.passes.lower.conversions import is_small, narrow, to_odd, widen
-from dnnc.passes.lower.expand import expand_lookup
+from dnnc.passes.lower.expand import expand_lookup, expand_recode
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.emit import FuncEmitter
@@ -144,6 +144,12 @@ def _lookup(em: FuncEmitter, e: Op) -> Text:
     return compute(em, chosen)
 
 
+def _recode(em: FuncEmitter, e: Op) -> Text:
+    chosen = expand_recode(*e.args)
+    assert isinstance(chosen, Op)
+    return compute(em, chosen)
+
+
 def _dot4(em: FuncEmitter, e: Op) -> Text:
     if e.lanes != 1:
         raise InternalError(f"dot4 adds to one sum at a time, not {e.lanes}")
@@ -239,7 +245,7 @@ def _number(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
 SPECIAL: dict[str, Callable[[FuncEmitter, Op], Text]] = {
     "select": _select, "lanes": _lanes, "ldexp": _ldexp, "guard": _guard, "ldmatrix_x4": _matrix,
     "ldmatrix_x4_trans": _matrix,
-    "mma_m16n8k16": _matrix, "mma_m16n8k32": _matrix, "dot4": _dot4, "lookup": _lookup,
+    "mma_m16n8k16": _matrix, "mma_m16n8k32": _matrix, "dot4": _dot4, "lookup": _lookup, "recode": _recode,
     "halves_f16": _halves, "halves_bf16": _halves,
     "words": _words, **{f"{t}_words": _words for t in WORD_PARTS},
     "mma_m16n8k8": _matrix, "mma_m16n8k8_cut": _matrix,

@@ -73,7 +73,7 @@ class ExpressionJob(BuildJob):
     """Finds kernels that the process has loaded."""
 
     def find(self, symbol: str) -> bytes | None:
-        found = self.loader.loaded.get(symbol)
+        found = self.loader.loaded.find(symbol)
         return found[1] if found is not None else super().find(symbol)
 
 

@@ -20,6 +20,7 @@ def facts(cpu: CpuTarget, numerics: str) -> TargetFacts:
         supported(numerics, cpu.feature_set),
         multiplies_bytes=True,
         packs_bytes=True,
+        recodes_bytes=True,
         decodes_weights=True,
         runs_sparse_rows=cpu.vector_bits == 512 and sparse_rows.available(cpu.feature_set),
         parallel_from=PARALLEL_FROM,

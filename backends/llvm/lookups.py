@@ -1,23 +1,31 @@
-"""LLVM text of `lookup`: numbers of a small table by the low bits of integers.
+"""LLVM text of `lookup`, numbers of a small table by the low bits of integers, and of `recode`, bytes of 256.
 
 With AVX-512 one instruction takes 16 of 16 numbers and reads no more than the low bits of each index, so that a code is
 not even cut out of its word. AVX2 takes of two tables of 8. Elsewhere tables of integers in order are conversions, and
 others lie in memory.
+
+256 bytes are four registers. AVX-512 VBMI takes 64 of 128 bytes at once, so two such and a choice by the top bit serve
+16 indices in 32 bits each as well. Without it, 16-bit numbers are taken likewise. AVX2 gathers from memory.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dnnc.backends.llvm.spelling import literal, scalar, vector
-from dnnc.ir.dtype import boolean, f32, i32, i64, u32
-from dnnc.ir.expr import Const, Expr, Op, value
+from dnnc.ir.dtype import DType, boolean, f32, i8, i16, i32, i64, u8, u32
+from dnnc.ir.expr import Const, Expr, Op, unwrap, value
 from dnnc.ir.loops.intrinsics import cast_target
 
 if TYPE_CHECKING:
     from dnnc.backends.llvm.emit import FuncEmitter
 
+Array = np.ndarray[Any, Any]
 WIDE, HALF = 16, 8  # numbers that one instruction takes of a table of as many
+BYTES = 256  # that a byte tells apart
+REGISTER = 64  # bytes
 
 
 def lookup(em: FuncEmitter, e: Op) -> str:
@@ -103,4 +111,80 @@ def _from_memory(em: FuncEmitter, table: list[float], i: str, e: Op) -> str:
         if e.lanes == 1:
             return x
         out = em.pure(f"insertelement {ty} {out}, {t} {x}, i64 {k}", x, here=True)
+    return out
+
+
+def recode(em: FuncEmitter, e: Op) -> str:
+    """Bytes of a table of 256 by bytes."""
+    table = np.array([unwrap(w) for w in e.args[1:]], "<i8").view(np.uint8)
+    i = em.operand(e.args[0], e.lanes)
+    if 1 < e.lanes <= WIDE and em.has("avx512bw"):
+        return _permuted_bytes(em, table, i, e.lanes)
+    ty, name = vector(i32, e.lanes), _table_in_memory(em, table)
+    wide = em.pure(f"zext {vector(u8, e.lanes)} {i} to {ty}", i, here=True)
+    if e.lanes == HALF and em.has("avx2"):
+        given = (ty, "zeroinitializer"), ("ptr", name), (ty, wide), (ty, literal(-1, i32, HALF)), ("i8", "4")
+        found = em.call("llvm.x86.avx2.gather.d.d.256", ty, *given)
+        return em.pure(f"trunc {ty} {found} to {vector(u8, e.lanes)}", found, here=True)
+    return _one_by_one(em, name, wide, e.lanes)
+
+
+def _permuted_bytes(em: FuncEmitter, table: Array, i: str, lanes: int) -> str:
+    """Lanes of 32 bits, whose low bytes are the indices and the results; the other bytes are not looked at."""
+    ty, words = vector(i32, WIDE), vector(i32, lanes)
+
+    def do(text: str, *operands: str) -> str:
+        return em.pure(text, *operands, here=True)
+
+    at = do(f"zext {vector(u8, lanes)} {i} to {words}", i)
+    if lanes < WIDE:
+        order = ", ".join(f"i32 {k % lanes}" for k in range(WIDE))
+        at = do(f"shufflevector {words} {at}, {words} poison, <{WIDE} x i32> <{order}>", at)
+    of_bytes = em.has("avx512vbmi")
+    unit = i8 if of_bytes else i16
+    count = 8 * REGISTER // unit.bits
+    raw = vector(unit, count)
+    number = at if of_bytes else do(f"lshr {ty} {at}, {literal(1, i32, WIDE)}", at)
+    number = do(f"bitcast {ty} {number} to {raw}", number)
+    parts = [vector_of(unit, part.view(unit.numpy)) for part in table.reshape(4, REGISTER)]
+    name = f"llvm.x86.avx512.vpermi2var.{'qi' if of_bytes else 'hi'}.512"
+    low, high = (em.call(name, raw, (raw, a), (raw, number), (raw, b)) for a, b in (parts[:2], parts[2:]))
+    low, high = (do(f"bitcast {raw} {v} to {ty}", v) for v in (low, high))
+    upper = do(f"icmp ugt {ty} {at}, {literal(BYTES // 2 - 1, i32, WIDE)}", at)
+    found = do(f"select {vector(boolean, WIDE)} {upper}, {ty} {high}, {ty} {low}", upper, high, low)
+    if not of_bytes:
+        odd = do(f"and {ty} {at}, {literal(1, i32, WIDE)}", at)
+        by = do(f"shl {ty} {odd}, {literal(3, i32, WIDE)}", odd)
+        found = do(f"lshr {ty} {found}, {by}", found, by)
+    found = do(f"trunc {ty} {found} to {vector(u8, WIDE)}", found)
+    if lanes < WIDE:
+        order = ", ".join(f"i32 {k}" for k in range(lanes))
+        bytes_ = vector(u8, WIDE)
+        found = do(f"shufflevector {bytes_} {found}, {bytes_} poison, <{lanes} x i32> <{order}>", found)
+    return found
+
+
+def vector_of(dtype: DType, numbers: Array) -> str:
+    """A constant vector."""
+    return "<" + ", ".join(f"{scalar(dtype)} {literal(int(v), dtype)}" for v in numbers) + ">"
+
+
+def _table_in_memory(em: FuncEmitter, table: Array) -> str:
+    """256 bytes as numbers of 32 bits, so that a gather reads nothing else."""
+    name = f"@dnnc.bytes.{table.tobytes().hex()}"
+    numbers = ", ".join(f"i32 {v}" for v in table)
+    em.decls.add(f"{name} = private unnamed_addr constant [{BYTES} x i32] [{numbers}], align 64")
+    return name
+
+
+def _one_by_one(em: FuncEmitter, name: str, i: str, lanes: int) -> str:
+    ty, out = vector(u8, lanes), "poison"
+    for k in range(lanes):
+        at = i if lanes == 1 else em.pure(f"extractelement {vector(i32, lanes)} {i}, i64 {k}", i, here=True)
+        place = em.pure(f"zext i32 {at} to i64", at, here=True)
+        p = em.pure(f"getelementptr i32, ptr {name}, i64 {place}", place, here=True)
+        x = em.pure(f"load i8, ptr {p}", p, here=True)  # the lowest byte
+        if lanes == 1:
+            return x
+        out = em.pure(f"insertelement {ty} {out}, i8 {x}, i64 {k}", x, here=True)
     return out

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dnnc.backends.llvm.dot_products import dot4
-from dnnc.backends.llvm.lookups import lookup
+from dnnc.backends.llvm.lookups import lookup, recode
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, f16, f32, f64, i32, i64, u32
@@ -590,7 +590,7 @@ def _guard(em: FuncEmitter, e: Op) -> str:
 
 _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal,
-    "lanes": _lanes, "dot4": dot4, "lookup": lookup,
+    "lanes": _lanes, "dot4": dot4, "lookup": lookup, "recode": recode,
     "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
     "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
     "interleave_low": _interleave, "interleave_high": _interleave,

@@ -114,7 +114,7 @@ class Array(Operators, Methods):
 
     @property
     def ndim(self) -> int:
-        return len(self.shape)
+        return len(self._parts[0].type.shape)
 
     @property
     def size(self) -> int:

@@ -121,6 +121,16 @@ class Call:
         self.number, self.locs = next(self.counted), (user_line()[0],)
 
 
+class Untracked(Call):
+    """A call that gradients end at. It counts as one op deep, however deep its operands lie."""
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.tracked, self.depth = 0, 1
+
+
 class Lazy:
     """One value; see above. `owner`: weak reference to the user's array. `device`: None for a neutral value.
 
@@ -188,7 +198,7 @@ class Step:
     def values(self) -> list[Lazy]:
         """What is not computed yet."""
         arrays = [a for ref in (self.result, *self.roots) if (a := ref()) is not None]
-        arrays += [a.grad for a in arrays if a.grad is not None]
+        arrays += [a._grad for a in arrays if a._grad is not None]
         return [p for a in arrays for p in a._parts if p.call is not None and not p.traced]
 
 
@@ -478,12 +488,13 @@ def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None
     out = []
     others = set(wanted)
     for x in met:
+        owner = x.owner
+        if owner is None or owner() is None:
+            if ahead and x.tracked == TRACKED and x.call is not None and x.call.op.cost is HEAVY:
+                if x.device in devices and x not in others:
+                    out.append(x)
+            continue
         if x.device not in devices or x in others:
-            continue
-        if ahead and x.tracked == TRACKED and x.call is not None and x.call.op.cost is HEAVY:
-            out.append(x)
-            continue
-        if x.owner is None or x.owner() is None:
             continue
         if x.seen or x.heavy:
             out.append(x)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dnnc.ir.expr import var
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 FLAT_SIZE = 1 << 18  # elements up to which one program serves all sizes; beyond, knowing the size is worth a program
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
 MOST = (1 << 31) - 1  # the largest size of an axis that a program does not know
+TYPE = attrgetter("type")
 TRACKED, ROOT = 1, 2  # of values: they have a history; it begins with them
 
 
@@ -30,9 +32,7 @@ def is_flat(op: OpDef) -> bool:
 
 
 class Reached:
-    """Collect calls behind values, operands first, with result numbers; leaves; met ones; `key`: calls in words; what
-    is computed along.
-    """
+    """Collect calls behind values with result numbers; leaves; met ones; `key`: calls in words; what runs along."""
 
     __slots__ = ("along", "calls", "count", "key", "leaves", "met", "steps")
 
@@ -90,31 +90,33 @@ class Reached:
                     self.along += call.along
 
     def enter(self, step: Step, x: Lazy) -> None:
-        """Note the step of a value. What was computed up to its loss is taken as a whole, as `backward` met it."""
+        """Note the step of a value. What was computed up to its loss is taken as a whole, as `backward` met it.
+
+        Operands of that which are no part of it, such as a detached value, may be computed of it: they come behind.
+        """
         known = self.steps.get(step)
         if not known:
             self.steps[step] = x.tracked == ROOT
         h = step.history
         if known is not None or h is None or not h.pending() or not self.calls.keys().isdisjoint(h.calls):
             return
+        leaves, calls, first = self.leaves, self.calls, self.count
+        calls.update({call: first + k for call, k in h.calls.items()} if first else h.calls)
+        self.count += h.count
         self.reach([leaf for leaf in h.leaves if leaf.call is not None])
-        leaves, calls = self.leaves, self.calls
-        self.key += (h.digest, *(
+        self.key.append(h.digest)
+        self.key += [
             -2 - leaves.setdefault(x, len(leaves)) if x.call is None else calls[x.call] + x.index for x in h.leaves
-        ))  # fmt: skip
-        for call in h.calls:
-            calls[call] = self.count
-            self.count += len(call.types)
-        for made in h.made.values():
-            self.met[made] = None
-            if made.step is not None:
-                self.enter(made.step, made)
+        ]
+        self.met.update(dict.fromkeys(h.made.values()))
+        for made in [x for x in h.made.values() if x.step is not None and x.step is not step]:
+            self.enter(made.step, made)
         self.along += h.along
 
     def structure(self, outputs: Sequence[Lazy], flat: bool = False) -> Any:
         """Equal for what one program computes. `flat`: whatever the shape of its arrays."""
         leaves, calls = self.leaves, self.calls
-        given = [(x.type.dtype.name, bool(x.type.shape) if flat else x.type.shape) for x in leaves]
+        given = [(t.dtype.name, bool(t.shape) if flat else t.shape) for t in map(TYPE, leaves)]
         # the mark is for ops of any number of operands
         return (
             *self.key,
@@ -164,6 +166,22 @@ def open_types(reached: Reached, outputs: Sequence[Lazy]) -> list[TensorType] | 
     ]
 
 
+def _operands_first(calls: Iterable[Call]) -> Iterator[Call]:
+    """The same calls, each behind those that compute its operands."""
+    done: set[Call] = set()
+    for last in calls:
+        stack = [last]
+        while stack:
+            call = stack[-1]
+            waiting = [] if call in done else [x.call for x in call.inputs if x and x.call and x.call not in done]
+            if not waiting:
+                stack.pop()
+                if call not in done:
+                    done.add(call)
+                    yield call
+            stack += waiting
+
+
 def graph_of_call(call: Call, types: Sequence[TensorType]) -> Graph:
     """The graph of one call on inputs of these types."""
     g = Graph("expression")
@@ -200,7 +218,7 @@ def graph_of(
     def value(x: Lazy | None) -> Value | None:
         return None if x is None else known[id(x)] if x.call is None else known[id(x.call), x.index]
 
-    for c in reached.calls:
+    for c in _operands_first(reached.calls):
         node = g.append(Node(c.op, [value(x) for x in c.inputs], dict(c.attrs), [type_(t) for t in c.types], c.locs))
         for k, made in enumerate(node.outputs):
             known[id(c), k] = made

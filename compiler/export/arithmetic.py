@@ -293,6 +293,11 @@ def decode(c: Call) -> str:
     return c.w.op("Cast", y, to=ELEMENTS[dtype.name])  # type: ignore[no-any-return]
 
 
+def recode(c: Call) -> str:
+    """Bytes by a table."""
+    return c.w.op("Gather", c.w.constant(c.attrs["table"], u8), c.w.op("Cast", c.x(), to=ELEMENTS["i64"]))  # type: ignore[no-any-return]
+
+
 def _of_blocks(c: Call, p: str, k: int) -> str:
     """An operand with a number for each block, in a shape that broadcasts to the codes."""
     axis, shape = c.attrs["axis"] % c.type().rank, c.type(k).shape
@@ -353,4 +358,5 @@ ARITHMETIC: dict[str, Convert] = {
     "quantize_linear": quantize,
     "dequantize_linear": dequantize,
     "decode": decode,
+    "recode": recode,
 }

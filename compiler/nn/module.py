@@ -126,9 +126,10 @@ class Module:
 
     def __getattr__(self, name: str) -> Any:
         own = self.__dict__
-        for table in ("_parameters", "_modules", "_buffers"):
-            held = own.get(table)
-            if held and name in held:
+        if "_parameters" in own:  # else __init__ has not run
+            if name in (held := own["_parameters"]) or name in (held := own["_modules"]):
+                return held[name]
+            if name in (held := own["_buffers"]):
                 return held[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 

@@ -15,9 +15,12 @@ from dnnc.optim.adaptive import Adagrad as Adagrad
 from dnnc.optim.adaptive import RMSprop as RMSprop
 from dnnc.optim.clipping import clip_grad_norm_ as clip_grad_norm_
 from dnnc.optim.clipping import clip_grad_value_ as clip_grad_value_
+from dnnc.optim.descent import ASGD as ASGD
 from dnnc.optim.descent import SGD as SGD
+from dnnc.optim.descent import Rprop as Rprop
 from dnnc.optim.moments import LAMB as LAMB
 from dnnc.optim.moments import Adam as Adam
+from dnnc.optim.moments import Adamax as Adamax
 from dnnc.optim.moments import AdamW as AdamW
 from dnnc.optim.moments import NAdam as NAdam
 from dnnc.optim.moments import RAdam as RAdam

@@ -10,6 +10,7 @@ import numpy as np
 
 from dnnc.array.core import Array
 from dnnc.array.creation import ones, zeros_like
+from dnnc.array.elementwise import abs as absolute
 from dnnc.array.elementwise import maximum, sqrt, where
 from dnnc.array.statistical import sum as total
 from dnnc.optim.hyper import Hyper, choose
@@ -112,6 +113,38 @@ class AdamW(Adam):
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True, half=half
         )
+
+
+class Adamax(Moments):
+    """Adam with the largest gradient, which decays, in place of the root of squares. Source: Kingma and Ba, 2015, 7.1.
+
+    m = beta1 m + (1 - beta1) g         u = max(beta2 u, |g| + eps)         p = p - lr / (1 - beta1^t) m / u
+    """
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: float = 2e-3,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+        half: str = "master",
+    ) -> None:
+        super().__init__(
+            params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, maximize=maximize, half=half)
+        )
+
+    def init(self, param: Array, group: Group) -> State:
+        return {"exp_avg": zeros_like(param), "exp_inf": zeros_like(param)}
+
+    def update(self, p: Array, g: Array, s: State, h: SimpleNamespace, group: Group) -> tuple[Array, State]:
+        if group["weight_decay"]:
+            g = g + p * h.weight_decay
+        m = s["exp_avg"] + (g - s["exp_avg"]) * h.rest1
+        largest = maximum(s["exp_inf"] * h.beta2, absolute(g) + h.eps)
+        return p - m * h.step_size / largest, {"exp_avg": m, "exp_inf": largest}
 
 
 class NAdam(Moments):

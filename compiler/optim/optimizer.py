@@ -53,13 +53,13 @@ KNOWN = 512  # forms of updates that an optimizer keeps, and sets of parameters 
 class Slot:
     """The state of one parameter in define-by-run: how often it was updated, and values by name.
 
-    `form`: how it is updated as long as the group has the options that `structure` tells.
+    `form`: how it is updated, with the number of its group, as long as that has the options that `structure` tells.
     """
 
     step: int
     names: tuple[str, ...]
     values: list[Lazy]
-    form: Form | None = None
+    form: tuple[int, Form] | None = None
     structure: tuple[Any, ...] = ()
 
     @classmethod
@@ -81,6 +81,7 @@ class _Rule:
         self, index: int, group: Mapping[str, Any], structure: tuple[Any, ...], numbers: dict[str, float]
     ) -> None:
         self.index, self.group, self.structure, self.numbers = index, group, structure, numbers
+        self.last: tuple[int, Form] | None = None  # of the parameter that was added last
         self._hypers: dict[int, Hyper] = {}
 
     def numbers_at(self, optimizer: Optimizer, step: int) -> Hyper:
@@ -324,17 +325,19 @@ class Optimizer(ABC):
         """Add the update of a parameter, the `number`-th, to those of a step. InputError: its gradient does not fit."""
         assert p._grad is not None
         value, g, slot = p._parts[0], p._grad._parts[0], self._slots[id(p)]
-        if g.type != value.type:
+        s, t = value.type, g.type
+        if s.dtype is not t.dtype or s.shape != t.shape:
             raise InputError(
                 f"{type(self).__name__}.step: a parameter is {p.dtype} of shape {p.shape}, its gradient "
                 f"{p._grad.dtype} of {p._grad.shape}"
             )
         if value.call is not None:
             value = detached(p)._parts[0]
-        form = slot.form
-        if form is None or slot.structure != rule.structure:
-            form = slot.form = self._form(p, slot, rule)
+        at = slot.form
+        if at is None or at[0] != rule.index or slot.structure != rule.structure:
+            at = slot.form = rule.index, self._form(p, slot, rule)
             slot.structure = rule.structure
+        form = at[1]
         batch.operands += (value, g, *slot.values)
         if form.own or form.draws:
             compute = _compute_dtype(p)
@@ -342,17 +345,17 @@ class Optimizer(ABC):
             batch.operands += [_number(own[n], compute) for n in form.own]
             if form.draws:
                 batch.operands.append(leaf(np.array([number, slot.step], np.uint32), None))
-        at = rule.index, form
         batch.forms.append(at)
-        if at not in batch.common:
+        if at is not rule.last and at not in batch.common:
             compute = _compute_dtype(p)
             batch.common[at] = [*(_number(rule.numbers[n], compute) for n in form.shared), *form.captured]
+        rule.last = at
         return slot
 
     def _form(self, p: Array, slot: Slot, rule: _Rule) -> Form:
         """How a parameter is updated; the rule is recorded once for all of its kind."""
         key = p._parts[0].type, tuple((n, x.type) for n, x in slot.named()), rule.structure
-        found = self._forms.get(key)
+        found = self._forms.find(key)
         if found is not None:
             return found
         before = call_number()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from dnnc.array.lazy import Call, Lazy, results
+from dnnc.array.lazy import Lazy, Untracked, results
 from dnnc.frontends.trace.functions import Recorded
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
@@ -72,9 +72,7 @@ class Batch:
         if plan is None:
             plan = plans[key] = Plan(self)
         given = (*self.operands, *(x for common in self.common.values() for x in common))
-        call = Call(OPS["call"], given, plan.attrs, plan.types, plan.key)
-        call.tracked, call.depth = 0, 1  # updates have no history, and a gradient bounds its own
-        return results(call)
+        return results(Untracked(OPS["call"], given, plan.attrs, plan.types, plan.key))
 
 
 class Plan:

@@ -68,6 +68,11 @@ def _lookup(i: Array, xs: tuple[Array, ...]) -> Array:
     return table[np.asarray(i) % len(xs)]
 
 
+def _recode(i: Array, words: tuple[Array, ...]) -> Array:
+    table = np.array([np.ravel(w)[0] for w in words], "<i8").view(np.uint8)
+    return table[np.asarray(i)]
+
+
 def _trusted(x: Array, lo: Array, hi: Array) -> Array:
     if (np.asarray(x) < lo).any() or (np.asarray(x) >= hi).any():
         raise InternalError(f"an index is not what it was packed as: {x} outside of [{lo}, {hi})")
@@ -187,6 +192,8 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("piece", lambda t, k: pieces(t, int(np.ravel(k)[0])), _first),
     # lookup(i, x0, x1, ..): x[i mod n], of n constants of one float type, n a power of two; i an unsigned integer
     Intrinsic("lookup", lambda i, *xs: _lookup(i, xs), lambda i, *xs: (xs[0].dtype, i.lanes)),
+    # recode(i, w0, .., w31): byte i of 256, eight in each constant of 64 bits, the lowest first; i a u8
+    Intrinsic("recode", lambda i, *words: _recode(i, words), lambda i, *words: (u8, i.lanes)),
     Intrinsic("pow", _pow, _first, costly=True),
     Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first),
     Intrinsic("floormod", _floormod, _first),

@@ -1,14 +1,21 @@
-"""Linear quantization, ties to even, with scale and zero point of all, along `axis`, or per `block` of it."""
+"""Linear quantization, ties to even, with scale and zero point of all, along `axis`, or per `block` of it; and
+functions of bytes as tables.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dnnc.ir.dtype import DType, f32, i8, i32, u8
+from dnnc.ir.expr import Expr, const
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import ELEMENTWISE, OpDef, require
-from dnnc.ir.ops.common import require_kind, rows_flops, sample
+from dnnc.ir.ops.common import Array, elementwise, require_kind, rows_flops, sample
 from dnnc.ir.ops.common import same_dim as same
 from dnnc.ir.shapes import normalize_axis
+from dnnc.ir.te import Tensor
 from dnnc.ir.types import TensorType
 
 
@@ -92,6 +99,26 @@ def _dequantize(b: Any, x: Any, scale: Any, zero: Any = None, *, axis: int, bloc
     return _wide(b, y, out)
 
 
+def _recode_type(q: TensorType, *, table: tuple[int, ...]) -> TensorType:
+    require(q.dtype is u8, "recode takes u8; got {}", q)
+    ok = len(table) == 256 and all(0 <= v <= 255 for v in table)
+    require(ok, "recode's table is 256 numbers of a byte each; got {}", len(table))
+    return TensorType(u8, q.shape)
+
+
+def _recode(q: Tensor, *, table: tuple[int, ...]) -> Tensor:
+    words = np.array(table, np.uint8).view("<i8").tolist()
+
+    def element(x: Expr) -> Expr:
+        return call("recode", x, *map(const, words))
+
+    return elementwise(element, q)
+
+
+def _recode_numpy(q: Array, *, table: tuple[int, ...]) -> Array:
+    return np.array(table, np.uint8)[q]
+
+
 QUANTIZE_OPS: tuple[OpDef, ...] = (
     OpDef(
         "quantize_linear",
@@ -116,6 +143,19 @@ QUANTIZE_OPS: tuple[OpDef, ...] = (
             sample("i8[3, 5]", "f32[3]", "i8[3]", axis=0, domain=(0.1, 90.0)),
             sample("i4[4, 5]", "f16[4, 2]", "i4[4, 2]", axis=-1, block=3, domain=(-8.0, 7.0)),
             sample("i32[4]", "f32[1]", domain=(-99.0, 99.0)),
+        ),
+    ),
+    # table[q], element by element: any function of bytes
+    OpDef(
+        "recode",
+        _recode_type,
+        _recode,
+        reference=_recode_numpy,
+        flops=rows_flops(1),
+        traits=ELEMENTWISE,
+        samples=tuple(
+            sample(of, table=tuple((7 * k * k + 31) % 256 for k in range(256)), domain=(0, 255))
+            for of in ("u8[3, 5]", "u8[70]", "u8[]")
         ),
     ),
 )

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from dnnc.ir.dtype import f32
-from dnnc.ir.expr import Const, Expr, Op, fma, op, rebuild, select
+from dnnc.ir.dtype import f32, i64, u8, u32
+from dnnc.ir.expr import Const, Expr, Op, cast, fma, op, rebuild, select
 from dnnc.ir.loops.sharing import with_names
 from dnnc.ir.loops.stmt import Block, Func, Kernel, call, map_stmt
 from dnnc.passes.lower import elementary, trigonometry
@@ -75,6 +75,12 @@ def expand_lookup(i: Expr, *table: Expr) -> Expr:
         bit = op("shr", i, k) & 1
         left, k = tuple(select(bit.ne(0), b, a) for a, b in zip(left[::2], left[1::2], strict=True)), k + 1
     return left[0]
+
+
+def expand_recode(i: Expr, *words: Expr) -> Expr:
+    """A byte of a table: of the word that the upper bits of the index say, the byte that its lower three say."""
+    word = expand_lookup(op("shr", cast(i, u32), 3), *words)
+    return cast(op("shr", word, (cast(i, i64) & 7) * 8) & 255, u8)
 
 
 def joined(supported: Collection[str]) -> tuple[Rule, ...]:

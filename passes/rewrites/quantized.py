@@ -30,10 +30,11 @@ from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import product as size_of
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import PassContext, graphs
 from dnnc.passes.rewrite import Match, Rule, producer, rewrite
 from dnnc.passes.rewrites import float8_products
 from dnnc.passes.rewrites.integer_products import Quantized, Weights, has_form, known, product, product_of_two
+from dnnc.passes.rewrites.tables import tables
 
 Array = np.ndarray[Any, Any]
 BYTES = (u8, i8)
@@ -70,10 +71,12 @@ def _in_floats(n: Node) -> bool:
 
 
 def requantized(graph: Graph, ctx: PassContext) -> bool:
-    """The same, and quotients by constant scales become products."""
+    """The same, chains from bytes to bytes become tables, and quotients by constant scales become products."""
     if not ctx.facts.multiplies_bytes:
         return False
     changed = rewrite(graph, RULES, ctx)
+    if ctx.facts.recodes_bytes and not ctx.strict:
+        changed |= any([tables(g) for g in graphs(graph)])
     return rewrite(graph, LAST_RULES, ctx) or changed
 
 

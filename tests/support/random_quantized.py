@@ -350,6 +350,19 @@ def pair(g: Nets, x: Codes) -> None:
     g.quantized(g.activated(g.node(op, g.real(x), g.real(y)), deviation), x.shape, deviation)
 
 
+def gated(g: Nets, x: Codes) -> None:
+    """Codes times a function of themselves, which has codes of its own."""
+    y = g.real(x)
+    if g.exact:
+        y = g.node("Mul", y, g.constant(g.scale(0.5 / x.deviation)))
+        gate = g.node("Clip", g.node("Add", y, g.constant(0.5, "f4")), g.constant(0, "f4"), g.constant(1, "f4"))
+    else:
+        gate = g.node(g.one_of(("Sigmoid", "Tanh", "HardSigmoid", "Erf")), y)
+    g.quantized(gate, x.shape, 1.0)
+    if g.chance(0.8):
+        g.quantized(g.node("Mul", g.real(x), g.real(g.made[-1])), x.shape, x.deviation)
+
+
 def joined(g: Nets, x: Codes) -> None:
     """A concatenation of two, of the same scheme or others."""
     y = g.one_of([m for m in g.made if m.shape == x.shape])
@@ -424,6 +437,6 @@ def dynamic(g: Nets, x: Codes) -> None:
 
 
 LAYERS: tuple[Callable[[Nets, Codes], None], ...] = (
-    convolution, convolution, convolution, product, product, product, attention, attention, pair, joined, pooled, moved,
-    dynamic,
+    convolution, convolution, convolution, product, product, product, attention, attention, pair, gated, joined, pooled,
+    moved, dynamic,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 from dnnc.array.core import Array, scalar
 from dnnc.array.creation import asarray
-from dnnc.array.lazy import DEEPEST, PROGRAMS, Call, Lazy, Step, buffer, materialise, results
+from dnnc.array.lazy import DEEPEST, PROGRAMS, Call, Lazy, Step, Untracked, buffer, materialise, results
 from dnnc.array.operators import NUMBERS
 from dnnc.array.sizes import same_shape
 from dnnc.array.structure import END, ROOT, TRACKED
@@ -128,11 +128,12 @@ def _seed(y: Array, gradient: Any) -> Lazy:
 class History:
     """What a tracked value was computed from, in one walk.
 
-    `calls` and `leaves` in the order in which they are met; `roots`: the leaves that require a gradient; `key`: equal
-    for values that are computed by the same ops in the same way of operands of the same types; `digest`: of the key.
+    `calls` (with numbers of their first results of `count`, and as `order`) and `leaves` in the order in which they are
+    met; `roots`: the leaves that require a gradient; `key`: equal for values that are computed by the same ops in the
+    same way of operands of the same types; `digest`: of the key.
     """
 
-    __slots__ = ("along", "calls", "digest", "key", "leaves", "made", "roots")
+    __slots__ = ("along", "calls", "count", "digest", "key", "leaves", "made", "order", "roots")
 
     def __init__(self, last: Lazy) -> None:
         calls: dict[Call, int] = {}  # by number of the first result
@@ -184,7 +185,8 @@ class History:
         for x in leaves:
             key += (x.type.dtype.name, x.type.shape, x.tracked)
         key.append(last.index)
-        self.calls, self.leaves, self.made, self.key = list(calls), list(leaves), made, tuple(key)
+        self.calls, self.order, self.count = calls, list(calls), count
+        self.leaves, self.made, self.key = list(leaves), made, tuple(key)
 
     def pending(self) -> bool:
         """Is nothing of it computed?"""
@@ -195,7 +197,7 @@ class History:
         at, index = place
         if at < 0:
             return self.leaves[-1 - at]
-        call = self.calls[at]
+        call = self.order[at]
         found = self.made.get((call, index) if index else call)
         return Lazy(call.types[index], call, index) if found is None else found
 
@@ -239,8 +241,7 @@ class Pullback:
 
     def gradients(self, h: History, seed: Lazy) -> list[Lazy]:
         """The gradients of the wanted roots of a history of this structure."""
-        call = Call(OPS["call"], (*map(h.value, self.reads), seed), self.attrs, self.types, self.key)
-        call.tracked, call.depth = 0, 1  # as deep as one op: it is bounded by its history
+        call = Untracked(OPS["call"], (*map(h.value, self.reads), seed), self.attrs, self.types, self.key)
         if call.traced:
             call.trace()
         return results(call)

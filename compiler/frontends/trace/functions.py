@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import Array, from_buffer
-from dnnc.array.lazy import Call, Lazy, apply_all, depends, leaf, placeholder, results
+from dnnc.array.lazy import Call, Lazy, Untracked, apply_all, depends, leaf, placeholder, results
 from dnnc.array.operators import NUMBERS
 from dnnc.frontends.trace.control import values as control_values
 from dnnc.frontends.trace.regions import Region
@@ -97,8 +97,7 @@ class Composite:
             types = tuple(v.type for v in body.outputs)
             found = self.known[key] = recorded, {"body": body}, types, ("call", body.structural_hash())
         recorded, attrs, types, structure = found
-        call = Call(OPS["call"], (*parts, *recorded.captured), attrs, types, structure)
-        call.tracked, call.depth = 0, 1
+        call = Untracked(OPS["call"], (*parts, *recorded.captured), attrs, types, structure)
         return recorded.arrays(results(call))
 
 

@@ -22,6 +22,7 @@ from dnnc.array.elementwise import tanh as tanh_of
 from dnnc.array.errors import ValueInputError
 from dnnc.array.manipulation import axis_of, concat, expand_dims, reshape, sliced
 from dnnc.array.promotion import dtype_of
+from dnnc.array.replay import replayed
 from dnnc.array.searching import argmax
 from dnnc.array.sizes import same, symbolic
 from dnnc.array.statistical import max as max_of
@@ -111,6 +112,7 @@ def sigmoid(input: Any) -> Array:
     return op("sigmoid", array("sigmoid", "input", input))
 
 
+@replayed
 def logsigmoid(input: Any) -> Array:
     """log(sigmoid(x)), without overflow."""
     return negative(op("softplus", negative(array("logsigmoid", "input", input))))
@@ -133,12 +135,14 @@ def tanh(input: Any) -> Array:
     return tanh_of(array("tanh", "input", input))
 
 
+@replayed
 def tanhshrink(input: Any) -> Array:
     """x - tanh(x)"""
     x = array("tanhshrink", "input", input)
     return subtract(x, tanh_of(x))
 
 
+@replayed
 def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Array:
     """log(1 + exp(beta * x)) / beta, and x where beta * x is above the threshold."""
     x = array("softplus", "input", input)
@@ -147,6 +151,7 @@ def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Array:
     return where(greater(t, float(threshold)), x, y if beta == 1 else divide(y, float(beta)))
 
 
+@replayed
 def softsign(input: Any) -> Array:
     """x / (1 + |x|)"""
     return op("softsign", array("softsign", "input", input))
@@ -164,12 +169,14 @@ def hardswish(input: Any, inplace: bool = False) -> Array:
     return written(x, op("hard_swish", x), inplace)
 
 
+@replayed
 def hardshrink(input: Any, lambd: float = 0.5) -> Array:
     """x where |x| > lambd, else 0."""
     x = array("hardshrink", "input", input)
     return where(logical_or(greater(x, float(lambd)), less(x, -float(lambd))), x, 0.0)
 
 
+@replayed
 def softshrink(input: Any, lambd: float = 0.5) -> Array:
     """x moved towards 0 by lambd."""
     x = array("softshrink", "input", input)
@@ -184,6 +191,7 @@ def threshold(input: Any, threshold: float, value: float, inplace: bool = False)
     return written(x, where(greater(x, float(threshold)), x, float(value)), inplace)
 
 
+@replayed
 def glu(input: Any, dim: int = -1) -> Array:
     """a * sigmoid(b) of the halves a, b along `dim`."""
     x = array("glu", "input", input)
@@ -218,18 +226,21 @@ def _typed(x: Array, dtype: Any) -> Array:
     return x if dtype is None else cast(x, dtype_of(dtype))
 
 
+@replayed
 def softmax(input: Any, dim: int, dtype: Any = None) -> Array:
     """exp(x) / sum(exp(x)) along `dim`, without overflow. `dtype`: of the operand before."""
     x = _typed(array("softmax", "input", input, "fiu" if dtype is not None else "f"), dtype)
     return op("softmax", x, axis=axis_of(dim, x.ndim)) if x.ndim else op("exp", subtract(x, x))
 
 
+@replayed
 def log_softmax(input: Any, dim: int, dtype: Any = None) -> Array:
     """log(softmax(x)) along `dim`."""
     x = _typed(array("log_softmax", "input", input, "fiu" if dtype is not None else "f"), dtype)
     return op("log_softmax", x, axis=axis_of(dim, x.ndim)) if x.ndim else subtract(x, x)
 
 
+@replayed
 def softmin(input: Any, dim: int, dtype: Any = None) -> Array:
     """softmax(-x) along `dim`."""
     return softmax(negative(_typed(array("softmin", "input", input, "fiu"), dtype)), dim)

@@ -10,6 +10,7 @@ from dnnc.array.elementwise import add, isinf, less, less_equal, logical_and, mu
 from dnnc.array.errors import ValueInputError
 from dnnc.array.linalg import matmul
 from dnnc.array.manipulation import broadcast_shapes, broadcast_to, expand_dims, matrix_transpose, repeat
+from dnnc.array.replay import replayed
 from dnnc.array.sizes import differ, symbolic
 from dnnc.array.statistical import all as all_of
 from dnnc.nn.functional.dropouts import dropout
@@ -43,6 +44,32 @@ def scaled_dot_product_attention(
     Raises:
         InputError: dtypes or shapes do not fit, or there are a mask and `is_causal`.
     """
+    if not dropout_p:
+        return _attended(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    q, k, v, mask, factor = _operands(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    scores = multiply(matmul(q, matrix_transpose(k)), factor)
+    if mask is None:
+        return matmul(dropout(op("softmax", scores, axis=scores.ndim - 1), dropout_p, key=dropout_key), v)
+    scores = add(scores, mask)
+    hidden = all_of(logical_and(isinf(scores), less(scores, 0.0)), axis=-1, keepdims=True)
+    weights = op("softmax", where(hidden, 0.0, scores), axis=scores.ndim - 1)  # no NaN, of gradients neither
+    return matmul(dropout(where(hidden, 0.0, weights), dropout_p, key=dropout_key), v)
+
+
+@replayed
+def _attended(
+    query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> Array:
+    """Attention without dropout."""
+    q, k, v, mask, factor = _operands(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    given = (q, k, v) if mask is None else (q, k, v, mask)
+    return op("attention", *given, scale=factor, masked_rows="nan" if mask is None else "zero")
+
+
+def _operands(
+    query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> tuple[Array, Array, Array, Array | None, float]:
+    """Queries, keys and values with the same axes in front, what is added to the scores, and the scale."""
     what = "scaled_dot_product_attention"
     q, k, v = arrays(what, query=query, key=key, value=value)
     if min(q.ndim, k.ndim, v.ndim) < 2 or differ(q.shape[-1], k.shape[-1]) or differ(k.shape[-2], v.shape[-2]):
@@ -54,17 +81,7 @@ def scaled_dot_product_attention(
     batch = broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     q, k, v = (broadcast_to(x, (*batch, *x.shape[-2:])) for x in (q, k, v))
     mask = _mask(what, q, k, attn_mask, is_causal)
-    factor = float(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    if not dropout_p:
-        given = (q, k, v) if mask is None else (q, k, v, mask)
-        return op("attention", *given, scale=factor, masked_rows="nan" if mask is None else "zero")
-    scores = multiply(matmul(q, matrix_transpose(k)), factor)
-    if mask is None:
-        return matmul(dropout(op("softmax", scores, axis=scores.ndim - 1), dropout_p, key=dropout_key), v)
-    scores = add(scores, mask)
-    hidden = all_of(logical_and(isinf(scores), less(scores, 0.0)), axis=-1, keepdims=True)
-    weights = op("softmax", where(hidden, 0.0, scores), axis=scores.ndim - 1)  # no NaN, of gradients neither
-    return matmul(dropout(where(hidden, 0.0, weights), dropout_p, key=dropout_key), v)
+    return q, k, v, mask, float(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
 
 
 def _repeated(what: str, q: Array, x: Array) -> Array:

@@ -7,9 +7,11 @@ from typing import Any
 from dnnc.array.core import Array
 from dnnc.array.errors import ValueInputError
 from dnnc.array.manipulation import expand_dims, squeeze
+from dnnc.array.replay import replayed
 from dnnc.nn.functional.operands import Ints, arrays, ints, op, rank_of
 
 
+@replayed
 def _conv(
     rank: int, input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Array:
@@ -80,6 +82,7 @@ def conv3d(
 # --- transposed -------------------------------------------------------------------------------------------------------
 
 
+@replayed
 def _conv_transpose(
     rank: int,
     input: Any,

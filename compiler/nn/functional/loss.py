@@ -32,6 +32,7 @@ from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
 from dnnc.array.manipulation import broadcast_arrays, expand_dims, reshape, squeeze, take_along_axis, wide
 from dnnc.array.promotion import kind_of
+from dnnc.array.replay import replayed
 from dnnc.array.searching import top_k
 from dnnc.array.sizes import differ, same_shape
 from dnnc.array.statistical import any as any_of
@@ -80,16 +81,19 @@ def _weighted(what: str, loss: Array, weight: Any, reduction: str) -> Array:
     return divide(sum_of(loss), sum_of(w)) if reduction == "mean" else reduced(what, loss, reduction)
 
 
+@replayed
 def mse_loss(input: Any, target: Any, *, reduction: str = "mean", weight: Any = None) -> Array:
     """(x - t)^2; `weight` holds one number for each element."""
     return _weighted("mse_loss", square(subtract(*_pair("mse_loss", input, target))), weight, reduction)
 
 
+@replayed
 def l1_loss(input: Any, target: Any, *, reduction: str = "mean", weight: Any = None) -> Array:
     """|x - t|; `weight` holds one number for each element."""
     return _weighted("l1_loss", absolute(subtract(*_pair("l1_loss", input, target))), weight, reduction)
 
 
+@replayed
 def smooth_l1_loss(input: Any, target: Any, *, reduction: str = "mean", beta: float = 1.0) -> Array:
     """d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, of d = x - t."""
     if beta < 0:
@@ -101,6 +105,7 @@ def smooth_l1_loss(input: Any, target: Any, *, reduction: str = "mean", beta: fl
     return reduced("smooth_l1_loss", loss, reduction)
 
 
+@replayed
 def huber_loss(input: Any, target: Any, *, reduction: str = "mean", delta: float = 1.0, weight: Any = None) -> Array:
     """d^2 / 2 where |d| <= delta, else delta * (|d| - delta / 2), of d = x - t."""
     if delta <= 0:
@@ -142,6 +147,7 @@ def _class_weight(what: str, x: Array, weight: Any) -> Array | None:
     return cast(w, x.dtype)
 
 
+@replayed
 def nll_loss(
     input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean"
 ) -> Array:
@@ -178,6 +184,7 @@ def _mean_by(what: str, loss: Array, w: Array, reduction: str) -> Array:
     return reduced(what, loss, reduction)
 
 
+@replayed
 def cross_entropy(
     input: Any,
     target: Any,
@@ -236,6 +243,7 @@ def _share(part: float, n: Any, like: Array) -> Any:
     return part / n if isinstance(n, int) else divide(scalar(part, like.dtype), n)
 
 
+@replayed
 def accuracy(input: Any, target: Any, *, topk: int = 1, ignore_index: int = -100) -> Array:
     """The share of targets [N, ...] whose class is among the `topk` largest of scores [N, C, ...], as float32."""
     x = array("accuracy", "input", input, "fiu")
@@ -253,6 +261,7 @@ def accuracy(input: Any, target: Any, *, topk: int = 1, ignore_index: int = -100
 # --- of probabilities -------------------------------------------------------------------------------------------------
 
 
+@replayed
 def binary_cross_entropy(input: Any, target: Any, weight: Any = None, *, reduction: str = "mean") -> Array:
     """-(t log x + (1 - t) log(1 - x)); logarithms are at least -100. `weight` broadcasts to the input."""
     what = "binary_cross_entropy"
@@ -263,6 +272,7 @@ def binary_cross_entropy(input: Any, target: Any, weight: Any = None, *, reducti
     return reduced(what, loss if weight is None else multiply(loss, array(what, "weight", weight)), reduction)
 
 
+@replayed
 def binary_cross_entropy_with_logits(
     input: Any, target: Any, weight: Any = None, *, reduction: str = "mean", pos_weight: Any = None
 ) -> Array:
@@ -276,6 +286,7 @@ def binary_cross_entropy_with_logits(
     return reduced(what, loss if weight is None else multiply(loss, array(what, "weight", weight)), reduction)
 
 
+@replayed
 def kl_div(input: Any, target: Any, *, reduction: str = "mean", log_target: bool = False) -> Array:
     """t * (log t - x) of log-probabilities x; "batchmean" divides the sum by the first axis."""
     what = "kl_div"
@@ -290,6 +301,7 @@ def kl_div(input: Any, target: Any, *, reduction: str = "mean", log_target: bool
     return reduced(what, loss, reduction)
 
 
+@replayed
 def poisson_nll_loss(
     input: Any,
     target: Any,
@@ -311,6 +323,7 @@ def poisson_nll_loss(
     return reduced(what, loss, reduction)
 
 
+@replayed
 def gaussian_nll_loss(
     input: Any, target: Any, var: Any, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Array:
@@ -326,6 +339,7 @@ def gaussian_nll_loss(
 # --- of margins -------------------------------------------------------------------------------------------------------
 
 
+@replayed
 def hinge_embedding_loss(input: Any, target: Any, *, margin: float = 1.0, reduction: str = "mean") -> Array:
     """x where the target is 1, max(0, margin - x) where it is -1."""
     x = array("hinge_embedding_loss", "input", input)
@@ -335,6 +349,7 @@ def hinge_embedding_loss(input: Any, target: Any, *, margin: float = 1.0, reduct
     return reduced("hinge_embedding_loss", loss, reduction)
 
 
+@replayed
 def margin_ranking_loss(
     input1: Any, input2: Any, target: Any, *, margin: float = 0.0, reduction: str = "mean"
 ) -> Array:
@@ -345,6 +360,7 @@ def margin_ranking_loss(
     return reduced("margin_ranking_loss", loss, reduction)
 
 
+@replayed
 def soft_margin_loss(input: Any, target: Any, *, reduction: str = "mean") -> Array:
     """log(1 + exp(-t x)) of targets 1 and -1."""
     x = array("soft_margin_loss", "input", input)
@@ -352,6 +368,7 @@ def soft_margin_loss(input: Any, target: Any, *, reduction: str = "mean") -> Arr
     return reduced("soft_margin_loss", op("softplus", negative(multiply(t, x))), reduction)
 
 
+@replayed
 def multi_margin_loss(
     input: Any, target: Any, p: int = 1, margin: float = 1.0, weight: Any = None, *, reduction: str = "mean"
 ) -> Array:
@@ -373,6 +390,7 @@ def multi_margin_loss(
     return reduced(what, divide(sum_of(far, axis=k), x.shape[k]), reduction)
 
 
+@replayed
 def multilabel_soft_margin_loss(input: Any, target: Any, weight: Any = None, *, reduction: str = "mean") -> Array:
     """The mean over classes (last axis) of the binary cross entropy of sigmoid(input)."""
     what = "multilabel_soft_margin_loss"
@@ -381,6 +399,7 @@ def multilabel_soft_margin_loss(input: Any, target: Any, weight: Any = None, *, 
     return reduced(what, mean(loss, axis=-1), reduction)
 
 
+@replayed
 def cosine_embedding_loss(
     input1: Any, input2: Any, target: Any, *, margin: float = 0.0, reduction: str = "mean"
 ) -> Array:

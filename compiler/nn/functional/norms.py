@@ -15,6 +15,7 @@ from dnnc.array.elementwise import add, divide, multiply, subtract
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply_all, compute_along
 from dnnc.array.manipulation import flip, reshape
+from dnnc.array.replay import replayed
 from dnnc.array.sizes import differ, plain, same, symbolic
 from dnnc.array.statistical import mean as mean_of
 from dnnc.frontends.trace.functions import Composite
@@ -64,26 +65,44 @@ def batch_norm(
         InputError: shapes differ; one value for each channel in training; or running statistics of an enclosing scope
             would take values of the trace (run modules by `dnnc.nn.functional_call` there).
     """
+    if training and type(momentum) is float and running_mean is not None and running_var is not None:
+        return updating_batch_norm(input, weight, bias, momentum, float(eps), running_mean, running_var)
     what, (x, w, b) = "batch_norm", _channelwise(input, weight, bias)
-    if not training:
-        channels = (x.shape[1],)
-        if running_mean is None or running_var is None:
-            raise ValueInputError(f"{what}: without running statistics pass training=True")
-        mean, var = (
-            _given(what, n, v, channels, x) for n, v in (("running_mean", running_mean), ("running_var", running_var))
-        )
-        assert mean is not None and var is not None
-        return op("batch_norm", x, w, b, mean, var, epsilon=float(eps))
-    return _of_batch(x, running_mean, running_var, w, b, momentum, float(eps))
+    if training:
+        y, mean, var, count = _of_batch(x, w, b, float(eps))
+        blend(running_mean, detached(mean), momentum)
+        blend(running_var, _without_bias(detached(var), count), momentum)
+        keep_along(y, running_mean, running_var)
+        return y
+    channels = (x.shape[1],)
+    if running_mean is None or running_var is None:
+        raise ValueInputError(f"{what}: without running statistics pass training=True")
+    average, variance = (
+        _given(what, n, v, channels, x) for n, v in (("running_mean", running_mean), ("running_var", running_var))
+    )
+    assert average is not None and variance is not None
+    return op("batch_norm", x, w, b, average, variance, epsilon=float(eps))
 
 
-def counted_batch_norm(
-    input: Any, running: tuple[Array, Array, Array], weight: Any, bias: Any, momentum: float, eps: float
-) -> Array:
-    """`batch_norm` in training that counts batches: `running` are mean [C], variance [C] and the count, an integer."""
-    x, w, b = _channelwise(input, weight, bias)
-    mean, var, batches = running
-    return _of_batch(x, mean, var, w, b, momentum, eps, batches)
+def updating_batch_norm(input: Any, weight: Any, bias: Any, momentum: float, eps: float, *running: Array) -> Array:
+    """`batch_norm` in training. `running`: the mean [C], the variance [C] and perhaps the count of batches, an integer.
+
+    All of them take their next values.
+    """
+    y, *new = _with_statistics(input, weight, bias, momentum, eps, *running)
+    for old, statistic in zip(running, new):
+        _keep(old, statistic)
+    keep_along(y, *running)
+    return y
+
+
+@replayed
+def _with_statistics(
+    input: Any, weight: Any, bias: Any, momentum: float, eps: float, *running: Array
+) -> tuple[Array, ...]:
+    """An input normalized by statistics of the batch, and the next running ones."""
+    y, mean, var, count = _of_batch(*_channelwise(input, weight, bias), eps)
+    return y, *_BLENDED((mean, var, *running), momentum, count)
 
 
 def _channelwise(input: Any, weight: Any, bias: Any) -> tuple[Array, Array, Array]:
@@ -98,10 +117,8 @@ def _channelwise(input: Any, weight: Any, bias: Any) -> tuple[Array, Array, Arra
     return x, _or(w, x, 1.0, channels), _or(b, x, 0.0, channels)
 
 
-def _of_batch(
-    x: Array, average: Any, variance: Any, w: Array, b: Array, momentum: Any, eps: float, batches: Array | None = None
-) -> Array:
-    """Normalize by statistics of the batch, and let the running ones take theirs."""
+def _of_batch(x: Array, w: Array, b: Array, eps: float) -> tuple[Array, Array, Array, Any]:
+    """An input normalized by statistics of the batch; their mean and variance, and how many values each is of."""
     shape = x.shape
     count = shape[0]
     for n in shape[2:]:
@@ -110,16 +127,7 @@ def _of_batch(
         raise ValueInputError(f"batch_norm: training needs more than one value for each channel, got shape {shape}")
     made = apply_all("batch_norm_training", x._parts[0], w._parts[0], b._parts[0], epsilon=eps)
     y, mean, var = map(fresh, made)
-    if type(momentum) is float and not symbolic(count) and average is not None and variance is not None:
-        running = [average, variance] if batches is None else [average, variance, batches]
-        for old, new in zip(running, _BLENDED((mean, var, *running), momentum, count)):
-            _keep(old, new)
-        keep_along(y, *running)
-    else:
-        blend(average, detached(mean), momentum)
-        blend(variance, _without_bias(detached(var), count), momentum)
-        keep_along(y, average, variance)
-    return y
+    return y, mean, var, count
 
 
 def _without_bias(var: Array, count: Any) -> Array:
@@ -232,6 +240,7 @@ def _rows(what: str, x: Array, normalized_shape: Any) -> tuple[int, tuple[Any, .
     return axis, shape
 
 
+@replayed
 def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Array:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axes (Ba et al., 2016).
 
@@ -247,6 +256,7 @@ def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any 
     return op("layer_norm", *given, axis=axis, epsilon=float(eps))
 
 
+@replayed
 def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Array:
     """x / sqrt(mean of squares + eps) * weight over the last axes; `eps` is the dtype's by default (of f16, f32's)."""
     x = array("rms_norm", "input", input)
@@ -256,6 +266,7 @@ def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float |
     return op("rms_norm", x, w, axis=axis, epsilon=float(np.finfo(wide).eps if eps is None else eps))
 
 
+@replayed
 def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Array:
     """Normalize groups of the channels (axis 1) of each image (Wu and He, 2018); `weight` and `bias` are [C]."""
     what = "group_norm"
@@ -268,6 +279,7 @@ def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None
     return op("group_norm", x, *given, groups=int(num_groups), epsilon=float(eps))
 
 
+@replayed
 def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Array:
     """x / (k + alpha / size * sum of squares of `size` neighbouring channels) ^ beta (Krizhevsky et al., 2012)."""
     x = array("local_response_norm", "input", input)

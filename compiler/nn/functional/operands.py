@@ -11,7 +11,7 @@ from dnnc.array.core import Array, array_of
 from dnnc.array.creation import asarray
 from dnnc.array.elementwise import real_op
 from dnnc.array.errors import TypeInputError, ValueInputError
-from dnnc.array.lazy import Call, Lazy, apply
+from dnnc.array.lazy import Lazy, Untracked, apply
 from dnnc.array.promotion import DType, dtype_of, kind_of
 from dnnc.array.sizes import plain
 from dnnc.ir.dtype import from_numpy
@@ -104,8 +104,7 @@ def detached(x: Array) -> Array:
     """The same numbers without a history: `backward` and gradients take them as constants."""
     made: list[Lazy] = []
     for p in x._parts:
-        call = Call(OPS["stop_gradient"], (p,), {}, (p.type,))
-        call.tracked, call.depth = 0, 1  # however deep a history is: it is computed as one program
+        call = Untracked(OPS["stop_gradient"], (p,), {}, (p.type,))
         if call.traced:
             call.trace()
         made.append(Lazy(p.type, call))

@@ -15,6 +15,7 @@ from dnnc.array.linalg import matmul
 from dnnc.array.manipulation import axes_of, axis_of, concat, expand_dims, moveaxis, permute_dims, reshape, sliced
 from dnnc.array.manipulation import squeeze as squeezed
 from dnnc.array.promotion import DEFAULTS
+from dnnc.array.replay import replayed
 from dnnc.array.sizes import symbolic
 from dnnc.array.statistical import max as max_of
 from dnnc.array.statistical import mean
@@ -54,6 +55,7 @@ def _window(
 # --- maxima -----------------------------------------------------------------------------------------------------------
 
 
+@replayed
 def _max_pool(
     rank: int,
     input: Any,
@@ -163,6 +165,7 @@ def max_pool3d(
 # --- means ------------------------------------------------------------------------------------------------------------
 
 
+@replayed
 def _avg_pool(
     rank: int,
     input: Any,
@@ -231,6 +234,7 @@ def avg_pool3d(
 # --- p-norms ----------------------------------------------------------------------------------------------------------
 
 
+@replayed
 def _lp_pool(rank: int, input: Any, norm_type: float, kernel_size: Any, stride: Any, ceil_mode: bool) -> Array:
     what = f"lp_pool{rank}d"
     x, single = _images(what, array(what, "input", input), rank)
@@ -273,6 +277,7 @@ def _sizes(what: str, x: Array, rank: int, output_size: Any) -> tuple[Any, ...]:
     return tuple(n if v is None else ints(what, "output_size", v, 1, 1)[0] for n, v in zip(x.shape[-rank:], given))
 
 
+@replayed
 def _adaptive(rank: int, input: Any, output_size: Any, largest: bool) -> Array:
     """Windows of one size where they divide the input; else axis by axis."""
     what = f"adaptive_{'max' if largest else 'avg'}_pool{rank}d"
@@ -347,6 +352,7 @@ def adaptive_max_pool3d(input: Any, output_size: Any) -> Array:
 # --- over any axes ----------------------------------------------------------------------------------------------------
 
 
+@replayed
 def _pool(name: str, input: Any, kernel_size: Any, stride: Any, padding: Any, axes: Any, **more: Any) -> Array:
     what = f"{name} over axes"
     x = array(what, "input", input)

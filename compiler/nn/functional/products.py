@@ -12,6 +12,7 @@ from dnnc.array.lazy import apply
 from dnnc.array.linalg import matmul
 from dnnc.array.manipulation import axis_of, broadcast_arrays, expand_dims, permute_dims, reshape, wide
 from dnnc.array.promotion import DEFAULTS
+from dnnc.array.replay import replayed
 from dnnc.array.sizes import differ, symbolic
 from dnnc.array.statistical import max as max_of
 from dnnc.array.statistical import sum as sum_of
@@ -19,6 +20,7 @@ from dnnc.ir.errors import UnsupportedError
 from dnnc.nn.functional.operands import array, arrays, choice, counted, detached, filled, op, rank_of
 
 
+@replayed
 def linear(input: Any, weight: Any, bias: Any = None) -> Array:
     """x W^T + b over the last axis of x; `weight` is [out, in] or [in], `bias` [out] or a number."""
     x, w, b = arrays("linear", input=input, weight=weight, bias=bias)
@@ -31,6 +33,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Array:
     return y if b is None else add(y, b)
 
 
+@replayed
 def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Array:
     """x1^T W_k x2 + b_k for each k; `weight` is [out, in1, in2], the inputs [..., in1] and [..., in2]."""
     x, y, w, b = arrays("bilinear", input1=input1, input2=input2, weight=weight, bias=bias)
@@ -151,6 +154,7 @@ def one_hot(input: Any, num_classes: int = -1) -> Array:
     return cast(equal(expand_dims(cast(at, DEFAULTS["i"]), axis=-1), classes), DEFAULTS["i"])
 
 
+@replayed
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Array:
     """The cosine of the angle between rows along `dim`; a norm counts as at least `eps`."""
     a, b = broadcast_arrays(*arrays("cosine_similarity", x1=x1, x2=x2))
@@ -160,6 +164,7 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Arra
     return divide(sum_of(multiply(a, b), axis=k), multiply(*norms))
 
 
+@replayed
 def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Array:
     """The p-norm of x1 - x2 + eps along the last axis."""
     a, b = arrays("pairwise_distance", x1=x1, x2=x2)
@@ -178,6 +183,7 @@ def norm_along(x: Array, p: float, axis: int, keepdims: bool) -> Array:
     return pow(sum_of(pow(absolute(x), float(p)), axis=axis, keepdims=keepdims), 1 / float(p))
 
 
+@replayed
 def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Array:
     """x divided by its p-norm along `dim`, which counts as at least `eps`."""
     x = array("normalize", "input", input)

@@ -10,6 +10,7 @@ from typing import Any
 from dnnc.array.core import Array, scalar
 from dnnc.array.errors import ValueInputError
 from dnnc.array.manipulation import permute_dims, reshape
+from dnnc.array.replay import replayed
 from dnnc.array.sizes import plain, same, symbolic
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import UnsupportedError, count
@@ -120,6 +121,7 @@ def _coordinate(mode: str, kind: str, old: int, new: int, factor: float | None, 
 # --- between channels and places --------------------------------------------------------------------------------------
 
 
+@replayed
 def pixel_shuffle(input: Any, upscale_factor: int) -> Array:
     """[..., C r^2, H, W] to [..., C, H r, W r] (Shi et al., 2016)."""
     x = array("pixel_shuffle", "input", input, "fiu")
@@ -133,6 +135,7 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Array:
     return reshape(y, (*front, c // (r * r), h * r, w * r))
 
 
+@replayed
 def pixel_unshuffle(input: Any, downscale_factor: int) -> Array:
     """[..., C, H r, W r] to [..., C r^2, H, W]."""
     x = array("pixel_unshuffle", "input", input, "fiu")
@@ -146,6 +149,7 @@ def pixel_unshuffle(input: Any, downscale_factor: int) -> Array:
     return reshape(y, (*front, c * r * r, h // r, w // r))
 
 
+@replayed
 def channel_shuffle(input: Any, groups: int) -> Array:
     """Channels [N, g * n, ...] in the order [N, n * g, ...]."""
     x = array("channel_shuffle", "input", input, "fiu")
@@ -162,6 +166,7 @@ def _kernel(like: Array, sizes: tuple[int, ...]) -> Array:
     return reshape(op("eye", rows=n, columns=n, dtype=from_numpy(like.dtype)), (n, 1, *sizes))
 
 
+@replayed
 def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Array:
     """The windows of [N, C, H, W] as columns: [N, C * KH * KW, windows]."""
     x = array("unfold", "input", input)
@@ -177,6 +182,7 @@ def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, st
     return reshape(y, made if single else (n, *made))
 
 
+@replayed
 def fold(input: Any, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Array:
     """Windows [N, C * KH * KW, windows] added up at their places: [N, C, H, W] of `output_size`."""
     what = "fold"

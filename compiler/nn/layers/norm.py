@@ -13,9 +13,11 @@ from dnnc.array.promotion import dtype_of
 from dnnc.ir.errors import InputError
 from dnnc.nn import functional as F
 from dnnc.nn import init
-from dnnc.nn.functional.norms import counted_batch_norm, keep_along
+from dnnc.nn.functional.norms import keep_along, updating_batch_norm
 from dnnc.nn.layers.linear import DTYPE, empty
 from dnnc.nn.module import Module
+
+_RUNNING = "running_mean", "running_var", "num_batches_tracked"
 
 
 class _Statistics(Module):
@@ -62,12 +64,13 @@ class _Statistics(Module):
 class _BatchNorm(_Statistics):
     def forward(self, input: Any) -> Array:
         self._checked(input)
-        momentum, training, tracked = self.momentum, self.training, self.track_running_stats
-        mean, var, batches = (self.running_mean, self.running_var, self.num_batches_tracked) if tracked else [None] * 3
+        momentum: Any = self.momentum
+        training, tracked = self.training, self.track_running_stats
+        mean, var, batches = map(self._buffers.get, _RUNNING) if tracked else [None] * 3
         if mean is None or var is None or batches is None:
             return F.batch_norm(input, mean, var, self.weight, self.bias, training or mean is None, momentum, self.eps)
         if training and momentum is not None:
-            return counted_batch_norm(input, (mean, var, batches), self.weight, self.bias, float(momentum), self.eps)
+            return updating_batch_norm(input, self.weight, self.bias, float(momentum), self.eps, mean, var, batches)
         if training:  # all batches count evenly
             batches._written(add(batches, 1)._parts)
             momentum = 1.0 / batches.astype("float32")

@@ -420,7 +420,9 @@ def test_matrices_of_bytes_compile_without_local_memory(t: str) -> None:
 
 
 # which CPUs spell, and GPUs have no need of, or expand
-CPU_ALONE = {"estimate", "interleave_high", "interleave_low", "lookup", "piece", "scale", "sparse_rows", "trusted"}
+CPU_ALONE = {
+    "estimate", "interleave_high", "interleave_low", "lookup", "piece", "recode", "scale", "sparse_rows", "trusted",
+}  # fmt: skip
 
 
 def test_every_intrinsic_is_in_one_of_these_kernels_or_of_hopper() -> None:

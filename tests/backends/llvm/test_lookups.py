@@ -13,15 +13,16 @@ from dnnc.backends.llvm.ceilings import bind
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.runtime.frames import aligned_empty
-from dnnc.ir.dtype import f32, u32
+from dnnc.ir.dtype import f32, u8, u32
 from dnnc.ir.expr import const, load
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
 from dnnc.ir.loops.text import parse_kernel
-from dnnc.passes.lower.expand import expand_lookup
+from dnnc.passes.lower.expand import expand_lookup, expand_recode
 
 CPUS = [c for c in ("x86-64", "x86-64-v3", "x86-64-v4") if not parse_target(f"llvm -mcpu={c}").foreign]
+NEWER = [c for c in ("icelake-server",) if not parse_target(f"llvm -mcpu={c}").foreign]
 TABLES = {
     "unsigned": range(16),
     "signed": [*range(8), *range(-8, 0)],
@@ -53,6 +54,48 @@ def test_numbers_of_a_table(cpu: str, table: Any) -> None:
         y = np.zeros(lanes, np.float32)
         run_kernel(k, {"w": w, "y": y})
         np.testing.assert_array_equal(y, want)
+
+
+@pytest.mark.parametrize("cpu", CPUS + NEWER)
+def test_bytes_of_a_table(cpu: str) -> None:
+    target = parse_target(f"llvm -mcpu={cpu} -threads=1")
+    table = np.random.default_rng(0).integers(0, 256, 256).astype(np.uint8)
+    words = ", ".join(map(str, table.view("<i8")))
+    for lanes in (1, 4, 8, 16):
+        read = f"{lanes}*i:+{lanes}" if lanes > 1 else "i"
+        k = parse_kernel(
+            f"def k(x: u8[256], y: u8[256]):\n    for i in range({256 // lanes}):\n"
+            f"        y[{read}] = recode(x[{read}], {words})\n"
+        )
+        x, y = aligned_empty(256), aligned_empty(256)
+        x[:] = np.random.default_rng(1).permutation(256)
+        bind(k, target, [x, y])()
+        np.testing.assert_array_equal(y, table[x])
+        z = np.zeros(256, np.uint8)
+        run_kernel(k, {"x": x, "y": z})
+        np.testing.assert_array_equal(z, y)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "name"),
+    [("icelake-server", "vpermi2var.qi"), ("skylake-avx512", "vpermi2var.hi"), ("haswell", "gather.d.d")],
+)
+def test_instructions_that_take_bytes_of_a_table(cpu: str, name: str) -> None:
+    lanes = parse_target(f"llvm -mcpu={cpu}").lanes
+    words = ", ".join("0" * 32)
+    text = f"def k(x: u8[{lanes}], y: u8[{lanes}]):\n    y[0:+{lanes}] = recode(x[0:+{lanes}], {words})\n"
+    assert name in emit_kernel(parse_kernel(text), "k", parse_target(f"llvm -mcpu={cpu}").feature_set)
+
+
+def test_bytes_of_a_table_by_choices() -> None:
+    table = np.random.default_rng(0).integers(0, 256, 256).astype(np.uint8)
+    x, y = Buffer("x", u8, (const(256),)), Buffer("y", u8, (const(256),))
+    b = Builder()
+    with b.loop("i", 256) as i:
+        b.store(y, (i,), expand_recode(load(x, (i,)), *map(const, table.view("<i8").tolist())))
+    found = np.zeros(256, np.uint8)
+    run_kernel(Kernel((Func("k", (x, y), b.block()),)), {"x": np.arange(256, dtype=np.uint8), "y": found})
+    np.testing.assert_array_equal(found, table)
 
 
 def test_choices_by_bits_give_the_same_numbers() -> None:

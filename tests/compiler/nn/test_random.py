@@ -85,6 +85,17 @@ def test_state() -> None:
     assert state == (4, 2) and random.uniform(None, (3,)).tolist() == c.tolist()
 
 
+@pytest.mark.parametrize("number", [0, 255, 256, 1 << 32, (1 << 32) + 300])
+def test_keys_of_the_default_generator(number: int) -> None:
+    state = random.get_state()
+    random.set_state((7, number))
+    made = [random.next_key(None, "a draw").tolist() for _ in range(2)]
+    random.set_state(state)
+    for k, key in enumerate(made, number):
+        counter = np.array([[k % (1 << 32), k >> 32, random.SEEDED, 0]], np.uint32)
+        assert key == philox(counter, np.array([7, 0], np.uint32))[0, :2].tolist()
+
+
 def mask(x: Any, key: Any = None) -> Any:
     return F.dropout(x, 0.5, key=key)
 

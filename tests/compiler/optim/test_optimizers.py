@@ -29,6 +29,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
     ("RAdam", {"lr": 0.1, "weight_decay": 0.1}),
     ("RAdam", {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("Adamax", {"lr": 0.1, "weight_decay": 0.1}),
+    ("ASGD", {"lr": 0.1, "lambd": 0.1, "t0": 10, "weight_decay": 0.01}),
+    ("Rprop", {"etas": (0.4, 1.5), "step_sizes": (1e-3, 0.1)}),
     ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.2}),
     ("RMSprop", {}),
     ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
@@ -101,6 +104,18 @@ def test_against_torch(name: str, options: dict[str, Any]) -> None:
     assert max(np.abs(a - b).max() for a, b in zip(want, WEIGHTS.values())) > 1e-3
     same(by_run(lambda p: getattr(optim, name)(p, **options)), want)
     same(by_step(getattr(optim, name)(**options)), want)
+
+
+def test_asgd_averages_what_comes_after_t0() -> None:
+    p = xp.asarray(np.array([1.0, -2.0]))
+    p.requires_grad = True
+    opt, seen = optim.ASGD([p], lr=0.1, t0=3), []
+    for _ in range(8):
+        opt.zero_grad()
+        xp.sum(p * p).backward()
+        opt.step()
+        seen.append(p.numpy())
+    np.testing.assert_allclose(opt.state_dict()["state"][0]["ax"].numpy(), np.mean(seen[4:], axis=0), rtol=1e-12)
 
 
 def lamb(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, t: int) -> tuple[np.ndarray, ...]:
