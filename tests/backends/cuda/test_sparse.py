@@ -94,6 +94,9 @@ GATHERED = {
     "odd first factor": lambda: first(37, 51, 21),
     "one row": CASES["one row"],
     "images of odd size": lambda: conv(14, 18, 5, 7, n=2),
+    "windows": lambda: conv(5, 9, 6, 7, k=3, n=2),
+    "windows of one row": lambda: conv(3, 8, 1, 9, k=3, n=3),
+    "large windows": lambda: conv(4, 8, 6, 5, k=5),
 }
 
 
@@ -132,7 +135,10 @@ def expected(g: Graph, x: Array) -> Array:
     w, b = (g.constants[v].astype(np.float64) for v in g.constants)
     columns = x.astype(np.float64)
     if x.ndim == 4:
-        columns = columns.transpose(1, 0, 2, 3).reshape(x.shape[1], -1)
+        near = w.shape[-1] // 2
+        padded = np.pad(columns.transpose(1, 0, 2, 3), ((0, 0), (0, 0), (near, near), (near, near)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (2, 3))
+        columns = windows.transpose(0, 4, 5, 1, 2, 3).reshape(x.shape[1] * w[0, 0].size, -1)
     elif w.shape[1] == b.size:  # the second factor
         w, columns = w.T, columns.T
     rows = w.reshape(w.shape[0], -1)

@@ -44,7 +44,7 @@ VECTOR = 4  # neighbouring pixels that a thread reads at once
 # Cycles, fitted to 3,200 kernels on an H200, whose times they tell to 14 %:
 PACK_READ, VECTOR_READ = 5.4, 0.58  # of an SM for a pack of a warp, and for 128 bytes of the pixels of its elements
 APART = 1.4  # times as long where pixels are read one by one
-GUARDED = 2.8  # and where they may lie beyond the image's edge
+GUARDED = 8.5  # and where they may lie beyond an edge of the image
 ROW_START = 19.4  # of an SM for a warp that begins with a row
 CHAIN = (428, 307)  # of a warp for a pack, for which it waits; with the next one asked for ahead
 MORE = 0.4  # of it, for another vector
@@ -156,7 +156,7 @@ def is_gathered(e: Bundles) -> bool:
 
 
 def encoding_of(array: Array, axis: int) -> Bundles:
-    """The encoding of weights that the template takes; taps of a channel are neighbours, for they read the same rows."""
+    """The encoding of weights that the template takes: taps of a channel are neighbours: they read the same pixels."""
     rows = array.shape[axis]
     return Bundles.of(array, axis, rows, array.size // rows, last=math.prod(array.shape[2:]) == 1)
 
