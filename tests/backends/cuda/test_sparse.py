@@ -305,7 +305,7 @@ def test_windows_over_any_number_of_channels(channels: int, always: None) -> Non
 
 
 def test_reasons_to_stay_dense() -> None:
-    for g, why in ((product(4, 64, 64), "too few pixels"), (conv(30, 64, 9, 9, k=3), "multiples of 4")):
+    for g, why in ((product(4, 64, 64), "too few pixels"), (conv(30, 64, 9, 9, k=3, stride=2), "multiples of 4")):
         n = next(n for n in g.nodes() if n.op.name in ("matmul", "conv"))
         verdict = sparse_weights.weigh_sparse(g, n, H200)
         assert verdict is not None and verdict.encoding is None and why in verdict.why
