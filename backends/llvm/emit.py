@@ -127,7 +127,10 @@ class FuncEmitter:
 
     def sparse_rows(self, s: SparseRows) -> str:
         """The symbol of the code of a sparse matrix's rows, which the module's assembly defines."""
-        key = hashlib.sha256(f"{s.head} {s.pattern}".encode()).hexdigest()[:16]
+        rows = (
+            s.args[1].buf.full_strides()[-2] if s.window and isinstance(s.args[1], Ref) else ""
+        )  # of code for windows
+        key = hashlib.sha256(f"{s.head} {rows} {s.pattern}".encode()).hexdigest()[:16]
         symbol = f"{self.names[self.func.name]}.rows.{key}"
         if symbol not in self.sparse:
             self.sparse.add(symbol)

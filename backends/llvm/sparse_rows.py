@@ -5,9 +5,10 @@
 
 Groups of a run follow each other, without a call and its jumps: of few columns those take as long as the products.
 LLVM takes seconds for a function of so many instructions, moves loads and spills sums; so this is bytes, written into
-the module's assembly, a microsecond an element. Displacements stay one byte: pointers step. CPUs fetch few lines of
-code ahead, which costs two thirds of the speed where code comes from memory; so code prefetches what the run after it
-needs, code and values, each time a part of it. x86-64 with AVX-512, System V calls.
+the module's assembly, a microsecond an element. Displacements stay one byte: pointers step; those of windows are four
+bytes, from any element on. CPUs fetch few lines of code ahead, which costs two thirds of the speed where code comes
+from memory; so code prefetches what the run after it needs, code and values, each time a part of it. x86-64 with
+AVX-512, System V calls.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir.expr import Ref, unwrap
 from dnnc.ir.loops.stmt import SparseRows
 
 Array = Any
@@ -47,12 +49,14 @@ def assembly(symbol: str, s: SparseRows) -> str:
         s: the statement.
     """
     code, ahead, table, groups = bytearray(), 0, [], s.pattern.by_groups(s.group)
-    runs = [groups[at : at + s.run] for at in range(0, len(groups), s.run)]
-    begin = ENTRY * (len(runs) + 2)
+    span = s.span or groups.shape[1]
+    begin = ENTRY * (s.runs + 2)
     left = s.pattern.blocks.shape[0]
-    for members in runs:
-        made, count = _run(members, _Finish(s), left), int(members.sum())
-        left -= s.group * s.run
+    for number in range(s.runs):
+        at, part = divmod(number, s.spans)
+        columns = slice(part * span, (part + 1) * span)
+        members = groups[at * s.run : (at + 1) * s.run, columns]
+        made, count = _run(members, _Finish(s), left - at * s.group * s.run, _Columns(s, part)), int(members.sum())
         table += [begin + len(code), 4 * ahead, LINE * _part(len(made)), LINE * _part(4 * count)]
         code += made
         ahead += count
@@ -65,7 +69,8 @@ def assembly(symbol: str, s: SparseRows) -> str:
         "5:", "movslq 8(%r8), %rax", "imulq %r9, %rax", "movslq 12(%r8), %rcx", "imulq %r9, %rcx",
         "movslq (%r8), %r9", "addq %r9, %rax", "addq %r10, %rax",  # code of the next run
         "movslq 4(%r8), %r9", "addq %r9, %rcx", "addq %rdx, %rcx",  # its values
-        "movslq 4(%r11), %r9", f"leaq {STEP * 2}(%rdx,%r9), %rdx", f"addq ${VECTOR * STEP // 2}, %rsi",
+        "movslq 4(%r11), %r9", f"leaq {STEP * 2}(%rdx,%r9), %rdx",
+        *([] if s.window else [f"addq ${VECTOR * STEP // 2}, %rsi"]),
         "movslq (%r11), %r11", "addq %r10, %r11", *_pointers(s), "jmpq *%r11", ".p2align 4", f"{symbol}.table:",
     ]  # fmt: skip
     data = np.array(table, "<i4").tobytes() + bytes(code)
@@ -89,7 +94,36 @@ def _part(size: int) -> int:
     return -(-size // (LINE * PREFETCHES))
 
 
-def _run(members: Array, finish: _Finish, left: int) -> bytes:
+@dataclass(frozen=True)
+class _Columns:
+    """Where the columns of a run lie in x. `part`: which of the runs of a group."""
+
+    s: SparseRows
+    part: int
+
+    def loads(self, x: Array, k: Array) -> Array:
+        """Code that loads column k into zmm_x: vmovups d(%rsi), zmm_x; `d` is one byte, or four of a window."""
+        k = k + self.part * self.s.span
+        if not self.s.window:
+            return _moves(x, k % STEP - STEP // 2, 0x10, 6)
+        of_x = self.s.args[1]
+        assert isinstance(of_x, Ref)
+        row, taps = unwrap(of_x.buf.full_strides()[-2]), np.array(self.s.taps)
+        out = np.empty((len(x), 10), np.uint8)
+        out[:, :6] = _moves(x, np.zeros_like(x), 0x10, 6)[:, :6]
+        out[:, 5] ^= 0xC0  # four bytes, not one
+        places = 4 * (k // len(taps) * row + taps[k % len(taps)])
+        out[:, 6:] = places.astype("<i4").view(np.uint8).reshape(-1, 4)
+        return out
+
+    def pages(self, k: Array) -> Array:
+        """By how many steps the pointer to x goes on ahead of each of the columns k."""
+        if self.s.window:
+            return np.zeros_like(k)
+        return np.diff((k + self.part * self.s.span) // STEP, prepend=0)
+
+
+def _run(members: Array, finish: _Finish, left: int, columns: _Columns) -> bytes:
     """Code of a run: sums of each group are 0, products, stores; return. `members`: bool[groups, columns, rows];
     `left`: rows of the matrix from the run's first one on.
     """
@@ -97,12 +131,13 @@ def _run(members: Array, finish: _Finish, left: int) -> bytes:
     for g, stored in enumerate(members):
         count, rows = int(stored.sum()), np.arange(finish.rows(every, left - g * every))
         stores = finish.code(rows) + bytes(_moves(rows, rows, 0x11, 7).tobytes())
-        size = len(stores) + len(_clear(rows)) + 7 * (count + int(stored.any(1).sum()))
+        begin = _moves(rows, rows, 0x10, 7).tobytes() if columns.part else _clear(rows)
+        size = len(stores) + len(begin) + 7 * count + (10 if columns.s.window else 7) * int(stored.any(1).sum())
         own = _part(size), _part(4 * count)
-        out += _clear(rows) + _products(stored, lines, own) + stores
+        out += begin + _products(stored, columns, lines, own) + stores
         lines = lines[0] + own[0], lines[1] + own[1]
         if g + 1 < len(members):
-            out += _behind(stored, count) + finish.behind(every)
+            out += _behind(stored, count, columns) + finish.behind(every)
     return bytes(out) + b"\xc5\xf8\x77\xc3"  # vzeroupper, ret
 
 
@@ -168,10 +203,9 @@ def _step(name: str, number: float, r: Array) -> bytes:
     return load + bytes(out.tobytes())
 
 
-def _behind(stored: Array, count: int) -> bytes:
+def _behind(stored: Array, count: int, columns: _Columns) -> bytes:
     """Pointers for the group behind one: values and sums go on, vectors of x begin anew."""
-    columns = np.nonzero(stored.any(1))[0]
-    pages = int(columns[-1]) // STEP if len(columns) else 0
+    pages = int(columns.pages(np.nonzero(stored.any(1))[0]).sum())
     steps = (
         (2, 4 * (count - max(count - 1, 0) // STEP * STEP)),
         (6, -pages * STEP * VECTOR),
@@ -208,7 +242,7 @@ def _moves(r: Array, vectors: Array, opcode: int, base: int) -> Array:
     return out
 
 
-def _products(stored: Array, ahead: tuple[int, int], lines: tuple[int, int]) -> bytes:
+def _products(stored: Array, columns: _Columns, ahead: tuple[int, int], lines: tuple[int, int]) -> bytes:
     """`lines` of code and of values are prefetched, `ahead` of which the groups in front of this one did:
 
     vmovups k(%rsi), zmm_x; vfmadd231ps d(%rdx){1to16}, zmm_x, zmm_r; addq $1024, %rdx; addq $16384, %rsi;
@@ -220,7 +254,7 @@ def _products(stored: Array, ahead: tuple[int, int], lines: tuple[int, int]) -> 
         return b""
     first, j = np.r_[True, k[1:] != k[:-1]], np.arange(count)
     x = stored.shape[1] + (np.cumsum(first) - 1) % (REGISTERS - stored.shape[1])
-    pages = np.diff(k // STEP, prepend=0)  # by which the pointer to x steps
+    pages = columns.pages(k)
     fma = np.empty((count, 7), np.uint8)
     fma[:, 0] = 0x62
     fma[:, 1] = 0x62 | _bit(r, 3) << 7 | _bit(r, 4) << 4
@@ -234,10 +268,10 @@ def _products(stored: Array, ahead: tuple[int, int], lines: tuple[int, int]) -> 
         (_prefetches(1, j, count, ahead[1], lines[1])),
         (_steps(2, np.full(count, 4 * STEP)), (j > 0) & (j % STEP == 0)),
         (_steps(6, pages * STEP * VECTOR), pages > 0),
-        (_moves(x, k % STEP - STEP // 2, 0x10, 6), first),
+        (columns.loads(x, k), first),
         (fma, np.ones(count, bool)),
     ]
-    there = np.repeat(np.stack([has for _, has in pieces], 1), 7, 1)
+    there = np.concatenate([np.repeat(has[:, None], made.shape[1], 1) for made, has in pieces], 1)
     return bytes(np.concatenate([made for made, _ in pieces], 1)[there].tobytes())
 
 

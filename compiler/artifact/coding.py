@@ -6,11 +6,16 @@ A piece is either bytes, or words of 32 bits (floats by their bits):
     words    where words are not zero: a bit for each word, or a byte for the distance to each; the different words, if
              they are few; for each word that is not zero its place among them in 4 or 8 bits, or the word itself
 
+    text     one stream, in which numbers stand for patterns of sparse weights
+    patterns what they stand for: ahead of all text, each of them once
+
 A stream is stored as it is or deflated (zlib), whichever is smaller; distances and places by Huffman's code alone.
 """
 
 from __future__ import annotations
 
+import base64
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,6 +32,35 @@ FAR = 255  # a step of this many words to no word
 DENSE, BITS, DISTANCES = range(3)  # how it is said where words are not zero
 SAMPLE = 1 << 20  # bytes that decide how a long stream is deflated
 STRATEGIES = (zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY)
+
+
+PATTERN = re.compile(rb'(?<= )[A-Za-z0-9+/]{40,}={0,2}(?=")')  # of sparse weights, at the end of their encoding
+MARK = re.compile(rb"\0([0-9]+)\0")  # the number of one
+
+
+class Patterns:
+    """The patterns of sparse weights in texts: the graphs and kernels of a program have the same ones."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+
+    def coded_text(self, data: Any) -> tuple[Plain, list[bytes]]:
+        """The record and the stream of a piece of text."""
+        text = bytes(data)
+        if b"\0" in text:
+            return coded_bytes(data)
+        head, stream = _stream(memoryview(PATTERN.sub(self._number, text)))
+        return ["text", head], [stream]
+
+    def coded(self) -> tuple[Plain, list[bytes]]:
+        """The record and the stream of all patterns: they are deflated already."""
+        found = [base64.b64decode(p) for p in self._numbers]
+        return ["patterns", [len(p) for p in found]], found
+
+    def _number(self, m: re.Match[bytes]) -> bytes:
+        if base64.b64encode(base64.b64decode(m[0])) != m[0]:
+            return m[0]
+        return b"\0%d\0" % self._numbers.setdefault(m[0], len(self._numbers))
 
 
 def coded_bytes(data: Any) -> tuple[Plain, list[bytes]]:
@@ -68,11 +102,18 @@ class Decoder:
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._at = data, 0
+        self._patterns: list[bytes] = []
 
     def into(self, piece: Plain, out: Array) -> Array:
         """Write a piece to the begin of `out`, uint8[n] of zeros; what is left of it."""
-        if piece[0] == "bytes":
+        if piece[0] == "patterns":
+            self._patterns = [base64.b64encode(self._stream((0, n, n)).tobytes()) for n in map(int, piece[1])]
+            return out
+        if piece[0] in ("bytes", "text"):
             part = self._stream(piece[1])
+            if piece[0] == "text":
+                text = MARK.sub(lambda m: self._patterns[int(m[1])], part.tobytes())
+                part = np.frombuffer(text, np.uint8)
             if part.size > out.size:
                 raise ValueError(f"a piece of {part.size} bytes, where {out.size} are expected")
             out[: part.size] = part

@@ -2,7 +2,8 @@
 
     "coded": [[name, bytes, [piece, ...]], ...]      pieces are those of `dnnc.artifact.coding`, in order
 
-What a manifest has otherwise is the section "manifest". Reading expands all sections into memory, each from a page on,
+What a manifest has otherwise is the section "manifest". Patterns of sparse weights, which several texts have, come
+first, in a section without bytes. Reading expands all sections into memory, each from a page on,
 as they would lie in the file. Constants of 4 bytes a number are coded as words, all else as bytes.
 """
 
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from dnnc.artifact.coding import WORD, Decoder, coded_bytes, coded_words
+from dnnc.artifact.coding import WORD, Decoder, Patterns, coded_bytes, coded_words
 from dnnc.artifact.format import PAGE, REMEDY, Artifact, Section, open_artifact, write_artifact
 from dnnc.artifact.manifest import SavedModel
 from dnnc.backends.runtime.codec import decode
@@ -26,7 +27,8 @@ from dnnc.ir.errors import ArtifactError
 
 LEAST = 256  # bytes of a constant that is a piece by itself
 LARGE = 32 << 10  # bytes of a kernel's code that are left out
-ONE, MANIFEST = "coded", "manifest"
+ONE, MANIFEST, PATTERNS = "coded", "manifest", "patterns"
+TEXTS = ("model", "graphs", "operator")  # sections that name the patterns of sparse weights
 
 
 def write_compressed(path: str | os.PathLike[str] | BinaryIO, plain: io.BytesIO) -> None:
@@ -39,20 +41,24 @@ def write_compressed(path: str | os.PathLike[str] | BinaryIO, plain: io.BytesIO)
         if BY_NAME[c.dtype].bytes == WORD and c.place[1] >= LEAST:
             words.setdefault(c.section, []).append(c.place)
     manifest, gone = _without_large_code(file.manifest)
-    table, streams = [], []
+    table: list[Any] = []
+    streams: list[bytes] = []
+    patterns = Patterns()
     for name, s in file.sections.items():
         data, pieces = file.section(name), []
         if name == "objects" and gone:
             data = _blank(data, gone)
         for kind, at, size in _pieces(s.size, sorted(set(words.get(name, ())))):
-            record, made = kind(data[at : at + size])
+            record, made = (patterns.coded_text if name in TEXTS else kind)(data[at : at + size])
             pieces.append(record)
             streams += made
         table.append([name, s.size, pieces])
     rest = json.dumps(manifest, separators=(",", ":")).encode()
     record, made = coded_bytes(rest)
     table.append([MANIFEST, len(rest), [record]])
-    write_artifact(path, {ONE: table}, [(ONE, b"".join([*streams, *made]))])
+    record, first = patterns.coded()
+    table.insert(0, [PATTERNS, 0, [record]])
+    write_artifact(path, {ONE: table}, [(ONE, b"".join([*first, *streams, *made]))])
 
 
 def _without_large_code(manifest: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
@@ -111,6 +117,7 @@ def expanded(file: Artifact) -> Artifact:
             if left.size:
                 raise ValueError(f"section {name!r} lacks {left.size} of its {size} bytes")
         rest = sections.pop(MANIFEST)
+        sections.pop(PATTERNS, None)
         manifest = json.loads(out[rest.offset : rest.offset + rest.size].tobytes())
         if not isinstance(manifest, dict):
             raise ValueError("its manifest is no JSON object")

@@ -25,16 +25,22 @@ def sparse_rows(of: Evaluator, s: SparseRows) -> None:
     ahead = np.concatenate([[0], np.cumsum(groups.sum((1, 2)))])
     for number in np.unique(numbers[of.active()]):
         of.state = replace(outer, mask=of.active() & (numbers == number))
-        members = range(number * s.run, min((number + 1) * s.run, len(groups)))
+        first, part = divmod(int(number), s.spans)
+        members = range(first * s.run, min((first + 1) * s.run, len(groups)))
         sums = {r: np.zeros((1, y.lanes), np.float32) for r in range(s.group * len(members))}
+        if part:
+            sums = {r: of.value(load(y.buf, (*y.idx[:-2], y.idx[-2] + r, y.idx[-1]), y.lanes)) for r in sums}
         places = [(k, r + j * s.group) for j, g in enumerate(members) for k, r in zip(*np.nonzero(groups[g]))]
         for n, (k, r) in enumerate(places, int(ahead[members[0]])):
+            if s.span and int(k) // s.span != part:
+                continue
             words = np.asarray(of.value(load(w.buf, (w.idx[0] + n,)))).astype(np.uint32)
-            vector = of.value(load(x.buf, (*x.idx[:-2], x.idx[-2] + int(k), x.idx[-1]), y.lanes))
+            row, tap = divmod(int(k), len(s.taps))
+            vector = of.value(load(x.buf, (*x.idx[:-2], x.idx[-2] + row, x.idx[-1] + s.taps[tap]), y.lanes))
             sums[r] = fma(column(words.view(np.float32)), vector, sums[r])
         for r, total in sums.items():
             if s.finish is not None:
-                if (number * s.run * s.group) + r >= s.pattern.blocks.shape[0]:
+                if (first * s.run * s.group) + r >= s.pattern.blocks.shape[0]:
                     continue
                 total = _finished(of, s, r, total)
             of.start()

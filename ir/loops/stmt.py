@@ -154,6 +154,10 @@ class SparseRows(Eval):
     are neighbours in memory; that of the float32 values, as words of 32 bits, of the whole matrix in the order of
     groups (`Pattern.by_groups`); the run's number; that of a run of which a part is prefetched, and the part.
 
+    With `taps`, columns are those of a window, "24x1@0:1:57:58 ...": column k is at element x[k // 4, taps[k % 4] + l]
+    for lane l. With `span`, "24x1/288 ...", a run is one group and so many of its columns, and the group's runs follow
+    each other: sums begin with 0 in the first one, and with y in those behind it.
+
     With `finish`, rows of the last group that the matrix has not are not stored, and sums are results:
 
         sparse_rows(.., part, count, addr(b[..]), addr(z[..]), "24x2,bias,add,max:0.0 1x1 512x256 ...")
@@ -167,22 +171,28 @@ class SparseRows(Eval):
     group: int  # rows
     run: int  # groups
     finish: tuple[tuple[str, float], ...] | None = None  # steps, and their numbers
+    taps: tuple[int, ...] = (0,)  # elements from the vector of a window's first column to those of all
+    span: int = 0  # columns of a run; 0: all
 
     @property
     def head(self) -> str:
-        """`24x2,bias,max:0.0`"""
+        """`24x2,bias,max:0.0`, `24x1/288@0:1:57:58`"""
         steps = [] if self.finish is None else [n if n in ("bias", "add") else f"{n}:{c!r}" for n, c in self.finish]
-        return f"{self.group}x{self.run}" + ("" if self.finish is None else "," + ",".join(steps))
+        columns = (f"/{self.span}" if self.span else "") + ("@" + ":".join(map(str, self.taps)) if self.window else "")
+        return f"{self.group}x{self.run}{columns}" + ("" if self.finish is None else "," + ",".join(steps))
 
     @staticmethod
     def parse(text: str, args: tuple[Expr, ...]) -> SparseRows:
         """The statement that `head` and a pattern say."""
         head, pattern = text.split(" ", 1)
-        rows, *steps = head.split(",")
+        sizes, *steps = head.split(",")
+        sizes, _, offsets = sizes.partition("@")
+        rows, _, span = sizes.partition("/")
         group, run = map(int, rows.split("x"))
         pairs = (s.partition(":") for s in steps if s)
         finish = tuple((name, float(number or 0)) for name, _, number in pairs) if steps else None
-        return SparseRows("sparse_rows", args, Pattern.parse(pattern), group, run, finish)
+        taps = tuple(map(int, offsets.split(":"))) if offsets else (0,)
+        return SparseRows("sparse_rows", args, Pattern.parse(pattern), group, run, finish, taps, int(span or 0))
 
     def reference(self, step: str) -> Expr | None:
         """The address that a step reads."""
@@ -190,9 +200,19 @@ class SparseRows(Eval):
         return self.args[7 + names.index(step)] if step in names else None
 
     @property
+    def window(self) -> bool:
+        """Are columns those of a window?"""
+        return self.taps != (0,)
+
+    @property
+    def spans(self) -> int:
+        """Runs of a group."""
+        return -(-self.pattern.columns // self.span) if self.span else 1
+
+    @property
     def runs(self) -> int:
         rows: int = self.pattern.blocks.shape[0]
-        return -(-rows // (self.group * self.run))
+        return -(-rows // (self.group * self.run)) * self.spans
 
 
 Block = tuple[Stmt, ...]
@@ -424,9 +444,11 @@ class Builder:
         rows: tuple[int, int],
         finish: tuple[tuple[str, float], ...] | None = None,
         more: tuple[Expr, ...] = (),
+        taps: tuple[int, ...] = (0,),
+        span: int = 0,
     ) -> None:
         """`rows`: of a group, and groups of a run; `more`: the count of lanes and addresses for `finish`."""
-        self.emit(SparseRows("sparse_rows", (*at, number, *ahead, *more), pattern, *rows, finish))
+        self.emit(SparseRows("sparse_rows", (*at, number, *ahead, *more), pattern, *rows, finish, taps, span))
 
     def do(self, name: str, *args: E) -> None:
         self.emit(Eval(name, tuple(map(const, args))))

@@ -200,11 +200,18 @@ class _Check:
         if not known or len(s.args) != wanted or not all(isinstance(r, Ref) and r.buf.dtype is f32 for r in refs):
             yield f"sparse_rows with {s.head} takes {wanted} operands, addresses of f32 for bias and add"
             return
+        if (s.span and (s.run > 1 or s.finish is not None)) or s.pattern.columns % len(s.taps):
+            yield f"sparse_rows with {s.head}: a span of columns is of one group without steps, a row of x has all taps"
+            return
         rows = s.group * s.run
         ends: list[E] = [rows - 1]
         if s.finish is not None:  # the last run has what is left
             ends.append(s.pattern.blocks.shape[0] - 1 - self.inlined(run) * rows)
-        vectors: list[tuple[Ref, list[E]]] = [(y, ends), (x, [s.pattern.columns - 1])]
+        vectors: list[tuple[Ref, list[E]]] = [(y, ends)]
+        if s.window:
+            yield from self.window(x, s, facts)
+        else:
+            vectors.append((x, [s.pattern.columns - 1]))
         if isinstance(z := s.reference("add"), Ref):
             vectors.append((z, ends))
         if isinstance(bias := s.reference("bias"), Ref):
@@ -215,6 +222,16 @@ class _Check:
                 return
             yield from self.run_of(at.buf, at.idx, last, at.lanes, facts)
         yield from self.in_bounds(w.buf, (w.idx[0] + max(s.pattern.count - 1, 0),), 1, None, facts)
+
+    def window(self, x: Ref, s: SparseRows, facts: tuple[Expr, ...]) -> Iterator[str]:
+        """The corners of what the columns of a window read."""
+        if len(x.idx) < 2 or len(x.idx) != len(x.buf.shape) or value(x.buf.full_strides()[-2]) is None:
+            yield f"the rows of {x.buf.name} are not as far from each other as code can tell"
+            return
+        for row in (0, s.pattern.columns // len(s.taps) - 1):
+            for tap in (min(s.taps), max(s.taps)):
+                place = (*x.idx[:-2], x.idx[-2] + row, x.idx[-1] + tap)
+                yield from self.in_bounds(x.buf, place, x.lanes, None, facts)
 
     def run_of(
         self, buf: Buffer, idx: tuple[E, ...], ends: Sequence[E], lanes: int, facts: tuple[Expr, ...]

@@ -18,6 +18,7 @@ from dnnc.backends.llvm.templates import (
     segments,
     sequence,
     sparse,
+    sparse_windows,
     winograd,
 )
 from dnnc.ir.loops.stmt import Kernel
@@ -30,6 +31,7 @@ def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
         _template("contraction", contraction, target, (("scaled", 1), ("chain", 1)) if strict else ()),
         _template("backward_filter", backward_filter, target, (("chain", 1),) if strict else ()),
         _template("winograd", winograd, target),
+        _template("sparse_windows", sparse_windows, target),
         _template("sparse", sparse, target),
         _template("recurrence", recurrence, target),
         _template("scan", scan, target),

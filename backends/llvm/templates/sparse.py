@@ -180,7 +180,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
     near = [t for t in even if t <= most and p.terms * t * vector <= target.l2 // 2]
     # threads keep their pixels from one kernel to the next, so rows are shared only where there are too few strips
-    rows = min(target.threads, -(-p.rows.size // _block(p, target.lanes)))
+    rows = min(target.threads, -(-p.rows.size // block_of_rows(p, target.lanes)))
     settings = [(t, 1 if -(-every // t) >= target.threads else rows) for t in near or [1]]
     return [
         (("tiles", t), ("shares", n)) for t, n in sorted(settings, key=lambda k: _cycles(p, k[0], k[1], target))[:6]
@@ -191,7 +191,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     return []
 
 
-def _block(p: Product, lanes: int) -> int:
+def block_of_rows(p: Product, lanes: int) -> int:
     """Rows that are walked together: whole squares, and whole groups, as many as the instruction cache takes."""
     group = p.encoding.group
     least = math.lcm(group, lanes) if p.transposed or group == 1 else group
@@ -211,7 +211,7 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     rounds = -(-strips * shares // target.threads)
     sizes = p.encoding.pattern.stored / shares, p.rows.size / shares, p.terms
     code = p.encoding.group > 1
-    held = (p.terms + _block(p, target.lanes) * code) * tiles * 4 * target.lanes
+    held = (p.terms + block_of_rows(p, target.lanes) * code) * tiles * 4 * target.lanes
     foreign = foreign_cycles(p.terms, rounds * tiles, shares, target.lanes, target.rates)
     if code:
         cores = max(target.threads // shares, 1)
@@ -255,7 +255,7 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     if _gathers(p):
         return p.form.kernel.with_body(_gathered(p, int(knobs["shares"]), target.lanes))
     tiles, shares, lanes = int(knobs["tiles"]), int(knobs["shares"]), target.lanes
-    block = _block(p, lanes)
+    block = block_of_rows(p, lanes)
     strips = -(-p.vectors(lanes) // tiles)
     b = Builder()
     with b.loop("s", strips * shares, "parallel") as item:
@@ -265,14 +265,14 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
         if p.reads is None:
             x = b.alloc("strip", f32, tiles, -(-p.terms // lanes) * lanes, lanes, space="local")
             (_gather if _runs_along_pixels(p) else _transpose)(b, p, x, first, tiles)
-        begin, end = (b.let(name, _end(p, block, share + j, shares)) for j, name in enumerate(("begin", "end")))
-        strip = Strip(x, first, tiles, lanes, block, begin, _is_first(item, strips * shares, target.threads))
+        begin, end = (b.let(name, end_of_share(p, block, share + j, shares)) for j, name in enumerate(("begin", "end")))
+        strip = Strip(x, first, tiles, lanes, block, begin, is_first(item, strips * shares, target.threads))
         with b.loop("rb", end, lo=begin) as rb:
             _rows(b, p, strip, rb)
     return p.form.kernel.with_body(b.block())
 
 
-def _is_first(item: Expr, items: int, threads: int) -> Expr:
+def is_first(item: Expr, items: int, threads: int) -> Expr:
     """Is an item of a parallel loop the first one of a thread?"""
     return op("<", (items - item * threads % items) % items, const(threads))
 
@@ -308,7 +308,7 @@ def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
     y = b.alloc("sums", f32, 1 if near else tiles, block, lanes, space="local")
     if p.encoding.group > 1 and not near:
         each = block // p.encoding.group
-        with b.loop("g", _groups(p, rb, block)) as g, b.loop("v", tiles) as v:
+        with b.loop("g", groups_of_block(p, rb, block)) as g, b.loop("v", tiles) as v:
             at = y.ref(v, g * p.encoding.group, 0, lanes=lanes)
             _run(b, p, strip, at, (rb * each + g, maximum(rb - strip.begin, g), v), 1)
     elif p.encoding.group == 1:
@@ -329,7 +329,7 @@ def _finished_rows(b: Builder, p: Product, finish: Finish, strip: Strip, rb: Exp
     lanes, group = strip.lanes, p.encoding.group
     length = strip.block // group if near else 1  # groups of a run
     s, (row,) = p.form.store, p.rows.loops
-    with b.loop("g", const(1) if near else _groups(p, rb, strip.block)) as g, b.loop("v", strip.tiles) as v:
+    with b.loop("g", const(1) if near else groups_of_block(p, rb, strip.block)) as g, b.loop("v", strip.tiles) as v:
         with b.when(_exists(p, lanes, strip.tiles, strip.first + v)):
             vector = b.let("vector", strip.first + v)
             number = rb if near else rb * (strip.block // group) + g
@@ -352,7 +352,7 @@ def _row_of(y: Buffer, *at: Expr) -> Expr:
     return y.at(*at, 0, lanes=_int(y.shape[-1]))
 
 
-def _groups(p: Product, rb: Expr, block: int) -> Expr:
+def groups_of_block(p: Product, rb: Expr, block: int) -> Expr:
     """How many groups a block of rows has."""
     each, every = block // p.encoding.group, -(-p.encoding.pattern.rows // p.encoding.group)
     return minimum(each, every - rb * each)
@@ -404,7 +404,7 @@ def _row(b: Builder, p: Product, strip: Strip, r: Expr) -> Buffer:
     return acc
 
 
-def _end(p: Product, block: int, share: Expr, shares: int) -> Expr:
+def end_of_share(p: Product, block: int, share: Expr, shares: int) -> Expr:
     """The block of rows with which a share begins: each has about as many nonzeros, or is the one behind the last."""
     ahead = p.encoding.pattern.starts[::block]
     blocks = -(-p.rows.size // block)
@@ -420,7 +420,7 @@ def _gathered(p: Product, shares: int, lanes: int) -> Block:
     b = Builder()
     numbers = op("lanes", const(lanes), dtype=i64, lanes=lanes)
     with b.loop("s", shares, "parallel") as share:
-        ends = [b.let(name, _end(p, 1, share + j, shares)) for j, name in enumerate(("begin", "end"))]
+        ends = [b.let(name, end_of_share(p, 1, share + j, shares)) for j, name in enumerate(("begin", "end"))]
         with b.loop("r", minimum(ends[1], p.encoding.pattern.rows), lo=ends[0]) as r:
             acc = b.alloc("acc", f32, p.pixels.size, lanes)
             with b.loop("m", p.pixels.size, "unroll") as m:
@@ -502,9 +502,9 @@ def _squares(b: Builder, p: Product, x: Buffer, v: Expr, vector: Expr, whole: bo
         def row(j: Expr) -> Expr:
             at = first + (j if whole or count is None else minimum(j, maximum(count - 1, 0)))
             env = {**p.pixels.at(at), **p.taps.at(tap)}
-            e = Vectorizer(channel, k * lanes, lanes).expr(_clamped(substitute(p.other.value, env)))
+            e = Vectorizer(channel, k * lanes, lanes).expr(clamped(substitute(p.other.value, env)))
             if channels % lanes:
-                e = _limited(e, lanes, minimum(const(channels) - k * lanes, lanes))
+                e = limited(e, lanes, minimum(const(channels) - k * lanes, lanes))
             for c in p.other.conds:
                 e = select(substitute(c, env), e, const(0.0, f32))
             return e
@@ -519,7 +519,7 @@ def _squares(b: Builder, p: Product, x: Buffer, v: Expr, vector: Expr, whole: bo
                     b.store(x, (v, place, 0), square.at(j, 0, lanes=lanes), lanes)
 
 
-def _clamped(e: Expr) -> Expr:
+def clamped(e: Expr) -> Expr:
     """An element whose indices stay inside, whatever conditions say."""
     if not isinstance(e, Load):
         raise ScheduleError(f"{e!r} is no element of an array")
@@ -527,7 +527,7 @@ def _clamped(e: Expr) -> Expr:
     return load(e.buf, idx)
 
 
-def _limited(e: Expr, lanes: int, limit: Expr) -> Expr:
+def limited(e: Expr, lanes: int, limit: Expr) -> Expr:
     """A vector that ends with a row of memory, where that may be within it."""
     assert isinstance(e, Load)
     return e if nonneg(e.buf.shape[-1] - e.idx[-1] - lanes) else load(e.buf, e.idx, lanes, limit)
@@ -541,7 +541,7 @@ def _along_pixels(p: Product, r: Expr, vector: Expr, total: Expr) -> Store:
     *outer, inner = p.pixels.loops
     at = p.pixels.at(p.first(vector, total.lanes))
     env: dict[Expr, Expr] = {**p.rows.at(r), **{v: at[v] for v in outer}}
-    return _stored(p, inner, at[inner], p.count(vector, total.lanes), total.lanes, env, total)
+    return stored(p, inner, at[inner], p.count(vector, total.lanes), total.lanes, env, total)
 
 
 def _finish(b: Builder, p: Product, block: int, start: Expr, vector: Expr, total: Callable[[Expr], Expr]) -> None:
@@ -573,12 +573,12 @@ def _along_rows(
             if inner:
                 env[p.rows.loops[0]] = row // lanes
             with b.when(const(True) if whole or count is None else j < count):
-                b.emit(_stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))
+                b.emit(stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))
 
     _by_fullness(b, p, vector, lanes, stores)
 
 
-def _stored(
+def stored(
     p: Product, along: Var, first: Expr, limit: Expr | None, lanes: int, env: Mapping[Expr, Expr], total: Expr
 ) -> Store:
     """Finish a vector of sums, neighbours along one loop, and store it."""

@@ -15,17 +15,20 @@ from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.runtime.link import pack
+from dnnc.ir.errors import VerifyError
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.rewrites import sparse as rules
+from dnnc.passes.rewrites import sparse_windows
 
 RNG = np.random.default_rng(0)
 Array = Any
@@ -39,7 +42,9 @@ def pruned(*shape: int, density: float = 0.1) -> Array:
     return w
 
 
-def conv(c: int, o: int, h: int, w: int, k: int = 1, n: int = 1, stride: int = 1, blocks: bool = True) -> Graph:
+def conv(
+    c: int, o: int, h: int, w: int, k: int = 1, n: int = 1, stride: int = 1, blocks: bool = True, dilation: int = 1
+) -> Graph:
     """A convolution of an image that lies in blocks of channels, as another one left it, or in rows."""
     arrays = {"w": pruned(o, c, k, k), "b": RNG.standard_normal(o).astype(np.float32)}
     image = "x"
@@ -48,7 +53,8 @@ def conv(c: int, o: int, h: int, w: int, k: int = 1, n: int = 1, stride: int = 1
         image = "conv(x, a)"
     declared = ", ".join(f"{name}: f32[{', '.join(map(str, a.shape))}]" for name, a in arrays.items())
     text = f"""def g(x: f32[{n}, {c}, {h}, {w}], *, {declared}):
-    y = relu(conv({image}, w, b, pads=({k // 2}, {k // 2}, {k // 2}, {k // 2}), strides=({stride}, {stride})))
+    y = relu(conv({image}, w, b, pads=({k // 2}, {k // 2}, {k // 2}, {k // 2}), strides=({stride}, {stride}),
+        dilations=({dilation}, {dilation})))
     return y"""
     return parse(text, arrays)
 
@@ -79,8 +85,10 @@ def product(rows: int, k: int, columns: int, weights: Array | None = None) -> Gr
 @pytest.fixture(params=["code", "loop"])
 def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are sparse wherever there is a kernel for them: as straight-line code, or in a loop."""
-    monkeypatch.setattr(rules, "GAIN", 0.0)
-    monkeypatch.setattr(rules, "code_cycles", lambda *_: 1e9 if request.param == "loop" else 1.0)
+    for name in ("GAIN", "WINDOW_GAIN"):
+        monkeypatch.setattr(rules, name, 0.0)
+    for module in (rules, sparse_windows):
+        monkeypatch.setattr(module, "code_cycles", lambda *_: 1e9 if request.param == "loop" else 1.0)
 
 
 CASES = {
@@ -90,6 +98,9 @@ CASES = {
     "window": lambda: conv(18, 17, 6, 7, k=3),
     "stride": lambda: conv(32, 16, 9, 9, stride=2, n=2),
     "strided window": lambda: conv(16, 16, 9, 8, k=3, stride=2),
+    "wide window": lambda: conv(21, 20, 11, 6, k=5, n=2, stride=2),
+    "dilated window": lambda: conv(16, 33, 7, 19, k=3, dilation=2),
+    "window of several runs": lambda: conv(70, 26, 8, 5, k=3),
     "vectors of pixels": lambda: chain(16, "relu(add(c, p))"),
     "vectors past rows": lambda: chain(30, "mul(c, sigmoid(c))"),
     "short vectors": lambda: chain(14, "relu(c)", 52),
@@ -109,15 +120,29 @@ def compiled(g: Graph, target: Any = TARGET) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("cpu", ["llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
-def test_the_kernel_means_the_product(case: str, cpu: str) -> None:
-    g, target = CASES[case](), parse_target(cpu, 2)
-    steps = [s for s in compiled(g, target).kernels if s.choice.template == "sparse"]
-    assert "vectors" not in case or len(steps) == 3
+@pytest.mark.parametrize(
+    ("always", "cpu"),
+    [("code", "skylake-avx512"), ("loop", "skylake-avx512"), ("loop", "haswell")],  # which has no code
+    indirect=["always"],
+)
+def test_the_kernel_means_the_product(case: str, always: None, cpu: str) -> None:
+    g, target = CASES[case](), parse_target(f"llvm -mcpu={cpu}", 2)
+    steps = [s for s in compiled(g, target).kernels if s.choice.template in ("sparse", "sparse_windows")]
+    assert len(steps) == (3 if "vectors" in case else 1)
     for step in steps:
         agree(g, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("always", ["code"], indirect=True)
+def test_the_verifier_sees_what_windows_read(always: None) -> None:
+    steps = compiled(CASES["window"](), parse_target("llvm -mcpu=skylake-avx512", 2)).kernels
+    step = next(s for s in steps if s.choice.template == "sparse_windows")
+    assert "24x1@0:16:" in step.text
+    for taps, message in (("@-16:16:", "-16"), ("@0:100000:", "100000"), ("@0:8:16:", "has all taps")):
+        with pytest.raises(VerifyError, match=message):
+            verify_kernel(parse_kernel(step.text.replace("@0:16:", taps)))
 
 
 def agree(g: Graph, step: Any) -> None:
@@ -144,7 +169,7 @@ def test_native_code_agrees(case: str) -> None:
     x = RNG.standard_normal([int(str(d)) for d in g.inputs[0].type.shape]).astype(np.float32)
     (want,) = run(g.copy(), [x], "float64")
     f = dnnc.compile(g, threads=2, cache=False)
-    assert "sparse(" in str(f.report) and not f.report.steps_down
+    assert ("sparse(" in str(f.report) or "sparse_windows(" in str(f.report)) and not f.report.steps_down
     assert np.abs(f(x) - want).max() <= bound(g.outputs[0].type.dtype, 300, want)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.artifact.coding import Decoder, coded_bytes, coded_words
+from dnnc.artifact.coding import Decoder, Patterns, coded_bytes, coded_words
 from dnnc.artifact.compressed import expanded
 from dnnc.artifact.format import Artifact, open_artifact, write_artifact
 from dnnc.ir.errors import ArtifactError
+from dnnc.ir.sparse import Sparse
 
 RNG = np.random.default_rng(0)
 
@@ -107,3 +108,22 @@ def test_a_compressed_model(tmp_path: Path) -> None:
     (tmp_path / "d.dnnc").write_bytes(data)
     with pytest.raises(ArtifactError, match="damaged"):
         dnnc.load(tmp_path / "d.dnnc")
+
+
+def test_patterns_of_sparse_weights_are_stored_once() -> None:
+    p = Sparse.of(sparse(64 * 64, 0.2, 5).reshape(64, 64), 0)
+    text = f'def g(*, w: f32[64, 64] @ "{p}"):\n    y = neg(w @ "{p}")\n'.encode()
+    table = Patterns()
+    record, streams = table.coded_text(text)
+    first, patterns = table.coded()
+    assert len(patterns) == 1 and sum(map(len, streams)) < 150
+    data = memoryview(b"".join([*patterns, *streams]))
+    for head, ok in ((first, True), (["patterns", []], False)):
+        decoder, out = Decoder(data), np.zeros(len(text), np.uint8)
+        decoder.into(head, out)
+        if ok:
+            assert decoder.into(record, out).size == 0 and out.tobytes() == text
+            continue
+        with pytest.raises((ValueError, IndexError)):
+            decoder.into(record, out)
+    assert table.coded_text(b"a\0b")[0][0] == "bytes"

@@ -1,0 +1,96 @@
+"""Random layers with pruned weights against the interpreter in float64: patterns, sizes, windows, formats, CPUs.
+
+    python -m support.random_pruned 10000 [first seed]
+
+Weights are sparse wherever there is a kernel for them. A CPU without vectors of 512 bits multiplies in loops, others
+run code for each nonzero.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+import dnnc
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph.interp import run as interpret
+from dnnc.ir.graph.text import parse
+from dnnc.passes.rewrites import sparse as rules
+from support.random_sparse import Array, numbers, pattern
+
+CPUS = ("", "", "", "haswell", "x86-64")
+CHANNELS = (16, 17, 20, 24, 32, 40, 64, 100)
+SIZES = (2, 3, 5, 7, 8, 12, 14, 17, 20, 28)
+
+
+def weights(rng: np.random.Generator, *shape: int) -> Array:
+    """Random ones, some of which are not 0."""
+    matrix = pattern(rng, shape[0], int(np.prod(shape[1:])))
+    if not matrix.any() or matrix.mean() > rules.MOST_DENSITY:
+        matrix &= rng.random(matrix.shape) < 0.3
+        matrix[-1, rng.integers(matrix.shape[1])] = True
+    return numbers(rng, shape, np.dtype(np.float32)) * matrix.reshape(shape)
+
+
+def layer(rng: np.random.Generator) -> Graph:
+    """A convolution or a product with a bias and ReLU, behind a dense convolution, or behind and in front of others."""
+    c, o = (int(rng.choice(CHANNELS)) for _ in range(2))
+    b = numbers(rng, (o,), np.dtype(np.float32))
+    if rng.random() < 0.2:
+        m, w = int(rng.choice((1, 3, 8, 17, 40, 100))), weights(rng, o, c).T.copy()
+        text = f"""def g(x: f32[{m}, {c}], *, w: f32[{c}, {o}], b: f32[{o}]):
+    y = relu(add(matmul(x, w), b))
+    return y"""
+        return parse(text, {"w": w, "b": b})
+    kernel = (int(rng.choice((1, 3, 3, 3, 5))), int(rng.choice((1, 3, 3, 3, 5))))
+    stride, dilation = ((2, 1), (1, 2), (1, 1), (1, 1))[rng.integers(4)]
+    pads = [int(rng.integers(k // 2 * dilation + 1)) for k in (*kernel, *kernel)]
+    least = [dilation * (k - 1) + 1 for k in kernel]
+    high, wide = (int(rng.choice(SIZES)) + k for k in least)
+    arrays = {"w": weights(rng, o, c, *kernel), "b": b, "a": numbers(rng, (c, c, 1, 1), np.dtype(np.float32))}
+    image = ("x", "conv(x, a)")[rng.integers(2)]
+    end = "relu(y)"
+    if rng.random() < 0.4:
+        arrays["v"] = weights(rng, 24, o, 1, 1)
+        end = "conv(y, v)"
+    declared = ", ".join(f"{n}: f32[{', '.join(map(str, a.shape))}]" for n, a in arrays.items())
+    text = f"""def g(x: f32[{rng.integers(1, 3)}, {c}, {high}, {wide}], *, {declared}):
+    y = relu(conv({image}, w, b, strides=({stride}, {stride}), pads={tuple(pads)}, dilations=({dilation}, {dilation})))
+    z = {end}
+    return z"""
+    return parse(text, arrays)
+
+
+def run(seed: int) -> str:
+    """One layer; the templates that it took. AssertionError or DnncError: it is wrong."""
+    rng = np.random.default_rng(seed)
+    g = layer(rng)
+    x = numbers(rng, [int(str(d)) for d in g.inputs[0].type.shape], np.dtype(np.float32))
+    (want,) = interpret(g.copy(), [x], "float64")
+    cpu = CPUS[rng.integers(len(CPUS))]
+    target = f"llvm{f' -mcpu={cpu}' if cpu else ''} -threads={rng.integers(1, 4)}"
+    f: Any = dnnc.compile(g, target=target, cache=False, verify=False)
+    error, allowed = np.abs(f(x) - want).max(), 2e-5 * max(float(np.abs(want).max()), 1e-3)
+    assert error <= allowed, f"{target}: off by {error}, allowed {allowed}; {f.report}"
+    return " ".join(name for name in ("sparse(", "sparse_windows(") if name in str(f.report))
+
+
+def main(count: int, first: int = 0) -> int:
+    rules.GAIN = rules.WINDOW_GAIN = 0.0
+    wrong, taken = 0, {"sparse(": 0, "sparse_windows(": 0}
+    for seed in range(first, first + count):
+        try:
+            for name in run(seed).split():
+                taken[name] += 1
+        except Exception as e:
+            wrong += 1
+            print(f"seed {seed}: {type(e).__name__}: {e}", flush=True)
+        if (seed + 1 - first) % 100 == 0:
+            print(f"{seed + 1 - first} layers, {taken}, {wrong} wrong", flush=True)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(*map(int, sys.argv[1:]))))
