@@ -111,6 +111,8 @@ def one(x: Array) -> Lazy:
 
 def real_op(name: str, *xs: Array, **attrs: Any) -> Array:
     """An op on arrays of real numbers."""
+    if len(xs) == 1 and not attrs:
+        return fresh(apply_unary(name, xs[0]._parts[0]))
     return fresh(apply(name, *[x._parts[0] for x in xs], **attrs))
 
 

@@ -502,6 +502,15 @@ def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None
     return out
 
 
+def compute_results(made: Sequence[Lazy]) -> None:
+    """Compute the results of a call that was just recorded, on the device where it runs. InputError: it is traced."""
+    pending = [x for x in made if x.call is not None]
+    if pending and pending[0].traced:
+        raise InputError(no_data())
+    if pending:
+        _compute(pending, pending[0].device, frozenset())
+
+
 def buffer(x: Lazy) -> Array | DeviceData:
     """The contents of a value, where it lives."""
     if x.data is None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from operator import itemgetter
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from dnnc.array.core import Array, fresh
-from dnnc.array.lazy import DEEPEST, DEEPEST_TRACKED, Call, Lazy, recording
+from dnnc.array.lazy import DEEPEST, DEEPEST_TRACKED, Call, Lazy
 from dnnc.ir.lru import LRU
 
 MOST = 1024  # recordings that a function keeps
@@ -92,7 +93,7 @@ class Recording:
         self.devices: dict[int, str | None] = {}
         for c in calls:
             inputs = [x for x in c.inputs if x is not None]
-            self.steps.append((type(c), c.op, c.attrs, c.types, c.key, [number(x) for x in c.inputs]))
+            self.steps.append((type(c), c.op, c.attrs, c.types, c.key, _picked([number(x) for x in c.inputs])))
             own = [x for x in inputs if x not in given and x.call is not None]
             self.devices.update({number(x): x.device for x in own if x.call is not None and x.device != x.call.device})
         self.results, self.single = [number(x) for x in results], single
@@ -112,22 +113,27 @@ class Recording:
 
     def replay(self, given: list[Lazy | None]) -> Any:
         """The results for other operands of the same types; None if they lie too deep."""
-        deepest, tracked = len(self.steps), False
-        for x in given:
-            if x is not None and x.depth:
-                deepest = max(deepest, x.depth + len(self.steps))
-                tracked = tracked or x.tracked != 0
-        if deepest >= DEEPEST and not (deepest < DEEPEST_TRACKED and tracked and recording()):
-            return None
         values = given + self.captured
         for kind, op, attrs, types, key, operands in self.steps:
-            call = kind(op, tuple([values[k] for k in operands]), attrs, types, key)
-            for k, t in enumerate(types):
-                values.append(Lazy(t, call, k))
+            call = kind(op, operands(values), attrs, types, key)
+            if call.depth >= DEEPEST and (not call.tracked or call.depth >= DEEPEST_TRACKED):
+                return None
+            if len(types) == 1:
+                values.append(Lazy(types[0], call))
+            else:
+                values += [Lazy(t, call, k) for k, t in enumerate(types)]
         for k, device in self.devices.items():
             values[k].device = device  # type: ignore[union-attr]
-        made = [fresh(values[k]) for k in self.results]  # type: ignore[arg-type]
-        return made[0] if self.single else tuple(made)
+        if self.single:
+            return fresh(values[self.results[0]])  # type: ignore[arg-type]
+        return tuple([fresh(values[k]) for k in self.results])  # type: ignore[arg-type]
+
+
+def _picked(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What gives the elements with these numbers."""
+    if len(numbers) > 1:
+        return itemgetter(*numbers)
+    return lambda values: tuple([values[k] for k in numbers])
 
 
 def _is_view(x: Lazy, of: Lazy | None) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 from dnnc.array.core import Array, array_of, from_buffer, scalar
 from dnnc.array.creation import asarray, zeros_like
 from dnnc.array.elementwise import where
-from dnnc.array.lazy import Lazy, buffer, leaf, materialise
+from dnnc.array.lazy import Lazy, buffer, compute_results, leaf, materialise
 from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.backward import take
 from dnnc.frontends.trace.functions import number as call_number
@@ -116,6 +116,7 @@ class Optimizer(ABC):
         self.begun = False  # is there state already?
         self._updates = 0
         self._slots: dict[int, Slot] = {}
+        self._structures: dict[int, tuple[Any, ...]] = {}  # of groups, in the last step
         self._forms: LRU[Any, Form] = LRU(KNOWN)
         self._plans: LRU[tuple[tuple[int, Form], ...], Plan] = LRU(KNOWN)
         for group in _groups(params):
@@ -259,7 +260,11 @@ class Optimizer(ABC):
         batch, updated = Batch(), []
         number = 0
         for k, group in enumerate(self.param_groups):
-            rule = _Rule(k, group, self.structure(group), flat_numbers(group, self.defaults))
+            structure = self.structure(group)
+            if structure == self._structures.get(k):
+                structure = self._structures[k]  # the same object, so that each parameter is found known at once
+            self._structures[k] = structure
+            rule = _Rule(k, group, structure, flat_numbers(group, self.defaults))
             for p in group["params"]:
                 number += 1
                 if not isinstance(p, Array):
@@ -277,7 +282,7 @@ class Optimizer(ABC):
             )
             return loss
         new = batch.values(self._plans)
-        materialise(new)
+        compute_results(new)
         at = 0
         for p, slot in updated:
             take(p, new[at])
@@ -334,7 +339,7 @@ class Optimizer(ABC):
         if value.call is not None:
             value = detached(p)._parts[0]
         at = slot.form
-        if at is None or at[0] != rule.index or slot.structure != rule.structure:
+        if at is None or at[0] != rule.index or slot.structure is not rule.structure:
             at = slot.form = rule.index, self._form(p, slot, rule)
             slot.structure = rule.structure
         form = at[1]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from dnnc.array.core import Array, scalar
+from dnnc.array.core import Array, fresh, scalar
 from dnnc.array.creation import asarray
 from dnnc.array.lazy import DEEPEST, PROGRAMS, Call, Lazy, Step, Untracked, buffer, materialise, results
 from dnnc.array.operators import NUMBERS
@@ -112,8 +112,7 @@ def backward(y: Array, gradient: Any) -> None:
         x = ref() if ref is not None else None
         if x is not None:
             g.step = step
-            new = Array((g,), x.dtype)
-            x.grad = new if x.grad is None else x.grad + new
+            x._grad = fresh(g) if x._grad is None else x._grad + fresh(g)
 
 
 def _seed(y: Array, gradient: Any) -> Lazy:
@@ -192,14 +191,15 @@ class History:
         """Is nothing of it computed?"""
         return all(map(CALL, self.made.values()))
 
-    def value(self, place: Place) -> Lazy:
-        """The value at a place of the history."""
-        at, index = place
-        if at < 0:
-            return self.leaves[-1 - at]
-        call = self.order[at]
-        found = self.made.get((call, index) if index else call)
-        return Lazy(call.types[index], call, index) if found is None else found
+    def values(self, places: Sequence[Place]) -> list[Lazy]:
+        """The values at places of the history."""
+        leaves, order, made = self.leaves, self.order, self.made
+        return [
+            leaves[-1 - at]
+            if at < 0
+            else made.get((order[at], k) if k else order[at]) or Lazy(order[at].types[k], order[at], k)
+            for at, k in places
+        ]
 
 
 CALL = attrgetter("call")
@@ -241,7 +241,7 @@ class Pullback:
 
     def gradients(self, h: History, seed: Lazy) -> list[Lazy]:
         """The gradients of the wanted roots of a history of this structure."""
-        call = Untracked(OPS["call"], (*map(h.value, self.reads), seed), self.attrs, self.types, self.key)
+        call = Untracked(OPS["call"], (*h.values(self.reads), seed), self.attrs, self.types, self.key)
         if call.traced:
             call.trace()
         return results(call)

@@ -46,7 +46,8 @@ from dnnc.nn.functional.pool import (
     adaptive_max_pool2d as adaptive_max_pool2d, adaptive_max_pool3d as adaptive_max_pool3d, avg_pool as avg_pool,
     avg_pool1d as avg_pool1d, avg_pool2d as avg_pool2d, avg_pool3d as avg_pool3d, lp_pool1d as lp_pool1d,
     lp_pool2d as lp_pool2d, lp_pool3d as lp_pool3d, max_pool as max_pool, max_pool1d as max_pool1d,
-    max_pool2d as max_pool2d, max_pool3d as max_pool3d,
+    max_pool2d as max_pool2d, max_pool3d as max_pool3d, max_unpool1d as max_unpool1d, max_unpool2d as max_unpool2d,
+    max_unpool3d as max_unpool3d,
 )  # fmt: skip
 from dnnc.nn.functional.products import (
     bilinear as bilinear, cosine_similarity as cosine_similarity, embedding as embedding,

@@ -7,20 +7,36 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, overload
 from typing import cast as cast_type
 
+import numpy as np
+
 from dnnc.array.core import Array, cast, scalar
+from dnnc.array.creation import asarray
 from dnnc.array.elementwise import abs as absolute
-from dnnc.array.elementwise import divide, greater_equal, less, logical_and, multiply, pow
+from dnnc.array.elementwise import add, divide, greater_equal, less, logical_and, multiply, pow, where
 from dnnc.array.errors import ValueInputError
 from dnnc.array.linalg import matmul
-from dnnc.array.manipulation import axes_of, axis_of, concat, expand_dims, moveaxis, permute_dims, reshape, sliced
+from dnnc.array.manipulation import (
+    axes_of,
+    axis_of,
+    broadcast_to,
+    concat,
+    expand_dims,
+    moveaxis,
+    permute_dims,
+    reshape,
+    sliced,
+    take,
+    take_along_axis,
+)
 from dnnc.array.manipulation import squeeze as squeezed
 from dnnc.array.promotion import DEFAULTS
 from dnnc.array.replay import replayed
-from dnnc.array.sizes import symbolic
+from dnnc.array.searching import argmax
+from dnnc.array.sizes import same_shape, symbolic
 from dnnc.array.statistical import max as max_of
 from dnnc.array.statistical import mean
 from dnnc.ir.errors import UnsupportedError
-from dnnc.nn.functional.operands import Ints, array, counted, ints, op, rank_of
+from dnnc.nn.functional.operands import Ints, array, counted, filled, ints, op, rank_of
 
 
 def _images(what: str, x: Array, rank: int) -> tuple[Array, bool]:
@@ -160,6 +176,65 @@ def max_pool3d(
 ) -> Array | tuple[Array, Array]:
     """The largest element of each window of [N, C, D, H, W]; see `max_pool2d`."""
     return _max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+@replayed
+def _max_unpool(
+    rank: int, input: Any, indices: Any, kernel_size: Any, stride: Any, padding: Any, output_size: Any
+) -> Array:
+    what = f"max_unpool{rank}d"
+    x, at = array(what, "input", input, "fiu"), array(what, "indices", indices, "iu")
+    if not same_shape(x.shape, at.shape):
+        raise ValueInputError(f"{what}: indices must have the shape {x.shape} of the input, got {at.shape}")
+    rank_of(what, x, rank + 1, rank + 2)
+    kernel = ints(what, "kernel_size", kernel_size, rank, 1)
+    strides = kernel if stride is None else ints(what, "stride", stride, rank, 1)
+    pads = ints(what, "padding", padding, rank, 0)
+    usual = tuple((n - 1) * s - 2 * p + k for n, s, p, k in zip(x.shape[-rank:], strides, pads, kernel))
+    sizes = usual if output_size is None else tuple(output_size)[-rank:]
+    if len(sizes) != rank or any(not u - s < n < u + s for n, u, s in zip(sizes, usual, strides)):
+        raise ValueInputError(
+            f"{what}: output_size={output_size}: expected {usual}, each size less than a stride {strides} from that"
+        )
+    planes, size = math.prod(x.shape[:-rank]), math.prod(sizes)
+    place = reshape(cast(at, DEFAULTS["i"]), (planes, -1))
+    inside = logical_and(greater_equal(place, 0), less(place, size))
+    place = where(
+        inside, add(place, expand_dims(counted(planes) * size, axis=1)), planes * size
+    )  # a last one for others
+    zeros = filled((planes * size + 1,), 0, x.dtype)
+    y = op("scatter_nd", zeros, reshape(place, (-1, 1)), reshape(x, (-1,)))
+    return reshape(sliced(y, 0, 0, planes * size), (*x.shape[:-rank], *sizes))
+
+
+def max_unpool1d(
+    input: Any, indices: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, output_size: Any = None
+) -> Array:
+    """Zeros with the maxima of windows along the last axis where they came from; see `max_unpool2d`."""
+    return _max_unpool(1, input, indices, kernel_size, stride, padding, output_size)
+
+
+def max_unpool2d(
+    input: Any, indices: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, output_size: Any = None
+) -> Array:
+    """Zeros [N, C, H, W] (or [C, H, W]) with the maxima of windows where they came from (Zeiler and Fergus, 2014).
+
+    Args:
+        input, indices: results of `max_pool2d(..., return_indices=True)`. Indices beyond a plane are left out.
+        kernel_size, stride, padding: as there.
+        output_size: (H, W), or the whole shape, where several sizes have as many windows.
+
+    Raises:
+        InputError: shapes differ, or no such pool gives so many windows.
+    """
+    return _max_unpool(2, input, indices, kernel_size, stride, padding, output_size)
+
+
+def max_unpool3d(
+    input: Any, indices: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, output_size: Any = None
+) -> Array:
+    """Zeros with the maxima of windows over three axes where they came from; see `max_unpool2d`."""
+    return _max_unpool(3, input, indices, kernel_size, stride, padding, output_size)
 
 
 # --- means ------------------------------------------------------------------------------------------------------------
@@ -334,19 +409,55 @@ def adaptive_avg_pool3d(input: Any, output_size: Any) -> Array:
     return _adaptive(3, input, output_size, False)
 
 
-def adaptive_max_pool1d(input: Any, output_size: Any) -> Array:
-    """The maxima of `output_size` windows along the last axis."""
-    return _adaptive(1, input, output_size, True)
+def _adaptive_max(rank: int, input: Any, output_size: Any, return_indices: bool) -> Array | tuple[Array, Array]:
+    return _largest(rank, input, output_size) if return_indices else _adaptive(rank, input, output_size, True)
 
 
-def adaptive_max_pool2d(input: Any, output_size: Any) -> Array:
-    """The maxima of as many windows along each spatial axis as `output_size` says; None keeps a size."""
-    return _adaptive(2, input, output_size, True)
+@replayed
+def _largest(rank: int, input: Any, output_size: Any) -> tuple[Array, Array]:
+    """The maxima of windows, and their places in a plane."""
+    what = f"adaptive_max_pool{rank}d"
+    x = array(what, "input", input)
+    old, new = x.shape[-rank:], _sizes(what, x, rank, output_size)
+    if symbolic(*old, *new):
+        raise UnsupportedError(f"{what}: places of maxima of sizes {old} that are not known, to {new}")
+    places = asarray(_window_places(old, new))
+    planes = reshape(x, (*x.shape[:-rank], math.prod(old)))
+    windows = reshape(take(planes, reshape(places, (-1,)), axis=-1), (*planes.shape[:-1], *places.shape))
+    first = expand_dims(argmax(windows, axis=-1), axis=-1)
+    at = take_along_axis(broadcast_to(places, windows.shape), first, axis=-1)
+    y = take_along_axis(windows, first, axis=-1)
+    return reshape(y, (*x.shape[:-rank], *new)), reshape(at, (*x.shape[:-rank], *new))
 
 
-def adaptive_max_pool3d(input: Any, output_size: Any) -> Array:
+def _window_places(old: Ints, new: Ints) -> np.ndarray[Any, Any]:
+    """Places in a plane [windows, elements], int64, row by row. Smaller windows have their last elements again."""
+    rank, flat = len(old), np.zeros((), np.int64)
+    for k, (n, m) in enumerate(zip(old, new)):
+        j = np.arange(m)
+        first, last = j * n // m, -(-(j + 1) * n // m)
+        at = np.minimum(first[:, None] + np.arange((last - first).max()), last[:, None] - 1)
+        flat = flat * n + at.reshape([at.shape[a // rank] if a % rank == k else 1 for a in range(2 * rank)])
+    return flat.reshape(math.prod(new), -1)
+
+
+def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = False) -> Array | tuple[Array, Array]:
+    """The maxima of `output_size` windows along the last axis; see `adaptive_max_pool2d`."""
+    return _adaptive_max(1, input, output_size, return_indices)
+
+
+def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Array | tuple[Array, Array]:
+    """The maxima of as many windows along each spatial axis as `output_size` says; None keeps a size.
+
+    Args:
+        return_indices: give the place of each maximum in its plane as well, as int64.
+    """
+    return _adaptive_max(2, input, output_size, return_indices)
+
+
+def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Array | tuple[Array, Array]:
     """The maxima of windows along three axes; see `adaptive_max_pool2d`."""
-    return _adaptive(3, input, output_size, True)
+    return _adaptive_max(3, input, output_size, return_indices)
 
 
 # --- over any axes ----------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import torch
 import dnnc
 import dnnc.array as xp
 import dnnc.nn.functional as F
+from dnnc import nn
 from dnnc.array.errors import TypeInputError, ValueInputError
-from dnnc.ir.errors import ShapeError, UnsupportedError
+from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
 
 
 def both(name: str, *args: Any, **named: Any) -> None:
@@ -71,6 +72,41 @@ def test_pools(seed: int) -> None:
     sizes = [d * (k - 1) + 1 + int(rng.integers(0, 6)) for k, d in zip(kernel, dilation)]
     x = rng.standard_normal((2, 3, *sizes))
     both(f"{'max' if largest else 'avg'}_pool{rank}d", x[0] if seed % 4 == 0 else x, kernel, **named)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [2, 3])
+def test_unpooling_puts_maxima_where_they_came_from(rank: int) -> None:
+    x = np.random.default_rng(rank).standard_normal((2, 3, 8, 6, 4)[: 2 + rank])
+    for window, size in ((3, 2, 1), x.shape), ((2,), None):  # windows that overlap, and that do not
+        made = []
+        for library, a in (torch.nn, torch.tensor(x, requires_grad=True)), (nn, leaf(x)):
+            pool = getattr(library, f"MaxPool{rank}d")(*window, return_indices=True)
+            y = getattr(library, f"MaxUnpool{rank}d")(*window)(*pool(a), output_size=size)
+            (y * y).sum().backward()
+            made.append((np.asarray(y.detach() if library is torch.nn else y), np.asarray(a.grad)))
+        np.testing.assert_array_equal(made[0][0], made[1][0])
+        if window == (2,):
+            np.testing.assert_array_equal(made[0][1], made[1][1])
+    y = F.max_unpool1d(xp.ones((2, 1, 2)), xp.asarray([[[0, 4]], [[-1, 3]]]), 2)  # beyond a plane of four
+    assert y.tolist() == [[[1, 0, 0, 0]], [[0, 0, 0, 1]]]
+    with pytest.raises(InputError, match="output_size"):
+        getattr(F, f"max_unpool{rank}d")(*pool(leaf(x)), 2, output_size=(99,) * rank)
+
+
+def leaf(x: Any) -> xp.Array:
+    a = xp.asarray(x)
+    a.requires_grad = True
+    return a
+
+
+@pytest.mark.parametrize("rank, size", [(1, 4), (2, (5, None)), (3, (3, 2, 4))])
+def test_places_of_adaptive_maxima(rank: int, size: Any) -> None:
+    x = np.random.default_rng(rank).integers(0, 4, (2, 3, 7, 6, 5)[: 2 + rank]).astype(np.float64)  # with equal ones
+    want = getattr(torch.nn.functional, f"adaptive_max_pool{rank}d")(torch.tensor(x), size, return_indices=True)
+    got = getattr(F, f"adaptive_max_pool{rank}d")(xp.asarray(x), size, return_indices=True)
+    for a, b in zip(got, want):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
 @pytest.mark.slow
