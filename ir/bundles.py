@@ -3,6 +3,7 @@
     w: f32[512, 256, 1, 1] @ "bundles 0 512x256x1x1 64 256 1x1 512x256 eNr..."
 
 A constant is a matrix [rows, columns] as in `dnnc.ir.sparse`, but for the columns of filters: channels are innermost.
+With "0r" in place of the axis 0 they are outermost, in row-major order.
 A bundle is a number of neighbouring rows in the order of their lengths, longest first, so that neighbouring threads
 have rows of about the same length. A row is cut at each multiple of `depth` columns; each piece is padded to whole
 packs of 4 elements, which are read at once.
@@ -43,19 +44,22 @@ class Bundles(Encoding):
     pattern: Pattern  # of single elements
     height: int  # rows of a bundle
     depth: int  # columns of a piece
+    last: bool = True  # are channels the innermost of the columns?
 
     @classmethod
     def parse(cls, text: str) -> Bundles:
         _, axis, shape, height, depth, rest = text.split(" ", 5)
-        return cls(int(axis), tuple(map(int, shape.split("x"))), Pattern.parse(rest), int(height), int(depth))
+        sizes, last = tuple(map(int, shape.split("x"))), not axis.endswith("r")
+        return cls(int(axis.rstrip("r")), sizes, Pattern.parse(rest), int(height), int(depth), last)
 
     def __str__(self) -> str:
-        return f"bundles {self.axis} {'x'.join(map(str, self.shape))} {self.height} {self.depth} {self.pattern}"
+        axis = f"{self.axis}{'' if self.last else 'r'}"
+        return f"bundles {axis} {'x'.join(map(str, self.shape))} {self.height} {self.depth} {self.pattern}"
 
     @staticmethod
-    def of(array: Array, axis: int, height: int, depth: int) -> Bundles:
+    def of(array: Array, axis: int, height: int, depth: int, last: bool = True) -> Bundles:
         """The encoding that stores the elements of a constant other than 0."""
-        return Bundles(axis, array.shape, Pattern.of(matrix_of(array, axis)), height, depth)
+        return Bundles(axis, array.shape, Pattern.of(matrix_of(array, axis, last)), height, depth, last)
 
     # --- sizes --------------------------------------------------------------------------------------------------------
 
@@ -131,8 +135,11 @@ class Bundles(Encoding):
 
     def held(self, array: Array) -> Array:
         rest = [n for k, n in enumerate(self.shape) if k != self.axis]
-        mask = self.pattern.blocks.reshape(self.pattern.rows, *rest[1:], *rest[:1])
-        return np.where(np.moveaxis(np.moveaxis(mask, -1, 1), 0, self.axis), array, np.zeros((), array.dtype))
+        if self.last:
+            mask = np.moveaxis(self.pattern.blocks.reshape(self.pattern.rows, *rest[1:], *rest[:1]), -1, 1)
+        else:
+            mask = self.pattern.blocks.reshape(self.pattern.rows, *rest)
+        return np.where(np.moveaxis(mask, 0, self.axis), array, np.zeros((), array.dtype))
 
     @property
     def any_bytes(self) -> bool:
@@ -142,7 +149,7 @@ class Bundles(Encoding):
         """The column of an element."""
         inner = [k for k in range(len(self.shape)) if k != self.axis]
         at = const(0)
-        for k in (*inner[1:], *inner[:1]):
+        for k in (*inner[1:], *inner[:1]) if self.last else inner:
             at = at * self.shape[k] + index[k]
         return at
 
@@ -175,7 +182,7 @@ class Bundles(Encoding):
             at, n = self.sections[name]
             out[at : at + n] = values.reshape(-1)
 
-        matrix = matrix_of(array, self.axis)
+        matrix = matrix_of(array, self.axis, self.last)
         slots = np.argsort(self.order)
         high, wide = self.pattern.places
         piece = wide // self.depth
@@ -201,8 +208,10 @@ class Bundles(Encoding):
         return (out,)
 
 
-def matrix_of(array: Array, axis: int) -> Array:
-    """[rows, columns]: the axis of the rows first, then all others, of which the first one is innermost."""
+def matrix_of(array: Array, axis: int, last: bool = True) -> Array:
+    """[rows, columns]: the axis of the rows first, then all others, of which the first one is innermost; as they stand
+    where it is not to be `last`.
+    """
     rows = np.moveaxis(array, axis, 0)
-    inner: Array = np.moveaxis(rows, 1, -1) if rows.ndim > 2 else rows
+    inner: Array = np.moveaxis(rows, 1, -1) if rows.ndim > 2 and last else rows
     return inner.reshape(array.shape[axis], math.prod(array.shape) // max(array.shape[axis], 1))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dnnc.ir import winograd
+from dnnc.ir.blocks import Blocks
 from dnnc.ir.bundles import Bundles
 from dnnc.ir.dtype import f64, i8, u8, u32
 from dnnc.ir.expr import E, Expr, cast, const, op
@@ -106,6 +107,7 @@ def quads_of(t: TensorType) -> Quads | None:
 
 register("sparse")(Sparse)
 register("bundles")(Bundles)
+register("blocks")(Blocks)
 WORD = 32  # bits of a word of `Packed`
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from dnnc.backends.cuda.block_weights import weigh_blocks
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import patch, simt, sparse, sparse_gather, tf32x3
 from dnnc.backends.cuda.templates.contraction.mma import Shape as TileShape
@@ -16,10 +17,11 @@ from dnnc.ir.bundles import PACK, Bundles, matrix_of
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.op import ContractionForm
-from dnnc.ir.types import Array, TensorType, tensor
+from dnnc.ir.op import ContractionForm, Trait
+from dnnc.ir.types import ROW_MAJOR, Array, TensorType, tensor
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.rewrites.channels_last import last as channels_last
+from dnnc.passes.rewrites.channels_last import pixel_order
 from dnnc.passes.rewrites.sparse import Verdict, Zeros, unfit, zeros_of
 from dnnc.passes.schedule.problem import Problem, classify
 
@@ -40,30 +42,40 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
         n: a product or a convolution.
         target: the GPU.
     """
+    if (verdict := weigh_blocks(graph, n, target)) is not None:
+        return verdict
     found = zeros_of(graph, n)
     if found is None:
         return _weigh_first(graph, n, target)
     reason = _unfit(n)
-    gathers = not unfit(n) and _is_pointwise(n)
+    gathers = not unfit(n) and _has_neighbours(n)
     if reason and not gathers:
         return Verdict(None, f"{found.head} dense, {reason}")
     pixels = math.prod(int(str(d)) for d in n.output.type.shape) // found.rows
-    terms = found.array.size // found.rows
     taken: Callable[[Bundles], bool] | None = None
-    if n.op.contraction is ContractionForm.CONVOLUTION:
-        image, filters = (tuple(int(str(d)) for d in v.type.shape) for v in n.inputs[:2] if v is not None)
-        attrs = tuple(n.attrs.items())
-        dense = convolution_cycles(image, filters, attrs, target)
-        if math.prod(filters[2:]) > 1:
-            taken = partial(_is_taken, image, attrs)
-    else:
-        dense = dense_cycles(pixels, terms, found.rows, target)
+    if n.op.contraction is ContractionForm.CONVOLUTION and math.prod(found.array.shape[2:]) > 1:
+        taken = partial(_is_taken, _image(n), tuple(n.attrs.items()))
+    dense = _dense(n, found, target)
     cost, encoding = (math.inf, None) if reason else best_bundles(found.array, found.axis, pixels, target, taken)
     if gathers:
-        gathered = gathered_cycles(found, _neighbours(n), target) + _copies(n, pixels, found.rows, terms, target)
+        gathered = gathered_cycles(found, _neighbours(n), target) + _copies(graph, n, target)
         if gathered < cost and (dense / gathered >= GATHER_GAIN or dense / cost < GAIN):
             return _verdict(found, dense / gathered, sparse_gather.encoding_of(found.array, found.axis), pixels=True)
     return _verdict(found, dense / cost, encoding)
+
+
+def _dense(n: Node, found: Zeros, target: GpuTarget) -> float:
+    """Estimated cycles of the best dense kernel of a node."""
+    if n.op.contraction is ContractionForm.CONVOLUTION:
+        return convolution_cycles(_image(n), found.array.shape, tuple(n.attrs.items()), target)
+    pixels = math.prod(int(str(d)) for d in n.output.type.shape) // found.rows
+    return dense_cycles(pixels, found.array.size // found.rows, found.rows, target)
+
+
+def _image(n: Node) -> tuple[int, ...]:
+    x = n.inputs[0]
+    assert x is not None
+    return tuple(int(str(d)) for d in x.type.shape)
 
 
 def _verdict(found: Zeros, gain: float, encoding: Bundles | None, pixels: bool = False) -> Verdict:
@@ -92,8 +104,10 @@ def gathered_cycles(found: Zeros, sizes: tuple[int, int], target: GpuTarget) -> 
     pixels, row = sizes
     lengths = np.count_nonzero(matrix_of(found.array, found.axis), axis=1)
     packs = np.sort((lengths + PACK - 1) // PACK)[::-1]
-    wide = next(k for k in (4, 2, 1) if row % k == 0)
-    return sparse_gather.best_cycles(sparse_gather.Work(pixels, found.array.size // found.rows, packs, wide), target)
+    taps = math.prod(found.array.shape[2:])
+    wide = next(k for k in (4, 2, 1) if row % k == 0 and (taps == 1 or k == 1))
+    work = sparse_gather.Work(pixels, found.array.size // found.rows, packs, wide, taps)
+    return sparse_gather.best_cycles(work, target)
 
 
 def _neighbours(n: Node) -> tuple[int, int]:
@@ -104,22 +118,58 @@ def _neighbours(n: Node) -> tuple[int, int]:
     return math.prod(shape[:-1]), math.prod(shape[:-1])
 
 
-def _copies(n: Node, pixels: int, rows: int, terms: int, target: GpuTarget) -> float:
-    """Cycles to bring the other factor into the order of pixels, and the result out of it."""
+def _copies(graph: Graph, n: Node, target: GpuTarget) -> float:
+    """Cycles to bring the other factor into the order of pixels, and the result out of it: 0 where the node ahead
+    leaves its result in this order, and where all readers of the result want it so.
+    """
     x = n.inputs[0]
-    lies = n.op.contraction is ContractionForm.CONVOLUTION and x is not None and x.type.row_major
-    moved = [rows] if lies else [terms, rows]
-    return sum(sparse_gather.START + 8 * pixels * k / (target.bandwidth * 1e9 / sparse_gather.CLOCK) for k in moved)
+    assert x is not None
+    moved = [] if x.type.encoding == pixel_order(n) else [x]
+    if not _is_read_so(graph, n, target):
+        moved.append(n.output)
+    return sum(_copy(v.type, target) for v in moved)
 
 
-def _is_pointwise(n: Node) -> bool:
-    """Is every pixel of the result made of one pixel? There must be some pixels to gather."""
+def _copy(t: TensorType, target: GpuTarget) -> float:
+    """Cycles of a kernel that reads and writes an array of float32."""
+    size = math.prod(int(str(d)) for d in t.shape)
+    return sparse_gather.START + 8 * size / (target.bandwidth * 1e9 / sparse_gather.CLOCK)
+
+
+def _is_read_so(graph: Graph, n: Node, target: GpuTarget) -> bool:
+    """Do all readers take the result in the order of pixels? Sparse products do that are worth it with a copy of
+    their own results; element-wise ops pass on what they get.
+    """
+    order, left = pixel_order(n), [n.output]
+    while left:
+        v = left.pop()
+        if v in graph.outputs and order != ROW_MAJOR:
+            return False
+        for reader, k in v.uses:
+            if Trait.ELEMENTWISE in reader.op.traits and len(reader.outputs) == 1:
+                left.append(reader.output)
+            elif k or reader.op.contraction is not n.op.contraction or not _gathers_next(graph, reader, target):
+                return False
+    return True
+
+
+def _gathers_next(graph: Graph, n: Node, target: GpuTarget) -> bool:
+    """Is a product faster with gathered pixels where its other factor lies in their order already?"""
+    found = zeros_of(graph, n)
+    if found is None or unfit(n) or not _has_neighbours(n):
+        return False
+    gathered = gathered_cycles(found, _neighbours(n), target) + _copy(n.output.type, target)
+    return _dense(n, found, target) >= GATHER_GAIN * gathered
+
+
+def _has_neighbours(n: Node) -> bool:
+    """Do neighbouring pixels of the result read neighbours? There must be some pixels to gather."""
     pixels, row = _neighbours(n)
     if n.op.contraction is ContractionForm.CONVOLUTION:
-        w = n.inputs[1]
-        assert w is not None
-        taps, pads, strides = w.type.shape[2:], n.attrs["pads"] or (), n.attrs["strides"] or ()
-        if any(k != 1 for k in (*taps, *strides)) or any(pads):
+        x, w = n.inputs[:2]
+        assert x is not None and w is not None
+        strided = any(k != 1 for k in n.attrs["strides"] or ())
+        if strided or x.type.shape[2:] != n.output.type.shape[2:]:
             return False
     return pixels >= FEW_PIXELS and row > 1
 

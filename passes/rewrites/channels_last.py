@@ -21,7 +21,7 @@ from dnnc.ir.dtype import FLOAT8, bf16, f16, i8, i32, u8
 from dnnc.ir.encodings import Packed
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Node
-from dnnc.ir.op import Trait
+from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense
 from dnnc.passes.rewrites.layout import Layouts
 from dnnc.passes.rewrites.sparse import Verdict
@@ -45,6 +45,14 @@ def taps_first(rank: int, block: int = 1) -> Dense:
 
 def _rows(axis: int, block: int) -> tuple[Part, ...]:
     return (Part(axis),) if block == 1 else (Part(axis, block), Part(axis, 1, block))
+
+
+def pixel_order(n: Node) -> Encoding:
+    """How a product or convolution by one element reads and writes neighbouring pixels: `1 0`, or channels first."""
+    if n.op.contraction is ContractionForm.CONVOLUTION:
+        return ROW_MAJOR
+    rank = n.output.type.rank
+    return dense(Part(rank - 1), *(Part(k) for k in range(rank - 1)))
 
 
 def code_layout(bits: int) -> Encoding:
@@ -98,7 +106,7 @@ class _ChannelsLast(Layouts):
             return self.plain(n)
         if sparse := self.sparse(n):
             assert sparse.encoding is not None
-            images = ROW_MAJOR if sparse.pixels else last(out.rank, 0)
+            images = pixel_order(n) if sparse.pixels else last(out.rank, 0)
             self.set_input(n, 0, images)
             self.set_input(n, 1, sparse.encoding)
             return self.set_output(n, images)
@@ -147,11 +155,10 @@ class _ChannelsLast(Layouts):
         turned = narrow and b.type.rank == 2 and self.graph.variance(b).call_invariant
         sparse, usual = self.sparse(n), dense(Part(1), Part(0)) if turned else ROW_MAJOR
         encoding = sparse.encoding if sparse is not None else None
-        rank = n.output.type.rank
         first = encoding is not None and self.graph.constants.get(n.inputs[0]) is not None  # type: ignore[arg-type]
-        pixels = ROW_MAJOR
+        pixels: Encoding = ROW_MAJOR
         if sparse is not None and sparse.pixels and not first:
-            pixels = dense(Part(rank - 1), *(Part(k) for k in range(rank - 1)))
+            pixels = pixel_order(n)
         self.set_input(n, 0, encoding if first and encoding is not None else pixels)
         self.set_input(n, 1, usual if first or encoding is None else encoding)
         self.set_output(n, pixels)

@@ -43,6 +43,7 @@ MOVED = tuple(  # ops that move the elements of one operand about, and add none
     sorted(n for n, op in OPS.items() if Trait.MOVEMENT in op.traits and Trait.RELAYOUT not in op.traits)
 )
 CHOSEN = ("max_pool", "resize", *MOVED)
+STEPS = ("cast", "mul", "add", "sub", "relu", "clip")  # between a sum of products and its code
 SUMS = ("mul", "add", "relu", "dequantize_linear")
 
 
@@ -203,6 +204,38 @@ def quantize_ahead(m: Match) -> Value:
     m.require(whole and len(moved.outputs) == 1, "{} has other elements", moved.op.name)
     of = {v: m.b.quantize_linear(v, *n.inputs[1:], **{**n.attrs, "axis": 0}) for v in dict.fromkeys(parts)}
     return m.b.node(moved.op, [of[v] for v in parts], moved.attrs).output
+
+
+def compute_ahead(m: Match) -> Value:
+    """relu(concat(conv(..), conv(..)))   ->   concat(relu(conv(..)), ..) of the groups of a convolution of bytes
+
+    So each group ends in the kernel of its product, and bytes are joined. The other operand is a constant: one number,
+    or one for each channel.
+    """
+    n = m.root
+    joined = m.sole(m.node(m.operand(n, 0), "concat"))
+    parts = [v for v in joined.inputs if v is not None]
+    axis, rank = normalize_axis(joined.attrs["axis"], n.output.type.rank), n.output.type.rank
+    m.require(all(map(_is_group, parts)), "{} joins no groups of a convolution of bytes", joined)
+    m.require(len(n.outputs) == 1 and n.output.type.shape == joined.output.type.shape, "{} broadcasts", n)
+    ends = np.cumsum([v.type.shape[axis] for v in parts])
+    others = []
+    for v in n.inputs[1:]:
+        a = m.constant(v)  # type: ignore[arg-type]
+        shape = (1,) * (rank - a.ndim) + a.shape
+        m.require(a.size == 1 or a.size == shape[axis] == ends[-1], "{} is not one for each channel", v)
+        others.append([v] * len(parts) if a.size == 1 else np.split(a.reshape(shape), ends[:-1], axis))
+    of = [[v if isinstance(v, Value) else m.b.constant(v) for v in row] for row in zip(*others)] or [[]] * len(parts)
+    made = [m.b.node(n.op, [v, *row], n.attrs).output for v, row in zip(parts, of)]
+    return m.b.concat(*made, axis=axis)  # type: ignore[no-any-return]
+
+
+def _is_group(v: Value) -> bool:
+    """Is a value a convolution of bytes, or computed of one alone?"""
+    while (n := producer(v, *STEPS)) is not None and n.inputs[0] is not None:
+        v = n.inputs[0]
+    n = producer(v, "conv")
+    return n is not None and n.attrs["out_dtype"] is i32
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -448,6 +481,7 @@ RULES = (
     Rule(quantize_unsigned, ("quantize_linear",)),
     Rule(quantize_again, ("quantize_linear",), exact=False),
     Rule(quantize_ahead, ("quantize_linear",)),
+    Rule(compute_ahead, STEPS),
     Rule(dequantize_unsigned, ("dequantize_linear",)),
     Rule(move_bytes, CHOSEN),
     Rule(average_bytes, ("avg_pool",), exact=False),

@@ -6,14 +6,15 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import dnnc
 import dnnc.array as xp
 from dnnc.array import sparse as arrays
-from dnnc.backends.cuda import sparse_weights
-from dnnc.backends.cuda.templates.contraction import sparse
+from dnnc.backends.cuda import block_weights, sparse_weights
+from dnnc.backends.cuda.templates.contraction import sparse, sparse_blocks
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -75,6 +76,26 @@ def test_pruned_weights(any_block: Any, draw: Any, number: int) -> None:
     made = [k.choice.partition("(")[0] for k in f.report.programs[-1].kernels]
     (w,) = (a for a in g.constants.values() if a.ndim > 1)
     assert "sparse" in made or not 0 < np.count_nonzero(w) <= MOST_DENSITY * w.size, made
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_blocks_of_16_bit_weights(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that tiles do not divide, rows of blocks that are empty or full, blocks of threads that chance ranks."""
+    rng = np.random.default_rng([number, *SEED])
+    monkeypatch.setattr(block_weights, "GAIN", 0.0)
+    monkeypatch.setattr(sparse_blocks, "cycles", lambda *_: float(rng.random()))
+    size, dtype = int(rng.choice([32, 64])), str(rng.choice(["f16", "bf16"]))
+    terms, rows, pixels = size * int(rng.integers(1, 20)), size * int(rng.integers(1, 20)), int(rng.integers(16, 700))
+    keep = rng.random((terms // size, rows // size)) < rng.random() ** 2 * 0.6
+    keep[rng.integers(len(keep))] |= number % 4 == 0
+    kind = np.float16 if dtype == "f16" else ml_dtypes.bfloat16
+    w = (rng.standard_normal((terms, rows)) * keep.repeat(size, 0).repeat(size, 1)).astype(kind)
+    text = f"def g(x: {dtype}[{pixels}, {terms}], *, w: {dtype}[{terms}, {rows}]):\n    return relu(matmul(x, w))\n"
+    g, x = parse(text, {"w": w}), rng.standard_normal((pixels, terms)).astype(kind)
+    f = dnnc.compile(g.copy(), target="cuda", cache=False)
+    want = np.asarray(run(g, [x], "float64")[0], np.float64)
+    error = np.abs(np.asarray(f(x)).astype(np.float64) - want).max()
+    assert error <= (2e-3 if dtype == "f16" else 1.5e-2) * max(np.abs(want).max(), 1e-30), f.report
 
 
 def test_several_pruned_models_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from dnnc.backends.cuda.templates.contraction import (
     patch,
     simt,
     sparse,
+    sparse_blocks,
     sparse_gather,
     tf32,
     tf32x3,
@@ -42,6 +43,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("recurrence", recurrence, target),  # loops that are one kernel
         _template("sparse", sparse, target),  # weights with zeros that are not stored
         _template("sparse_gather", sparse_gather, target),
+        _template("sparse_blocks", sparse_blocks, target),
         _template("decoded", decoded, target),  # weights of few bits
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),

@@ -38,13 +38,20 @@ def _apply(op: str, s: Structure, names: tuple[str, ...], *factors: Array) -> Ar
     parts = [one(x) for x in factors]
     traced = any(map(followed, factors))
     more = tuple(n for n in ("starts", "rows") if n not in names) + ALL[1:] if traced else ()
-    operands = [s.value(n, factors[0].device) for n in (*names, *more)]
+    devices = {where(x) for x in factors}
+    device = None if None in devices else where(factors[0])
+    operands = [s.value(n, device) for n in (*names, *more)]
     if traced:
         return array_of(apply(op, *parts, *operands, trusted=True))
     materialise(parts)
     made = apply(op, *parts, *operands, trusted=True)
     materialise([made])
     return array_of(made)
+
+
+def where(x: Array) -> str | None:
+    """The device of an array; None where it is traced."""
+    return x._parts[0].device
 
 
 def at_hand(x: Array) -> bool:
@@ -90,7 +97,7 @@ def shaped(x: Array, shape: tuple[int, ...]) -> Array:
 
 def taken(x: Array, s: Structure, name: str) -> Array:
     """The rows of an array that one of the structure's arrays of indices says."""
-    return gathered(x, s.value(name, x.device))
+    return gathered(x, s.value(name, where(x)))
 
 
 def gathered(x: Array, indices: Lazy | Host) -> Array:
@@ -98,7 +105,7 @@ def gathered(x: Array, indices: Lazy | Host) -> Array:
     at: Any = indices.data if isinstance(indices, Lazy) else indices
     if at_hand(x) and at is not None:
         return from_buffer(np.take(x.numpy(), at, 0), HOST)
-    indices = indices if isinstance(indices, Lazy) else operand(indices, x.device)
+    indices = indices if isinstance(indices, Lazy) else operand(indices, where(x))
     if 0 in x.shape or 0 in indices.shape:
         return zeros((*indices.shape, *x.shape[1:]), dtype=x.dtype, device=x.device)
     return array_of(*(apply("gather", p, indices, axis=0) for p in x._parts))
@@ -122,7 +129,8 @@ def dense(values: Array, s: Structure, onto: Array | None = None) -> Array:
     flat = reshape(base, (s.shape[0] * s.shape[1],))
     how = "none" if onto is None else "add"
     put = [
-        apply("scatter_nd", p, s.value("places", device), q, reduction=how) for p, q in zip(flat._parts, values._parts)
+        apply("scatter_nd", p, s.value("places", where(base)), q, reduction=how)
+        for p, q in zip(flat._parts, values._parts)
     ]
     return reshape(array_of(*put), s.shape)
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.creation import asarray
-from dnnc.array.devices import HOST
+from dnnc.array.devices import HOST, moved_to
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import Lazy, leaf
 from dnnc.pytree import Static
@@ -35,7 +34,7 @@ class Structure(Static):
         self.shape = shape
         kind = np.int32 if max(*shape, len(columns)) <= INT32 else np.int64
         self.starts, self.columns = (_frozen(a.astype(kind, copy=False)) for a in (starts, columns))
-        self._leaves: dict[tuple[str, str], Lazy] = {}
+        self._leaves: dict[tuple[str, str | None], Lazy] = {}
         self._blocks: dict[tuple[int, int], tuple[Structure, Host]] = {}
 
     def __deepcopy__(self, memo: Any) -> Structure:
@@ -75,8 +74,8 @@ class Structure(Static):
         made: Host = getattr(self, name)
         return made
 
-    def value(self, name: str, device: str) -> Lazy:
-        """The same as an operand of programs on a device."""
+    def value(self, name: str, device: str | None) -> Lazy:
+        """The same as an operand of programs on a device; None: of traced programs, which may run on any."""
         found = self._leaves.get((name, device))
         if found is None:
             found = self._leaves[name, device] = operand(self.array(name), device)
@@ -105,9 +104,9 @@ class Structure(Static):
         return made
 
 
-def operand(data: Host, device: str) -> Lazy:
-    """Indices as an operand of programs on a device."""
-    return leaf(data) if device == HOST else asarray(data, device=device)._parts[0]
+def operand(data: Host, device: str | None) -> Lazy:
+    """Indices as an operand of programs on a device; None: of traced programs, which may run on any."""
+    return leaf(data, device) if device in (None, HOST) else leaf(moved_to(data, str(device)))
 
 
 def _frozen(a: Host) -> Host:

@@ -197,7 +197,9 @@ def test_features_of_whole_spaces(name: str, target: str) -> None:
 
 
 # templates with a model of their own, which the model that ships does not know
-UNSEEN = ("tf32x3", "decoded", "stored", "sparse", "sparse_gather", "sparse_windows", "segments")
+UNSEEN = (
+    "tf32x3", "decoded", "stored", "sparse", "sparse_blocks", "sparse_gather", "sparse_windows", "segments",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])

@@ -24,7 +24,18 @@ from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.schedule.problem import Problem, classify
 
 ARCHS = ("sm_80", "sm_90a")
-ELSEWHERE = {"attention", "segments", "sparse", "sparse_gather", "decoded", "wgmma", "gemv_norm", "patch", "recurrence"}
+ELSEWHERE = {
+    "attention",
+    "segments",
+    "sparse",
+    "sparse_blocks",
+    "sparse_gather",
+    "decoded",
+    "wgmma",
+    "gemv_norm",
+    "patch",
+    "recurrence",
+}
 Knobs = dict[str, int | str]
 
 

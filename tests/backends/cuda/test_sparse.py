@@ -32,6 +32,7 @@ from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.rewrites.channels_last import assign_channels_last
 from dnnc.passes.schedule.problem import Problem, classify
 
 RNG = np.random.default_rng(0)
@@ -93,6 +94,9 @@ GATHERED = {
     "odd first factor": lambda: first(37, 51, 21),
     "one row": CASES["one row"],
     "images of odd size": lambda: conv(14, 18, 5, 7, n=2),
+    "windows": lambda: conv(5, 9, 6, 7, k=3, n=2),
+    "windows of one row": lambda: conv(3, 8, 1, 9, k=3, n=3),
+    "large windows": lambda: conv(4, 8, 6, 5, k=5),
 }
 
 
@@ -131,7 +135,10 @@ def expected(g: Graph, x: Array) -> Array:
     w, b = (g.constants[v].astype(np.float64) for v in g.constants)
     columns = x.astype(np.float64)
     if x.ndim == 4:
-        columns = columns.transpose(1, 0, 2, 3).reshape(x.shape[1], -1)
+        near = w.shape[-1] // 2
+        padded = np.pad(columns.transpose(1, 0, 2, 3), ((0, 0), (0, 0), (near, near), (near, near)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (2, 3))
+        columns = windows.transpose(0, 4, 5, 1, 2, 3).reshape(x.shape[1] * w[0, 0].size, -1)
     elif w.shape[1] == b.size:  # the second factor
         w, columns = w.T, columns.T
     rows = w.reshape(w.shape[0], -1)
@@ -298,7 +305,22 @@ def test_windows_over_any_number_of_channels(channels: int, always: None) -> Non
 
 
 def test_reasons_to_stay_dense() -> None:
-    for g, why in ((product(4, 64, 64), "too few pixels"), (conv(30, 64, 9, 9, k=3), "multiples of 4")):
+    for g, why in ((product(4, 64, 64), "too few pixels"), (conv(30, 64, 9, 9, k=3, stride=2), "multiples of 4")):
         n = next(n for n in g.nodes() if n.op.name in ("matmul", "conv"))
         verdict = sparse_weights.weigh_sparse(g, n, H200)
         assert verdict is not None and verdict.encoding is None and why in verdict.why
+
+
+@pytest.mark.slow
+def test_copies_count_where_neighbours_want_another_order() -> None:
+    """Each of two products alone is not worth the copies of both its sides, and the two together are."""
+    rng, notes = np.random.default_rng(0), []
+    arrays = {}
+    for name, shape in (("w", (768, 3072)), ("v", (3072, 768))):
+        arrays[name] = np.where(rng.random(shape) < 0.14, rng.standard_normal(shape), 0).astype(np.float32)
+    text = """def g(x: f32[128, 768], *, w: f32[768, 3072], v: f32[3072, 768]):
+    y = matmul(relu(matmul(x, w)), v)
+    return y"""
+    for shown in (text, text.replace("relu(matmul(x, w))", "softmax(matmul(x, w), axis=1)")):
+        assign_channels_last(parse(shown, arrays), lambda g, n: sparse_weights.weigh_sparse(g, n, H200), notes.append)
+    assert ["sparse, rows" in n for n in notes] == [True, True, False, False], notes

@@ -14,6 +14,7 @@ import dnnc
 import dnnc.array as xp
 import dnnc.nn.functional as F
 from dnnc import nn, optim, random
+from dnnc.array import sparse
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +84,17 @@ def test_an_imported_model_trains_there() -> None:
     assert found[0][0] > found[0][2]
     for a, b in zip(*found):
         np.testing.assert_allclose(b, a, 1e-4, 1e-6)
+
+
+def test_gradients_of_sparse_arrays() -> None:
+    """Indices of a matrix that is traced lie where the call's values do."""
+    dense, x = np.diag([1.0, 2.0, 3.0])[:, :2], np.ones((2, 4))
+    loss = dnnc.grad(lambda a, x: xp.sum((a @ x) ** 2) + xp.sum(a.toarray()), argnums=(0, 1))
+    for a, b in (
+        (sparse.csr_array(dense), xp.asarray(x)),
+        (sparse.csr_array(dense, device=GPU), xp.asarray(x, device=GPU)),
+    ):
+        of_a, of_x = loss(a, b)
+        assert of_x.device == b.device
+        np.testing.assert_allclose(of_a.toarray().numpy(), (8 * dense + 1) * (dense != 0))
+        np.testing.assert_allclose(of_x.numpy(), 2 * dense.T @ dense @ x)

@@ -232,6 +232,8 @@ CASES: list[tuple[str, Sequence[int], list[Any], dict[str, Any], Sequence[int]]]
     ("Resize", (10,), [IMAGE, np.array([1, 1, 2, 0.5], np.float32)], {}, (1,)),
     ("Resize", (11, 13), [IMAGE, np.zeros(0, np.float32), np.array([1, 1, 2, 2], np.float32)], {"mode": "linear"},
     (1, 2)),
+    ("Resize", (13, 19), [RNG.integers(0, 255, (2, 4, 7, 9)).astype(np.uint8), None,
+    np.array([1, 1, 2, 2], np.float32)], {"mode": "linear"}, (2,)),
     ("Resize", (13, 18), [IMAGE, None, None, i64(2, 4, 10, 5)], {"mode": "cubic"}, (3,)),
     ("Resize", (13,), [IMAGE, None, None, i64(2, 4, 10, 5)],
     {"mode": "linear", "coordinate_transformation_mode": "align_corners"}, (3,)),

@@ -201,3 +201,23 @@ def test_halves_of_steps_are_rounded_as_by_division() -> None:
     assert "quantize_linear" not in rewritten(g)
     (got,) = run(g, [x, s, np.array(153, np.uint8)])
     np.testing.assert_array_equal(got, np.clip(np.rint(x / s) + 153, 0, 255).astype(np.uint8))
+
+
+GROUPS = """\
+def g(x: u8[1, 32, 6, 6], *, w: i8[64, 16, 3, 3], sw: f32[64], b: f32[64, 1, 1], s: f32, t: f32, z: u8):
+    c = conv(dequantize_linear(x, s, z), dequantize_linear(w, sw, axis=0), group=2)
+    y = quantize_linear({relu}(add(c, b)), t, z, dtype=u8)
+    return y"""
+
+
+@pytest.mark.parametrize("relu,joined", [("relu", "u8"), ("sigmoid", "f32")])
+def test_groups_of_a_convolution_are_joined_as_bytes(relu: str, joined: str) -> None:
+    data = {
+        "w": weights("i8", 64, 16, 3, 3), "sw": RNG.uniform(0.001, 0.003, 64).astype(np.float32),
+        "b": RNG.standard_normal((64, 1, 1)).astype(np.float32), "s": np.float32(0.05),
+        "t": np.float32(0.09 if relu == "relu" else 0.01), "z": np.uint8(3),
+    }  # fmt: skip
+    g = parse(GROUPS.format(relu=relu), {k: np.asarray(v) for k, v in data.items()})
+    assert near(g).count("conv") == 2
+    (whole,) = (n for n in g.nodes() if n.op.name == "concat")
+    assert whole.output.type.dtype.name == joined

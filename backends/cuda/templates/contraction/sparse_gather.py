@@ -8,17 +8,20 @@
             the team's sums are added up in shared memory
             y[row, pixels] = epilogue(sums)
 
-A pixel is a column of a matrix, or a place of an image with channels first. Rows are dealt out in the order of their
+A pixel is a column of a matrix, or a place of an image with channels first. Windows of stride 1 read pixels one by one,
+each within the image. Rows are dealt out in the order of their
 lengths, so that the teams of a block go through the columns together and find them in the cache. This is the row design
 of Sputnik (Gale et al., 2020) without its tiles. Where memory has the pixels of x apart, see `sparse`.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -29,7 +32,7 @@ from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.ir.bundles import PACK, Bundles
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Op, const, fma, load, maximum, minimum, op
+from dnnc.ir.expr import Expr, Op, const, fma, load, maximum, minimum, op, substitute
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel
 from dnnc.ir.types import Array
 from dnnc.passes.lower.form import Contraction
@@ -41,6 +44,7 @@ VECTOR = 4  # neighbouring pixels that a thread reads at once
 # Cycles, fitted to 3,200 kernels on an H200, whose times they tell to 14 %:
 PACK_READ, VECTOR_READ = 5.4, 0.58  # of an SM for a pack of a warp, and for 128 bytes of the pixels of its elements
 APART = 1.4  # times as long where pixels are read one by one
+GUARDED = 8.5  # and where they may lie beyond an edge of the image
 ROW_START = 19.4  # of an SM for a warp that begins with a row
 CHAIN = (428, 307)  # of a warp for a pack, for which it waits; with the next one asked for ahead
 MORE = 0.4  # of it, for another vector
@@ -61,6 +65,7 @@ class Work:
     terms: int
     packs: Array
     wide: int = VECTOR
+    taps: int = 1  # of a window, which read the same pixels; with guards
 
     @cached_property
     def total(self) -> int:
@@ -135,13 +140,13 @@ def product_of(problem: Problem) -> Product | None:
     e = c.a.value  # the element and nothing else: what is stored, or 0
     if not (isinstance(e, Op) and e.name == "select" and isinstance(e.args[1], Op) and e.args[1].name == "bits_f32"):
         return None
-    if not reads or any(x.buf.name == name for x in c.b.loads) or c.a.conds or c.b.conds:
+    if not reads or any(x.buf.name == name for x in c.b.loads) or c.a.conds or not c.is_guarded_apart:
         return None
     if (c.rows.size, c.red.size) != (encoding.pattern.rows, encoding.pattern.columns):
         return None
     if not in_order(c.rows, c.red, encoding, reads) or not c.b.in_order(c.cols, (c.batch, c.rows, c.red)):
         return None
-    wide = next(n for n in (4, 2, 1) if n == 1 or readable(c.b.value, c.cols, c.red, n))
+    wide = next(n for n in (4, 2, 1) if n == 1 or (not c.b.conds and readable(c.b.value, c.cols, c.red, n)))
     return Product(c, encoding, reads[0].buf, wide)
 
 
@@ -151,9 +156,9 @@ def is_gathered(e: Bundles) -> bool:
 
 
 def encoding_of(array: Array, axis: int) -> Bundles:
-    """The encoding of weights that the template takes."""
+    """The encoding of weights that the template takes: taps of a channel are neighbours: they read the same pixels."""
     rows = array.shape[axis]
-    return Bundles.of(array, axis, rows, array.size // rows)
+    return Bundles.of(array, axis, rows, array.size // rows, last=math.prod(array.shape[2:]) == 1)
 
 
 # --- choice -----------------------------------------------------------------------------------------------------------
@@ -171,7 +176,8 @@ def work_of(problem: Problem) -> Work:
     """The work of a product that the template takes."""
     p = product_of(problem)
     assert p is not None
-    return Work(p.c.cols.size, p.c.red.size, np.diff(p.encoding.starts), p.wide)
+    taps = math.prod(p.encoding.shape[2:])
+    return Work(p.c.cols.size, p.c.red.size, np.diff(p.encoding.starts), p.wide, taps)
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -194,17 +200,19 @@ def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
     tiles, rows = -(-w.pixels // s.pixels), len(w.packs)
     blocks, part = tiles * -(-rows // s.rows), s.lanes / 32
     together = resident(target, s.warps, s.registers, 0)
-    vectors = PACK * VECTOR * s.vectors * part * (APART if w.wide == 1 else 1.0)
+    apart = GUARDED if w.taps > 1 else APART if w.wide == 1 else 1.0
+    vectors = PACK * VECTOR * s.vectors * part * apart
     reads = tiles * w.total * (PACK_READ + VECTOR_READ * vectors) / target.sms
     starts = tiles * rows * s.slices * part * ROW_START / target.sms
     chains = -(-w.packs[:: s.rows] // s.slices)  # of the longest row of each block
     wait, edges = CHAIN[s.ahead] * (1 + MORE * (s.vectors - 1)), BLOCK + s.slices * SLICE
     waits = (tiles * int(chains.sum()) * wait + blocks * edges) / min(together * target.sms, blocks)
-    density = min(w.total * PACK / (rows * w.terms), 1.0)
-    columns = w.terms * 4 * s.pixels  # bytes
+    channels = w.terms // w.taps
+    density = min(w.total * PACK / (rows * channels), 1.0)
+    columns = channels * 4 * s.pixels  # bytes
     touched = blocks * columns * (1 - (1 - density) ** s.rows)
     missed = touched * (columns / (columns + CACHED)) ** 2 / (target.sms * MISSED)
-    moved = 4 * w.pixels * (rows + w.terms) + 8 * PACK * w.total
+    moved = 4 * w.pixels * (rows + channels) + 8 * PACK * w.total
     memory = moved / (MEMORY * target.bandwidth * 1e9 / CLOCK)
     longest = int(chains[0]) * wait + edges
     return float(START + sum(x**NORM for x in (reads + starts, waits, missed, memory, longest)) ** (1 / NORM))
@@ -248,6 +256,7 @@ class _Writer:
         slot, part = b.let("slot", minimum(place, self.c.rows.size - 1)), team % s.slices
         low, high = (b.let(n, self.number("starts", slot + k, e.packs + 1)) for k, n in enumerate(("low", "high")))
         begin = b.let("begin", low + part)
+        self.places = [self.place_of(v) for v in range(self.vectors)] if self.c.b.conds else []
         sums = b.alloc("sums", f32, self.vectors, self.p.wide)
         with b.loop("v", self.vectors, "unroll") as v:
             b.store(sums, (v, 0), const(0, f32), self.p.wide)
@@ -286,6 +295,10 @@ class _Writer:
         """Where a vector of this thread's pixels begins."""
         return self.first + (v * self.s.lanes + self.lane) * self.p.wide
 
+    def place_of(self, vector: int) -> dict[Expr, Expr]:
+        """The variables of a pixel, which its guards ask for."""
+        return self.c.cols.named(self.b, minimum(self.pixel(const(vector)), self.c.cols.size - 1))
+
     def ask(self, to: Buffer, pack: Expr) -> None:
         """Load a pack; behind the last one, that of zeros."""
         at = self.b.let("at", minimum(pack, self.e.packs))
@@ -297,13 +310,16 @@ class _Writer:
         """Add the products of a pack. `last`: elements behind the row's end are there, whose pixels are not read."""
         b, c, n = self.b, self.c, self.p.wide
         held = b.alloc("held", f32, PACK, self.vectors, n)
-        if last:
+        if last or c.b.conds:
             with b.loop("j", PACK, "unroll") as j, b.loop("v", self.vectors, "unroll") as v:
                 b.store(held, (j, v, 0), const(0, f32), n)
         for element in range(PACK):
             column = trusted(pack[1, element], self.e.depth + (1 if last else 0))
             column = b.let("column", minimum(column, c.red.size - 1) if last else column)
             with b.when(pack[1, element] < const(self.e.depth, pack.dtype)) if last else nullcontext():
+                if c.b.conds:
+                    self.guarded(held, element, column)
+                    continue
                 for vector in range(self.vectors):
                     start = minimum(self.pixel(const(vector)) // n, c.cols.size // n - 1)
 
@@ -314,6 +330,16 @@ class _Writer:
         with b.loop("j", PACK, "unroll") as j, b.loop("v", self.vectors, "unroll") as v:
             weight, x = op("bits_f32", pack[0, j], dtype=f32), held.at(j, v, 0, lanes=n)
             b.store(sums, (v, 0), fma(weight, x, sums.at(v, 0, lanes=n)), n)
+
+    def guarded(self, held: Buffer, element: int, column: Expr) -> None:
+        """Read a column of the pixels of this thread where these lie within the image."""
+        b, c = self.b, self.c
+        step = c.red.named(b, column)
+        for vector, place in enumerate(self.places):
+            at = {**step, **place}
+            inside = [substitute(e, at) for e in c.b.conds]
+            with b.when(reduce(operator.and_, inside)):
+                b.store(held, (element, vector, 0), substitute(c.b.value, at))
 
     def join(self, sums: Buffer, team: Expr, part: Expr) -> None:
         """Add up the sums of the teams of a row; the first of them has the result."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.frontends.onnx.call import Call, number
+from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ModelError, UnsupportedError, count
 from dnnc.ir.expr import const, unwrap
 from dnnc.ir.graph import Value
@@ -101,6 +102,8 @@ def _resized(c: Call, x: Value, plan: Sequence[_Axis], mode: str, rounding: str)
     how = c.text("mode", "nearest")
     if how not in MODES:
         raise UnsupportedError(f"attribute mode is {how!r}; known are {', '.join(MODES)}")
+    if MODES[how] != "nearest" and not x.type.dtype.is_float:  # bytes of a quantized model; floats are truncated
+        return c.b.cast(_resized(c, c.b.cast(x, to=f32), plan, mode, rounding), to=x.type.dtype)
     if c.flag("antialias") and how != "nearest":
         return _antialiased(c, x, plan, mode, MODES[how])
     shape, coords = list(x.type.shape), [IDENTITY] * x.type.rank
