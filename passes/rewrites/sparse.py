@@ -157,8 +157,9 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     dense = pixels / lanes * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
     if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
         dense = min(dense, winograd_cycles(n, lanes, tile, rates))
+    near = NEAR_STRIP if lanes < WIDE else 0  # wide vectors wait for more than their loads, as if for the L2 cache
     sparse = vectors * min(
-        loop_cycles(count, rows, terms, tiles, lanes, rates, 4 * lanes * terms * tiles <= NEAR_STRIP)
+        loop_cycles(count, rows, terms, tiles, lanes, rates, 4 * lanes * terms * tiles <= near)
         for tiles in range(1, min(TILES, vectors) + 1)
     )
     few = 1 if count * CODE <= FAR_CODE else min(TILES, vectors)
