@@ -97,22 +97,35 @@ def coded_words(data: Any) -> tuple[Plain, list[bytes]]:
     return ["words", words.size, values.size, 0 if different is None else different.size, form, heads], streams
 
 
-class Decoder:
-    """Reads pieces that were coded one behind the other. ValueError where a record does not fit the streams."""
+def stored_bytes(piece: Plain) -> int:
+    """What the streams of a piece take."""
+    if piece[0] == "patterns":
+        return sum(map(int, piece[1]))
+    return sum(int(h[1]) for h in (piece[1:2] if piece[0] in ("bytes", "text") else piece[-1]))
 
-    def __init__(self, data: memoryview) -> None:
-        self._data, self._at = data, 0
-        self._patterns: list[bytes] = []
+
+class Decoder:
+    """Reads pieces that were coded one behind the other. ValueError where a record does not fit the streams.
+
+    Args:
+        data: all streams.
+        at: where the first one begins.
+        patterns: what numbers in texts stand for.
+    """
+
+    def __init__(self, data: memoryview, at: int = 0, patterns: Sequence[bytes] = ()) -> None:
+        self._data, self._at = data, at
+        self.patterns = patterns
 
     def into(self, piece: Plain, out: Array) -> Array:
         """Write a piece to the begin of `out`, uint8[n] of zeros; what is left of it."""
         if piece[0] == "patterns":
-            self._patterns = [base64.b64encode(self._stream((0, n, n)).tobytes()) for n in map(int, piece[1])]
+            self.patterns = [base64.b64encode(self._stream((0, n, n)).tobytes()) for n in map(int, piece[1])]
             return out
         if piece[0] in ("bytes", "text"):
             part = self._stream(piece[1])
             if piece[0] == "text":
-                text = MARK.sub(lambda m: self._patterns[int(m[1])], part.tobytes())
+                text = MARK.sub(lambda m: self.patterns[int(m[1])], part.tobytes())
                 part = np.frombuffer(text, np.uint8)
             if part.size > out.size:
                 raise ValueError(f"a piece of {part.size} bytes, where {out.size} are expected")

@@ -14,11 +14,12 @@ import json
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from dnnc.artifact.coding import WORD, Decoder, Patterns, coded_bytes, coded_words
+from dnnc.artifact.coding import WORD, Decoder, Patterns, coded_bytes, coded_words, stored_bytes
 from dnnc.artifact.format import PAGE, REMEDY, Artifact, Section, open_artifact, write_artifact
 from dnnc.artifact.manifest import SavedModel
 from dnnc.backends.runtime.codec import decode
@@ -26,6 +27,7 @@ from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.errors import ArtifactError
 
 LEAST = 256  # bytes of a constant that is a piece by itself
+MOST_THREADS = 8  # that decode sections
 LARGE = 32 << 10  # bytes of a kernel's code that are left out
 ONE, MANIFEST, PATTERNS = "coded", "manifest", "patterns"
 TEXTS = ("model", "graphs", "operator")  # sections that name the patterns of sparse weights
@@ -109,13 +111,29 @@ def expanded(file: Artifact) -> Artifact:
             at += -(-size // PAGE) * PAGE
         memory = mmap.mmap(-1, max(at, PAGE))
         out = np.frombuffer(memory, np.uint8)
-        decoder = Decoder(file.section(ONE))
-        for name, size, pieces in rows:
+        data, begins = file.section(ONE), [0]
+        for _, _, pieces in rows:
+            begins.append(begins[-1] + sum(map(stored_bytes, pieces)))
+        patterns: Sequence[bytes] = ()
+
+        def fill(row: int) -> Decoder:
+            name, size, pieces = rows[row]
+            decoder = Decoder(data, begins[row], patterns)
             left = out[sections[name].offset : sections[name].offset + size]
-            for piece in pieces:
-                left = decoder.into(piece, left)
+            try:
+                for piece in pieces:
+                    left = decoder.into(piece, left)
+            except StopIteration:
+                raise ValueError(f"section {name!r} lacks a stream") from None
             if left.size:
                 raise ValueError(f"section {name!r} lacks {left.size} of its {size} bytes")
+            return decoder
+
+        first = [k for k, (name, _, _) in enumerate(rows) if name == PATTERNS]
+        for k in first:
+            patterns = fill(k).patterns
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:  # zlib and NumPy let others run
+            list(pool.map(fill, [k for k in range(len(rows)) if k not in first]))
         rest = sections.pop(MANIFEST)
         sections.pop(PATTERNS, None)
         manifest = json.loads(out[rest.offset : rest.offset + rest.size].tobytes())

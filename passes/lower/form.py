@@ -168,14 +168,14 @@ class Operand:
     def loads(self) -> list[Load]:
         return [x for x in walk(self.value) if isinstance(x, Load)]
 
-    def in_order(self, axis: Axis, others: Sequence[Axis]) -> bool:
-        """Do the first elements along an axis lie in memory one after the other?"""
-        return axis.size > 1 and self.dense_loads(axis, others) == len(self.loads)
+    def in_order(self, axis: Axis, others: Sequence[Axis], run: int = RUN) -> bool:
+        """Do the first `run` elements along an axis lie in memory one after the other?"""
+        return axis.size > 1 and self.dense_loads(axis, others, run) == len(self.loads)
 
-    def dense_loads(self, axis: Axis, others: Sequence[Axis]) -> int:
-        """How many loads have their first elements along an axis one after the other."""
+    def dense_loads(self, axis: Axis, others: Sequence[Axis], run: int = RUN) -> int:
+        """How many loads have their first `run` elements along an axis one after the other."""
         zero: dict[Expr, Expr] = {v: const(0) for other in others for v in other.vars}
-        last = min(axis.size, RUN) - 1
+        last = min(axis.size, run) - 1
         ends = [[substitute(x.buf.offset(x.idx), {**zero, **axis.at(k)}) for k in (0, last)] for x in self.loads]
         return sum(value(there - here) == last for here, there in ends) if last > 0 else 0
 

@@ -31,9 +31,12 @@ INSTRUCTION = 10  # bytes of code of a product
 FETCH = 17  # bytes of code that come from the L2 cache in a cycle
 CALL = 35  # cycles of a group beside its products: sums are cleared, stored and loaded again
 HIDDEN = 0.5  # of the products' time, in which code comes from memory
+WIDE = 16  # lanes of vectors of 512 bits
 STREAMED = 1.0  # cycles to read or write a vector of an image that no L2 cache holds
+NARROW_STREAMED = 4.0  # the same of shorter vectors: few neighbours in memory, which no hardware prefetches
 LINE = 64  # bytes that one instruction prefetches
 PREFETCHES = 4  # vectors of a strip during which the code of the next group is prefetched
+NEAR_STRIP = 28 << 10  # bytes of a strip that stay in the first-level cache
 NEAR_CODE = 24 << 10  # bytes that stay in the instruction cache
 FAR_CODE = 1 << 20  # bytes that do not stay in the L2 cache
 MOVE, FAR_MOVE = 3.0, 5.0  # cycles to turn a vector, and to write and read it, in the first-level cache and beyond
@@ -41,6 +44,7 @@ MOST_CODE = 40 << 20  # bytes of a program: a little more than what last-level c
 FEW_PIXELS = 4  # whose products are sums over gathered elements
 ELEMENT = 8  # bytes of a nonzero in a loop
 GATHERED = 2.0  # cycles to gather one element, on a core that loads one vector a cycle
+NARROW_GATHERED = 1.7  # the same for vectors of less than 512 bits
 CACHED = 4  # times memory's rate, at which weights come from the last-level cache
 NEAR = 0.85  # of the L2 cache's rate
 
@@ -142,7 +146,8 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     if pixels <= FEW_PIXELS:  # both wait for memory
         held = min(MOST_CODE / (4 * array.size), 1)  # the share that the last-level cache keeps
         rate = rates.memory / (held / CACHED + 1 - held)
-        sparse = count * max(ELEMENT / rate, pixels * GATHERED / rates.loads) + rows * ROW
+        gathered = GATHERED / rates.loads if lanes >= WIDE else NARROW_GATHERED
+        sparse = count * max(ELEMENT / rate, pixels * gathered) + rows * ROW
         gain = max(4 / rate, pixels / (lanes * rates.fma)) * array.size / sparse
         if gain < GAIN:
             return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
@@ -152,12 +157,15 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     dense = pixels / lanes * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
     if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
         dense = min(dense, winograd_cycles(n, lanes, tile, rates))
-    sparse = vectors * loop_cycles(count, rows, terms, min(TILES, vectors), lanes, rates)
+    sparse = vectors * min(
+        loop_cycles(count, rows, terms, tiles, lanes, rates, 4 * lanes * terms * tiles <= NEAR_STRIP)
+        for tiles in range(1, min(TILES, vectors) + 1)
+    )
     few = 1 if count * CODE <= FAR_CODE else min(TILES, vectors)
     code = code_cycles(count, rows, terms, (-(-vectors // few), few), rates)
     moved = vectors * (rows + terms)
     if 4 * lanes * moved > 2 * FAR_CODE:
-        code += moved * STREAMED
+        code, sparse = (c + moved * (STREAMED if lanes >= WIDE else NARROW_STREAMED) for c in (code, sparse))
     window = sparse_windows.window_of(n)
     if window is not None:
         code = sparse_windows.code_cycles(window, count, rows, lanes, rates)

@@ -171,7 +171,7 @@ def product_of(problem: Problem, lanes: int) -> Product | None:
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     p = product_of(problem, target.lanes)
-    if p is None or not _fits(p):
+    if p is None or not _fits(p, target.lanes):
         return []
     if _gathers(p):
         return [(("vectors", 1), ("shares", min(target.threads, p.rows.size)))]
@@ -224,15 +224,15 @@ def _gathers(p: Product) -> bool:
     return p.encoding.group == 1 and p.pixels.size <= FEW_PIXELS
 
 
-def _fits(p: Product) -> bool:
+def _fits(p: Product, lanes: int) -> bool:
     """Can vectors be read and written along pixels, squares be transposed, or elements gathered?"""
     if _gathers(p):
         return len(p.form.red.loops) == 1 and not p.other.conds
     if not p.pixels.loops:
         return False
     if p.grid is not None:
-        return p.taps.size == 1 and not p.other.conds and (p.reads is not None or _runs_along_terms(p))
-    return (_runs_along_pixels(p) or _runs_along_terms(p)) and (p.transposed or len(p.pixels.loops) == 1)
+        return p.taps.size == 1 and not p.other.conds and (p.reads is not None or _runs_along_terms(p, lanes))
+    return (_runs_along_pixels(p) or _runs_along_terms(p, lanes)) and (p.transposed or len(p.pixels.loops) == 1)
 
 
 def _runs_along_pixels(p: Product) -> bool:
@@ -240,9 +240,9 @@ def _runs_along_pixels(p: Product) -> bool:
     return one and not p.transposed and p.other.in_order(p.pixels, [p.form.red, p.rows])
 
 
-def _runs_along_terms(p: Product) -> bool:
+def _runs_along_terms(p: Product, lanes: int) -> bool:
     first = Axis(p.form.red.loops[:1])
-    return p.other.in_order(first, [p.pixels, p.rows, p.taps])
+    return p.other.in_order(first, [p.pixels, p.rows, p.taps], lanes)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _runs_along_terms(p: Product) -> bool:
 
 def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     p = product_of(problem, target.lanes)
-    if p is None or not _fits(p):
+    if p is None or not _fits(p, target.lanes):
         raise ScheduleError("the weights are not sparse, or memory has another order")
     if _gathers(p):
         return p.form.kernel.with_body(_gathered(p, int(knobs["shares"]), target.lanes))

@@ -79,7 +79,7 @@ def _convolution(problem: Problem, lanes: int) -> tuple[Product, Window] | None:
         return None
     if p.taps.extents != tuple(k for k in w.kernel if k > 1) or p.pixels.extents[-2:] != w.results:
         return None
-    return (p, w) if p.other.in_order(Axis(p.form.red.loops[:1]), [p.pixels, p.rows, p.taps]) else None
+    return (p, w) if p.other.in_order(Axis(p.form.red.loops[:1]), [p.pixels, p.rows, p.taps], lanes) else None
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:

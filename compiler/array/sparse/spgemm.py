@@ -34,6 +34,8 @@ from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, call
 
 SERIAL_BELOW = 1 << 14  # products that other threads do not speed up
 AT_ONCE = 1 << 28  # elements that there is memory for at once; what is not written takes none
+SAMPLE = 256  # elements at each of some places that tell how columns follow each other
+RARE = 1 / 256  # of the columns: products of a row that hardly ever meet
 LARGEST = 1 << 40  # of a size
 NATIVE = ("float32", "float64", "int32", "int64")
 
@@ -76,7 +78,7 @@ def _native(a: Host, s: Structure, b: Host, t: Structure, shape: tuple[int, int]
         edges = np.concatenate([[row], np.searchsorted(ahead[row:end], goals) + row, [end]]).astype(np.int64)
         begins = ahead[edges] - ahead[row]
         columns, values = (np.empty(max(begins[-1], 1), x.dtype) for x in (s.columns, a))
-        fill = _function(fill_kernel, index, value, shares)
+        fill = _function(fill_kernel, index, value, shares, _is_foreseen(t, int(ahead[-1]) // shape[0], shape[1]))
         if fill is None:
             return None
         mark = np.full((shares, shape[1]), -1, s.columns.dtype)
@@ -89,6 +91,17 @@ def _native(a: Host, s: Structure, b: Host, t: Structure, shape: tuple[int, int]
     parts = list(zip(*made))
     columns, values = (p[0] if len(p) == 1 else np.concatenate(p) for p in parts)
     return values, Structure(shape, np.concatenate([[0], np.cumsum(counts)]), columns)
+
+
+def _is_foreseen(t: Structure, terms: int, columns: int) -> bool:
+    """Can a CPU foresee which of the `terms` products of a row are the first ones of their elements? In bands, whose
+    columns run on, and where nearly all are.
+    """
+    if terms <= columns * RARE:
+        return True
+    places = np.linspace(0, max(t.stored - SAMPLE, 0), 16).astype(np.int64)
+    steps = [np.diff(t.columns[k : k + SAMPLE]) for k in places]
+    return bool(np.mean(np.concatenate(steps) == 1) > 0.5) if t.stored > 1 else True
 
 
 def _moved(x: Host, begins: Host, counts: Host) -> Host:
@@ -151,10 +164,11 @@ def bound_kernel(index: DType) -> Kernel:
     return o.kernel("count_products", (most,), b)
 
 
-def fill_kernel(index: DType, value: DType, shares: int) -> Kernel:
+def fill_kernel(index: DType, value: DType, shares: int, branches: bool) -> Kernel:
     """Columns and values of rows edges[s] to edges[s + 1] from begins[s] on, and counts[i], the elements of a row.
 
-    mark[s, j] = where the last element of a share with column j stands.
+    mark[s, j] = where the last element of a share with column j stands. `branches`: is it foreseen which products are
+    the first ones of their elements? Others then store one number, not four.
     """
     o, b, size = _Operands(index), Builder(), dim("C", 1, LARGEST)
     m, _, n, y, z = o.sizes.values()
@@ -173,14 +187,33 @@ def fill_kernel(index: DType, value: DType, shares: int) -> Kernel:
             with o.terms(b, i) as (p, (lo, hi)), b.loop("q", hi, lo=lo) as q:
                 column = b.let("column", call("trusted", cast_expr(o.b_columns[q], i64), 0, n))
                 last = b.let("last", cast_expr(mark[s, column], i64))
-                new = b.let("new", last < first[0])
-                place = b.let("place", call("trusted", select(new, at[0], last), 0, size))
-                before = select(new, const(0, value), values[place])
-                x, z_ = left[p], right[q]
-                b.store(values, (place,), fma(x, z_, before) if value.is_float else before + x * z_)
-                b.store(columns, (place,), cast_expr(column, index))
-                b.store(mark, (s, column), cast_expr(place, index))
-                b.store(at, (0,), at[0] + select(new, const(1), const(0)))
+                new, product = b.let("new", last < first[0]), (left[p], right[q])
+
+                def add(before: Expr, place: Expr, product: tuple[Expr, Expr] = product) -> None:
+                    x, y = product
+                    b.store(values, (place,), fma(x, y, before) if value.is_float else before + x * y)
+
+                def begin(place: Expr, column: Expr = column) -> None:
+                    b.store(columns, (place,), cast_expr(column, index))
+                    b.store(mark, (s, column), cast_expr(place, index))
+
+                def first_one() -> None:
+                    place = b.let("place", call("trusted", at[0], 0, size))
+                    add(const(0, value), place)
+                    begin(place)
+                    b.store(at, (0,), at[0] + 1)
+
+                def further_one(last: Expr = last) -> None:
+                    place = b.let("place", call("trusted", last, 0, size))
+                    add(values[place], place)
+
+                if branches:
+                    b.branch(new, first_one, further_one)
+                else:
+                    place = b.let("place", call("trusted", select(new, at[0], last), 0, size))
+                    add(select(new, const(0, value), values[place]), place)
+                    begin(place)
+                    b.store(at, (0,), at[0] + select(new, const(1), const(0)))
             b.store(counts, (i,), at[0] - first[0])
     buffers = edges, begins, mark, left, right, columns, values, counts
     return o.kernel("sparse_product", buffers, b, size)

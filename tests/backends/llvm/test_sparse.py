@@ -123,7 +123,7 @@ def compiled(g: Graph, target: Any = TARGET) -> Any:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("always", "cpu"),
-    [("code", "skylake-avx512"), ("loop", "skylake-avx512"), ("loop", "haswell")],  # which has no code
+    [("code", "skylake-avx512"), ("loop", "skylake-avx512"), ("loop", "haswell"), ("loop", "x86-64")],
     indirect=["always"],
 )
 def test_the_kernel_means_the_product(case: str, always: None, cpu: str) -> None:

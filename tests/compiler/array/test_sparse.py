@@ -188,7 +188,8 @@ def test_products_in_parts_and_by_several_threads(monkeypatch: pytest.MonkeyPatc
     close(sparse.csr_array(d) @ sparse.csr_array(d), d @ d)
 
 
-def test_kernels_of_sparse_products_in_the_interpreter() -> None:
+@pytest.mark.parametrize("branches", [False, True])
+def test_kernels_of_sparse_products_in_the_interpreter(branches: bool) -> None:
     """Verified, and without races between shares."""
     a, b = random(9, 8, 0.4), random(8, 7, 0.4)
     s, t = (x.astype(np.int32) for x in (a.indptr, b.indptr))
@@ -198,14 +199,16 @@ def test_kernels_of_sparse_products_in_the_interpreter() -> None:
     kernel = verify_kernel(spgemm.bound_kernel(i32))
     run_kernel(kernel, {**sizes, **structure, "most": most})
     assert (most <= 7).all() and (most >= np.diff((a @ b).indptr)).all()
-    kernel = verify_kernel(spgemm.fill_kernel(i32, f32, 2))
+    kernel = verify_kernel(spgemm.fill_kernel(i32, f32, 2, branches))
     assert show_kernel(parse_kernel(show_kernel(kernel))) == show_kernel(kernel)
     begins = np.array([0, most[:4].sum(), most.sum()])
     out = {"c_columns": np.zeros(most.sum(), np.int32), "c": np.zeros(most.sum(), np.float32), "counts": most.copy()}
     mark = np.full((2, 7), -1, np.int32)
     values = {"a": a.data, "b": b.data, "edges": np.array([0, 4, 9]), "begins": begins, "mark": mark}
     run_kernel(kernel, {**sizes, "C": len(out["c"]), **structure, **values, **out})
+    want = (a @ b).toarray()
     assert out["counts"].tolist() == np.diff((a @ b).indptr).tolist()
+    assert np.allclose(out["c"][: out["counts"][0]], want[0, out["c_columns"][: out["counts"][0]]])
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (4, 5), (20, 30)])
