@@ -17,7 +17,8 @@ from dnnc.quantization.sixteen import owner
 
 Array = np.ndarray[Any, Any]
 SUFFIXES = ("_QuantizeLinear", "_DequantizeLinear")  # of the names of nodes that quantization adds behind values
-PROFILES = 5  # calls, of which the shortest time of each kernel counts: other processes take turns
+PROFILES = 5  # of which the shortest time of each kernel counts: other processes take turns
+LEAST, SHORTER = 10, 3  # calls of a profile; how many times fewer they are in those behind the first, of a second
 
 
 class Difference:
@@ -83,7 +84,9 @@ def timed(executable: Any, feed: Feed, layers: Iterable[Layer], placement: Place
     """Profile calls. A kernel of several layers counts for each in equal parts; one that only quantizes a value, for
     the layers that read it.
     """
-    profiles = [executable.profile(feed).calls for _ in range(PROFILES)]
+    first = executable.profile(feed)
+    shorter = max(LEAST, first.repeats // SHORTER)
+    profiles = [first.calls, *(executable.profile(feed, repeats=shorter).calls for _ in range(PROFILES - 1))]
     known = {x.node for x in layers}
     out, total = dict.fromkeys(known, 0.0), 0.0
     for call, *again in zip(*profiles):

@@ -19,7 +19,7 @@ from dnnc.passes.rewrites.winograd import cycles as winograd_cycles
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 GAIN = 1.3  # over the dense kernel that is asked for: estimates of both are rough
-WINDOW_GAIN = 1.15  # the same of code for windows, whose estimates were within a sixth of what was measured
+WINDOW_GAIN = 1.15  # the same of code for windows, whose estimates were mostly within a fifth of what was measured
 MOST_DENSITY = 0.6  # of weights that are worth a look, and a line of the report
 DENSE = 1.1  # of the multiply-adds' time that a dense kernel takes
 TILES = 7  # vectors of pixels of a strip

@@ -45,7 +45,7 @@ def tables(graph: Graph) -> bool:
     found: dict[Value, Chain] = {}
     results = set(graph.outputs)
     for n in graph.nodes():
-        if n.op.name == "quantize_linear" and n.attrs["dtype"] is u8 and _is_number(graph, n.inputs[1]):
+        if len(n.outputs) == 1 and n.output.type.dtype is u8:
             chain = _chain(graph, n, found, results)
             if chain is not None:
                 found[n.output] = chain

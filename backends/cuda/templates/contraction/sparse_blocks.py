@@ -38,7 +38,8 @@ ORDER = ("stages",)
 KNOBS = ("bm", "down", "across", "stages")
 VECTOR = 8  # elements of 16 bits of a copy
 SIZES = (64, 32)  # of a block
-TILES = ((64, 2, 1), (64, 4, 1), (128, 4, 1), (64, 2, 2), (128, 2, 2), (128, 4, 2), (256, 4, 2))
+# Rows of a tile, and its warps down and across. A warp has 16 or 32 rows of each block that its neighbours share.
+TILES = tuple((bm, d, a) for a in (1, 2) for bm in (64, 128, 256) for d in (2, 4) if bm // (d * a) in (16, 32))
 STAGES = (3, 4)
 # Cycles, fitted to 504 kernels on an H200, whose times they tell to 8 %:
 RATE = 1114  # products of tensor cores of a multiprocessor
