@@ -130,7 +130,7 @@ def recode(em: FuncEmitter, e: Op) -> str:
 
 
 def _permuted_bytes(em: FuncEmitter, table: Array, i: str, lanes: int) -> str:
-    """Lanes of 32 bits, whose low bytes are the indices and the results; the other bytes are not looked at."""
+    """Lanes of 32 bits, whose low bytes are the indices and the results; the other bytes are ignored."""
     ty, words = vector(i32, WIDE), vector(i32, lanes)
 
     def do(text: str, *operands: str) -> str:

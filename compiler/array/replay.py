@@ -92,10 +92,10 @@ class Recording:
         self.steps: list[Any] = []
         self.devices: dict[int, str | None] = {}
         for c in calls:
-            inputs = [x for x in c.inputs if x is not None]
             self.steps.append((type(c), c.op, c.attrs, c.types, c.key, _picked([number(x) for x in c.inputs])))
-            own = [x for x in inputs if x not in given and x.call is not None]
-            self.devices.update({number(x): x.device for x in own if x.call is not None and x.device != x.call.device})
+        for x in (*results, *(i for c in calls for i in c.inputs if i is not None and i not in given)):
+            if x.call is not None and x.device != x.call.device:
+                self.devices[number(x)] = x.device
         self.results, self.single = [number(x) for x in results], single
 
     @classmethod
@@ -122,8 +122,9 @@ class Recording:
                 values.append(Lazy(types[0], call))
             else:
                 values += [Lazy(t, call, k) for k, t in enumerate(types)]
-        for k, device in self.devices.items():
-            values[k].device = device  # type: ignore[union-attr]
+            if self.devices:  # ahead of the calls that read them
+                for k, x in enumerate(values[-len(types) :], len(values) - len(types)):
+                    x.device = self.devices.get(k, x.device)  # type: ignore[union-attr]
         if self.single:
             return fresh(values[self.results[0]])  # type: ignore[arg-type]
         return tuple([fresh(values[k]) for k in self.results])  # type: ignore[arg-type]

@@ -295,7 +295,8 @@ def decode(c: Call) -> str:
 
 def recode(c: Call) -> str:
     """Bytes by a table."""
-    return c.w.op("Gather", c.w.constant(c.attrs["table"], u8), c.w.op("Cast", c.x(), to=ELEMENTS["i64"]))  # type: ignore[no-any-return]
+    at = c.w.op("Cast", c.x(), to=ELEMENTS["i64"])
+    return c.w.op("Gather", c.w.constant(c.attrs["table"], u8), at)  # type: ignore[no-any-return]
 
 
 def _of_blocks(c: Call, p: str, k: int) -> str:

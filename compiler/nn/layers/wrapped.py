@@ -173,7 +173,8 @@ WINDOW = "kernel_size stride padding dilation return_indices ceil_mode"
 
 class _MaxUnpool(Wrapped, arrays=2, order="kernel_size stride padding"):
     def forward(self, input: Any, indices: Any, output_size: Any = None) -> Array:
-        return type(self).function(input, indices, self.kernel_size, self.stride, self.padding, output_size)  # type: ignore[no-any-return]
+        given = (self.kernel_size, self.stride, self.padding, output_size)
+        return type(self).function(input, indices, *given)  # type: ignore[no-any-return]
 
 
 # fmt: off

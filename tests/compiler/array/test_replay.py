@@ -11,9 +11,10 @@ import pytest
 import dnnc
 import dnnc.array as xp
 import dnnc.nn.functional as F
-from dnnc.array.core import Array, scalar
-from dnnc.array.lazy import DEEPEST
+from dnnc.array.core import Array, apply_full, fresh, scalar
+from dnnc.array.lazy import DEEPEST, apply
 from dnnc.array.replay import replayed
+from dnnc.ir.dtype import f32
 from dnnc.nn.functional.operands import detached
 
 
@@ -115,6 +116,19 @@ def test_a_view_of_an_operand_is_no_number() -> None:
     kept, _ = counted(lambda x: xp.reshape(x, ()) + 1.0)
     for v in (1.0, 2.0):
         assert float(kept(scalar(v, np.dtype(np.float32)))) == v + 1
+
+
+def test_what_is_made_of_numbers_lives_where_the_operands_do() -> None:
+    def fn(x: Array) -> tuple[Array, Array]:
+        two = apply_full(x._parts[0], 2.0, x.shape)
+        return fresh(apply("neg", two)), fresh(two)
+
+    kept, runs = counted(fn)
+    for _ in range(2):
+        p = apply("full", shape=(3,), value=1.0, dtype=f32)
+        p.device = "cuda:0"
+        assert [a.device for a in kept(fresh(p))] == ["cuda:0"] * 2
+    assert len(runs) == 1
 
 
 def test_an_operand_that_is_written_to_is_no_result() -> None:
