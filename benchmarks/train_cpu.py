@@ -3,6 +3,7 @@
     python benchmarks/train_cpu.py                                          # all networks, 2 threads
     python benchmarks/train_cpu.py --only resnet,mlp --seconds 10
     python benchmarks/train_cpu.py --check-only --quick                     # right or wrong, with small batches
+    python benchmarks/train_cpu.py --neighbours --engines eager             # families beside those
     python benchmarks/train_cpu.py --only bert_small --checkpoint           # blocks' activations are computed again
     python benchmarks/train_cpu.py --only mlp --profile                     # and where the time goes
     python benchmarks/train_cpu.py --jax-python /opt/jax/bin/python         # JAX of another environment
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from train_neighbours import NEIGHBOURS
 from train_nets import TASKS, Task, loss
 
 Array = np.ndarray[Any, Any]
@@ -40,6 +42,7 @@ Step = Callable[[], float]
 
 ENGINES = ("dnnc", "eager", "inductor", "jax")
 EXACT = "float64"  # PyTorch eager, as reference
+NETS = {**TASKS, **NEIGHBOURS}
 STEPS = 3  # whose losses are compared
 CLOSE, LATER = 1e-5, 1e-3  # errors of the first loss, and of those behind updates: a rounding error that brings an
 # activation to the other side of a kink makes a gradient 1e-3 off
@@ -58,7 +61,7 @@ def main() -> None:
     from rich.console import Console
 
     rows, console = [], Console(width=180)
-    for name in TASKS:
+    for name in NEIGHBOURS if a.neighbours else TASKS:
         if any(part in name for part in a.only.split(",")):
             rows.append(measure(name, a, console))
             if not a.check_only:
@@ -72,6 +75,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", default="", help="parts of names, with commas between")
+    p.add_argument("--neighbours", action="store_true", help="other families, which no kernel was tuned for")
     p.add_argument("--engines", default=",".join(ENGINES), help="beside dnnc; one that is not installed is left out")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--seconds", type=float, default=6, help="of steps of each engine, in all repeats")
@@ -96,7 +100,7 @@ def serve(a: argparse.Namespace) -> None:
     line says, or facts for "facts".
     """
     replies, sys.stdout = sys.stdout, sys.stderr  # libraries print
-    task = TASKS[a.task]
+    task = NETS[a.task]
     x, labels = (task.quick if a.quick else task.batch)(np.random.default_rng(0))
     setup = {"dnnc": dnnc_step, "jax": jax_step}.get(a.engine, torch_step)
     prepare = setup(a)
@@ -370,7 +374,7 @@ def first_weights(name: str, path: str) -> None:
     from torch import nn
 
     torch.manual_seed(0)
-    net = TASKS[name].make(nn, nn.functional, lambda block: block)
+    net = NETS[name].make(nn, nn.functional, lambda block: block)
     for m in net.modules():
         if isinstance(m, nn.Embedding):
             nn.init.normal_(m.weight, std=0.02)
