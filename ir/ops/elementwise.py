@@ -318,9 +318,7 @@ def _clip(x: Expr, *, low: float | None, high: float | None, keeps_nan: bool) ->
     return x if high is None else most(const(high if x.dtype.is_float else int(high), x.dtype), x)
 
 
-def _clip_numpy(
-    x: Array, *, low: float | None = None, high: float | None = None, keeps_nan: bool = True
-) -> Array:
+def _clip_numpy(x: Array, *, low: float | None = None, high: float | None = None, keeps_nan: bool = True) -> Array:
     x = x if keeps_nan else np.where(np.isnan(x), np.asarray(low, x.dtype), x)
     bound = int if x.dtype.kind in "iu" else float
     x = x if low is None else np.maximum(x, np.asarray(bound(low)).astype(x.dtype))
