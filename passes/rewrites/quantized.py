@@ -33,7 +33,15 @@ from dnnc.ir.types import product as size_of
 from dnnc.passes.base import PassContext, graphs
 from dnnc.passes.rewrite import Match, Rule, producer, rewrite
 from dnnc.passes.rewrites import float8_products
-from dnnc.passes.rewrites.integer_products import Quantized, Weights, has_form, known, product, product_of_two
+from dnnc.passes.rewrites.integer_products import (
+    Quantized,
+    Weights,
+    has_form,
+    in_32_bits,
+    known,
+    product,
+    product_of_two,
+)
 from dnnc.passes.rewrites.tables import tables
 
 Array = np.ndarray[Any, Any]
@@ -247,6 +255,8 @@ def convolve_bytes(m: Match) -> Value:
     w, scales = _weights(m, m.node(m.operand(n, 1), "dequantize_linear"), 0, True)
     bias = n.inputs[2] if len(n.inputs) > 2 else None
     exact = _exact_bias(m, bias, m.node(m.operand(n, 0), "dequantize_linear"), scales)
+    if exact is not None and not in_32_bits(w, exact):
+        exact = None
     column = (-1, *(1,) * (n.output.type.rank - 2))
     y = _scaled_product(m, w, scales.reshape(column) if scales.size > 1 else scales.reshape(()), n.attrs, exact)
     if bias is None or exact is not None:

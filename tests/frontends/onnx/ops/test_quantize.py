@@ -40,6 +40,7 @@ F, U8 = np.float32, np.uint8
         ("QuantizeLinear", [F("nan"), U8(3)], ModelError, "the scale is nan"),
         ("QuantizeLinear", [np.array([1, np.inf, 2], F), U8([1, 2, 3])], ModelError, "1 of 3 scales are inf"),
         ("QuantizeLinear", [np.ones(4, F), np.zeros(4, U8)], ShapeError, "must be one number or"),
+        ("QuantizeLinear", [F(1), F(3)], ModelError, "the result would be f32"),
         ("DequantizeLinear", [F("nan"), U8(3)], ModelError, "the scale is nan"),
         ("DequantizeLinear", [F(1), np.int8(3)], ShapeError, "zero point must be u8; got i8"),
         ("DequantizeLinear", [np.ones(3, F), U8([1, 2])], ShapeError, "must have the shape of the scale"),
