@@ -44,6 +44,7 @@ from dnnc.passes.rewrites.split_scans import split_scans
 from dnnc.passes.rewrites.split_transposes import split_transposes
 from dnnc.passes.rewrites.state_layouts import assign_state_layouts, relabel_given
 from dnnc.passes.rewrites.stored_weights import stored_weights
+from dnnc.passes.rewrites.sums_of_products import sums_of_products
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
 
@@ -186,6 +187,11 @@ SIBLINGS = Pass(
     nested(siblings),
     "merge products of the same input; after attention, which gives queries, keys and values one form",
 )
+SUMS = Pass(
+    "sums-of-products",
+    nested(sums_of_products),
+    "join products that are added up, as gradients of shared weights are; after siblings, before layouts",
+)
 BATCH_NORM_AGAIN = Pass(
     "fold-batch-norm-again",
     nested(fold_batch_norm),
@@ -297,7 +303,7 @@ PLACE_CONCATS = Pass(
 PASSES = (
     FORGET, QUANTIZED, STORED, FOLD, INTEGERS, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, ATTENTION_PARTS, FOLD_AGAIN,
     CANONICALIZE, CSE, MARKS,
-    CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
+    CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, SUMS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,
     SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, IN_ROWS, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS,
     PLACE_CONCATS,

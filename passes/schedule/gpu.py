@@ -21,10 +21,12 @@ from dnnc.ir.loops.stmt import (
     accesses,
     exprs,
     loop_var,
+    stored,
     substitute_block,
     walk_stmts,
 )
 from dnnc.passes.schedule.buffers import swap_buffers
+from dnnc.passes.schedule.hoist_invariants import numbers_and_results
 from dnnc.passes.schedule.parallel_legality import obstacle
 from dnnc.passes.schedule.state import edit, make_loop
 from dnnc.passes.schedule.wide import Run, compute_chunk, load_chunks, loads_ahead, new_tiles, run_of
@@ -169,22 +171,23 @@ def share_rows(b: Block) -> Block:
 
 
 def sink(b: Block, *names: str) -> Block:
-    """`for i: for j: {s; y[i, j] = e}` -> `for i: {s; for j: y[i, j] = e}` where only the last store reads j."""
+    """`for i: for j: {s; y[i, j] = e}` -> `for i: {s; for j: y[i, j] = e}` where only the last stores read j."""
     nest: list[For] = []
     body = b
     while len(body) == 1 and isinstance(body[0], For):
         nest.append(body[0])
         body = body[0].body
-    *before, last = body
+    before, last = numbers_and_results(body)
     by = {s.var.name: s for s in nest}
-    if not set(names) <= by.keys() or not isinstance(last, Store):
+    if not set(names) <= by.keys() or not isinstance(last[-1], Store):
         raise ScheduleError(f"{', '.join(names)} are not loops of a perfect nest that ends in a store")
-    if any(x.buf is last.buf for x in accesses(tuple(before))):
-        raise ScheduleError(f"{last.buf.name} is read before it is written")
+    read = {x.buf for x in accesses(before)} & stored(last)
+    if read:
+        raise ScheduleError(f"{', '.join(sorted(b.name for b in read))} is read before it is written")
     inner = [s for s in nest if s.var.name in names]
-    if any(s.var in _free(tuple(before)) for s in inner):
+    if any(s.var in _free(before) for s in inner):
         raise ScheduleError(f"what comes before the store depends on {', '.join(names)}")
-    out: Block = (last,)
+    out = last
     for s in reversed(inner):
         out = (For(s.var, s.lo, s.hi, s.kind, out),)
     out = (*before, *out)

@@ -21,6 +21,7 @@ from dnnc.ir.loops.stmt import (
     Let,
     Stmt,
     Store,
+    accesses,
     exprs,
     let_var,
     map_stmt,
@@ -67,24 +68,34 @@ def sink(b: Block, name: str) -> Block:
     """`for c in range(n): {s: f32[1] @ register; s[0] = ..; y[c] = f(s[0])}`  ->  `s: f32[1] @ register; s[0] = ..; for
     c in range(n): y[c] = f(s[0])`
 
-    Legal where all but the last statement is invariant, and writes nothing but what is declared among it.
+    Several results may be stored last. Legal where all ahead of them is invariant, and writes nothing but what is
+    declared among it.
     """
 
     def go(s: For) -> Block:
-        *before, last = s.body
+        before, last = numbers_and_results(s.body)
         own = {x.buf for x in before if isinstance(x, Alloc)}
         for x in walk_stmts(tuple(before)):
             if any(s.var in free(e) for e in exprs(x)):
-                raise ScheduleError(f"{name} cannot be sunk: not only the last statement in it depends on it")
+                raise ScheduleError(f"{name} cannot be sunk: not only its last statements depend on it")
             if not isinstance(x, (Alloc, Store, For, If, Let)) or (isinstance(x, Store) and x.buf not in own):
                 raise ScheduleError(
-                    f"{name} cannot be sunk: a statement before the last one does more than compute a number"
+                    f"{name} cannot be sunk: a statement ahead of the last ones does more than compute a number"
                 )
-        if stored((last,)) & own:
-            raise ScheduleError(f"{name} cannot be sunk: its last statement changes what those before it compute")
-        return (*before, For(s.var, s.lo, s.hi, s.kind, (last,)))
+        if stored(last) & {*own, *(x.buf for x in accesses(before))}:
+            raise ScheduleError(f"{name} cannot be sunk: its last statements change what those before them compute")
+        return (*before, For(s.var, s.lo, s.hi, s.kind, last))
 
     return edit(b, name, go)
+
+
+def numbers_and_results(b: Block) -> tuple[Block, Block]:
+    """The statements of a body, and the last: one, or where it is a store, all next to it of what is not declared."""
+    declared = {x.buf for x in b if isinstance(x, Alloc)}
+    at = len(b) - 1
+    while 0 < at and all(isinstance(x, Store) and x.buf not in declared for x in b[at - 1 :]):
+        at -= 1
+    return b[:at], b[at:]
 
 
 def _hoisted(b: Block, keep: Keep) -> Block:

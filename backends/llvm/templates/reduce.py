@@ -19,7 +19,7 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, Op, Ref, const, free, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, For, If, Kernel, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.cascade import LONGEST, cascade
-from dnnc.passes.schedule.hoist_invariants import hoist_numbers, keep_numbers, sink
+from dnnc.passes.schedule.hoist_invariants import hoist_numbers, keep_numbers, numbers_and_results, sink
 from dnnc.passes.schedule.loops import annotate, hoist_guards, is_reduction, narrow, peel, reorder, single, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
@@ -165,7 +165,8 @@ def _sums_once(s: Schedule, problem: Problem) -> None:
     body = s.loop(names[-1]).body if names else ()
     if len(body) < 3 or not isinstance(body[-1], Store):
         return
-    needed = frozenset().union(*(free(e) for x in walk_stmts(body[:-1]) for e in exprs(x)))
+    numbers, _ = numbers_and_results(body)
+    needed = frozenset().union(*(free(e) for x in walk_stmts(numbers) for e in exprs(x)))
     again = [n for n in names if s.loop(n).var not in needed]
     mark = s.mark()
     try:

@@ -144,19 +144,34 @@ def k(x: f32[5, 32], y: f32[5, 32]):
     assert np.array_equal(found, want)
 
 
+def test_several_results_are_sunk_together() -> None:
+    text = SUMS.replace("y: f32[5, 32])", "y: f32[5, 32], z: f32[5, 32])") + "            z[c, i] = x[c, i] - s[0]\n"
+    kernel = parse_kernel(text)
+    done = verify_kernel(Schedule(kernel).apply(sink, "c").done())
+    assert show_kernel(done).endswith(
+        """\
+        for c in range(5):
+            y[c, i] = x[c, i] / s[0]
+            z[c, i] = x[c, i] - s[0]
+"""
+    )
+    x = np.random.default_rng(0).random((5, 32)).astype(np.float32)
+    found, want = ({"x": x, "y": np.zeros_like(x), "z": np.zeros_like(x)} for _ in range(2))
+    run_kernel(done, found)
+    run_kernel(kernel, want)
+    assert all(np.array_equal(found[k], want[k]) for k in found)
+
+
 @pytest.mark.parametrize(
     "old, new, why",
     [
-        ("s[0] + x[r, i]", "s[0] + x[r, i] * x[c, i]", "not only the last statement"),
-        (
-            "            y[c, i] = x[c, i] / s[0]",
-            "            y[0, i] = s[0]\n            y[c, i] = s[0]",
-            "does more than compute a number",
-        ),
+        ("s[0] + x[r, i]", "s[0] + x[r, i] * x[c, i]", "not only its last statements"),
+        ("            s[0] = 0.0", "            y[0, i] = 1.0\n            s[0] = 0.0", "does more than compute a number"),
+        ("            s[0] = 0.0", "            s[0] = y[0, i]", "change what"),
         (
             "            y[c, i] = x[c, i] / s[0]",
             "            for m in range(1):\n                s[0] = s[0] + 1.0\n                y[c, i] = s[0]",
-            "changes what",
+            "change what",
         ),
     ],
 )

@@ -17,6 +17,7 @@ from dnnc.ir.expr import free, value
 from dnnc.ir.loops.stmt import For, Kernel, exprs, walk_stmts
 from dnnc.passes.schedule.block_reduce import Team, teams
 from dnnc.passes.schedule.gpu import sink, wrap
+from dnnc.passes.schedule.hoist_invariants import numbers_and_results
 from dnnc.passes.schedule.loops import hoist_guards, single
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
@@ -118,8 +119,9 @@ def arranged(s: Schedule, problem: Problem) -> tuple[list[str], list[list[str]]]
     collapsed(s.apply(hoist_guards).apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)))
     rows = outer_loops(s, problem.lowered.out_loops)
     body = s.loop(rows[-1]).body if rows else s.body
-    if len(body) > 1:
-        needed = frozenset().union(*(free(e) for x in walk_stmts(body[:-1]) for e in exprs(x)))
+    numbers, _ = numbers_and_results(body)
+    if numbers:
+        needed = frozenset().union(*(free(e) for x in walk_stmts(numbers) for e in exprs(x)))
         inner = [n for n in rows if s.loop(n).var not in needed]
         if inner and len(inner) < len(rows):
             s.apply(sink, *inner)
