@@ -109,11 +109,13 @@ def dense(nn: Any, F: Any, block: Any) -> Any:
         return [Layer(i + 18 * k) for k in range(count)]
 
     parts = [nn.Conv2d(3, 30, 3, padding=1), *stack(30, 6), nn.Conv2d(138, 69, 1), nn.AvgPool2d(2), *stack(69, 6)]
-    return nn.Sequential(*parts, nn.BatchNorm2d(177), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(177, 10))
+    return nn.Sequential(
+        *parts, nn.BatchNorm2d(177), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(177, 10)
+    )
 
 
 def generator(nn: Any, F: Any, block: Any) -> Any:
-    """An image out of a vector and a class for the image (Radford et al., 2015): transposed convolutions of stride 2."""
+    """Images of vectors, and their classes (Radford et al., 2015): transposed convolutions of stride 2."""
     layers = [nn.ConvTranspose2d(100, 192, 4), nn.BatchNorm2d(192), nn.ReLU()]
     for i, o in pairwise((192, 96, 48, 24)):
         layers += [nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
@@ -195,9 +197,19 @@ def convnext(nn: Any, F: Any, block: Any) -> Any:
 def style(nn: Any, F: Any, block: Any) -> Any:
     """Instance norms, reflected borders and images made larger by interpolation (Johnson et al., 2016)."""
     layers = [nn.ReflectionPad2d(4), nn.Conv2d(3, 20, 9), nn.InstanceNorm2d(20, affine=True), nn.PReLU(20)]
-    layers += [nn.Conv2d(20, 40, 3, 2, 1), nn.InstanceNorm2d(40, affine=True), nn.SiLU(), nn.Conv2d(40, 40, 3, padding=1)]
+    layers += [
+        nn.Conv2d(20, 40, 3, 2, 1),
+        nn.InstanceNorm2d(40, affine=True),
+        nn.SiLU(),
+        nn.Conv2d(40, 40, 3, padding=1),
+    ]
     layers += [nn.GroupNorm(4, 40), nn.SiLU(), nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)]
-    layers += [nn.Conv2d(40, 20, 3, padding=1), nn.InstanceNorm2d(20, affine=True), nn.Tanh(), nn.Conv2d(20, 9, 5, padding=2)]
+    layers += [
+        nn.Conv2d(40, 20, 3, padding=1),
+        nn.InstanceNorm2d(20, affine=True),
+        nn.Tanh(),
+        nn.Conv2d(20, 9, 5, padding=2),
+    ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from kernels import program
 
 from dnnc.ir.expr import value
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import Block, For, If, Store
 from dnnc.passes.planning.program import Step
-
-from .kernels import program
 
 NORMS = {
     "instance norm": "mean_variance_norm(x, axes=(2, 3))",

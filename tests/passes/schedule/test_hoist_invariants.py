@@ -166,7 +166,11 @@ def test_several_results_are_sunk_together() -> None:
     "old, new, why",
     [
         ("s[0] + x[r, i]", "s[0] + x[r, i] * x[c, i]", "not only its last statements"),
-        ("            s[0] = 0.0", "            y[0, i] = 1.0\n            s[0] = 0.0", "does more than compute a number"),
+        (
+            "            s[0] = 0.0",
+            "            y[0, i] = 1.0\n            s[0] = 0.0",
+            "does more than compute a number",
+        ),
         ("            s[0] = 0.0", "            s[0] = y[0, i]", "change what"),
         (
             "            y[c, i] = x[c, i] / s[0]",
