@@ -4,7 +4,8 @@
 
 Layers are products, and convolutions by windows of 1 x 1 and 3 x 3 between blocks of channels; the time is that of the
 kernel alone, the shortest of interleaved calls. Each cell is the speed over the dense layer and what was chosen: code,
-a loop, blocks, or dense. `--block` prunes blocks of output and input channels. `--forced` takes sparse kernels wherever there are some, and adds the ratio that was expected.
+a loop, blocks, or dense. `--block` prunes blocks of output and input channels. `--forced` takes sparse kernels wherever
+there are some, and adds the ratio that was expected.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def product(rows: int, k: int, columns: int, weights: Array | None = None) -> Gr
 
 @pytest.fixture
 def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are sparse wherever there is a kernel for them: as straight-line code, in a loop, or in blocks of rows."""
+    """Weights are sparse wherever there is a kernel for them: as code, in a loop, or in blocks of rows."""
     for name in ("GAIN", "WINDOW_GAIN"):
         monkeypatch.setattr(rules, name, 0.0)
     for module in (rules, sparse_windows):
