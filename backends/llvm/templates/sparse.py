@@ -331,22 +331,14 @@ def _blocks(b: Builder, p: Product, strip: Strip, rb: Expr, y: Buffer) -> None:
     width = -(-strip.tiles // -(-strip.tiles // most))
     with b.loop("q", minimum(each, len(p.encoding.pattern.blocks) - rb * each)) as q:
         with b.loop("t", strip.tiles // width) as t:
-            _block(b, p, strip, rb * each + q, (t * width, width), lambda h, v: (v, q * height + h, 0), y)
+            _block(b, p, strip, rb * each + q, (t * width, width), y, q * height)
         if rest := strip.tiles % width:
             first = const(strip.tiles - rest)
-            _block(b, p, strip, rb * each + q, (first, rest), lambda h, v: (v, q * height + h, 0), y)
+            _block(b, p, strip, rb * each + q, (first, rest), y, q * height)
 
 
-def _block(
-    b: Builder,
-    p: Product,
-    strip: Strip,
-    row: Expr,
-    vectors: tuple[Expr, int],
-    to: Callable[[Expr, Expr], tuple[Expr, ...]],
-    y: Buffer,
-) -> None:
-    """The sums of a row of blocks for some vectors of a strip: the first one, and how many."""
+def _block(b: Builder, p: Product, strip: Strip, row: Expr, vectors: tuple[Expr, int], y: Buffer, to: Expr) -> None:
+    """The sums of a row of blocks for some vectors of a strip, the first one and how many; `to`: their first row in y."""
     (first, count), height, lanes = vectors, p.encoding.pattern.height, strip.lanes
     acc = b.alloc("acc", f32, height, count, lanes)
     with b.loop("h", height, "unroll") as h, b.loop("v", count, "unroll") as v:
@@ -359,7 +351,7 @@ def _block(
             x, at = strip.column(p, first + v, column)
             b.store(acc, (h, v, 0), fma(weight, load(x, at, lanes), acc.at(h, v, 0, lanes=lanes)), lanes)
     with b.loop("h", height, "unroll") as h, b.loop("v", count, "unroll") as v:
-        b.store(y, to(h, first + v), acc.at(h, v, 0, lanes=lanes), lanes)
+        b.store(y, (first + v, to + h, 0), acc.at(h, v, 0, lanes=lanes), lanes)
 
 
 # --- the other factor -------------------------------------------------------------------------------------------------
