@@ -338,7 +338,7 @@ def _blocks(b: Builder, p: Product, strip: Strip, rb: Expr, y: Buffer) -> None:
 
 
 def _block(b: Builder, p: Product, strip: Strip, row: Expr, vectors: tuple[Expr, int], y: Buffer, to: Expr) -> None:
-    """The sums of a row of blocks for some vectors of a strip, the first one and how many; `to`: their first row in y."""
+    """The sums of a row of blocks for some vectors of a strip, the first and how many; `to`: their first row in y."""
     (first, count), height, lanes = vectors, p.encoding.pattern.height, strip.lanes
     acc = b.alloc("acc", f32, height, count, lanes)
     with b.loop("h", height, "unroll") as h, b.loop("v", count, "unroll") as v:
