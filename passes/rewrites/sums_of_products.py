@@ -86,8 +86,8 @@ def _runs(products: Sequence[Node]) -> Iterator[list[Node]]:
     length = 0
     for n in products:
         a = n.inputs[0]
-        assert a is not None
-        inner = a.type.shape[1]
+        inner = a.type.shape[1] if a is not None else 0
+        assert isinstance(inner, int)
         if run and (n.output.type != run[0].output.type or length + inner > LONGEST):
             yield run
             run, length = [], 0
