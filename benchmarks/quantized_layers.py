@@ -6,10 +6,10 @@
 Folders are those of `quantized.py build` and `zoo build`; their quantized models are taken, or with `--ours` what
 `dnnc.quantize` makes of their float models, calibrated with their inputs.
 
-A model is cut at its QuantizeLinear and DynamicQuantizeLinear nodes: what they make becomes outputs, and what reads it
-reads inputs, which are given the codes that ONNX Runtime makes without graph optimizations. Each target compiles the
-cut model. For each are told how many codes equal the reference's, how many are within one step of them, and how many
-are the same as those of the first target.
+A model is cut at all nodes that make codes, QuantizeLinear, DynamicQuantizeLinear and the QLinear operators: what they
+make becomes outputs, and what reads it reads inputs, which are given the codes that ONNX Runtime makes without graph
+optimizations. Each target compiles the cut model. For each are told how many codes equal the reference's, how many are
+within one step of them, and how many are the same as those of the first target.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ import dnnc
 from dnnc.tools.peers import several
 
 Array = np.ndarray[Any, Any]
-MAKERS = ("QuantizeLinear", "DynamicQuantizeLinear")
+ZERO = {  # operators that make codes, and which of their inputs is the zero point of the result; QLinear others: 4
+    "QuantizeLinear": 2, "QLinearConv": 7, "QLinearMatMul": 7, "QLinearAdd": 7, "QLinearMul": 7, "QLinearConcat": 1,
+    "QLinearWhere": 8, "QGemm": 8,
+}  # fmt: skip
 TARGETS = ("llvm", "llvm -mcpu=haswell", "llvm -mcpu=x86-64")
 
 
@@ -40,8 +43,9 @@ def exposed(model: ModelProto) -> tuple[ModelProto, list[str]]:
     zeros = {t.name: t.data_type for t in out.graph.initializer}
     types: dict[str, int] = {}
     for n in out.graph.node:
-        if n.op_type == "QuantizeLinear":
-            types[n.output[0]] = zeros[n.input[2]] if len(n.input) > 2 else TensorProto.UINT8
+        at = ZERO.get(n.op_type, 4 if n.op_type.startswith("QLinear") else None)
+        if at is not None:
+            types[n.output[0]] = zeros[n.input[at]] if len(n.input) > at else TensorProto.UINT8
         elif n.op_type == "DynamicQuantizeLinear":
             types.update(zip(n.output, (TensorProto.UINT8, TensorProto.FLOAT, TensorProto.UINT8)))
     del out.graph.output[:]

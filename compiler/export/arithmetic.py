@@ -165,7 +165,10 @@ def clip(c: Call) -> str:
     w, t = c.w, c.dtype
     low, high = c.attrs["low"], c.attrs["high"]
     bounds = [None if b is None else w.number(b if t.is_float else int(b), t) for b in (low, high)]
-    return w.typed("Clip", t, c.x(), *bounds)
+    x = c.x()
+    if not c.attrs["keeps_nan"] and t.is_float:
+        x = where(w, w.typed("IsNaN", t, x, keeps=False), w.number(low, t), x, t)
+    return w.typed("Clip", t, x, *bounds)
 
 
 def prelu(c: Call) -> str:

@@ -109,9 +109,9 @@ class Running:
         return {**out, **{n: feed[n] for n in self.passed}}
 
     def outputs(self, feed: Feed) -> list[Array]:
-        """The model's own outputs that are arrays of floats."""
+        """The model's own outputs that are arrays of numbers."""
         found = self(feed)
-        return [found[n] for n in self.final if isinstance(found[n], np.ndarray) and found[n].dtype.kind == "f"]
+        return [found[n] for n in self.final if isinstance(found[n], np.ndarray) and found[n].dtype.kind in "fiub"]
 
 
 def _with_inputs(proto: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, Array]]:

@@ -7,7 +7,7 @@ each time they are gone through, so that memory holds one file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -114,8 +114,8 @@ def samples(data: Any, inputs: Sequence[Input], limit: int | None = None, random
     """What a user gives as calibration data.
 
     Args:
-        data: an array for a model of one input, a dict of arrays by input name, a list of either, the path of a .npy or
-            .npz file or of a folder of them, or None.
+        data: an array for a model of one input, a dict of arrays by input name, a list of either or what gives one
+            after the other, the path of a .npy or .npz file or of a folder of them, or None.
         inputs: of the model.
         limit: samples (rows of the first input) that are taken at most.
         random: make numbers up where there is no data.
@@ -124,6 +124,8 @@ def samples(data: Any, inputs: Sequence[Input], limit: int | None = None, random
         InputError: no data, an empty folder, or arrays that the model does not take. What lies in a folder is checked
             when it is read.
     """
+    if not inputs:
+        raise InputError("the model has no inputs: all that it computes is constant, and there is nothing to calibrate")
     if data is None and not random:
         raise InputError(
             "calibration needs data, such as 100 inputs that the model will meet: --data FILE.npz (arrays by input "
@@ -161,11 +163,13 @@ def _sources(data: Any) -> list[Any]:
             )
             raise InputError(f"the folder {path} has no .npy and no .npz files{has}")
         return list(files)
-    if isinstance(data, (list, tuple)):
-        if not data:
-            raise InputError("there are no samples in the calibration data: the list is empty")
-        return list(data)
-    return [data]
+    single = isinstance(data, (Mapping, np.ndarray)) or hasattr(data, "__array__") or hasattr(data, "__dlpack__")
+    if single or not isinstance(data, Iterable):
+        return [data]
+    found = list(data)
+    if not found:
+        raise InputError(f"there are no samples in the calibration data: the {type(data).__name__} is empty")
+    return found
 
 
 def _loaded(source: Any) -> Any:
@@ -218,7 +222,9 @@ def _array(given: Any, i: Input, at: str) -> Array:
 
 
 def _parts(a: Array, i: Input, at: str) -> list[Array]:
-    """An array in pieces that a call takes."""
+    """An array in pieces that a call takes: rows of the batch, or whole inputs where it has an axis more."""
+    if a.ndim == len(i.shape) + 1:
+        return [p for one in a for p in _parts(one, i, at)]
     if a.ndim == len(i.shape) - 1:
         a = a[None]  # a sample without the axis of the batch
     fits = a.ndim == len(i.shape) and all(p == q for p, q in zip(a.shape[1:], i.shape[1:]) if isinstance(q, int))

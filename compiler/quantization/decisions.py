@@ -32,7 +32,7 @@ class Decisions:
     def add(self, got: Sequence[Array], want: Sequence[Array]) -> None:
         """Compare the outputs of one call."""
         for k, (a, b) in enumerate(zip(got, want)):
-            if a.shape == b.shape and b.ndim and b.shape[-1] > 1 and b.size:
+            if b.dtype.kind == "f" and a.shape == b.shape and b.ndim and b.shape[-1] > 1 and b.size:
                 margins, errors = _compared(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
                 self._margins.setdefault(k, []).append(margins)
                 self._errors.setdefault(k, []).append(errors)

@@ -63,8 +63,8 @@ def quantize(
     Args:
         model: a model of `dnnc.compile`, in float32: an .onnx file, its bytes, a ModelProto, a graph, a function, a
             module.
-        data: typical inputs: an array, a dict of arrays by input name, or a list of either; or the path of a .npy or
-            .npz file, or of a folder. Some 100 samples do.
+        data: typical inputs: an array, a dict of arrays by input name, or a list or iterator of either; or the path of
+            a .npy or .npz file, or of a folder. Some 100 samples do.
         inputs: of a function or module, as of `dnnc.compile`.
         scheme: "int8": weights and activations of convolutions and products in 8 bits. "w8a16", "w4a16": weights of
             products alone, in 8 or 4 bits; activations stay float. "fp8": both in e4m3. "int16": both in 16 bits, as

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from dnnc.ir.errors import InputError
-from dnnc.quantization.onnx_graph import Model, attribute
+from dnnc.ir.errors import InputError, count
+from dnnc.quantization.onnx_graph import Model, attribute, walk
 from dnnc.quantization.options import WEIGHT_ONLY, QuantizeOptions
 
 Array = np.ndarray[Any, Any]
 KINDS = ("Conv", "MatMul", "Gemm")
+LEAST_WEIGHT = 1e-27  # below that a scale or its inverse is no normal number
 OTHERS = {  # what people look for in the table, and why it stays as it is
     "ConvTranspose": "transposed convolutions have no integer kernels",
     "LSTM": "recurrent layers have no integer kernels",
@@ -91,6 +92,9 @@ def found_layers(m: Model) -> tuple[list[Layer], list[Kept]]:
                 kept.append(found)
         elif n.op_type in OTHERS:
             kept.append(Kept(n.name, n.op_type, OTHERS[n.op_type]))
+        inner = sum(i.op_type in (*KINDS, *OTHERS) for i in walk(onnx.GraphProto(node=[n])) if i.name != n.name)
+        if inner:
+            kept.append(Kept(n.name, n.op_type, f"{count(inner, 'layer')} of its body: loops and branches stay float"))
     return layers, kept
 
 
@@ -107,6 +111,9 @@ def _layer(m: Model, n: onnx.NodeProto) -> Layer | Kept:
         return Kept(n.name, n.op_type, f"the weights are {list(w.shape)}: no matrix")
     if not np.isfinite(w).all():
         return Kept(n.name, n.op_type, f"{int((~np.isfinite(w)).sum())} of its weights are not finite")
+    largest = float(np.abs(w).max())
+    if 0 < largest < LEAST_WEIGHT:
+        return Kept(n.name, n.op_type, f"its weights are at most {largest:.3g}, too small for a scale")
     layer = Layer(n.name, n.op_type, x, n.output[0], weight, w.ndim - 1)
     if n.op_type == "Conv":
         bias = n.input[2] if len(n.input) > 2 and n.input[2] in m.constants else ""

@@ -24,8 +24,9 @@ LEAST, SHORTER = 10, 3  # calls of a profile; how many times fewer they are in t
 class Difference:
     """Sums over outputs of two models.
 
-    `error` is the largest root of sum (a - b)^2 over sum b^2 of any output; `agreement` the share of rows, along the
-    last axis, whose largest number stands at the same place; None where no output has two numbers in a row.
+    `error` is the largest root of sum (a - b)^2 over sum b^2 of any output, of integers the root of the share that
+    differs; `agreement` the share of rows, along the last axis, whose largest number stands at the same place, and of
+    integers that are equal; None where no output has integers or two numbers in a row.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,12 @@ class Difference:
         for k, (a, b) in enumerate(zip(got, want)):
             if a.shape != b.shape:
                 self._squares[k] = np.inf, 1.0
+                continue
+            if b.dtype.kind != "f":  # places of the largest numbers, as ArgMax gives them
+                e, s = self._squares.get(k, (0.0, 0.0))
+                same = a == b
+                self._squares[k] = e + float(same.size - same.sum()), s + same.size
+                self._rows, self._same = self._rows + same.size, self._same + int(same.sum())
                 continue
             a, b = a.astype(np.float64), b.astype(np.float64)
             usable = np.isfinite(b)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dnnc.ir.errors import count
 from dnnc.quantization.calibration import Observed
-from dnnc.quantization.layers import Layer
+from dnnc.quantization.layers import LEAST_WEIGHT, Layer
 from dnnc.quantization.onnx_graph import Model
 from dnnc.quantization.options import WEIGHT_ONLY, QuantizeOptions
 from dnnc.quantization.placement import Placement, placed
@@ -122,6 +122,8 @@ def unusable(layers: Sequence[Layer], observed: Observed) -> dict[str, str]:
             out[layer.node] = f"{layer.x} was empty in calibration"
         elif h is not None and h.low == h.high == 0:
             out[layer.node] = f"{layer.x} was 0 in all of the calibration, which tells no scale"
+        elif h is not None and max(-h.low, h.high) < LEAST_WEIGHT:
+            out[layer.node] = f"{layer.x} was at most {max(-h.low, h.high):.3g} in calibration, too small for a scale"
         elif h is not None and max(-h.low, h.high) > 1e30:
             out[layer.node] = f"{layer.x} reached {max(-h.low, h.high):.3g} in calibration"
     return out

@@ -17,7 +17,7 @@ from dnnc.ir.dtype import boolean, u64
 from dnnc.ir.expr import Expr, cast, const, logical_not, maximum, minimum, select
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import ELEMENTWISE, Cost, OpDef, Sample, Trait
+from dnnc.ir.op import ELEMENTWISE, Cost, OpDef, Sample, Trait, require
 from dnnc.ir.ops.common import (
     Array,
     both,
@@ -299,20 +299,27 @@ def _hard_sigmoid(x: Expr, *, alpha: float, beta: float) -> Expr:
     return call("fmin", const(1.0, x.dtype), call("fmax", const(0.0, x.dtype), x * alpha + beta))
 
 
-def _clip_type(x: TensorType, *, low: float | None = None, high: float | None = None) -> TensorType:
+def _clip_type(
+    x: TensorType, *, low: float | None = None, high: float | None = None, keeps_nan: bool = True
+) -> TensorType:
     require_kind("clip's operand", x, "fiu")
+    require(keeps_nan or low is not None, "NaN becomes the lower bound, and there is none")
     return x
 
 
-def _clip(x: Expr, *, low: float | None, high: float | None) -> Expr:
-    # the bound stands first in fmin and fmax, so NaN stays NaN; they would pass over a bound that is NaN itself
+def _clip(x: Expr, *, low: float | None, high: float | None, keeps_nan: bool) -> Expr:
+    # the bound stands first in fmin and fmax, so NaN stays NaN; they would pass over a bound that is NaN itself. Of
+    # fmax(NaN, bound) the bound is left, by the same instruction
     plain = x.dtype.is_float and low == low and high == high
     least, most = (intrinsic("fmax"), intrinsic("fmin")) if plain else (maximum, minimum)
-    x = x if low is None else least(const(low if x.dtype.is_float else int(low), x.dtype), x)
+    if low is not None:
+        bound = const(low if x.dtype.is_float else int(low), x.dtype)
+        x = least(bound, x) if keeps_nan or not plain else least(x, bound)
     return x if high is None else most(const(high if x.dtype.is_float else int(high), x.dtype), x)
 
 
-def _clip_numpy(x: Array, *, low: float | None = None, high: float | None = None) -> Array:
+def _clip_numpy(x: Array, *, low: float | None = None, high: float | None = None, keeps_nan: bool = True) -> Array:
+    x = x if keeps_nan else np.where(np.isnan(x), np.asarray(low, x.dtype), x)
     bound = int if x.dtype.kind in "iu" else float
     x = x if low is None else np.maximum(x, np.asarray(bound(low)).astype(x.dtype))
     return x if high is None else np.minimum(x, np.asarray(bound(high)).astype(x.dtype))
@@ -511,7 +518,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     OpDef(
         "clip",
         _clip_type,
-        lambda x, *, low, high: elementwise(lambda e: _clip(e, low=low, high=high), x),
+        lambda x, **attrs: elementwise(lambda e: _clip(e, **attrs), x),
         reference=_clip_numpy,
         flops=size_flops(2),
         traits=ELEMENTWISE,
@@ -520,6 +527,7 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
             sample("f16[5]", low=0.25, high=None),
             sample("i32[9]", low=-3, high=4, domain=(-10, 10)),
             sample("u8[9]", low=None, high=4, domain=(0, 10)),
+            sample("f32[3, 7]", low=-0.5, high=1.0, keeps_nan=False),
         ),
         vjp=rules.clip,
     ),

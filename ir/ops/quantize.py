@@ -1,5 +1,5 @@
 """Linear quantization, ties to even, with scale and zero point of all, along `axis`, or per `block` of it; and
-functions of bytes as tables.
+functions of bytes as tables. NaN has the lowest integer.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _quantize(
     if zero is not None:
         q = b.add(q, _wide(b, _along(b, zero, x, axis, block), wide))
     low, high = dtype.range
-    return b.cast(b.clip(q, low=float(low), high=float(high)), to=dtype)
+    return b.cast(b.clip(q, low=float(low), high=float(high), keeps_nan=False), to=dtype)
 
 
 def _dequantize(b: Any, x: Any, scale: Any, zero: Any = None, *, axis: int, block: int) -> Any:

@@ -2,7 +2,8 @@
 
     cast_f32(cast_i32(cast_u8(cast_i32(rint(c)) + z)) - z)   ->   rint(c)        c a clip to the range of u8, less z
 
-The same number, but for NaN, which becomes 0 by way of the integer. So strict numerics keep it.
+The same number. Quantization clips NaN to the lower bound; of another clip NaN would become 0 by way of the integer. So
+strict numerics keep it.
 """
 
 from __future__ import annotations

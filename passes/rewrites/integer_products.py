@@ -146,8 +146,17 @@ def _is_narrow(w: Weights, attrs: Mapping[str, Any]) -> bool:
 
 def is_exact(w: Weights, bias: Array | int = 0) -> bool:
     """Do all sums of a bias, bytes and these weights stay where float32 is exact, with any zero point?"""
+    return _largest_sum(w, bias) < EXACT
+
+
+def in_32_bits(w: Weights, bias: Array) -> bool:
+    """Does no sum of a bias, bytes and these weights overflow, with any zero point?"""
+    return _largest_sum(w, bias) < 1 << 31
+
+
+def _largest_sum(w: Weights, bias: Array | int) -> int:
     most = 2 * 255 * np.abs(w.data.astype(np.int64)).sum(w.terms) + np.abs(np.asarray(bias, np.int64))
-    return bool(most.max(initial=0) < EXACT)
+    return int(most.max(initial=0))
 
 
 def unsigned(b: Builder, x: Quantized) -> Quantized:

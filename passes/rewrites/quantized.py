@@ -33,7 +33,15 @@ from dnnc.ir.types import product as size_of
 from dnnc.passes.base import PassContext, graphs
 from dnnc.passes.rewrite import Match, Rule, producer, rewrite
 from dnnc.passes.rewrites import float8_products
-from dnnc.passes.rewrites.integer_products import Quantized, Weights, has_form, known, product, product_of_two
+from dnnc.passes.rewrites.integer_products import (
+    Quantized,
+    Weights,
+    has_form,
+    in_32_bits,
+    known,
+    product,
+    product_of_two,
+)
 from dnnc.passes.rewrites.tables import tables
 
 Array = np.ndarray[Any, Any]
@@ -247,6 +255,8 @@ def convolve_bytes(m: Match) -> Value:
     w, scales = _weights(m, m.node(m.operand(n, 1), "dequantize_linear"), 0, True)
     bias = n.inputs[2] if len(n.inputs) > 2 else None
     exact = _exact_bias(m, bias, m.node(m.operand(n, 0), "dequantize_linear"), scales)
+    if exact is not None and not in_32_bits(w, exact):
+        exact = None
     column = (-1, *(1,) * (n.output.type.rank - 2))
     y = _scaled_product(m, w, scales.reshape(column) if scales.size > 1 else scales.reshape(()), n.attrs, exact)
     if bias is None or exact is not None:
@@ -406,8 +416,8 @@ def _integers(m: Match, v: Value) -> Quantized:
 def quantize_by_product(m: Match) -> Value:
     """quantize(add(mul(x, a), b), s, z)   ->   cast(cast(round(clip(add(mul(x, a/s), b/s), low - z, high - z))) + z)
 
-    Rounding and bounds that are integers change places, so that one instruction rounds and converts. 8-bit floats are
-    quantized without a zero point, where the target multiplies them.
+    Rounding and bounds that are integers change places, so that one instruction rounds and converts. NaN becomes the
+    lower bound. 8-bit floats are quantized without a zero point, where the target multiplies them.
     """
     n = m.root
     scale, zero = _one_scale(m, n)
@@ -423,8 +433,8 @@ def quantize_by_product(m: Match) -> Value:
     if float8:
         return m.b.cast(_scaled(m, x, factor), to=to, saturate=True)  # type: ignore[no-any-return]
     low, high = to.range
-    q = m.b.round(m.b.clip(_scaled(m, x, factor), low=float(low - z), high=float(high - z)))
-    q = m.b.cast(q, to=i32)
+    inside = m.b.clip(_scaled(m, x, factor), low=float(low - z), high=float(high - z), keeps_nan=False)
+    q = m.b.cast(m.b.round(inside), to=i32)
     return m.b.cast(m.b.add(q, z) if z else q, to=to)  # type: ignore[no-any-return]
 
 
@@ -441,7 +451,8 @@ def quantize_by_division(m: Match) -> Value:
     low, high = n.attrs["dtype"].range
     q = m.b.round(m.b.div(n.inputs[0], m.b.reshape(scale, shape=())))
     q = q if zero is None else m.b.add(q, m.b.cast(m.b.reshape(zero, shape=()), to=f32))
-    return m.b.cast(m.b.clip(q, low=float(low), high=float(high)), to=n.attrs["dtype"])  # type: ignore[no-any-return]
+    q = m.b.clip(q, low=float(low), high=float(high), keeps_nan=False)
+    return m.b.cast(q, to=n.attrs["dtype"])  # type: ignore[no-any-return]
 
 
 def _is_nothing(m: Match, zero: Value | None) -> bool:

@@ -15,6 +15,7 @@ from dnnc.ir.loops.stmt import (
     accesses,
     exprs,
     loop_var,
+    map_stmt,
     stored,
     substitute_block,
     walk_stmts,
@@ -239,6 +240,18 @@ def single(b: Block, *names: str) -> Block:
     for name in names:
         b = edit(b, name, go)
     return b
+
+
+def all_single(b: Block) -> Block:
+    """`single` of all loops that have one iteration, several of one name as well."""
+    out: list[Stmt] = []
+    for s in b:
+        made = map_stmt(s, lambda e: e, all_single) if isinstance(s, (For, If)) else s
+        if isinstance(made, For) and value(made.extent) == 1:
+            out += substitute_block(made.body, {made.var: made.lo})
+        else:
+            out.append(made)
+    return tuple(out)
 
 
 def annotate(b: Block, kind: str, *names: str) -> Block:

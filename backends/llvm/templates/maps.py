@@ -21,7 +21,7 @@ from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, value, wa
 from dnnc.ir.loops.stmt import Block, For, Kernel, Store, accesses, exprs, walk_stmts
 from dnnc.passes.lower.expand import EXPANSIONS
 from dnnc.passes.schedule.index_set_splitting import boundaries, crossings, cut, digits
-from dnnc.passes.schedule.loops import annotate, fuse, reorder, single, split
+from dnnc.passes.schedule.loops import all_single, annotate, fuse, reorder, single, split
 from dnnc.passes.schedule.memory import vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
@@ -115,7 +115,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         own = [n for n in chain if n not in shared]
         nest(s, own, f"{k or ''}", lanes, int(knobs["unroll"]), lockstep, bool(knobs.get("turn", 1)))
     if problem.lowered.dims:  # proofs about symbolic sizes have no room for variables that are numbers
-        s.apply(single, *(x.var.name for x in walk_stmts(s.body) if isinstance(x, For) and value(x.extent) == 1))
+        s.apply(all_single)
     share(s, worth(knobs, problem.form.elements), few)
     return s.done()
 

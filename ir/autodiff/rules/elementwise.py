@@ -112,8 +112,8 @@ def _softsign(b: Builder, x: Any, y: Any, g: Any) -> Any:
     return b.div(g, b.mul(d, d))
 
 
-def _clip(b: Builder, x: Any, y: Any, g: Any, *, low: float | None, high: float | None) -> Any:
-    """1 at the bounds."""
+def _clip(b: Builder, x: Any, y: Any, g: Any, *, low: float | None, high: float | None, keeps_nan: bool) -> Any:
+    """1 at the bounds, 0 at NaN where there is a bound."""
     inside = None if low is None else b.greater_equal(x, low)
     if high is not None:
         below = b.less_equal(x, high)

@@ -200,3 +200,11 @@ def test_last_elements_of_each_long_part_are_apart() -> None:
     x = np.random.default_rng(0).standard_normal(100003).astype(np.float32)
     (got,) = run_native(g, [x], "llvm")
     np.testing.assert_array_equal(got, np.pad(x, (70005, 66001)) * np.float32(3))
+
+
+def test_tiles_of_two_nests_over_a_symbolic_size() -> None:
+    """12 channels are a vector and a part of one; loops of both tiles have equal names."""
+    g = parse("def g(x: i32[n, 12, 4, 5], w: i32[4, 6, 2, 1]):\n    return conv(x, w, strides=(1, 2), group=2)")
+    steps = program(g, parse_target("llvm -mcpu=haswell -threads=2")).steps
+    text = next(show_kernel(s.kernel) for s in steps if s.kernel.entry.name == "pack")
+    assert text.count("i32[8, 8] @ register") == 8 and "unroll(1)" not in text

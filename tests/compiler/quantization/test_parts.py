@@ -15,13 +15,14 @@ import dnnc
 from dnnc.ir.errors import InputError, ModelError, UnsupportedError
 from dnnc.quantization import ranges
 from dnnc.quantization.agreement import _apart, allowed, too_dear
-from dnnc.quantization.calibration import columns
+from dnnc.quantization.calibration import Observed, columns
 from dnnc.quantization.data import Input, Samples, samples
 from dnnc.quantization.decisions import Decisions
 from dnnc.quantization.layers import Layer, found_layers
 from dnnc.quantization.measure import Difference, Times
 from dnnc.quantization.onnx_graph import opened
 from dnnc.quantization.placement import placed
+from dnnc.quantization.plan import unusable
 from dnnc.quantization.ranges import Histogram, chosen_range, grid
 from dnnc.quantization.rounding import corrected_bias, gptq, nearest, scales_of
 from dnnc.quantization.smoothing import smooth, smoothable
@@ -216,6 +217,9 @@ def test_samples_come_as_arrays_files_and_folders(tmp_path: Path) -> None:
     assert len(samples(a, [fixed])) == 4  # the last three fill no call
     assert samples(a.astype(np.float64), [fixed]).rows == 16
     assert len(samples(None, [fixed], random=True)) > 1
+    assert [f["x"].shape[0] for f in samples((a[k : k + 2] for k in (0, 2)), [IMAGE])] == [2, 2]
+    sequence = Input("x", np.dtype(np.float32), (3, 8, 8))  # no axis counts its samples
+    assert [f["x"].shape for f in samples(a[:5], [sequence])] == [(3, 8, 8)] * 5
 
 
 @pytest.mark.parametrize(
@@ -229,11 +233,16 @@ def test_samples_come_as_arrays_files_and_folders(tmp_path: Path) -> None:
         (np.full((2, 3, 8, 8), np.nan, np.float32), "384 of the 384 numbers of x are NaN"),
         ({"y": np.zeros(3)}, "no array for x; there are y"),
         (np.zeros((0, 3, 8, 8), np.float32), "no samples"),
+        (iter(()), "the tuple_iterator is empty"),
+        (["text"], "is no .npy or .npz file"),
+        (3.0, r"shape \[\]"),
     ],
 )
 def test_bad_data(data: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         samples(data, [IMAGE])
+    with pytest.raises(InputError, match="no inputs"):
+        samples(data, [])
 
 
 def test_bad_folders(tmp_path: Path) -> None:
@@ -365,3 +374,29 @@ def test_differences_of_outputs() -> None:
     assert d.agreement == 0.5 and d.error == pytest.approx(np.sqrt(2 / 30))
     d.add([np.array([np.nan])], [np.array([1.0])])
     assert d.error == np.inf
+    places = Difference()
+    places.add([np.array([3, 1, 2, 2])], [np.array([3, 0, 2, 2])])
+    assert places.agreement == 0.75 and places.error == 0.5
+
+
+BODY = """<ir_version: 10, opset_import: ["" : 21]>
+agraph (float[N, 4] x, bool c) => (float[N, 4] y) <float[4, 4] w, float[4, 4] small> {
+    t = MatMul (x, small)
+    y = If (c) <then_branch = g () => (float[N, 4] a) { a = MatMul (t, w) },
+                else_branch = h () => (float[N, 4] b) { b = Gemm (t, w) }>
+}"""
+
+
+def test_layers_that_stay_float_are_named() -> None:
+    proto = onnx.parser.parse_model(BODY)
+    for name, scale in (("w", 1.0), ("small", 1e-30)):
+        array = (np.ones((4, 4)) * scale).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    layers, kept = found_layers(opened(proto))
+    assert not layers and [(k.node, k.reason) for k in kept] == [
+        ("t", "its weights are at most 1e-30, too small for a scale"),
+        ("y", "2 layers of its body: loops and branches stay float"),
+    ]
+    layer, tiny = Layer("n", "MatMul", "x", "y", "w", 1), Histogram()
+    tiny.add(np.full(4, 1e-36, np.float32))
+    assert "too small for a scale" in unusable([layer], Observed({"x": tiny}))["n"]

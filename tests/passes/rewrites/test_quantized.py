@@ -176,6 +176,18 @@ def test_a_bias_in_integers_may_have_a_zero_point_for_each_channel(zeros: list[i
     np.testing.assert_allclose(run(g, xs, "as-is")[0], want, rtol=1e-5, atol=1e-3)
 
 
+def test_a_bias_that_would_overflow_is_added_in_floats() -> None:
+    t = np.ones(4, np.float32)
+    data = {"w": weights("i8", 4, 8, 3, 3), "s": np.asarray(np.float32(0.5)), "t": t, "r": np.float32(0.5) * t}
+    for top in (1 << 30, (1 << 31) - 1):
+        data |= {"b": np.asarray([top, -top, 5, 0], np.int32), "zb": np.zeros(4, np.int32)}
+        g = parse(WITH_BIAS.format(n=4), data)
+        xs = [RNG.integers(0, 256, (1, 8, 5, 5)).astype(np.uint8)]
+        want = run(g, xs)[0]
+        assert ("add" in rewritten(g)) == (top > 1 << 30)
+        np.testing.assert_allclose(run(g, xs, "as-is")[0], want, rtol=1e-6, atol=1)
+
+
 IN_FLOATS = """\
 def g(x: u8[1, 16, 8, 8], *, w: i8[32, 16, 3, 3], s: f32, of_outputs: f32[32], of_inputs: f32[16]):
     d = dequantize_linear(x, s)

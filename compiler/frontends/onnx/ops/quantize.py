@@ -46,6 +46,10 @@ def quantize_linear(c: Call) -> Any:
     """The result has the zero point's dtype, else `output_dtype`, else u8; `precision` says what to divide in."""
     x, scale = c.x(0), scale_at(c, 1, divides=True)
     to = c.type_of(2).dtype if c.has(2) else c.dtype("output_dtype", u8) if c.integer("output_dtype", 0) else u8
+    if (to.is_float and to.bits > 8) or to.kind == "b":
+        raise ModelError(
+            f"the result would be {to}, by its zero point or output_dtype; it has to be integers or 8-bit floats"
+        )
     wide = c.dtype("precision") if c.integer("precision", 0) else scale.type.dtype
     if wide.bits == 8:  # a power of two is a scale, and nothing to divide in
         wide = f32

@@ -6,6 +6,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -38,6 +40,7 @@ F, U8 = np.float32, np.uint8
         ("QuantizeLinear", [F("nan"), U8(3)], ModelError, "the scale is nan"),
         ("QuantizeLinear", [np.array([1, np.inf, 2], F), U8([1, 2, 3])], ModelError, "1 of 3 scales are inf"),
         ("QuantizeLinear", [np.ones(4, F), np.zeros(4, U8)], ShapeError, "must be one number or"),
+        ("QuantizeLinear", [F(1), F(3)], ModelError, "the result would be f32"),
         ("DequantizeLinear", [F("nan"), U8(3)], ModelError, "the scale is nan"),
         ("DequantizeLinear", [F(1), np.int8(3)], ShapeError, "zero point must be u8; got i8"),
         ("DequantizeLinear", [np.ones(3, F), U8([1, 2])], ShapeError, "must have the shape of the scale"),
@@ -53,6 +56,41 @@ def test_bad_schemes(op: str, constants: list[Any], error: type[DnncError], why:
 
 def test_channels_without_weights_have_scales_of_zero() -> None:
     read(model("DequantizeLinear", "UINT8", [np.array([1, 0, 2], F), U8([1, 2, 3])], TensorProto.FLOAT))
+
+
+NAN = """
+<ir_version: 10, opset_import: ["" : 21]>
+agraph (float[N, 3] x, float scale) => (uint8[N, 3] a, int8[N, 3] b, uint8[N, 3] c, int8[N, 3] d, uint8[N, 3] e) {
+    a = QuantizeLinear(x, s, high)
+    moved = Add(x, bias)
+    b = QuantizeLinear(moved, s, low)
+    c = QuantizeLinear<axis = 1>(x, of_channels, zeros)
+    d = QuantizeLinear(x, scale, low)
+    real = DequantizeLinear(a, s, high)
+    ratio = Div(real, real)
+    e = QuantizeLinear(ratio, s, high)
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell", "llvm -mcpu=x86-64", "reference"])
+@pytest.mark.parametrize("numerics", ["standard", "strict"])
+def test_nan_has_the_lowest_code(target: str, numerics: str) -> None:
+    """As in ONNX Runtime: in vectors and in the elements behind them, alone, behind a sum, and in a table (0 / 0)."""
+    m = onnx.parser.parse_model(NAN)
+    numbers = {"s": F(0.01), "high": U8(117), "low": np.int8(-5), "bias": np.array([1, 0.5, np.nan], F)}
+    numbers |= {"of_channels": np.array([0.01, 0.02, 0.5], F), "zeros": U8([0, 117, 255])}
+    m.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in numbers.items())
+    x = np.resize(np.array([np.nan, np.inf, -np.inf, 0, 1, -1, -np.nan], F), (19, 3))
+    feed = {"x": x, "scale": np.asarray(F(0.25))}
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    want = onnxruntime.InferenceSession(m.SerializeToString(), options).run(None, feed)
+    got = dnnc.compile(m, target=target, numerics=numerics)(feed)
+    for name, a, b in zip("abcde", got, want, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+    assert (want[0][np.isnan(x)] == 0).all() and (want[1][:, 2] == -128).all() and (want[4] == 0).any()
 
 
 @pytest.mark.slow
