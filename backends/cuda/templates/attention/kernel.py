@@ -282,7 +282,7 @@ class Flash(ABC):
                 key = minimum((first + g.key(j) + c * lanes) // lanes, a.keys.size // lanes - 1)
 
                 def lane(k: Expr) -> dict[Expr, Expr]:
-                    ahead = {x: held[j, c * lanes + k] for x, held in self.masks.items()}
+                    ahead: dict[Expr, Expr] = {x: held[j, c * lanes + k] for x, held in self.masks.items()}
                     dots = {load(a.dots, (0,)): scores[lane_of(at, c * lanes + k)]}
                     return {**ahead, **fixed, **a.keys.at(key, lanes, k), **dots}
 
@@ -334,8 +334,8 @@ class Flash(ABC):
                 store_row(b, self.a.mean, env, row, g.col(j), mixed, g.place(r, j), g.wide)
 
     def combine(self, b: Builder) -> None:
-        """Join shares of rows, each relative to its own maximum, into results: by all threads, chunk by chunk. The order
-        of sums does not depend on timing.
+        """Join shares of rows, each relative to its own maximum, into results: by all threads, chunk by chunk. The
+        order of sums does not depend on timing.
         """
         s = self.s
         chunks, threads = -(-self.cols // CHUNK), s.threads * s.parts

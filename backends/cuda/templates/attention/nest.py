@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dnnc.backends.cuda.templates.contraction.staging import in_vectors
 from dnnc.ir.dtype import DType, f32
 from dnnc.ir.expr import Expr, Load, Op, cast, free, load, op, substitute, walk
-from dnnc.backends.cuda.templates.contraction.staging import in_vectors
 from dnnc.ir.loops.stmt import Buffer, Kernel, Store, call
 from dnnc.passes.lower.form import Axis, Contraction, Operand, Reduction, Weighted, collapsed, groups
 from dnnc.passes.schedule.problem import Problem

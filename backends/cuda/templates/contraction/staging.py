@@ -144,8 +144,8 @@ def readable(e: Expr, axis: Axis, other: Axis, lanes: int) -> bool:
 
 
 def in_vectors(e: Expr, axis: Axis, lanes: int) -> Expr:
-    """An expression whose pieces along an axis begin at multiples of `lanes`: what a piece is read by, of aligned
-    vectors too. `v < 32 ? x[min(v, 31)] : y[max(v - 32, 0)]` asks of vectors, and clamps the number of one.
+    """Return `e` in a form that has aligned vectors along `axis`. Where the bound of a piece is a multiple of `lanes`,
+    `v < 32 ? x[min(v, 31)] : y[max(v - 32, 0)]` compares and clamps the number of a vector, not of an element.
     """
     if len(axis.loops) != 1 or lanes == 1 or axis.size % lanes:
         return e

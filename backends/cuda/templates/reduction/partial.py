@@ -93,10 +93,10 @@ class Parts:
             return
         if self.slices > 1:  # a block's parts meet first: what others have is far away
             b.do("barrier")
-            own = replace(self, split=1)
-            for _, row, col in own.shares(b, const(0), thread):
+            here = replace(self, split=1)
+            for _, row, col in here.shares(b, const(0), thread):
                 total = b.alloc("total", sums.dtype, LANES)
-                own.add(b, sums, row, col, total, (const(0),), lambda *place: place)
+                here.add(b, sums, row, col, total, (const(0),), lambda *place: place)
                 b.store(sums, (0, row, col), total.at(0, lanes=LANES), LANES)
         b.do("cluster_barrier")
         totals, joined = b.alloc("totals", sums.dtype, self.turns, LANES), replace(self, slices=1)
