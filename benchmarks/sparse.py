@@ -37,22 +37,28 @@ SHAPES = (
 FOREIGN = ("efficientnet_b0", "resnet50")
 
 
-def pruned(shape: Sequence[int], density: float, seed: int = 0) -> Array:
-    """Random weights, of which a random share is not 0."""
+def pruned(shape: Sequence[int], density: float, seed: int = 0, block: tuple[int, int] = (1, 1)) -> Array:
+    """Random weights, of which a random share is not 0: single ones, or blocks of output and input channels."""
     rng = np.random.default_rng(seed)
     w = rng.standard_normal(shape).astype(np.float32)
     if density < 1:
-        w.reshape(-1)[rng.permutation(w.size)[int(density * w.size) :]] = 0
+        stays = np.zeros([-(-n // k) for n, k in zip(shape, (*block, *[1] * len(shape)))], np.bool_)
+        stays.reshape(-1)[rng.permutation(stays.size)[: max(int(density * stays.size), 1)]] = True
+        for axis, (n, k) in enumerate(zip(shape, block)):
+            stays = stays.repeat(k, axis).take(np.arange(n), axis)
+        w *= stays
     return w / np.float32(np.sqrt(np.prod(shape[1:]) * density))
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
-def convolution(shape: tuple[int, int, int, int], density: float, blocks: bool) -> onnx.ModelProto:
+def convolution(
+    shape: tuple[int, int, int, int], density: float, blocks: bool, block: tuple[int, int] = (1, 1)
+) -> onnx.ModelProto:
     """A convolution with bias and ReLU; `blocks`: behind a dense one, and in front of a global sum."""
     o, c, side, k = shape
-    weights = {"w": pruned((o, c, k, k), density), "b": pruned((o,), 1.0)}
+    weights = {"w": pruned((o, c, k, k), density, 0, block), "b": pruned((o,), 1.0)}
     nodes = [
         helper.make_node("Conv", ["x", "w", "b"], ["c"], "pruned", kernel_shape=[k, k], pads=[k // 2] * 4),
         helper.make_node("Relu", ["c"], ["y"], "relu"),

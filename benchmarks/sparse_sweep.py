@@ -1,10 +1,11 @@
 """Is a sparse layer ever slower than the same one dense? Random layers, as the compiler chooses, by density and CPU.
 
-    python benchmarks/sparse_sweep.py --cpu haswell [--layers 40] [--seed 0] [--threads 1] [--forced]
+    python benchmarks/sparse_sweep.py --cpu haswell [--layers 40] [--seed 0] [--threads 1] [--forced] [--block 8x8]
 
 Layers are products, and convolutions by windows of 1 x 1 and 3 x 3 between blocks of channels; the time is that of the
 kernel alone, the shortest of interleaved calls. Each cell is the speed over the dense layer and what was chosen: code,
-a loop, or dense. `--forced` takes sparse kernels wherever there are some, and adds the ratio that was expected.
+a loop, blocks, or dense. `--block` prunes blocks of output and input channels. `--forced` takes sparse kernels wherever
+there are some, and adds the ratio that was expected.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MOST = 1.5e8  # multiply-adds of a dense layer
 ROUNDS = 5
 
 
-def product(rows: int, terms: int, columns: int, density: float) -> onnx.ModelProto:
-    w = {"w": np.ascontiguousarray(pruned((columns, terms), density).T), "b": pruned((columns,), 1.0)}
+def product(rows: int, terms: int, columns: int, density: float, block: tuple[int, int]) -> onnx.ModelProto:
+    w = {"w": np.ascontiguousarray(pruned((columns, terms), density, 0, block).T), "b": pruned((columns,), 1.0)}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"], "pruned"), helper.make_node("Add", ["m", "b"], ["y"])]
     values = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in (("x", [rows, terms]), ("y", None))
@@ -39,7 +40,7 @@ def product(rows: int, terms: int, columns: int, density: float) -> onnx.ModelPr
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def layer(rng: np.random.Generator) -> tuple[str, tuple[int, ...], Any]:
+def layer(rng: np.random.Generator, block: tuple[int, int]) -> tuple[str, tuple[int, ...], Any]:
     """The name of a random layer, the shape of its input, and its model by density."""
     while True:
         kind = ("product", "1x1", "1x1", "3x3")[rng.integers(4)]
@@ -47,14 +48,17 @@ def layer(rng: np.random.Generator) -> tuple[str, tuple[int, ...], Any]:
         side = int(2 ** (rng.uniform(0, 8) if kind == "product" else rng.uniform(2.6, 5.8)))
         k = 3 if kind == "3x3" else 1
         if kind == "product" and o * c * side < MOST:
-            return f"{side} x {c} by {c} x {o}", (side, c), lambda d: product(side, c, o, d)
+            return f"{side} x {c} by {c} x {o}", (side, c), lambda d: product(side, c, o, d, block)
         if kind != "product" and o * c * side**2 * k**2 < MOST:
-            return f"{o}x{c} {kind} @{side}", (1, c, side, side), lambda d: convolution((o, c, side, k), d, True)
+            return f"{o}x{c} {kind} @{side}", (1, c, side, side), lambda d: convolution((o, c, side, k), d, True, block)
+
+
+FORMS = {"CSR": "loop", "straight-line code": "code", "blocks": "blocks"}
 
 
 def chosen(f: Any) -> str:
-    found = re.findall(r"w, [^\n]*: (dense|sparse, CSR|sparse, straight-line code)", str(f.report))
-    return {"sparse, CSR": "loop", "sparse, straight-line code": "code"}.get(found[0], "dense") if found else "dense"
+    found = re.findall(f"w, [^\\n]*: sparse, ({'|'.join(FORMS)})", str(f.report))
+    return FORMS[found[0]] if found else "dense"
 
 
 def main() -> None:
@@ -64,7 +68,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--forced", action="store_true")
+    parser.add_argument("--block", default="1x1")
     args = parser.parse_args()
+    high, wide = map(int, args.block.split("x"))
     if args.forced:
         rules.GAIN = rules.WINDOW_GAIN = 0.0
     target = f"llvm{f' -mcpu={args.cpu}' if args.cpu else ''} -threads={args.threads}"
@@ -72,7 +78,7 @@ def main() -> None:
     taken: list[float] = []
     print(f"| layer | dense, us | {' | '.join(f'{d:.0%}' for d in DENSITIES)} |\n|---|---{'|---' * len(DENSITIES)}|")
     for _ in range(args.layers):
-        name, shape, model = layer(rng)
+        name, shape, model = layer(rng, (high, wide))
         x = rng.standard_normal(shape).astype(np.float32)
         calls = [dnnc.compile(model(d), target=target) for d in (1.0, *DENSITIES)]
         best = [float("inf")] * len(calls)

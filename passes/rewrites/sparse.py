@@ -11,7 +11,7 @@ import numpy as np
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.op import ContractionForm
-from dnnc.ir.sparse import Sparse
+from dnnc.ir.sparse import Pattern, Sparse
 from dnnc.ir.target import CoreRates
 from dnnc.ir.types import Array, Encoding
 from dnnc.passes.rewrites import sparse_windows
@@ -43,6 +43,9 @@ MOVE, FAR_MOVE = 3.0, 5.0  # cycles to turn a vector, and to write and read it, 
 MOST_CODE = 40 << 20  # bytes of a program: a little more than what last-level caches of servers hold
 FEW_PIXELS = 4  # whose products are sums over gathered elements
 ELEMENT = 8  # bytes of a nonzero in a loop
+HEIGHTS = 4, 8  # rows of blocks, which share each vector of pixels
+LEAST_SHARED = 3  # vectors of pixels that share each weight of a block
+ACROSS = 12  # cycles to add up the lanes of a vector
 GATHERED = 2.0  # cycles to gather one element, on a core that loads one vector a cycle
 NARROW_GATHERED = 1.7  # the same for vectors of less than 512 bits
 CACHED = 4  # times memory's rate, at which weights come from the last-level cache
@@ -143,15 +146,8 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
         return Verdict(None, f"{head} dense, {reason}")
     pixels = math.prod(_sizes(n.output.type.shape)) // rows
     terms = array.size // rows
-    if pixels <= FEW_PIXELS:  # both wait for memory
-        held = min(MOST_CODE / (4 * array.size), 1)  # the share that the last-level cache keeps
-        rate = rates.memory / (held / CACHED + 1 - held)
-        gathered = GATHERED / rates.loads if lanes >= WIDE else NARROW_GATHERED
-        sparse = count * max(ELEMENT / rate, pixels * gathered) + rows * ROW
-        gain = max(4 / rate, pixels / (lanes * rates.fma)) * array.size / sparse
-        if gain < GAIN:
-            return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
-        return Verdict(Sparse.of(array, axis), f"{head} sparse, CSR, {gain:.1f} times as fast as dense by estimate")
+    if pixels <= FEW_PIXELS:
+        return _few_pixels(found, pixels, lanes, rates)
     vectors = -(-pixels // lanes)
     padded = -(-rows // lanes) * lanes
     dense = pixels / lanes * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
@@ -165,18 +161,54 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     few = 1 if count * CODE <= FAR_CODE else min(TILES, vectors)
     code = code_cycles(count, rows, terms, (-(-vectors // few), few), rates)
     moved = vectors * (rows + terms)
-    if 4 * lanes * moved > 2 * FAR_CODE:
-        code, sparse = (c + moved * (STREAMED if lanes >= WIDE else NARROW_STREAMED) for c in (code, sparse))
+    streamed = moved * (STREAMED if lanes >= WIDE else NARROW_STREAMED) if 4 * lanes * moved > 2 * FAR_CODE else 0.0
+    code, sparse = code + streamed, sparse + streamed
     window = sparse_windows.window_of(n)
     if window is not None:
         code = sparse_windows.code_cycles(window, count, rows, lanes, rates)
     group = GROUP if code < sparse and count * CODE <= room else 1
-    gain = dense / (code if group > 1 else sparse)
+    best, height = code if group > 1 else sparse, 1
+    for h in HEIGHTS:
+        if sums_of_blocks(lanes) // h >= LEAST_SHARED:
+            blocks = filled(found, h, 1)
+            cost = streamed + vectors * block_cycles(h, blocks, rows, terms, min(vectors, TILES), lanes, rates)
+            if cost < best:
+                best, height, group = cost, h, 1
+    gain = dense / best
     if gain < (WINDOW_GAIN if window is not None and group > 1 else GAIN):
         return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
-    form = "straight-line code" if group > 1 else "CSR"
+    form = "straight-line code" if group > 1 else f"blocks of {height} rows" if height > 1 else "CSR"
     why = f"{head} sparse, {form}, {gain:.1f} times as fast as dense by estimate"
-    return Verdict(Sparse.of(array, axis, group=group), why)
+    return Verdict(Sparse.of(array, axis, height, group=group), why)
+
+
+def filled(w: Zeros, height: int, width: int) -> int:
+    """Blocks of a matrix that hold a number other than 0."""
+    return Pattern.of(np.moveaxis(w.array, w.axis, 0).reshape(w.rows, -1), height, width).count
+
+
+def _few_pixels(w: Zeros, pixels: int, lanes: int, rates: CoreRates) -> Verdict:
+    """Weigh sparse against dense weights for few pixels, which wait for memory: elements, or blocks as wide as a
+    vector or a half.
+    """
+    size, terms = w.array.size, w.array.size // w.rows
+    held = min(MOST_CODE / (4 * size), 1)  # the share that the last-level cache keeps
+    rate = rates.memory / (held / CACHED + 1 - held)
+    gathered = GATHERED / rates.loads if lanes >= WIDE else NARROW_GATHERED
+    best, block = w.count * max(ELEMENT / rate, pixels * gathered) + w.rows * ROW, (1, 1)
+    height = HEIGHTS[0]
+    for width in (lanes, lanes // 2):
+        if terms % width == 0:
+            loaded = max((height + pixels) / rates.loads, height * pixels / rates.fma, rates.latency)
+            each = max(4 * height * width / rate, loaded)
+            cost = filled(w, height, width) * each + w.rows * (ROW / height + ACROSS * pixels)
+            best, block = min((best, block), (cost, (height, width)))
+    gain = max(4 / rate, pixels / (lanes * rates.fma)) * size / best
+    if gain < GAIN:
+        return Verdict(None, f"{w.head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
+    form = "CSR" if block == (1, 1) else f"blocks of {block[0]} x {block[1]}"
+    why = f"{w.head} sparse, {form}, {gain:.1f} times as fast as dense by estimate"
+    return Verdict(Sparse.of(w.array, w.axis, *block), why)
 
 
 def loop_cycles(
@@ -196,6 +228,22 @@ def loop_cycles(
     fetched = 0.0 if near else 4 * lanes / (NEAR * rates.l2)
     each = max(1 / rates.fma, rates.latency / tiles, (1 + 2 / tiles) / rates.loads, fetched)
     return count * each + rows * ROW / tiles + (rows + terms) * TURN
+
+
+def sums_of_blocks(lanes: int) -> int:
+    """Vectors of sums of a row of blocks, which registers hold beside the factors: of 32, or of 16."""
+    return 24 if lanes >= WIDE else 12
+
+
+def block_cycles(
+    height: int, blocks: float, rows: float, terms: float, tiles: int, lanes: int, rates: CoreRates
+) -> float:
+    """Estimate cycles of the kernel of blocks for one vector of pixels. `height`: rows of a block; else as above."""
+    wide = min(tiles, sums_of_blocks(lanes) // height)  # vectors of pixels that share a weight
+    fetched = 4 * lanes / (NEAR * rates.l2)
+    each = max(height / rates.fma, rates.latency / wide, (1 + height / wide) / rates.loads, fetched)
+    ends = rows / height * (ROW / wide + 2 * height / rates.stores)
+    return blocks * (each + 4 * height / (tiles * rates.l2)) + ends + (rows + terms) * TURN
 
 
 def code_cycles(

@@ -18,6 +18,7 @@ import numpy as np
 import dnnc
 import dnnc.array as xp
 from dnnc.array import sparse
+from support.seeds import main
 
 DTYPES = ("float32", "float32", "float64", "float16", "int32", "int64")
 FORMATS = (sparse.csr_array, sparse.coo_array, sparse.bsr_array, sparse.csb_array)
@@ -194,18 +195,5 @@ def run(seed: int, device: str = "cpu") -> None:
         OPERATIONS[rng.integers(len(OPERATIONS))](rng, case)
 
 
-def main(count: int, first: int = 0) -> int:
-    wrong = 0
-    for seed in range(first, first + count):
-        try:
-            run(seed)
-        except Exception as e:
-            wrong += 1
-            print(f"seed {seed}: {type(e).__name__}: {e}", flush=True)
-        if (seed + 1 - first) % 500 == 0:
-            print(f"{seed + 1 - first} cases, {wrong} wrong", flush=True)
-    return wrong
-
-
 if __name__ == "__main__":
-    sys.exit(bool(main(*map(int, sys.argv[1:]))))
+    main(run, "cases", 500, sys.argv[1:])

@@ -15,8 +15,14 @@ of the strip's vectors before the next one:
             sums[rows of g, t] = sparse_rows(x[:, t], values, g)      a block that fits the instruction cache: one run
             y[..] = epilogue(sums)
 
-Few pixels are products of the matrix with each of them: vectors are nonzeros of a row, whose factors are gathered. Rows
-are shared among threads by their nonzeros.
+Where the encoding has blocks of rows, a vector of pixels serves all rows of a block, as in a dense product:
+
+        for each row of blocks, for each `t` vectors of the strip:
+            acc[height, t] = 0
+            for each block z of it:
+                acc[h, t] += values[z, h] * x[columns[z], t]
+
+Few pixels have a kernel of their own (`sparse_few_pixels`). Rows are shared among threads by their nonzeros.
 
 A pixel is a place of an image, or a row of the other matrix. Where neighbours in memory are channels, and not pixels,
 squares of lanes are transposed on the way in and out. The indices are those of the encoding (`dnnc.ir.sparse`), which
@@ -30,22 +36,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.sparse_pixels import Finish, Grid, finish_of, grid_of
+from dnnc.backends.llvm.templates import sparse_few_pixels as few_pixels
+from dnnc.backends.llvm.templates.sparse_pixels import Finish
+from dnnc.backends.llvm.templates.sparse_product import Product, end_of_share, product_of, word
 from dnnc.ir.bounds import nonneg
-from dnnc.ir.dtype import f32, i64
+from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import (
     E,
     Expr,
     Load,
     Var,
-    cast,
     const,
     fma,
-    free,
     load,
     maximum,
     minimum,
@@ -55,115 +59,28 @@ from dnnc.ir.expr import (
     substitute,
     unwrap,
     var,
-    walk,
 )
-from dnnc.ir.loops.stmt import Block, Buffer, Builder, Kernel, Store, call
-from dnnc.ir.op import ContractionForm
-from dnnc.ir.sparse import Sparse
-from dnnc.passes.lower.form import Axis, Contraction, Operand
+from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, Store
+from dnnc.passes.lower.form import Axis
 from dnnc.passes.rewrites.sparse import (
-    FEW_PIXELS,
     INSTRUCTION,
     NEAR_CODE,
     PREFETCHES,
+    block_cycles,
     code_cycles,
     foreign_cycles,
     loop_cycles,
+    sums_of_blocks,
 )
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.transposition import zipped
 
 MOST_TILES = 7  # vectors of sums of a row: more of them share an index; 7 of 16 lanes are 112 pixels
-MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other
+MOST_VECTORS = 16  # the same of straight-line code, which walks them one after the other, and of blocks
 
 ORDER = ()
 Knob = Mapping[str, "int | str"]
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product for this builder: `weights` in their memory layout, the other factor, and the sides."""
-
-    form: Contraction
-    encoding: Sparse
-    weights: Buffer
-    other: Operand
-    rows: Axis  # of the sparse matrix
-    pixels: Axis  # of the other factor
-    transposed: bool  # are neighbours of the result in memory rows of the matrix, not pixels?
-    reads: Grid | None = None  # where the other factor's memory is made of vectors of pixels
-    writes: Grid | None = None  # where the result's is
-    finish: Finish | None = None  # where code makes results of sums
-
-    @property
-    def grid(self) -> Grid | None:
-        """Vectors are those of a row of an image, and not of all its pixels one after the other."""
-        return self.reads or self.writes
-
-    def vectors(self, lanes: int) -> int:
-        return self.grid.vectors if self.grid is not None else -(-self.pixels.size // lanes)
-
-    def first(self, v: Expr, lanes: int) -> Expr:
-        """The first pixel of a vector, as the loops of pixels count them."""
-        g = self.grid
-        if g is None or self.writes is not None:
-            return v * lanes
-        return v // g.blocks * g.width + v % g.blocks * lanes
-
-    def count(self, v: Expr, lanes: int) -> Expr | None:
-        """How many lanes of a vector are pixels; None: all of them."""
-        g = self.grid
-        if self.writes is not None:  # lanes past a row are written as 0
-            return None
-        if g is not None:
-            return None if g.width % lanes == 0 else minimum(g.width - v % g.blocks * lanes, lanes)
-        return None if self.pixels.size % lanes == 0 else minimum(self.pixels.size - v * lanes, lanes)
-
-    def stored(self, v: Expr, lanes: int) -> Expr:
-        """How many lanes of a vector of pixels are results, others being 0."""
-        g = self.writes
-        if g is None or g.width % lanes == 0:
-            return const(lanes)
-        return minimum(g.width - v % g.blocks * lanes, lanes)
-
-    @property
-    def terms(self) -> int:
-        return self.form.red.size
-
-    @property
-    def taps(self) -> Axis:
-        """The loops of the sum but that over channels, which is the outermost."""
-        return Axis(self.form.red.loops[1:])
-
-
-def product_of(problem: Problem, lanes: int) -> Product | None:
-    """The product of a group whose weights are sparse; None for all others."""
-    anchor = problem.anchor
-    weights = anchor.inputs[1] if anchor is not None and len(anchor.inputs) > 1 else None
-    encoding = weights.type.encoding if weights is not None else None
-    if anchor is None or weights is None or not isinstance(encoding, Sparse):
-        return None
-    if not isinstance(problem.form, Contraction):
-        return None
-    form: Contraction | None = problem.product
-    if anchor.op.contraction is ContractionForm.CONVOLUTION and math.prod(encoding.shape[2:]) > 1 and form is not None:
-        form = problem.form.without_single  # the loops of the sum in the order of the matrix's columns
-    if form is None or form.acc.dtype is not f32:
-        return None
-    name = dict(zip(problem.lowered.params, problem.kernel.entry.buffers))[weights].name
-    sides = [any(x.buf.name == name for x in walk(o.value) if isinstance(x, Load)) for o in (form.a, form.b)]
-    if sum(sides) != 1 or form.batch.loops or encoding.pattern.columns != form.red.size:
-        return None
-    sparse, other = (form.a, form.b) if sides[0] else (form.b, form.a)
-    if not sparse.axis.loops or sparse.conds:
-        return None
-    buffer = next(x.buf for x in walk(sparse.value) if isinstance(x, Load) and x.buf.name == name)
-    x, y = anchor.inputs[0], problem.lowered.params[problem.lowered.outputs[-1]]
-    reads, writes = (grid_of(v.type, lanes) if v is not None else None for v in (x, y))
-    transposed = not sides[0] and writes is None
-    finish = finish_of(form, sparse.axis, other.axis, writes, lanes) if encoding.group > 1 else None
-    return Product(form, encoding, buffer, other, sparse.axis, other.axis, transposed, reads, writes, finish)
 
 
 # --- choice -----------------------------------------------------------------------------------------------------------
@@ -173,10 +90,11 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     p = product_of(problem, target.lanes)
     if p is None or not _fits(p, target.lanes):
         return []
-    if _gathers(p):
-        return [(("vectors", 1), ("shares", min(target.threads, p.rows.size)))]
+    if few_pixels.takes(p):
+        return [(("vectors", 1), ("shares", min(target.threads, len(p.encoding.pattern.blocks))))]
     every = p.vectors(target.lanes)
-    most, vector = MOST_TILES if p.encoding.group == 1 else MOST_VECTORS, 4 * target.lanes
+    single = p.encoding.group == p.encoding.pattern.height == 1
+    most, vector = MOST_TILES if single else MOST_VECTORS, 4 * target.lanes
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
     near = [t for t in even if t <= most and p.terms * t * vector <= target.l2 // 2]
     # threads keep their pixels from one kernel to the next, so rows are shared only where there are too few strips
@@ -194,7 +112,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
 def block_of_rows(p: Product, lanes: int) -> int:
     """Rows that are walked together: whole squares, and whole groups, as many as the instruction cache takes."""
     group = p.encoding.group
-    least = math.lcm(group, lanes) if p.transposed or group == 1 else group
+    least = math.lcm(group, lanes, p.encoding.pattern.height) if p.transposed or group == 1 else group
     fits = int(NEAR_CODE // max(_code_bytes(p) * least // group, 1)) if group > 1 else 1
     return least * min(max(fits, 1), -(-p.rows.size // least))
 
@@ -209,25 +127,25 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     """Estimated cycles of the busiest core."""
     strips = -(-p.vectors(target.lanes) // tiles)
     rounds = -(-strips * shares // target.threads)
-    sizes = p.encoding.pattern.stored / shares, p.rows.size / shares, p.terms
+    pattern = p.encoding.pattern
+    sizes = pattern.count / shares, p.rows.size / shares, p.terms
     code = p.encoding.group > 1
     held = (p.terms + block_of_rows(p, target.lanes) * code) * tiles * 4 * target.lanes
     foreign = foreign_cycles(p.terms, rounds * tiles, shares, target.lanes, target.rates)
     if code:
         cores = max(target.threads // shares, 1)
         return foreign + code_cycles(*sizes, (rounds, tiles), target.rates, held <= target.l1, cores)
-    return foreign + rounds * tiles * loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
-
-
-def _gathers(p: Product) -> bool:
-    """Are vectors nonzeros, and not pixels?"""
-    return p.encoding.group == 1 and p.pixels.size <= FEW_PIXELS
+    if pattern.height > 1:
+        cycles = block_cycles(pattern.height, *sizes, tiles, target.lanes, target.rates)
+    else:
+        cycles = loop_cycles(*sizes, tiles, target.lanes, target.rates, held <= target.l1)
+    return foreign + rounds * tiles * cycles
 
 
 def _fits(p: Product, lanes: int) -> bool:
     """Can vectors be read and written along pixels, squares be transposed, or elements gathered?"""
-    if _gathers(p):
-        return len(p.form.red.loops) == 1 and not p.other.conds
+    if few_pixels.takes(p):
+        return few_pixels.fits(p)
     if not p.pixels.loops:
         return False
     if p.grid is not None:
@@ -252,8 +170,8 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     p = product_of(problem, target.lanes)
     if p is None or not _fits(p, target.lanes):
         raise ScheduleError("the weights are not sparse, or memory has another order")
-    if _gathers(p):
-        return p.form.kernel.with_body(_gathered(p, int(knobs["shares"]), target.lanes))
+    if few_pixels.takes(p):
+        return p.form.kernel.with_body(few_pixels.body(p, int(knobs["shares"]), target.lanes))
     tiles, shares, lanes = int(knobs["tiles"]), int(knobs["shares"]), target.lanes
     block = block_of_rows(p, lanes)
     strips = -(-p.vectors(lanes) // tiles)
@@ -311,6 +229,8 @@ def _rows(b: Builder, p: Product, strip: Strip, rb: Expr) -> None:
         with b.loop("g", groups_of_block(p, rb, block)) as g, b.loop("v", tiles) as v:
             at = y.ref(v, g * p.encoding.group, 0, lanes=lanes)
             _run(b, p, strip, at, (rb * each + g, maximum(rb - strip.begin, g), v), 1)
+    elif p.encoding.pattern.height > 1:
+        _blocks(b, p, strip, rb, y)
     elif p.encoding.group == 1:
         with b.loop("r", minimum(start + block, p.encoding.pattern.rows), lo=start) as r:
             acc = _row(b, p, strip, r)
@@ -394,71 +314,44 @@ def _row(b: Builder, p: Product, strip: Strip, r: Expr) -> Buffer:
     acc = b.alloc("acc", f32, tiles, lanes)
     with b.loop("v", tiles, "unroll") as v:
         b.store(acc, (v, 0), const(0.0, f32), lanes)
-    with b.loop("n", _word(p, "starts", r + 1), lo=_word(p, "starts", r)) as n:
+    with b.loop("n", word(p, "starts", r + 1), lo=word(p, "starts", r)) as n:
         begin, _ = p.encoding.sections["values"]
         weight = op("bits_f32", p.weights[begin + n], dtype=f32)
-        column = b.let("column", _word(p, "columns", n))
+        column = b.let("column", word(p, "columns", n))
         with b.loop("v", tiles, "unroll") as v:
             x, at = strip.column(p, v, column)
             b.store(acc, (v, 0), fma(weight, load(x, at, lanes), acc.at(v, 0, lanes=lanes)), lanes)
     return acc
 
 
-def end_of_share(p: Product, block: int, share: Expr, shares: int) -> Expr:
-    """The block of rows with which a share begins: each has about as many nonzeros, or is the one behind the last."""
-    ahead = p.encoding.pattern.starts[::block]
-    blocks = -(-p.rows.size // block)
-    found: Expr = const(blocks)
-    for k in reversed(range(shares)):
-        begin = int(np.searchsorted(ahead, k * p.encoding.pattern.count / shares)) if k else 0
-        found = select(share < k + 1, const(min(begin, blocks)), found)
-    return found
+def _blocks(b: Builder, p: Product, strip: Strip, rb: Expr, y: Buffer) -> None:
+    """The sums `y` of a block of rows, as rows of the encoding's blocks and vectors that registers hold."""
+    height, each = p.encoding.pattern.height, strip.block // p.encoding.pattern.height
+    most = max(sums_of_blocks(strip.lanes) // height, 1)
+    width = -(-strip.tiles // -(-strip.tiles // most))
+    with b.loop("q", minimum(each, len(p.encoding.pattern.blocks) - rb * each)) as q:
+        with b.loop("t", strip.tiles // width) as t:
+            _block(b, p, strip, rb * each + q, (t * width, width), y, q * height)
+        if rest := strip.tiles % width:
+            first = const(strip.tiles - rest)
+            _block(b, p, strip, rb * each + q, (first, rest), y, q * height)
 
 
-def _gathered(p: Product, shares: int, lanes: int) -> Block:
-    """Sums of one row after the other, for each pixel."""
-    b = Builder()
-    numbers = op("lanes", const(lanes), dtype=i64, lanes=lanes)
-    with b.loop("s", shares, "parallel") as share:
-        ends = [b.let(name, end_of_share(p, 1, share + j, shares)) for j, name in enumerate(("begin", "end"))]
-        with b.loop("r", minimum(ends[1], p.encoding.pattern.rows), lo=ends[0]) as r:
-            acc = b.alloc("acc", f32, p.pixels.size, lanes)
-            with b.loop("m", p.pixels.size, "unroll") as m:
-                b.store(acc, (m, 0), const(0.0, f32), lanes)
-            first, last = _word(p, "starts", r), _word(p, "starts", r + 1)
-            with b.loop("v", (last - first + (lanes - 1)) // lanes) as v:
-                left = last - first - v * lanes
-                values, columns = (
-                    load(p.weights, (p.encoding.sections[name][0] + first + v * lanes,), lanes, left)
-                    for name in ("values", "columns")
-                )
-                weight = op("bits_f32", values, dtype=f32)
-                column = call("trusted", cast(columns, i64), 0, p.encoding.pattern.columns)
-                with b.loop("m", p.pixels.size, "unroll") as m:
-                    e = _of_columns(p, m, column)
-                    e = select(op("<", numbers, left), e, const(0.0, f32))
-                    b.store(acc, (m, 0), fma(weight, e, acc.at(m, 0, lanes=lanes)), lanes)
-            with b.loop("m", p.pixels.size, "unroll") as m:
-                env = {**p.rows.at(r), **p.pixels.at(m), p.form.acc[0]: call("hsum", acc.at(m, 0, lanes=lanes))}
-                s = p.form.store
-                b.emit(Store(s.buf, tuple(substitute(i, env) for i in s.idx), substitute(s.value, env)))
-    return b.block()
-
-
-def _of_columns(p: Product, pixel: Expr, columns: Expr) -> Expr:
-    """A vector of elements of the other factor, one for each column."""
-    (loop,) = p.form.red.loops
-    e = substitute(p.other.value, p.pixels.at(pixel))
-    if not isinstance(e, Load) or any(loop in free(i) and i is not loop for i in e.idx):
-        raise ScheduleError(f"{e!r} is no element of a row")
-    return load(e.buf, [columns if i is loop else i for i in e.idx])
-
-
-def _word(p: Product, section: str, i: Expr) -> Expr:
-    """An index out of the encoding: a number of stored elements, or a column."""
-    begin, _ = p.encoding.sections[section]
-    most = p.encoding.pattern.count + 1 if section == "starts" else p.encoding.pattern.columns
-    return call("trusted", cast(p.weights[begin + i], i64), 0, most)
+def _block(b: Builder, p: Product, strip: Strip, row: Expr, vectors: tuple[Expr, int], y: Buffer, to: Expr) -> None:
+    """The sums of a row of blocks for some vectors of a strip, the first and how many; `to`: their first row in y."""
+    (first, count), height, lanes = vectors, p.encoding.pattern.height, strip.lanes
+    acc = b.alloc("acc", f32, height, count, lanes)
+    with b.loop("h", height, "unroll") as h, b.loop("v", count, "unroll") as v:
+        b.store(acc, (h, v, 0), const(0.0, f32), lanes)
+    begin, _ = p.encoding.sections["values"]
+    with b.loop("z", word(p, "starts", row + 1), lo=word(p, "starts", row)) as z:
+        column = b.let("column", word(p, "columns", z))
+        with b.loop("h", height, "unroll") as h, b.loop("v", count, "unroll") as v:
+            weight = op("bits_f32", p.weights[begin + z * height + h], dtype=f32)
+            x, at = strip.column(p, first + v, column)
+            b.store(acc, (h, v, 0), fma(weight, load(x, at, lanes), acc.at(h, v, 0, lanes=lanes)), lanes)
+    with b.loop("h", height, "unroll") as h, b.loop("v", count, "unroll") as v:
+        b.store(y, (first + v, to + h, 0), acc.at(h, v, 0, lanes=lanes), lanes)
 
 
 # --- the other factor -------------------------------------------------------------------------------------------------

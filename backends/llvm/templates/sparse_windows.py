@@ -19,16 +19,14 @@ from functools import partial
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.sparse import (
-    Product,
     block_of_rows,
     clamped,
-    end_of_share,
     groups_of_block,
     is_first,
     limited,
-    product_of,
     stored,
 )
+from dnnc.backends.llvm.templates.sparse_product import Product, end_of_share, product_of
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, const, maximum, minimum, op, select, substitute

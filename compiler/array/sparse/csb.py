@@ -47,6 +47,8 @@ SERIAL_BELOW = 1 << 14  # elements that other threads do not speed up
 LARGEST = 1 << 40  # of a size
 SAMPLE, MOSTLY = 1024, 0.75  # elements that are asked for a neighbour on their diagonal, the share that has one
 NATIVE = ("float32", "float64", "int32", "int64")
+Run = Callable[[list[Host], list[int]], None]
+Call = tuple[Run, list[Host], list[int]]
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Blocks(Static):
         by_columns = np.argsort(across, kind="stable")
         self.by_rows = Side(_starts(high, -(-m // self.side)), np.arange(len(numbers)), across)
         self.by_columns = Side(_starts(across, wide), by_columns, high)
-        self._shares: dict[tuple[bool, int], tuple[Host, Host]] = {}
+        self._calls: dict[tuple[np.dtype[Any], bool, int], Call | None] = {}
 
     def __deepcopy__(self, memo: Any) -> Blocks:
         return self
@@ -159,26 +161,34 @@ class Blocks(Static):
         m, k = self.shape
         if not self.stored or x.shape != (k,) or not (products.at_hand(values) and products.at_hand(x)):
             return None
-        values, x = products.numbers("matmul", values, x)
-        if values.dtype.name not in NATIVE:
-            return None
+        if values.dtype != x.dtype:
+            values, x = products.numbers("matmul", values, x)
         count = compiler().backend.threads if self.stored >= SERIAL_BELOW else 1
-        kernel = _function(from_numpy(values.dtype), from_numpy(self.places.dtype), self.turned, count)
+        key = values.dtype, self.turned, count
+        found = self._calls[key] if key in self._calls else self._calls.setdefault(key, self._call(*key))
+        if found is None:
+            return None
+        kernel, arrays, sizes = found
+        y = np.empty(m, values.dtype)
+        kernel([*arrays, values.numpy(), x.numpy(), y], sizes)
+        return from_buffer(y, HOST)
+
+    def _call(self, dtype: np.dtype[Any], turned: bool, count: int) -> Call | None:
+        """The kernel of a dtype for some threads, its first arrays and its sizes; None where there is none."""
+        if dtype.name not in NATIVE:
+            return None
+        kernel = _function(from_numpy(dtype), from_numpy(self.places.dtype), turned, count)
         if kernel is None:
             return None
-        walk, other = (self.by_columns, self.by_rows) if self.turned else (self.by_rows, self.by_columns)
-        key = self.turned, count
-        if key not in self._shares:
-            self._shares[key] = walk.shares(self.begins, count)
-        y = np.empty(m, values.dtype)
+        walk, other = (self.by_columns, self.by_rows) if turned else (self.by_rows, self.by_columns)
         heads, places = _some(self.heads), _some(self.places)
         sizes = {
-            "M": m, "R": len(walk.starts) - 1, "C": len(other.starts) - 1, "S": self.side, "B": len(walk.other),
-            "Z": self.stored, "H": len(heads), "P": len(places),
+            "M": self.shape[0], "R": len(walk.starts) - 1, "C": len(other.starts) - 1, "S": self.side,
+            "B": len(walk.other), "Z": self.stored, "H": len(heads), "P": len(places),
         }  # fmt: skip
-        arrays = [*self._shares[key], walk.starts, walk.blocks, walk.other, self.begins, self.runs, heads, places]
-        kernel([*arrays, values.numpy(), x.numpy(), y], [sizes[n] for n in sorted(sizes)])
-        return from_buffer(y, HOST)
+        shares = walk.shares(self.begins, count)
+        arrays = [*shares, walk.starts, walk.blocks, walk.other, self.begins, self.runs, heads, places]
+        return kernel, arrays, [sizes[n] for n in sorted(sizes)]
 
 
 def _runs(block: Host, r: Host, c: Host) -> Host:
@@ -216,10 +226,10 @@ def _side(rows: Host, columns: Host, m: int, k: int) -> int:
 
 
 @cache
-def _function(value: DType, place: DType, turned: bool, shares: int) -> Callable[[list[Host], list[int]], None] | None:
+def _function(value: DType, place: DType, turned: bool, shares: int) -> Run | None:
     made = compiler()
     kernel = product_kernel(value, place, turned, shares)
-    found: Callable[[list[Host], list[int]], None] | None = made.backend.function(kernel, made.cache)
+    found: Run | None = made.backend.function(kernel, made.cache)
     return found
 
 

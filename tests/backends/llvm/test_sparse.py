@@ -82,13 +82,16 @@ def product(rows: int, k: int, columns: int, weights: Array | None = None) -> Gr
     return parse(text, {"w": w, "b": RNG.standard_normal(columns).astype(np.float32)})
 
 
-@pytest.fixture(params=["code", "loop"])
+@pytest.fixture
 def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are sparse wherever there is a kernel for them: as straight-line code, or in a loop."""
+    """Weights are sparse wherever there is a kernel for them: as code, in a loop, or in blocks of rows."""
     for name in ("GAIN", "WINDOW_GAIN"):
         monkeypatch.setattr(rules, name, 0.0)
     for module in (rules, sparse_windows):
         monkeypatch.setattr(module, "code_cycles", lambda *_: 1e9 if request.param == "loop" else 1.0)
+    blocks = request.param == "blocks"
+    monkeypatch.setattr(rules, "block_cycles", lambda *_: 1e-6 if blocks else 1e12)
+    monkeypatch.setattr(rules, "filled", lambda *_: 0 if blocks else 1 << 40)
 
 
 CASES = {
@@ -111,8 +114,12 @@ CASES = {
     "few rows": lambda: product(3, 40, 33),
     "rows of half a vector": lambda: product(8, 300, 117),  # and two runs of two groups, one of one
     "rows of less than a vector": lambda: product(12, 200, 96),
+    "aligned rows": lambda: product(3, 64, 33),
     "one element": lambda: product(16, 16, 16, np.eye(16, dtype=np.float32)[:, ::-1] * (np.arange(16) == 3)),
 }
+
+BLOCKED = ("blocks", "stride", "window", "strided window", "vectors past rows", "odd product", "aligned rows")
+FORMS = [(form, case) for form, cases in (("code", CASES), ("loop", CASES), ("blocks", BLOCKED)) for case in cases]
 
 
 def compiled(g: Graph, target: Any = TARGET) -> Any:
@@ -120,17 +127,22 @@ def compiled(g: Graph, target: Any = TARGET) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
-    ("always", "cpu"),
-    [("code", "skylake-avx512"), ("loop", "skylake-avx512"), ("loop", "haswell"), ("loop", "x86-64")],
+    ("always", "cpu", "case"),
+    [
+        (form, cpu, case)
+        for form, case in FORMS
+        for cpu in ("skylake-avx512", "haswell", "x86-64")[: 1 if form == "code" else 3]
+    ],
     indirect=["always"],
 )
-def test_the_kernel_means_the_product(case: str, always: None, cpu: str) -> None:
+def test_the_kernel_means_the_product(always: None, cpu: str, case: str) -> None:
     g, target = CASES[case](), parse_target(f"llvm -mcpu={cpu}", 2)
     steps = [s for s in compiled(g, target).kernels if s.choice.template in ("sparse", "sparse_windows")]
     assert len(steps) == (3 if "vectors" in case else 1)
     for step in steps:
+        (pattern,) = (e.pattern for v in step.params if isinstance(e := v.type.encoding, Sparse))
+        assert (pattern.height > 1) == (rules.filled(*[None] * 3) == 0)
         agree(g, step)
 
 
@@ -162,9 +174,8 @@ def agree(g: Graph, step: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("case", CASES)
-def test_native_code_agrees(case: str) -> None:
+@pytest.mark.parametrize(("always", "case"), FORMS, indirect=["always"])
+def test_native_code_agrees(always: None, case: str) -> None:
     g = CASES[case]()
     x = RNG.standard_normal([int(str(d)) for d in g.inputs[0].type.shape]).astype(np.float32)
     (want,) = run(g.copy(), [x], "float64")

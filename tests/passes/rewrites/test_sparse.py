@@ -53,6 +53,18 @@ def test_products_of_one_pixel_weigh_gathers_against_cached_weights(density: flo
     assert verdict is not None and (verdict.encoding is not None) == sparse
 
 
+@pytest.mark.parametrize(("rows", "lanes", "block"), [(1, 16, (4, 8)), (1, 8, (4, 8)), (1000, 8, (4, 1))])
+def test_blocks_of_zeros_decide(rows: int, lanes: int, block: tuple[int, int]) -> None:
+    blocks = np.random.default_rng(0).permuted(np.arange(64 * 64) < 410).reshape(64, 64)
+    text = f"""def g(x: f32[{rows}, 512], *, w: f32[512, 512]):
+    y = matmul(x, w)
+    return y"""
+    g = parse(text, {"w": blocks.repeat(8, 0).repeat(8, 1).astype(np.float32)})
+    verdict = weigh_sparse(g, next(iter(g.nodes())), lanes, WIDE_CORE)
+    assert verdict is not None and isinstance(verdict.encoding, Sparse) and "sparse, blocks of" in verdict.why
+    assert (verdict.encoding.pattern.height, verdict.encoding.pattern.width) == block
+
+
 def test_reasons_to_stay_dense() -> None:
     for (g, n), why in ((pointwise(0.1, size=2), "too few pixels"), (pointwise(0.1, dtype="f64"), "float32")):
         verdict = weigh_sparse(g, n, 16, WIDE_CORE)
