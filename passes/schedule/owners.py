@@ -47,6 +47,7 @@ from dnnc.passes.lower.scatter import Scattered
 
 LINE = 64  # bytes of a cache line
 MOST_LINES = 16  # of a row and of an update that are fetched ahead
+MOST_FOUND = 8  # updates whose rows a thread finds at once
 AHEAD = 4096  # bytes of updates that are fetched ahead
 
 
@@ -267,14 +268,30 @@ def by_threads(s: Scattered, shares: int, threads: int) -> Block:
                     there = dict(zip(named, unflattened(first + k, [shape[a] for a in named])))
                     s.start(b, [{**at, **there}[a] for a in range(len(s.axes))])
             fits = [at[k] < s.extents[u] for k, u in s.whole.items()]
+            mine = {u: at[k] for k, u in s.whole.items()}
+            few = len(walked) == 1 and shares > 1 and 1 < (value(s.extents[walked[0]]) or 0) <= MOST_FOUND
+
+            def row_of(place: Sequence[Expr]) -> Expr:
+                return flattened([place[k] for k in named], [shape[k] for k in named])
+
             with ExitStack() as scopes:
                 for cond in fits:
                     scopes.enter_context(b.when(cond))
-                mine = {u: at[k] for k, u in s.whole.items()}
-                mine.update((u, scopes.enter_context(b.loop(f"u{u}", s.extents[u]))) for u in walked)
+                if few:  # all are asked for before any is waited for
+                    found = b.alloc("rows", i64, s.extents[walked[0]])
+                    with b.loop("q", s.extents[walked[0]], "unroll") as q:
+                        b.store(found, (q,), row_of(s.at([{**mine, walked[0]: q}[k] for k in range(len(s.over))])))
+                kind = "unroll" if few else "range"
+                mine.update((u, scopes.enter_context(b.loop(f"u{u}", s.extents[u], kind))) for u in walked)
                 u = [mine[k] for k in range(len(s.over))]
-                place = [b.let("at", i) for i in s.at(u)]
-                row = b.let("row", flattened([place[k] for k in named], [shape[k] for k in named]))
+                if few:
+                    row = b.let("row", found[mine[walked[0]]])
+                    sizes = [shape[k] for k in named]
+                    there = dict(zip(named, map(within, unflattened(row, sizes), sizes)))
+                    place = [{**at, **there}[k] for k in range(len(s.axes))]
+                else:
+                    place = [b.let("at", i) for i in s.at(u)]
+                    row = b.let("row", row_of(place))
                 if shares > 1:
                     scopes.enter_context(b.when(first <= row))
                     scopes.enter_context(b.when(row < first + chunk))

@@ -243,6 +243,8 @@ def test_blocks_compute_few_queries() -> None:
     g = parse(TURNED_PAIRS.replace("T[", "f16["))
     f = dnnc.compile(parse(TURNED_PAIRS.replace("T[", "f16[")), target="cuda-interpreted", cache=False)
     assert [k.choice.partition("(")[0] for k in f.report.programs[-1].kernels] == ["attention"]
+    (first,) = (line.strip() for line in f.source("operator").splitlines() if line.strip().startswith("first:"))
+    assert ", 8] @ register" in first  # halves of a row are read in whole vectors
     given = draw(g)
     (want,) = run(g, given, "float64")
     assert np.abs(f(*given).astype(np.float64) - want).max() <= LIMITS["f16"] * np.abs(want).max()

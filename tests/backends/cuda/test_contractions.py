@@ -258,7 +258,9 @@ def test_shares_of_a_sum_meet_in_one_order() -> None:
     assert text.count("cluster_barrier()") == 1 and "for part in cluster(4):" in text
     assert text.index("cluster_arrive()") < text.index("y[") < text.index("cluster_wait()")
     assert re.search(
-        r"for (q\w*) in unroll\(4\):\n.*\n +totals\[(.*)\] = totals\[\2\] \+ peer\(addr\(sums\[.*\]\), \1\)", text
+        r"for (q\w*) in unroll\(4\):\n +(theirs\w*)\[\1, 0:\+4\] = peer\(addr\(sums\[.*\]\), \1\)\n"
+        r" +for (q\w*) in unroll\(4\):\n +totals\[(.*)\] = totals\[\4\] \+ \2\[\3, 0:\+4\]",
+        text,
     )
 
 

@@ -18,19 +18,20 @@ inf - inf occurs that the definition does not have; rows that end so have no wei
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dnnc.backends.cuda.templates.attention.nest import Attention
 from dnnc.backends.cuda.templates.contraction.staging import Mover, Tile, readable, vector_of
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.ir.dtype import DType, f32
-from dnnc.ir.expr import Const, Expr, Op, const, fma, free, load, maximum, minimum, select, walk
+from dnnc.ir.expr import Const, Expr, Load, Op, const, fma, free, load, maximum, minimum, select, walk
 from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
 
 INF, NAN = float("inf"), float("nan")
 CHUNK = 8  # columns that a lane stores
+MOST_MASKS = 32  # numbers of a lane that change the scores of a step
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Flash(ABC):
     pad: int  # elements after each row of a tile in shared memory, so that neighbouring rows begin in different banks
 
     def __init__(self, a: Attention, shape: Shape, dtype: DType, depth: int, cols: int) -> None:
-        self.a, self.s, self.dtype = a.stored_as(dtype), shape, dtype
+        self.a, self.s, self.dtype = a.with_whole_queries(dtype).stored_as(dtype), shape, dtype
         self.depth, self.cols = depth, cols  # elements of a row of Q and K, and of V, as they lie in shared memory
         self.wm = shape.rows // shape.warps
         self.steps = -(-a.keys.size // (shape.keys * shape.shares))
@@ -138,13 +139,19 @@ class Flash(ABC):
         s = self.s
         self.warp, self.slice = self.w % s.warps, self.w // s.warps
         self.row = b.let("row", self.warp * self.wm)
-        queries = self.ask_for_queries(b)
+        computed = not self.tiles[0].direct
+        queries = self.queries_mover(b)
+        if not computed:  # else behind the copies of keys, which they would hold up
+            queries.fetch(b, const(0), const(0))
+        b.do("cp_async_commit")
         self.regs = [None if t.direct else b.alloc("next", self.dtype, t.turns, t.lanes) for t in self.tiles[1:]]
         ahead = s.stages - 1
         for p in range(ahead):
             self.fetch(b, const(p), const(p), p < self.steps)
             self.put(b, const(p), p < self.steps)
             b.do("cp_async_commit")
+        if computed:
+            queries.fetch(b, const(0), const(0))
         queries.put(b, const(0))
         b.do("cp_async_wait", ahead)
         b.do("barrier")
@@ -154,18 +161,16 @@ class Flash(ABC):
             b.store(self.top, (r,), const(-INF, f32))
             b.store(self.sums, (r,), const(0.0, f32))
         with b.loop("step", self.steps) as step:
+            self.ask_for_masks(b, step)
             b.do("cp_async_wait", ahead - 1)
             b.do("barrier")
             self.step(b, step, mixed, scores)
         self.finish(b, mixed)
 
-    def ask_for_queries(self, b: Builder) -> Mover:
+    def queries_mover(self, b: Builder) -> Mover:
         tile = self.tiles[0]
         regs = None if tile.direct else b.alloc("first", self.dtype, tile.turns, tile.lanes)
-        mover = Mover(tile, self.shared[0], self.batch, self.origin, self.w * 32 + self.lane, regs)
-        mover.fetch(b, const(0), const(0))
-        b.do("cp_async_commit")
-        return mover
+        return Mover(tile, self.shared[0], self.batch, self.origin, self.w * 32 + self.lane, regs)
 
     def step(self, b: Builder, step: Expr, mixed: Buffer, scores: Buffer) -> None:
         s = self.s
@@ -244,6 +249,23 @@ class Flash(ABC):
         """e^(x - top) of scores."""
         return call("exp", x - top)
 
+    def ask_for_masks(self, b: Builder, step: Expr) -> None:
+        """What changes the scores of a step, the same for all rows, before the step's tiles are waited for."""
+        g, a, s = self.grid(), self.a, self.s
+        self.masks: dict[Load, Buffer] = {}
+        if self.factor is not None or g.turns * g.lanes > MOST_MASKS:
+            return
+        for x in dict.fromkeys(x for x in walk(a.score) if isinstance(x, Load) and x.buf is not a.dots):
+            if x.buf.space != "global" or a.rows.vars & free(x) or not a.keys.vars & free(x):
+                continue
+            lanes = g.lanes if readable(x, a.keys, a.rows, g.lanes) else 1
+            self.masks[x] = held = b.alloc("mask", x.dtype, g.turns, g.lanes)
+            with b.loop("j", g.turns, "unroll") as j, b.loop("c", g.lanes // lanes, "unroll") as c:
+                key = self.number(step) * s.keys + g.key(j) + c * lanes
+                key = minimum(key // lanes, a.keys.size // lanes - 1)
+                made = vector_of(x, lambda k: {**self.batch, **a.keys.at(key, lanes, k)}, lanes)
+                b.store(held, (j, c * lanes), made, lanes)
+
     def transform(self, b: Builder, scores: Buffer, first: Expr) -> None:
         """Products become scores: scaled, masked."""
         g, a = self.grid(), self.a
@@ -260,7 +282,9 @@ class Flash(ABC):
                 key = minimum((first + g.key(j) + c * lanes) // lanes, a.keys.size // lanes - 1)
 
                 def lane(k: Expr) -> dict[Expr, Expr]:
-                    return {**fixed, **a.keys.at(key, lanes, k), load(a.dots, (0,)): scores[lane_of(at, c * lanes + k)]}
+                    ahead: dict[Expr, Expr] = {x: held[j, c * lanes + k] for x, held in self.masks.items()}
+                    dots = {load(a.dots, (0,)): scores[lane_of(at, c * lanes + k)]}
+                    return {**ahead, **fixed, **a.keys.at(key, lanes, k), **dots}
 
                 b.store(scores, lane_of(at, c * lanes), vector_of(e, lane, lanes), lanes)
 
@@ -294,8 +318,6 @@ class Flash(ABC):
                 b.store(self.out, (self.w, g.row(r), g.col(j)), mixed.at(*g.place(r, j), lanes=g.wide), g.wide)
         b.do("barrier" if s.parts == 1 else "cluster_barrier")
         self.combine(b)
-        if s.parts > 1:
-            b.do("cluster_barrier")  # nobody may end while another one still reads what it has
 
     def leads(self) -> Expr:
         """Is this lane the one that speaks for its rows?"""
@@ -312,41 +334,74 @@ class Flash(ABC):
                 store_row(b, self.a.mean, env, row, g.col(j), mixed, g.place(r, j), g.wide)
 
     def combine(self, b: Builder) -> None:
-        """Join shares of rows, each relative to its own maximum, into results: by all threads, chunk by chunk."""
-        s, a = self.s, self.a
+        """Join shares of rows, each relative to its own maximum, into results: by all threads, chunk by chunk. The
+        order of sums does not depend on timing.
+        """
+        s = self.s
         chunks, threads = -(-self.cols // CHUNK), s.threads * s.parts
-        piece, total, best = b.alloc("piece", f32, CHUNK), b.alloc("total", f32, 1), b.alloc("best", f32, 1)
-        end = b.alloc("end", f32, 4)
+        turns = -(-s.rows * chunks // threads)
         t = self.w * 32 + self.lane + self.part * s.threads
-        with b.loop("p", -(-s.rows * chunks // threads)) as p:
-            at = b.let("at", p * threads + t)
-            row, q = b.let("row", at // chunks), b.let("q", at % chunks)
-            with b.when((row < s.rows) & (self.origin + row < a.rows.size)):
-                w, r = minimum(row // self.wm, s.warps - 1), row % self.wm
-                b.store(best, (0,), const(-INF, f32))
-                with self.share(b) as (part, z):
-                    b.store(end, (0,), self.theirs(part, self.ends, w + z * s.warps, r, const(0)), 4)
-                    b.store(best, (0,), maximum(best[0], end[0]))
-                safe = b.let("safe", select(best[0].eq(-INF), const(0.0, f32), best[0]))
-                b.store(total, (0,), const(0.0, f32))
-                b.store(piece, (0,), const(0.0, f32), CHUNK)
-                with self.share(b) as (part, z):
-                    at_w = w + z * s.warps
-                    b.store(end, (0,), self.theirs(part, self.ends, at_w, r, const(0)), 4)
-                    by = b.let("by", self.weight(end[0], safe))
-                    b.store(total, (0,), fma(end[1], by, total[0]))
-                    with b.loop("h", CHUNK // 4, "unroll") as h:
-                        theirs = self.theirs(part, self.out, at_w, r, q * CHUNK + h * 4)
-                        b.store(piece, (h * 4,), fma(theirs, by, piece.at(h * 4, lanes=4)), 4)
-                inverse = b.let("inverse", inverse_of(best[0], total[0]))
-                batch = {**self.batch, load(a.inverse, (0,)): inverse}
-                store_row(b, a.mean, batch, self.origin + row, q * CHUNK, piece, (const(0),), CHUNK)
 
-    @contextmanager
-    def share(self, b: Builder) -> Iterator[tuple[Expr, Expr]]:
-        """Each part and slice, in order: the result does not depend on timing."""
-        with b.loop("part", self.s.parts, "unroll") as part, b.loop("z", self.s.slices, "unroll") as z:
-            yield part, z
+        def store(p: Expr, row: Expr, q: Expr, held: Expr) -> None:
+            batch = {**self.batch, load(self.a.inverse, (0,)): inverse[held]}
+            store_row(b, self.a.mean, batch, self.origin + row, q * CHUNK, piece, (held, const(0)), CHUNK)
+
+        def each(made: Callable[[Expr, Expr, Expr, Expr], None], kind: str, at_once: bool) -> None:
+            with b.loop("p", turns, kind) as p:
+                at = b.let("at", p * threads + t)
+                row, q = b.let("row", at // chunks), b.let("q", at % chunks)
+                with b.when((row < s.rows) & (self.origin + row < self.a.rows.size)):
+                    made(p, row, q, p if at_once else const(0))
+                    if not at_once:
+                        store(p, row, q, const(0))
+
+        kept = turns if s.parts > 1 else 1
+        piece, inverse = b.alloc("piece", f32, kept, CHUNK), b.alloc("inverse", f32, kept)
+        self.total, self.best = b.alloc("total", f32, 1), b.alloc("best", f32, 1)
+
+        def join(p: Expr, row: Expr, q: Expr, held: Expr) -> None:
+            self.join(b, row, q, held, piece, inverse)
+
+        if s.parts == 1:
+            each(join, "range", False)
+            return
+        each(join, "unroll", True)
+        b.do("cluster_arrive")  # who has read all need not wait for what is stored
+        each(store, "unroll", True)
+        b.do("cluster_wait")  # nobody may end while another one still reads what it has
+
+    def join(self, b: Builder, row: Expr, q: Expr, held: Expr, piece: Buffer, inverse: Buffer) -> None:
+        """`piece[held]` and `inverse[held]` of chunk q of a row, of all its shares."""
+        s, total, best = self.s, self.total, self.best
+        w, r = minimum(row // self.wm, s.warps - 1), row % self.wm
+        ends = b.alloc("theirs", f32, s.parts, 4)
+        pieces = b.alloc("pieces", f32, s.parts, CHUNK)
+
+        def ask(z: Expr, buf: Buffer, to: Buffer, first: Expr, count: int) -> None:
+            """Ask for numbers of all parts before any is waited for."""
+            with b.loop("part", s.parts, "unroll") as part, b.loop("h", count // 4, "unroll") as h:
+                b.store(to, (part, h * 4), self.theirs(part, buf, w + z * s.warps, r, first + h * 4), 4)
+
+        b.store(best, (0,), const(-INF, f32))
+        with b.loop("z", s.slices, "unroll") as z:
+            ask(z, self.ends, ends, const(0), 4)
+            if s.slices == 1:
+                ask(z, self.out, pieces, q * CHUNK, CHUNK)
+            with b.loop("part", s.parts, "unroll") as part:
+                b.store(best, (0,), maximum(best[0], ends[part, 0]))
+        safe = b.let("safe", select(best[0].eq(-INF), const(0.0, f32), best[0]))
+        b.store(total, (0,), const(0.0, f32))
+        b.store(piece, (held, 0), const(0.0, f32), CHUNK)
+        with b.loop("z", s.slices, "unroll") as z:
+            if s.slices > 1:
+                ask(z, self.ends, ends, const(0), 4)
+                ask(z, self.out, pieces, q * CHUNK, CHUNK)
+            with b.loop("part", s.parts, "unroll") as part:
+                by = b.let("by", self.weight(ends[part, 0], safe))
+                b.store(total, (0,), fma(ends[part, 1], by, total[0]))
+                added = fma(pieces.at(part, 0, lanes=CHUNK), by, piece.at(held, 0, lanes=CHUNK))
+                b.store(piece, (held, 0), added, CHUNK)
+        b.store(inverse, (held,), inverse_of(best[0], total[0]))
 
     def theirs(self, part: Expr, buf: Buffer, w: Expr, r: Expr, at: Expr) -> Expr:
         """Four floats of a share."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dnnc.backends.cuda.templates.contraction.staging import in_vectors
 from dnnc.ir.dtype import DType, f32
 from dnnc.ir.expr import Expr, Load, Op, cast, free, load, op, substitute, walk
 from dnnc.ir.loops.stmt import Buffer, Kernel, Store, call
@@ -62,6 +63,10 @@ class Attention:
     def mean(self) -> Contraction:
         """Weights times values. The weights are in registers: only their side counts."""
         return self._contraction(self.keys, self.v, self.mixed)
+
+    def with_whole_queries(self, t: DType) -> Attention:
+        """The same with queries, where they are computed, in a form that vectors of 16 bytes can have."""
+        return replace(self, q=replace(self.q, value=in_vectors(self.q.value, self.depth, 16 // t.bytes)))
 
     def _contraction(self, red: Axis, b: Operand, acc: Buffer) -> Contraction:
         outer = (*self.batch.loops, *self.rows.loops, *b.axis.loops)

@@ -264,7 +264,7 @@ def _registers(d: Decoded, s: Shape) -> int:
     tiles, each = -(-d.c.rows.size // ROWS), _each(d, s)
     sums, x = 8 * d.strip // TILE, 16 if tiles <= HELD else 8
     once = 16 if each == 1 and tiles <= HELD else 0
-    ahead = max(s.flight - FLIGHT, 0) * 4 * (1 + tiles)
+    ahead = max(s.flight - FLIGHT, 0) * 4 * (1 if each == 1 else 1 + tiles)
     codes, share = (16, 7) if tiles <= HELD else (48, 4)
     return codes + tiles * (sums + x) * share // 4 + (16 if d.zeros is not None else 0) + ahead - once
 

@@ -16,7 +16,23 @@ from dataclasses import dataclass, field
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import E, Expr, Load, const, free, minimum, ref, select, substitute, terms, value, walk
+from dnnc.ir.expr import (
+    E,
+    Expr,
+    Load,
+    Op,
+    const,
+    free,
+    maximum,
+    minimum,
+    rebuild,
+    ref,
+    select,
+    substitute,
+    terms,
+    value,
+    walk,
+)
 from dnnc.ir.loops.stmt import Buffer, Builder, loop_var
 from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.memory import Vectorizer
@@ -125,6 +141,47 @@ def readable(e: Expr, axis: Axis, other: Axis, lanes: int) -> bool:
     except ScheduleError:
         return False
     return True
+
+
+def in_vectors(e: Expr, axis: Axis, lanes: int) -> Expr:
+    """Return `e` in a form that has aligned vectors along `axis`. Where the bound of a piece is a multiple of `lanes`,
+    `v < 32 ? x[min(v, 31)] : y[max(v - 32, 0)]` compares and clamps the number of a vector, not of an element.
+    """
+    if len(axis.loops) != 1 or lanes == 1 or axis.size % lanes:
+        return e
+    (v,) = axis.loops
+    vector, lane = v // lanes, v % lanes
+
+    def clamped(e: Expr, low: bool, bound: int) -> Expr:
+        """Within the piece below `bound`, or from there on."""
+
+        def go(x: Expr) -> Expr:
+            if isinstance(x, Op) and x.name in ("min", "max"):
+                if low and x is minimum(v, bound - 1):
+                    return minimum(vector, bound // lanes - 1) * lanes + lane
+                if not low and x is maximum(v - bound, 0):
+                    return maximum(vector - bound // lanes, 0) * lanes + lane
+                if not low and x is maximum(v, bound):
+                    return maximum(vector, bound // lanes) * lanes + lane
+            return rebuild(x, go)
+
+        return go(e)
+
+    def go(x: Expr) -> Expr:
+        if isinstance(x, Op) and x.name == "select" and isinstance(c := x.args[0], Op) and c.name in ("<", "<="):
+            small, large = c.args
+            if small is v and (n := value(large)) is not None:
+                bound, then, other = n + (c.name == "<="), x.args[1], x.args[2]
+            elif large is v and (n := value(small)) is not None:
+                bound, then, other = n + (c.name == "<"), x.args[2], x.args[1]
+            else:
+                return rebuild(x, go)
+            if bound % lanes == 0 and 0 < bound < axis.size:
+                parts = clamped(go(then), True, bound), clamped(go(other), False, bound)
+                return select(vector < bound // lanes, *parts)
+        return rebuild(x, go)
+
+    return go(e)
 
 
 def vector_of(e: Expr, at: Callable[[Expr], dict[Expr, Expr]], lanes: int) -> Expr:

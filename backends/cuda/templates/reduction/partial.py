@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dnnc.ir.dtype import DType, f32, i32
@@ -91,10 +91,17 @@ class Parts:
             b.do("barrier")
             self.combine(b, sums, lambda *place: place, part, thread, store)
             return
+        if self.slices > 1:  # a block's parts meet first: what others have is far away
+            b.do("barrier")
+            here = replace(self, split=1)
+            for _, row, col in here.shares(b, const(0), thread):
+                total = b.alloc("total", sums.dtype, LANES)
+                here.add(b, sums, row, col, total, (const(0),), lambda *place: place)
+                b.store(sums, (0, row, col), total.at(0, lanes=LANES), LANES)
         b.do("cluster_barrier")
-        totals = b.alloc("totals", sums.dtype, self.turns, LANES)
+        totals, joined = b.alloc("totals", sums.dtype, self.turns, LANES), replace(self, slices=1)
         for turn, row, col in self.shares(b, part, thread):
-            self.add(b, sums, row, col, totals, (turn, const(0)), lambda *place: place)
+            joined.add(b, sums, row, col, totals, (turn, const(0)), lambda *place: place)
         b.do("cluster_arrive")
         for turn, row, col in self.shares(b, part, thread):
             own = b.alloc("total", sums.dtype, LANES)
@@ -127,7 +134,12 @@ class Parts:
     ) -> None:
         """Add all parts of LANES sums, always in the same order."""
         b.store(into, place, const(0, sums.dtype), LANES)
-        with b.loop("q", self.split, "unroll") as q, b.loop("s", self.slices, "unroll") as s:
-            ref = sums.ref(*at(s, row, col), lanes=LANES)
-            share = call("peer", ref, q) if self.split > 1 else sums.at(*at(s, row, col), lanes=LANES)
-            b.store(into, place, into.at(*place, lanes=LANES) + share, LANES)
+        with b.loop("s", self.slices, "unroll") as s:
+            if self.split == 1:
+                b.store(into, place, into.at(*place, lanes=LANES) + sums.at(*at(s, row, col), lanes=LANES), LANES)
+                return
+            theirs = b.alloc("theirs", sums.dtype, self.split, LANES)  # all are asked for before any is waited for
+            with b.loop("q", self.split, "unroll") as q:
+                b.store(theirs, (q, 0), call("peer", sums.ref(*at(s, row, col), lanes=LANES), q), LANES)
+            with b.loop("q", self.split, "unroll") as q:
+                b.store(into, place, into.at(*place, lanes=LANES) + theirs.at(q, 0, lanes=LANES), LANES)

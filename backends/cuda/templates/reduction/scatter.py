@@ -17,7 +17,7 @@ from dnnc.ir.expr import value
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.types import product
 from dnnc.passes.lower.scatter import Scattered
-from dnnc.passes.schedule.owners import Places, by_threads
+from dnnc.passes.schedule.owners import MOST_FOUND, Places, by_threads
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.row_segments import by_blocks
 from dnnc.passes.schedule.state import Schedule
@@ -46,8 +46,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     assert isinstance(places, int) and isinstance(rows, int)
     if not places * rows:
         return []
-    shares = max(min(target.sms * BUSY // places, rows), 1)
     walked = math.prod(int(str(d)) for u, d in enumerate(s.extents) if u not in s.whole.values())
+    busy = BUSY if walked > MOST_FOUND else BUSY // 4  # few updates are asked for at once
+    shares = max(min(target.sms * busy // places, rows), 1)
     alone: Knobs = (("shares", shares), ("threads", 128))
     cycles = walked * STEP * max(places * shares / (target.sms * 2048), 1)
     together = _by_blocks(Places.of(s), target)
