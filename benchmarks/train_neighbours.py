@@ -185,8 +185,8 @@ def convnext(nn: Any, F: Any, block: Any) -> Any:
             self.a, self.b = nn.Linear(n, 4 * n), nn.Linear(4 * n, n)
 
         def forward(self, x: Any) -> Any:
-            y = self.norm(self.conv(x).permute(0, 2, 3, 1))
-            return x + self.b(F.gelu(self.a(y))).permute(0, 3, 1, 2)
+            y = self.norm(self.conv(x).swapaxes(1, 2).swapaxes(2, 3))
+            return x + self.b(F.gelu(self.a(y))).swapaxes(2, 3).swapaxes(1, 2)
 
     parts = [nn.Conv2d(3, 56, 4, 4)]
     for k, n in enumerate((56, 112, 224)):

@@ -162,7 +162,8 @@ def sizes(s: Schedule, problem: Problem, target: GpuTarget) -> list[tuple[str, i
     if rows and walks(s.loop(rows[-1]).body, s.loop(rows[-1]).var):
         smallest = min(buf.dtype.bytes for buf, _ in walks(s.loop(rows[-1]).body, s.loop(rows[-1]).var))
         return [*narrow(count, longest, smallest, target), *columnwise(count, longest, target)]
-    return []
+    # rows read across memory, as a norm over whole images with channels last does: still many threads a row
+    return rowwise(count, longest, 4, target) if problem.contraction is None else []
 
 
 def vector_bytes(problem: Problem, team: int) -> int:
