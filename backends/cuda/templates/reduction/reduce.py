@@ -176,7 +176,7 @@ def vector_bytes(problem: Problem, team: int) -> int:
     sizes = {buf.dtype.bytes for x in inner for buf, _ in walks(x.body, x.var)}
     width, longest = width_of(s, [nest[-1] for nest in nests]), max(product(s, nest) for nest in nests)
     idle = longest // width % team != 0 and 2 * longest // width % team == 0
-    return 8 if idle and width * min(sizes, default=16) == 16 and max(sizes) > min(sizes) else 16
+    return 8 if idle and width * min(sizes, default=16) == 16 and len(sizes) > 1 else 16
 
 
 def rowwise(count: int, chunks: int, bytes_: int, target: GpuTarget) -> list[tuple[str, int, int]]:
