@@ -1,6 +1,7 @@
 """All ops of the graph IR by name: the one list of families. An op's record stands whole in its family's file."""
 
 from dnnc.ir.op import OpDef
+from dnnc.ir.ops.activations import ACTIVATION_OPS
 from dnnc.ir.ops.attention import ATTENTION_OPS
 from dnnc.ir.ops.batch_norm import BATCH_NORM_OPS
 from dnnc.ir.ops.binary import BINARY_OPS
@@ -40,7 +41,7 @@ from dnnc.ir.ops.suppress import SUPPRESS_OPS
 from dnnc.ir.ops.trees import TREE_OPS
 
 FAMILIES: dict[str, tuple[OpDef, ...]] = {
-    "elementwise": ELEMENTWISE_OPS,
+    "elementwise": (*ELEMENTWISE_OPS, *ACTIVATION_OPS),
     "cast": CAST_OPS,
     "reduce": REDUCE_OPS,
     "matmul": MATMUL_OPS,
