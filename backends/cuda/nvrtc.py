@@ -32,7 +32,8 @@ OPTIONS = (
 )
 # Where CuPy looks for NVRTC first. Loading it takes a fifth of a second, which cached code does not need.
 WHEELS = (("cupy-cuda13x", "nvidia-cuda-nvrtc"), ("cupy-cuda12x", "nvidia-cuda-nvrtc-cu12"))
-PATIENCE = 120.0  # seconds that a kernel may take, where NVRTC can be told to end (12.8 and newer)
+PATIENCE = 120.0  # seconds of CPU time that a kernel may take, where NVRTC can be told to end (12.8 and newer)
+SHARED = 10  # times that on the clock
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _STACK = re.compile(r"(\d+) bytes stack frame")
@@ -109,12 +110,15 @@ def _set_flow() -> Any:
 
 
 def _limit(program: int, seconds: float) -> Any:
-    """End the compilation of a program after so many seconds. Returns what must live as long as it runs."""
+    """End the compilation of a program after so many seconds of CPU time, or on the clock after SHARED times as many.
+
+    Returns what must live as long as it runs.
+    """
     set_flow = _set_flow()
     if set_flow is None:
         return None
-    end = time.monotonic() + seconds
-    callback = _Flow(lambda parameter, payload: int(time.monotonic() > end))
+    ends = time.thread_time() + seconds, time.monotonic() + SHARED * seconds
+    callback = _Flow(lambda parameter, payload: int(time.thread_time() > ends[0] or time.monotonic() > ends[1]))
     set_flow(ctypes.c_void_p(program), callback, None)
     return callback
 

@@ -1,7 +1,7 @@
 """A compiler process, `python -m dnnc.backends.llvm.worker`: LLVM text on stdin, objects on stdout.
 
 Hello:   {"ready": LLVM version}, no body; sent once, when llvmlite is loaded.
-Request: {"key", "cpu", "features"}, body: the text.
+Request: {"key", "cpu", "features", "seconds"}, body: the text. SIGPROF ends the process after so many of CPU time.
 Answer:  {"key"}, body: the object; or {"key", "error": message}, no body.
 """
 
@@ -25,12 +25,20 @@ def main() -> None:
     send(answers, {"ready": llvm_version()})
     while (message := receive(requests)) is not None:
         header, body = message
+        _limit(header["seconds"])
         try:
             obj = compile_text(body.decode(), header["cpu"], header["features"])
         except DnncError as e:
             send(answers, {"key": header["key"], "error": str(e)})
         else:
             send(answers, {"key": header["key"]}, obj)
+        _limit(0.0)
+
+
+def _limit(seconds: float) -> None:
+    """Let SIGPROF end the process after seconds of CPU time from now on; 0: never. Not on Windows."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 if __name__ == "__main__":

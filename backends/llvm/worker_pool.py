@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,10 @@ Progress = Callable[[int, int], None]  # done, of how many
 SECONDS_PER_BYTE = 0.3e-6  # of kernel text, all of LLVM: 12 ms for the 40 KB of a large one
 START_SECONDS = 0.15  # until a worker has loaded llvmlite, on a core of its own: 0.12 s measured
 LARGE = 1 << 20  # bytes of a text from which on it is compiled by a worker, which can be ended
-PATIENCE = 60.0  # seconds that a text may take at least, a thousand times what a large kernel takes
+PATIENCE = 60.0  # seconds of CPU time that a text may take at least, a thousand times what a large kernel takes
 SLOWER = 200  # times the expected seconds that it may take
+COUNTS = hasattr(signal, "setitimer")  # can a worker count its CPU time?
+SHARED = 10 if COUNTS else 1  # seconds on the clock for each of CPU time that a text may take
 ATTEMPTS = 2  # a worker may have been killed for its memory; a text that ends two of them is at fault
 # The parent's sys.path, so that a worker imports the very dnnc that starts it, and nothing from its current directory.
 _BOOTSTRAP = (
@@ -235,11 +238,12 @@ class _Worker:
         """The object, the compiler's error, or, when the process has ended on it, its last words."""
         assert self._process is not None and self._process.stdin is not None
         limit = max(PATIENCE, SLOWER * SECONDS_PER_BYTE * len(item[1]))
-        slow = threading.Timer(limit, self._process.kill)
+        slow = threading.Timer(SHARED * limit, self._process.kill)
         slow.daemon = True
         slow.start()
         try:
-            send(self._process.stdin, {"key": item[0], "cpu": cpu, "features": features}, item[1].encode())  # type: ignore[arg-type]
+            wanted = {"key": item[0], "cpu": cpu, "features": features, "seconds": limit}
+            send(self._process.stdin, wanted, item[1].encode())  # type: ignore[arg-type]
             answer = self._receive()
         except OSError:
             answer = None
@@ -247,6 +251,7 @@ class _Worker:
             late = not slow.is_alive()
             slow.cancel()
         if answer is None:
+            late = late or (COUNTS and self._process.wait() == -signal.SIGPROF)
             return InternalError(f"LLVM takes longer than {limit:.0f} s for it") if late else self._last_words()
         header, body = answer
         return InternalError(header["error"]) if "error" in header else body

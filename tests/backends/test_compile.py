@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import tempfile
 import time
 from pathlib import Path
@@ -265,6 +266,23 @@ def test_a_worker_that_is_killed_is_replaced(many: list[tuple[str, str]]) -> Non
             assert w._process is not None
             os.kill(w._process.pid, signal.SIGKILL)
         assert service.compile_many(many, "x86-64", "") == want
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_for_a_core_is_not_too_slow(
+    many: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pool, "PATIENCE", 0.3)
+    monkeypatch.setattr(worker_pool, "SLOWER", 0)
+    with CompileService(2) as service:
+        want = service.compile_many(many, "x86-64", "")
+        pids = [w._process.pid for w in service._workers if w._process]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        go_on = threading.Timer(0.8, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
+        go_on.start()
+        assert service.compile_many(many, "x86-64", "") == want
+        go_on.join()
 
 
 def test_without_a_way_to_start_workers(many: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
