@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import tempfile
+import threading
 import time
 from pathlib import Path
 
