@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import dnnc
+from dnnc.ir.graph.interp import run
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrites.concat import place_concats
 from dnnc.tools.sample_graphs import graph_of
@@ -54,6 +55,28 @@ def g(x: f32[4, 64], y: f32[64, 64]):
 
 def test_prefixes_are_shared() -> None:
     check_pass(place_concats, *PREFIXES)
+
+
+def test_the_first_part_of_an_earlier_one_is_a_slice_of_it() -> None:
+    g = graph_of(
+        """\
+def g(x: f32[4, 64]):
+    a: f32[4, 64] = softmax(x)
+    b: f32[4, 64] = softmax(a)
+    c: f32[4, 64] = softmax(b)
+    abc: f32[12, 64] = concat(a, b, c, axis=0)
+    ab: f32[8, 64] = concat(a, b, axis=0)
+    bc: f32[8, 64] = concat(b, c, axis=0)
+    return softmax(abc), softmax(ab), softmax(bc)
+"""
+    )
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    want = run(g, [x])
+    assert place_concats(g, PassContext())
+    names = [n.op.name for n in g.nodes()]
+    assert names.count("slice") == 1 and names.count("pack") == 2  # b and c lie in the first one
+    for made, exact in zip(run(g, [x]), want, strict=True):
+        np.testing.assert_array_equal(made, exact)
 
 
 def test_what_lies_elsewhere_is_copied() -> None:
