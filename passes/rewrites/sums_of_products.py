@@ -70,9 +70,15 @@ def _terms(graph: Graph, n: Node) -> Iterator[Value]:
 
 
 def _thin(graph: Graph, v: Value) -> Node | None:
-    """A product of matrices that the sum alone reads, and that moves more sums than operands."""
+    """A product of matrices that the sum alone reads, and that moves more sums than operands.
+
+    Constant factors are packed once as they are; joined ones would be packed in each call.
+    """
     n = producer(v, "matmul")
     if n is None or v.type.rank != 2 or not v.type.dtype.is_float or not _is_term(graph, v):
+        return None
+    sources = [t.inputs[0] if (t := producer(x, "transpose")) is not None else x for x in n.inputs]
+    if any(x in graph.constants or x in graph.parameters for x in sources):
         return None
     (m, k), (_, columns) = (x.type.shape for x in n.inputs if x is not None)
     if not all(isinstance(d, int) for d in (m, k, columns)):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dnnc.ir.graph import Graph
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.passes.base import PassContext
@@ -40,7 +41,8 @@ def test_operands_are_joined_along_the_inner_axis() -> None:
     g = joined(UNROLLED.replace(", c: f32[16, 3], z: f32[3, 24]", "").replace("    r = matmul(c, z)\n", "")
                .replace("add(add(add(p, w), q), r)", "add(add(p, w), q)"))  # fmt: skip
     assert ops(g) == ["concat", "transpose", "concat", "matmul", "add"]
-    assert next(n for n in g.nodes() if n.op.name == "transpose").inputs[0].type.shape == (8, 16)  # type: ignore[union-attr]
+    turned = next(n for n in g.nodes() if n.op.name == "transpose").inputs[0]
+    assert turned is not None and turned.type.shape == (8, 16)
 
 
 def test_factors_that_are_not_all_transposed_are_joined_as_they_are() -> None:
@@ -76,6 +78,14 @@ def test_long_sums_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doubled_sums_take_time_that_grows_with_their_length() -> None:
     doubled = "\n".join(f"    s{k} = add(s{k - 1}, s{k - 1})" for k in range(1, 60))
     g = parse(f"def g(a: f32[16, 2], x: f32[2, 16]):\n    s0 = matmul(a, x)\n{doubled}\n    return s59")
+    assert not module.sums_of_products(g, PassContext())
+
+
+def test_constant_factors_stay_as_they_are() -> None:
+    g = parse("def g(a: f32[16, 2], b: f32[16, 2], w: f32[2, 16], v: f32[2, 16]):\n"
+              "    return add(matmul(a, w), matmul(b, v))")  # fmt: skip
+    for v in g.inputs[2:]:
+        g.replace_all_uses(v, Builder(g, next(iter(g.nodes()))).constant(np.ones((2, 16), np.float32)))
     assert not module.sums_of_products(g, PassContext())
 
 
