@@ -48,7 +48,7 @@ class SparseLinear(Module):
 
         super().__init__()
         a = csr_array(weight)
-        if not a.nnz or a.dtype.kind != "f" and a.dtype.name != "bfloat16":
+        if not a.nnz or (a.dtype.kind != "f" and a.dtype.name != "bfloat16"):
             raise InputError(f"SparseLinear: expected floats that are not all 0 as weight, got {a!r}")
         s = a.structure
         self._name = f"values_{zlib.crc32(s.columns.tobytes(), zlib.crc32(s.starts.tobytes())):08x}"
@@ -66,7 +66,7 @@ class SparseLinear(Module):
     def forward(self, input: Any) -> Array:
         x = array("SparseLinear", "input", input)
         if not x.ndim or differ(x.shape[-1], self.in_features):
-            raise InputError(f"SparseLinear: the last axis of the input {x.shape} must have {self.in_features} elements")
+            raise InputError(f"SparseLinear: the last axis of {x.shape} must have {self.in_features} elements")
         y = matrix_transpose(self.weight @ matrix_transpose(reshape(x, (-1, self.in_features))))
         y = reshape(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else add(y, self.bias)

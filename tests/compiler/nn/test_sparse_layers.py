@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from dnnc.ir.errors import InputError
 def pruned(rng: np.random.Generator, *sizes: int, density: float = 0.2) -> nn.Sequential:
     """Linear layers with few weights, ReLU between them, and a dense one of 5 at the end."""
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:]):
+    for a, b in pairwise(sizes):
         layer = nn.Linear(a, b)
         mask = rng.random((b, a)) < density
         mask[-1, -1] = True
