@@ -310,7 +310,7 @@ def _fold_constants(m: Model) -> None:
     results = [helper.make_empty_tensor_value_info(o) for o in outer]
     operands = {i for n in made.values() for i in n.input}
     given = [t for t in m.graph.initializer if t.name in operands]
-    part = helper.make_graph(made.values(), "constants", [], results, given)
+    part = helper.make_graph(list(made.values()), "constants", [], results, given)
     graph = read(helper.make_model(part, opset_imports=m.proto.opset_import, ir_version=m.proto.ir_version))
     fold(graph, PassContext(TargetFacts()))
     for name, v in zip(outer, graph.outputs):
