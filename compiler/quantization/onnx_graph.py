@@ -1,8 +1,8 @@
 """An ONNX model that quantization edits: who makes and reads each value, constants as arrays, types.
 
 `opened` brings a model into the form that the rest of this folder relies on: functions inlined, constants as dense
-initializers, transposed weights folded, batch normalizations folded into convolutions, each node with a name of its
-own, an opset that has the operators of quantization. What it computes stays the same.
+initializers, what depends on constants alone folded, batch normalizations folded into convolutions, each node with a
+name of its own, an opset that has the operators of quantization. What it computes stays the same.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, inliner, numpy_helper, shape_inference, version_converter
-from onnx.reference import ReferenceEvaluator
 
 from dnnc.export.graph import to_onnx
+from dnnc.frontends.onnx import read
+from dnnc.frontends.onnx.importer import RANDOM
 from dnnc.frontends.onnx.reader import LATEST, initial_arrays, load, sparse
 from dnnc.ir.errors import InputError, ModelError, UnsupportedError
+from dnnc.ir.target import TargetFacts
+from dnnc.passes.base import PassContext
+from dnnc.passes.rewrites.fold import fold
 
 Array = np.ndarray[Any, Any]
 LEAST, BLOCKS, FLOAT8 = 13, 21, 19  # opsets: scales along an axis, scales of blocks and 4-bit types, 8-bit floats
-FOLDED = ("Transpose", "Identity", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear")  # of constants
 QUANTIZED = (
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger",
     "MatMulInteger", "MatMulNBits",
 )  # fmt: skip
+LARGEST = 1 << 20  # bytes of a constant that is larger than what it is computed from
+UNFOLDED = RANDOM | (set(QUANTIZED) - {"QuantizeLinear"})  # of constants
 
 
 class Model:
@@ -289,19 +294,34 @@ def _constants(m: Model) -> None:
 
 
 def _fold_constants(m: Model) -> None:
-    """Movement of constants, such as transposed weights, as constants."""
-    for n in list(m.graph.node):
+    """What depends on constants alone, such as a transposed or scaled weight, as constants."""
+    known: dict[str, frozenset[str]] = {i: frozenset((i,)) for i in m.constants}  # with the initializers behind them
+    made: dict[str, onnx.NodeProto] = {}
+    for n in m.graph.node:
         given = [i for i in n.input if i]
-        if n.op_type not in FOLDED or not given or any(i not in m.constants for i in given) or n.output[0] in m.pinned:
+        inner = any(a.HasField("g") or a.graphs for a in n.attribute)
+        if given and known.keys() >= set(given) and not inner and n.op_type not in UNFOLDED:
+            known |= dict.fromkeys(filter(None, n.output), frozenset().union(*(known[i] for i in given)))
+            made[n.name] = n
+    used = [i for n in m.graph.node if n.name not in made for i in n.input]
+    outer = [i for i in dict.fromkeys(used) if i in known and i not in m.constants and i not in m.pinned]
+    if not outer:
+        return
+    results = [helper.make_empty_tensor_value_info(o) for o in outer]
+    operands = {i for n in made.values() for i in n.input}
+    given = [t for t in m.graph.initializer if t.name in operands]
+    part = helper.make_graph(list(made.values()), "constants", [], results, given)
+    graph = read(helper.make_model(part, opset_imports=m.proto.opset_import, ir_version=m.proto.ir_version))
+    fold(graph, PassContext(TargetFacts()))
+    for name, v in zip(outer, graph.outputs):
+        value = graph.constants.get(v)
+        if value is None or value.nbytes > max(LARGEST, sum(m.constants[i].nbytes for i in known[name])):
             continue
-        sub = helper.make_graph([n], "fold", [], [helper.make_empty_tensor_value_info(n.output[0])])
-        sub.initializer.extend(t for t in m.graph.initializer if t.name in given)
-        one = helper.make_model(sub, opset_imports=m.proto.opset_import, ir_version=m.proto.ir_version)
-        value = np.asarray(next(iter(ReferenceEvaluator(one).run(None, {}))))
-        m.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), n.output[0]))
-        m.constants[n.output[0]] = value
-        m.graph.node.remove(n)
-    m.changed()
+        if value.dtype.kind in "fiub":  # what NumPy itself has
+            m.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
+            node = m.makers[name]
+            node.output[list(node.output).index(name)] = m.fresh(name)
+    m.drop_unread()
 
 
 def _fold_batch_norms(m: Model) -> None:

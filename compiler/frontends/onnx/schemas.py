@@ -11,7 +11,7 @@ from onnx import defs
 
 from dnnc.frontends.onnx.call import Call, Item, attribute_value
 from dnnc.frontends.onnx.tensors import ONNX_NUMBERS
-from dnnc.ir.dtype import ALL
+from dnnc.ir.dtype import ALL, DType
 from dnnc.ir.errors import ModelError
 
 
@@ -81,6 +81,21 @@ def check(schema: Any, attrs: Mapping[str, Any], count: int, present: Sequence[b
             raise ModelError(f"attribute {a!r} is required")
     if count > schema.max_input or sum(present) < _needed(schema):
         raise ModelError(f"{schema.name} takes {schema.min_input} to {schema.max_input} inputs, {count} are given")
+
+
+def check_types(c: Call) -> None:
+    """ModelError for an input of a type that no version of ONNX's operator takes, or of another one than its like."""
+    seen: dict[str, tuple[str, DType]] = {}
+    for k, p in enumerate(defs.get_schema(c.op, "").inputs):
+        if not c.has(k):
+            continue
+        dtype = c.type_of(k).dtype
+        known = [d.name for d in ALL if ONNX_NUMBERS.get(d.name) in {_element(t) for t in p.types}]
+        if dtype.name not in known:
+            raise ModelError(f"{p.name} is {dtype}; {c.op} takes {', '.join(known)} there")
+        other, expected = seen.setdefault(p.type_str, (p.name, dtype))
+        if dtype is not expected:
+            raise ModelError(f"{p.name} is {dtype}; it has to be {expected}, as {other} is")
 
 
 def check_names(op: str, attrs: Mapping[str, Any], known: Sequence[str]) -> None:

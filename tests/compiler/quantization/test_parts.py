@@ -310,6 +310,64 @@ def test_batch_normalizations_are_folded_and_constants_found() -> None:
     assert np.allclose(got, want, atol=1e-5)
 
 
+CONSTANTS = {
+    "a factor for each channel": "v = Mul(w, s)",
+    "a transposed sum of products": "p = MatMul(w, w) a = Add(p, w) v = Transpose<perm = [1, 0]>(a)",
+    "a normalized weight": "q = ReduceL2<keepdims = 1>(w) d = Div(w, q) v = Mul(d, s)",
+    "a selection": "c = Less(w, s) n = Neg(w) v = Where(c, w, n)",
+    "two results": "v, r = Split<axis = 0, num_outputs = 2>(w)",
+    "rows of a table": "i = Constant<value_ints = [3, 1, 1, 0]>() v = Gather(w, i)",
+    "its own shape": "n = Shape(w) i = Constant<value_ints = [1]>() e = Expand(i, n) f = CastLike(e, w) v = Add(f, w)",
+}
+
+
+@pytest.mark.parametrize("case", CONSTANTS)
+def test_what_depends_on_constants_alone_is_a_weight(case: str) -> None:
+    rows = 2 if case == "two results" else 4
+    proto = model(
+        f"agraph (float[N, {rows}] x) => (float[N, 4] y, float[N, 4] z) {{ {CONSTANTS[case]} "
+        f"y = MatMul(x, v) u = Softmax(v) z = MatMul(x, u) }}",
+        w=(4, 4),
+        s=(4,),
+    )
+    m = opened(proto)
+    assert [n.op_type for n in m.graph.node] == ["MatMul", "MatMul"]
+    layers, kept = found_layers(m)
+    assert len(layers) == 2 and not kept
+    x = RNG.standard_normal((3, rows)).astype(np.float32)
+    want, got = (ReferenceEvaluator(p).run(None, {"x": x}) for p in (proto, m.proto))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_constants_that_stay() -> None:
+    """Random numbers, results of the model, and what would make the file large."""
+    proto = model(
+        """agraph (float[N, 4] x) => (float[N, 4] y, float[4, 4] v, float[600, 600] h) {
+            v = Mul(w, w)
+            r = RandomNormalLike(w)
+            a = Mul(r, r)
+            u = Add(v, w)
+            n = Constant<value_ints = [600, 600]>()
+            large = Expand(one, n)
+            s = ReduceSum<keepdims = 0>(large)
+            p = MatMul(x, u)
+            q = MatMul(p, a)
+            k = ReduceMax<keepdims = 0>(x)
+            h = Add(large, k)
+            y = Add(q, s)
+        }""",
+        w=(4, 4),
+        one=(1,),
+    )
+    m = opened(proto)
+    kinds = ["Mul", "RandomNormalLike", "Mul", "Expand", "MatMul", "MatMul", "ReduceMax", "Add", "Add"]
+    assert [n.op_type for n in m.graph.node] == kinds
+    layers, kept = found_layers(m)
+    assert [x.y for x in layers] == ["p"] and [k.reason for k in kept] == ["both operands are activations"]
+    assert m.proto.ByteSize() < 2000
+
+
 def test_smoothing_keeps_what_is_computed() -> None:
     proto, x = transformer(60), RNG.standard_normal((2, 6, 16)).astype(np.float32)
     m = opened(proto)

@@ -11,6 +11,7 @@ from dnnc.frontends.onnx.call import Call, number
 from dnnc.frontends.onnx.ops.nn import average_pool
 from dnnc.frontends.onnx.ops.quantize import (
     dequantize_linear,
+    dynamic_scale,
     qlinear_conv,
     qlinear_matmul,
     quantize_linear,
@@ -149,15 +150,6 @@ def matmul_integer_to_float(c: Call) -> Any:
     y = b.mul(y, b.mul(c.cast(_per_row(c, c.x(2)), f32), c.cast(_plain(c, c.x(3)), f32)))
     y = c.cast(y, c.type_of(2).dtype)
     return b.add(y, c.x(6)) if c.has(6) else y
-
-
-def dynamic_scale(b: Builder, x: Value) -> tuple[Value, Value]:
-    """The scale and the zero point (a whole float in [0, 255]) by which x fits into u8 and 0 is exact."""
-    axes, zero, one = tuple(range(x.type.rank)), b.constant(np.float32(0)), b.constant(np.float32(1))
-    low = b.min(b.reduce_min(x, axes=axes, keepdims=False), zero)
-    high = b.max(b.reduce_max(x, axes=axes, keepdims=False), zero)
-    scale = b.where(b.equal(low, high), one, b.div(b.sub(high, low), 255.0))
-    return scale, b.clip(b.round(b.div(b.neg(low), scale)), low=0.0, high=255.0)
 
 
 def _levels(b: Builder, x: Value, scale: Value, zero: Value) -> Any:

@@ -9,9 +9,11 @@ import numpy as np
 
 from dnnc.frontends.onnx.call import Call
 from dnnc.frontends.onnx.ops.nn import conv_attributes
+from dnnc.frontends.onnx.schemas import check_types
 from dnnc.ir.dtype import DType, f32, i32, u8
 from dnnc.ir.errors import ModelError
 from dnnc.ir.graph import Value
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.shapes import normalize_axis
 
 Converter = Callable[[Call], Any]
@@ -46,10 +48,8 @@ def quantize_linear(c: Call) -> Any:
     """The result has the zero point's dtype, else `output_dtype`, else u8; `precision` says what to divide in."""
     x, scale = c.x(0), scale_at(c, 1, divides=True)
     to = c.type_of(2).dtype if c.has(2) else c.dtype("output_dtype", u8) if c.integer("output_dtype", 0) else u8
-    if (to.is_float and to.bits > 8) or to.kind == "b":
-        raise ModelError(
-            f"the result would be {to}, by its zero point or output_dtype; it has to be integers or 8-bit floats"
-        )
+    if to.bits > (8 if to.is_float else 16) or to.kind == "b":
+        raise ModelError(f"the result would be {to}, by output_dtype; it has to be integers or floats of few bits")
     wide = c.dtype("precision") if c.integer("precision", 0) else scale.type.dtype
     if wide.bits == 8:  # a power of two is a scale, and nothing to divide in
         wide = f32
@@ -133,11 +133,45 @@ def qlinear_conv(c: Call) -> Any:
     return quantized(c, c.b.mul(c.cast(y, f32), factor), c.b.reshape(c.x(7), shape=()), c.type_of(7).dtype)
 
 
+def dynamic_scale(b: Builder, x: Value) -> tuple[Value, Value]:
+    """The scale and the zero point (a whole float in [0, 255]) by which x fits into u8 and 0 is exact.
+
+    The function of ONNX's schema divides 0 by 0 where x is 0 throughout. As in ONNX Runtime the scale is 1 there.
+    """
+    axes, zero, one = tuple(range(x.type.rank)), b.constant(np.float32(0)), b.constant(np.float32(1))
+    low = b.min(b.reduce_min(x, axes=axes, keepdims=False), zero)
+    high = b.max(b.reduce_max(x, axes=axes, keepdims=False), zero)
+    scale = b.where(b.equal(low, high), one, b.div(b.sub(high, low), 255.0))
+    return scale, b.round(b.clip(b.div(b.neg(low), scale), low=0.0, high=255.0))
+
+
+def dynamic_quantize_linear(c: Call) -> Any:
+    """x as u8, its scale and its zero point."""
+    x = c.x(0)
+    scale, zero = dynamic_scale(c.b, x)
+    zero = c.cast(zero, u8)
+    return c.b.quantize_linear(x, scale, zero, dtype=u8), scale, zero
+
+
+def _of_its_types(converter: Converter) -> Converter:
+    """A converter that refuses inputs of other types than the operator takes."""
+
+    def checked(c: Call) -> Any:
+        check_types(c)
+        return converter(c)
+
+    return checked
+
+
 QUANTIZE: dict[str, Converter] = {
-    "QuantizeLinear": quantize_linear,
-    "DequantizeLinear": dequantize_linear,
-    "MatMulInteger": matmul_integer,
-    "QLinearMatMul": qlinear_matmul,
-    "ConvInteger": conv_integer,
-    "QLinearConv": qlinear_conv,
+    name: _of_its_types(f)
+    for name, f in (
+        ("QuantizeLinear", quantize_linear),
+        ("DequantizeLinear", dequantize_linear),
+        ("DynamicQuantizeLinear", dynamic_quantize_linear),
+        ("MatMulInteger", matmul_integer),
+        ("QLinearMatMul", qlinear_matmul),
+        ("ConvInteger", conv_integer),
+        ("QLinearConv", qlinear_conv),
+    )
 }

@@ -40,9 +40,9 @@ F, U8 = np.float32, np.uint8
         ("QuantizeLinear", [F("nan"), U8(3)], ModelError, "the scale is nan"),
         ("QuantizeLinear", [np.array([1, np.inf, 2], F), U8([1, 2, 3])], ModelError, "1 of 3 scales are inf"),
         ("QuantizeLinear", [np.ones(4, F), np.zeros(4, U8)], ShapeError, "must be one number or"),
-        ("QuantizeLinear", [F(1), F(3)], ModelError, "the result would be f32"),
+        ("QuantizeLinear", [F(1), F(3)], ModelError, "y_zero_point is f32; QuantizeLinear takes"),
         ("DequantizeLinear", [F("nan"), U8(3)], ModelError, "the scale is nan"),
-        ("DequantizeLinear", [F(1), np.int8(3)], ShapeError, "zero point must be u8; got i8"),
+        ("DequantizeLinear", [F(1), np.int8(3)], ModelError, "x_zero_point is i8; it has to be u8"),
         ("DequantizeLinear", [np.ones(3, F), U8([1, 2])], ShapeError, "must have the shape of the scale"),
     ],
 )
@@ -52,6 +52,58 @@ def test_bad_schemes(op: str, constants: list[Any], error: type[DnncError], why:
     with pytest.raises(error, match=why) as e:
         read(bad)
     assert "here" in str(e.value)
+
+
+OPERANDS: dict[str, tuple[str, ...]] = {  # a letter: a matrix, an image, filters or a bias
+    "QuantizeLinear": ("FLOAT m", "FLOAT", "UINT8"),
+    "DequantizeLinear": ("UINT8 m", "FLOAT", "UINT8"),
+    "DynamicQuantizeLinear": ("FLOAT m",),
+    "MatMulInteger": ("UINT8 m", "INT8 m", "UINT8", "INT8"),
+    "ConvInteger": ("UINT8 i", "INT8 f", "UINT8", "INT8"),
+    "QLinearMatMul": ("UINT8 m", "FLOAT", "UINT8", "INT8 m", "FLOAT", "INT8", "FLOAT", "UINT8"),
+    "QLinearConv": ("UINT8 i", "FLOAT", "UINT8", "INT8 f", "FLOAT", "INT8", "FLOAT", "UINT8", "INT32 b"),
+}
+SHAPES = {"": [], "m": [3, 3], "i": [1, 3, 4, 4], "f": [2, 3, 1, 1], "b": [2]}
+
+
+@pytest.mark.parametrize("op", OPERANDS)
+def test_types_that_no_operand_has(op: str) -> None:
+    """Each operand in turn as i64, each zero point as the other type of bytes. Right ones are read."""
+    operands = [o.partition(" ")[::2] for o in OPERANDS[op]]
+
+    def made(changed: int = -1, to: str = "") -> ModelProto:
+        kinds = [to if k == changed else kind for k, (kind, _) in enumerate(operands)]
+        inputs = [
+            helper.make_tensor_value_info(f"x{k}", getattr(TensorProto, kind), SHAPES[letter])
+            for k, (kind, (_, letter)) in enumerate(zip(kinds, operands))
+        ]
+        outputs = [f"y{k}" for k in range(3 if op == "DynamicQuantizeLinear" else 1)]
+        node = helper.make_node(op, [i.name for i in inputs], outputs, name="here")
+        graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info(o) for o in outputs])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    read(made())
+    for k, (kind, _) in enumerate(operands):
+        name = onnx.defs.get_schema(op).inputs[k].name
+        with pytest.raises(ModelError, match=rf"here.*: {name} is i64; {op} takes .* there"):
+            read(made(k, "INT64"))
+        if "zero_point" in name and name != "y_zero_point":
+            with pytest.raises(ModelError, match=rf"here.*: {name} is u?i?8; it has to be {kind[0].lower()}"):
+                read(made(k, "UINT8" if kind == "INT8" else "INT8"))
+
+
+def test_zeros_are_quantized_dynamically_as_in_onnx_runtime() -> None:
+    """The function of ONNX's schema divides 0 by 0; the scale is 1. Tiny and large numbers too."""
+    m = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> agraph (float[N] x) => (uint8[N] y, float s, uint8 z) {
+            y, s, z = DynamicQuantizeLinear(x)
+        }"""
+    )
+    f, session = dnnc.compile(m, target="reference"), onnxruntime.InferenceSession(m.SerializeToString())
+    for numbers in ([0, 0], [-0.0], [1e-38], [-1e-42, 1e-43], [3e38, 1], [-2, 5, 0.1], [7, 7], [-3]):
+        x = np.array(numbers, F)
+        for got, want in zip(f(x), session.run(None, {"x": x}), strict=True):
+            np.testing.assert_array_equal(got, want, err_msg=str(numbers))
 
 
 def test_channels_without_weights_have_scales_of_zero() -> None:
