@@ -126,6 +126,10 @@ class Blocks(Static):
     def __deepcopy__(self, memo: Any) -> Blocks:
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {n: v for n, v in self.__dict__.items() if n != "transposed"}
+        return {**kept, "_calls": {}}  # which are of this process
+
     @property
     def shape(self) -> tuple[int, int]:
         m, k = self.structure.shape
