@@ -32,6 +32,7 @@ from dnnc.nn.layers.quantize import (
 from dnnc.nn.layers.recurrent import (
     GRU as GRU, GRUCell as GRUCell, LSTM as LSTM, LSTMCell as LSTMCell, RNN as RNN, RNNCell as RNNCell,
 )  # fmt: skip
+from dnnc.nn.layers.sparse import SparseLinear as SparseLinear
 from dnnc.nn.layers.transformer import (
     MultiheadAttention as MultiheadAttention, Transformer as Transformer, TransformerDecoder as TransformerDecoder,
     TransformerDecoderLayer as TransformerDecoderLayer, TransformerEncoder as TransformerEncoder,

@@ -415,6 +415,15 @@ def chosen(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str
     return [n for n in known if any(fnmatchcase(n, p) for p in patterns)]
 
 
+def replaced(module: M, new: Mapping[int, Module]) -> M:
+    """A module with other ones for some, by identity: in every place where those stand, in their modes."""
+    for m in list(module.modules()):
+        for name, child in m._modules.items():
+            if id(child) in new and child is not None:
+                m._modules[name] = new[id(child)].train(child.training)
+    return new.get(id(module), module)  # type: ignore[return-value]
+
+
 def _prefix_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
     """What to do about names that stand below another name, such as those of a wrapped module or a whole checkpoint."""
     behind = f".{missing[0]}" if missing else ""

@@ -306,11 +306,11 @@ def _unfit(n: Node, lanes: int) -> str:
     assert w is not None
     rows = w.type.shape[0 if n.op.contraction is ContractionForm.CONVOLUTION else -1]
     pixels = math.prod(_sizes(n.output.type.shape)) // int(str(rows))
-    gathers = n.op.contraction is ContractionForm.PRODUCT and pixels <= FEW_PIXELS
-    if (pixels < lanes // 2 and not gathers) or rows == 1:
+    convolves = n.op.contraction is ContractionForm.CONVOLUTION
+    windows = convolves and (math.prod(_sizes(w.type.shape[2:])) > 1 or any(n.attrs["pads"] or ()))
+    if rows == 1 or (windows if pixels <= FEW_PIXELS else pixels < lanes // 2):
         return "there are too few pixels"
-    few = n.op.contraction is ContractionForm.CONVOLUTION and w.type.shape[1] < lanes
-    return "the image has too few channels" if few else ""
+    return "the image has too few channels" if convolves and w.type.shape[1] < lanes else ""
 
 
 def _sizes(shape: tuple[object, ...]) -> list[int]:

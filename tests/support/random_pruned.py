@@ -23,7 +23,7 @@ from support.seeds import main
 
 CPUS = ("", "", "", "haswell", "x86-64")
 CHANNELS = (16, 17, 20, 24, 32, 40, 64, 100)
-SIZES = (2, 3, 5, 7, 8, 12, 14, 17, 20, 28)
+SIZES = (0, 1, 2, 3, 5, 7, 8, 12, 14, 17, 20, 28)
 
 
 def weights(rng: np.random.Generator, *shape: int) -> Array:

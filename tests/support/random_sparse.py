@@ -1,6 +1,6 @@
 """Random sparse arrays against NumPy in float64: patterns, formats, shapes, dtypes, operations.
 
-    python -m support.random_sparse 10000 [first seed]
+    python -m support.random_sparse 10000 [first seed [device]]
 
 Each result is held to what rounding can reach: a sum of n products is off by at most (n + 1) units in the last place of
 the sum of their magnitudes, in float32 where values are stored in 16 bits, and then by the rounding of the store.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -196,4 +197,4 @@ def run(seed: int, device: str = "cpu") -> None:
 
 
 if __name__ == "__main__":
-    main(run, "cases", 500, sys.argv[1:])
+    main(partial(run, device="".join(sys.argv[3:]) or "cpu"), "cases", 500, sys.argv[1:3])

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dnnc.backends.llvm.templates.sparse_product import Product, end_of_share, word
 from dnnc.ir.dtype import f32, i64
-from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, cast, const, fma, free, load, minimum, op, select, substitute
 from dnnc.ir.loops.stmt import Block, Buffer, Builder, Store, call
 from dnnc.passes.rewrites.sparse import FEW_PIXELS
@@ -33,7 +32,17 @@ def takes(p: Product) -> bool:
 
 def fits(p: Product) -> bool:
     """Can elements of the other factor be read by their column?"""
-    return len(p.form.red.loops) == 1 and not p.other.conds
+    return len(p.form.red.loops) == 1 and not p.other.conds and isinstance(p.other.value, Load)
+
+
+def _side_by_side(p: Product, width: int) -> bool:
+    """Are elements of a block's columns neighbours? They lie in a row or in blocks, x[c // width, m, c % width]."""
+    (loop,) = p.form.red.loops
+    *front, last = p.other.value.idx if isinstance(p.other.value, Load) else (loop,)
+    if last is loop:
+        return not any(loop in free(i) for i in front)
+    blocks = [op(sign, loop, const(width)) for sign in ("//", "%")]
+    return last == blocks[1] and all(i == blocks[0] for i in front if loop in free(i))
 
 
 def body(p: Product, shares: int, lanes: int) -> Block:
@@ -79,12 +88,13 @@ def _rows(b: Builder, p: Product, r: Expr, _: int) -> None:
     """Multiply the blocks of a row of blocks."""
     pattern, pixels = p.encoding.pattern, p.pixels.size
     height, lanes = pattern.height, pattern.width
+    numbers, apart = op("lanes", const(lanes), dtype=i64, lanes=lanes), not _side_by_side(p, lanes)
     acc = _sums(b, height, pixels, lanes)
     begin, _ = p.encoding.sections["values"]
     with b.loop("z", word(p, "starts", r + 1), lo=word(p, "starts", r)) as z:
         column = b.let("column", word(p, "columns", z) * lanes)
         with b.loop("m", pixels, "unroll") as m:
-            x = _at_columns(p, m, column, lanes)
+            x = _at_columns(p, m, column + numbers, 1) if apart else _at_columns(p, m, column, lanes)
             with b.loop("h", height, "unroll") as h:
                 weight = op("bits_f32", load(p.weights, (begin + (z * height + h) * lanes,), lanes), dtype=f32)
                 b.store(acc, (h, m, 0), fma(weight, x, acc.at(h, m, 0, lanes=lanes)), lanes)
@@ -102,6 +112,5 @@ def _at_columns(p: Product, pixel: Expr, columns: Expr, lanes: int) -> Expr:
     """A vector of elements of the other factor: one for each column, or `lanes` neighbours from one on."""
     (loop,) = p.form.red.loops
     e = substitute(p.other.value, p.pixels.at(pixel))
-    if not isinstance(e, Load) or any(loop in free(i) and i is not loop for i in e.idx):
-        raise ScheduleError(f"{e!r} is no element of a row")
-    return load(e.buf, [columns if i is loop else i for i in e.idx], lanes)
+    assert isinstance(e, Load), f"{e!r} is no element of a row"
+    return load(e.buf, [substitute(i, {loop: columns}) for i in e.idx], lanes)

@@ -23,7 +23,7 @@ from dnnc.nn.functional.norms import blend
 from dnnc.nn.functional.operands import detached
 from dnnc.nn.layers.conv import Conv1d, Conv2d, Conv3d
 from dnnc.nn.layers.linear import Linear
-from dnnc.nn.module import Module
+from dnnc.nn.module import Module, replaced
 
 M = TypeVar("M", bound=Module)
 LAYERS = (Conv1d, Conv2d, Conv3d, Linear)
@@ -125,12 +125,8 @@ def quantize_aware(module: M, keep: str | Sequence[str] = (), momentum: float = 
     chosen = [n for n in names if not any(fnmatchcase(n, p) for p in patterns)]
     if not chosen:
         raise InputError("quantize_aware: the module has no convolution and no linear layer that is float")
-    for name in chosen:
-        path, _, last = name.rpartition(".")
-        holder = module.get_submodule(path)
-        holder._modules[last] = QuantAware(holder._modules[last], momentum)  # type: ignore[arg-type]
-    module.train(module.training)
-    return module
+    layers = [module.get_submodule(n) for n in chosen]
+    return replaced(module, {id(m): QuantAware(m, momentum) for m in layers})
 
 
 def _is_wrapped(module: Module, name: str) -> bool:

@@ -91,6 +91,8 @@ def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(module, "code_cycles", lambda *_: 1e9 if request.param == "loop" else 1.0)
     blocks = request.param == "blocks"
     monkeypatch.setattr(rules, "block_cycles", lambda *_: 1e-6 if blocks else 1e12)
+    if blocks:
+        monkeypatch.setattr(rules, "ACROSS", 0.0)
     monkeypatch.setattr(rules, "filled", lambda *_: 0 if blocks else 1 << 40)
 
 
@@ -115,10 +117,13 @@ CASES = {
     "rows of half a vector": lambda: product(8, 300, 117),  # and two runs of two groups, one of one
     "rows of less than a vector": lambda: product(12, 200, 96),
     "aligned rows": lambda: product(3, 64, 33),
+    "few pixels": lambda: conv(32, 64, 2, 2),
+    "few pixels in rows": lambda: conv(32, 64, 2, 2, blocks=False),
     "one element": lambda: product(16, 16, 16, np.eye(16, dtype=np.float32)[:, ::-1] * (np.arange(16) == 3)),
 }
 
 BLOCKED = ("blocks", "stride", "window", "strided window", "vectors past rows", "odd product", "aligned rows")
+BLOCKED += ("few pixels in rows",)
 FORMS = [(form, case) for form, cases in (("code", CASES), ("loop", CASES), ("blocks", BLOCKED)) for case in cases]
 
 

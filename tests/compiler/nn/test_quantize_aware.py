@@ -51,6 +51,9 @@ def test_wrong_arguments() -> None:
         nn.quantize_aware(net, keep="conv")
     with pytest.raises(InputError, match="no convolution and no linear layer that is float"):
         nn.quantize_aware(nn.quantize_aware(net))
+    twice = nn.ModuleList([nn.Linear(3, 3)])
+    twice.add_module("again", twice[0])  # one layer in two places
+    assert nn.quantize_aware(twice).again is twice[0] and isinstance(twice[0], nn.QuantAware)
     with pytest.raises(InputError, match="expected a Conv1d"):
         nn.QuantAware(nn.ReLU())
 

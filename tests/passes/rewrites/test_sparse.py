@@ -17,11 +17,13 @@ from dnnc.passes.rewrites.sparse import MOST_CODE, weigh_sparse
 RNG = np.random.default_rng(0)
 
 
-def pointwise(density: float, channels: int = 128, size: int = 28, dtype: str = "f32") -> tuple[Graph, Node]:
+def convolution(
+    density: float, channels: int = 128, size: int = 28, dtype: str = "f32", k: int = 1
+) -> tuple[Graph, Node]:
     kind = {"f32": np.float32, "f64": np.float64}[dtype]
-    w = np.where(RNG.random((channels, channels, 1, 1)) < density, 1.0, 0.0).astype(kind)
+    w = np.where(RNG.random((channels, channels, k, k)) < density, 1.0, 0.0).astype(kind)
     g = parse(
-        f"""def g(x: {dtype}[1, {channels}, {size}, {size}], *, w: {dtype}[{channels}, {channels}, 1, 1]):
+        f"""def g(x: {dtype}[1, {channels}, {size}, {size}], *, w: {dtype}[{channels}, {channels}, {k}, {k}]):
     y = conv(x, w)
     return y""",
         {"w": w},
@@ -33,7 +35,7 @@ def pointwise(density: float, channels: int = 128, size: int = 28, dtype: str = 
     ("density", "room", "group"), [(0.1, MOST_CODE, 24), (0.1, 0, 1), (0.1, 1000, 1), (0.5, 0, 0), (1.0, MOST_CODE, -1)]
 )
 def test_density_and_room_decide(density: float, room: int, group: int) -> None:
-    g, n = pointwise(density)
+    g, n = convolution(density)
     verdict = weigh_sparse(g, n, 16, WIDE_CORE, room)
     assert (verdict is None) == (group < 0)
     if verdict is not None:
@@ -66,7 +68,9 @@ def test_blocks_of_zeros_decide(rows: int, lanes: int, block: tuple[int, int]) -
 
 
 def test_reasons_to_stay_dense() -> None:
-    for (g, n), why in ((pointwise(0.1, size=2), "too few pixels"), (pointwise(0.1, dtype="f64"), "float32")):
+    few, images = convolution(0.1, size=2), convolution(0.1, size=4, k=3)
+    double = convolution(0.1, dtype="f64")
+    for (g, n), why in ((few, "0.3 times"), (images, "too few pixels"), (double, "float32")):
         verdict = weigh_sparse(g, n, 16, WIDE_CORE)
         assert verdict is not None and verdict.encoding is None and why in verdict.why
 
@@ -74,7 +78,7 @@ def test_reasons_to_stay_dense() -> None:
 def test_layouts_take_the_encoding_and_note_it() -> None:
     notes: list[str] = []
     for strict, sparse in ((False, True), (True, False)):
-        g, _ = pointwise(0.1)
+        g, _ = convolution(0.1)
         assign_layouts(g, 16, strict, note=notes.append)
         weights = next(n for n in g.nodes() if n.op.name == "conv").inputs[1]
         assert weights is not None and isinstance(weights.type.encoding, Sparse) == sparse
