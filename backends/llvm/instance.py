@@ -23,14 +23,16 @@ from dnnc.backends.llvm.pool import (
     PYTHON_API,
 )
 from dnnc.backends.llvm.runtime import runtime
+from dnnc.backends.llvm.templates.common import SERIAL_BELOW
 from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame
 from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.results import maker
 from dnnc.ir.errors import outside
-from dnnc.ir.expr import Expr, Var, const
+from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.shapes import concrete_shape
 
 Array = np.ndarray[Any, Any]
+WORD = 4  # bytes of an element
 HEAD = 3  # words in front of the buffers: addresses of the arena and the constants, and 0, which the table runner reads
 
 
@@ -68,6 +70,17 @@ class CallFrame:
         self.table: Any = None
 
 
+def is_small(program: Program, sizes: Mapping[Expr, Expr]) -> bool:
+    """Is no kernel of a program worth a second thread at these sizes? Kernels of fixed sizes know it themselves."""
+    if not program.dims or program.controls or not program.work:
+        return False
+    for flops, nbytes in program.work.values():
+        work = value(substitute(const(flops) + const(nbytes) // WORD, sizes))
+        if work is None or work >= SERIAL_BELOW:
+            return False
+    return True
+
+
 class CpuInstance:
     """A program at fixed sizes: what a call needs without looking anything up.
 
@@ -93,7 +106,7 @@ class CpuInstance:
         env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
         self.program = program
         self.code: Code = program.loaded
-        self.nthreads = nthreads if program.parallel else 1
+        self.nthreads = 1 if not program.parallel or is_small(program, env) else nthreads
         self.outputs: list[tuple[tuple[int, ...], Any]] = [
             (concrete_shape(t, env) if t.row_major else cast("tuple[int, ...]", t.physical), t.dtype.numpy)
             for t in program.outputs

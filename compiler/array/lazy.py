@@ -393,16 +393,21 @@ class Programs:
             if found is not None:
                 self.last = found
                 return found.flat(data, shape, math.prod(shape))  # type: ignore[no-any-return]
+        program = self.opened(reached, outputs, device) or self.get(reached, outputs, device)
+        return program(data)  # type: ignore[arg-type]
+
+    def opened(self, reached: Reached, outputs: Sequence[Lazy], device: str = HOST) -> Program | None:
+        """The program of one call that serves other sizes, too; None where there is none."""
         types = open_types(reached, outputs) if len(reached.calls) == 1 else None
         if types is None:
-            return self.get(reached, outputs, device)(data)  # type: ignore[arg-type]
+            return None
         (call,) = reached.calls
-        opened = "open", device, call.key, tuple((t.dtype.name, t.shape) for t in types)
+        key = "open", device, call.key, tuple((t.dtype.name, t.shape) for t in types)
         with self.lock:
-            if opened not in self.made:
-                self._enter(opened, compiler(device).compile(lambda: graph_of_call(call, types)))
-            found = self.last = self.made[opened]
-        return found(data)  # type: ignore[no-any-return]
+            if key not in self.made:
+                self._enter(key, compiler(device).compile(lambda: graph_of_call(call, types)))
+            found = self.last = self.made[key]
+        return found  # type: ignore[no-any-return]
 
 
 @cache

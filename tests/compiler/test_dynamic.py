@@ -137,8 +137,9 @@ def test_calls_of_different_shapes_at_once(cache: Path) -> None:
 
 @pytest.mark.slow
 def test_plans_in_use_are_kept(cache: Path) -> None:
-    f = dnnc.compile(graph_of(ROWS), dims={"N": (1, 2 * MAX_INSTANCES)}, cache=cache)
+    f = dnnc.compile(graph_of(ROWS), dims={"N": (1, 2 * MAX_INSTANCES)}, cache=cache, target="llvm -threads=2")
     first = f.cache.instance(((1, 4),))
+    assert first.nthreads == 1 and f.cache.instance(((2 * MAX_INSTANCES, 4),)).nthreads == 2  # few rows are not shared
     for n in range(2, MAX_INSTANCES + 300):
         f.cache.instance(((n, 4),))
         if n > MAX_INSTANCES - 5:

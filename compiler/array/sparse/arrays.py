@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -75,6 +75,9 @@ class SparseArray(ABC):
     def __repr__(self) -> str:
         m, k = self.shape
         return f"<{self.format}_array of shape ({m}, {k}), {self.nnz} stored elements of {self.dtype}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # without its transpose
 
     def __bool__(self) -> bool:
         raise TypeInputError("a sparse array is neither true nor false; ask for its sum or its number of elements")

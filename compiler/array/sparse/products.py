@@ -14,17 +14,18 @@ from dnnc.array.creation import ones, zeros
 from dnnc.array.devices import HOST
 from dnnc.array.elementwise import one
 from dnnc.array.errors import TypeInputError, ValueInputError
-from dnnc.array.lazy import Lazy, apply, materialise
+from dnnc.array.lazy import PROGRAMS_MADE, Lazy, apply, leaf, materialise
 from dnnc.array.manipulation import matrix_transpose, reshape, result_type
 from dnnc.array.sparse.structure import Host, Structure, operand
+from dnnc.array.structure import Reached
 
-OPERANDS = ("starts", "columns")
+OPERANDS, PLACES = ("starts", "columns"), ("rows", "columns")
 ALL = ("rows", "t_starts", "t_rows", "order")  # what derivatives read besides
 
 
 def numbers(name: str, *arrays: Array) -> list[Array]:
     """Arrays of one dtype of real numbers."""
-    dtype = result_type(*arrays)
+    dtype = arrays[0].dtype if len({x.dtype for x in arrays}) == 1 else result_type(*arrays)
     if np.dtype(dtype).kind not in "iuf" and str(dtype) != "bfloat16":
         raise TypeInputError(f"{name}: expected real numbers, got {dtype}; cast them by astype")
     return [cast(x, dtype) for x in arrays]
@@ -47,6 +48,22 @@ def _apply(op: str, s: Structure, names: tuple[str, ...], *factors: Array) -> Ar
     made = apply(op, *parts, *operands, trusted=True)
     materialise([made])
     return array_of(made)
+
+
+def _at_once(op: str, s: Structure, names: tuple[str, ...], *factors: Host) -> Host | None:
+    """The same of arrays of the host, without a lazy value: once its program is known, a call of this takes a few us.
+
+    Returns None where no one program serves all structures.
+    """
+    key = op, *((a.dtype, a.shape[1:]) for a in factors)
+    arrays = [*factors, *map(s.array, names)]
+    if key not in s.programs:
+        operands = [leaf(a) for a in arrays]
+        made = [apply(op, *operands, trusted=True)]
+        reached = Reached(made)
+        s.programs[key] = PROGRAMS_MADE.opened(reached, made) if list(reached.leaves) == operands else None
+    program = s.programs[key]
+    return None if program is None else program(arrays)[0]
 
 
 def where(x: Array) -> str | None:
@@ -73,6 +90,10 @@ def matmul(values: Array, s: Structure, x: Array) -> Array:
     shape = (m, *x.shape[1:])
     if 0 in (s.stored, *shape):
         return zeros(shape, dtype=x.dtype, device=x.device)
+    if at_hand(values) and at_hand(x):
+        made = _at_once("csr_matmul", s, OPERANDS, values.numpy(), x.numpy().reshape(k, -1))
+        if made is not None:
+            return from_buffer(made.reshape(shape), HOST)
     y = _apply("csr_matmul", s, OPERANDS, values, shaped(x, (k, 1)) if x.ndim == 1 else x)
     return shaped(y, shape) if x.ndim == 1 else y
 
@@ -87,7 +108,11 @@ def sampled(s: Structure, x: Array, y: Array) -> Array:
     x, y = numbers("sddmm", x, y)
     if 0 in (s.stored, x.shape[1]):
         return zeros((s.stored,), dtype=x.dtype, device=x.device)
-    return _apply("csr_sampled", s, ("rows", "columns"), x, matrix_transpose(y))
+    if at_hand(x) and at_hand(y):
+        made = _at_once("csr_sampled", s, PLACES, x.numpy(), np.ascontiguousarray(y.numpy().T))
+        if made is not None:
+            return from_buffer(made, HOST)
+    return _apply("csr_sampled", s, PLACES, x, matrix_transpose(y))
 
 
 def shaped(x: Array, shape: tuple[int, ...]) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dnnc.array.devices import HOST, moved_to
 from dnnc.array.errors import ValueInputError
-from dnnc.array.lazy import Lazy, leaf
+from dnnc.array.lazy import Lazy, Program, leaf
 from dnnc.pytree import Static
 
 Host = np.ndarray[Any, Any]
@@ -34,11 +34,15 @@ class Structure(Static):
         self.shape = shape
         kind = np.int32 if max(*shape, len(columns)) <= INT32 else np.int64
         self.starts, self.columns = (_frozen(a.astype(kind, copy=False)) for a in (starts, columns))
+        self.programs: dict[Any, Program | None] = {}  # of products, by what they depend on beside this
         self._leaves: dict[tuple[str, str | None], Lazy] = {}
         self._blocks: dict[tuple[int, int], tuple[Structure, Host]] = {}
 
     def __deepcopy__(self, memo: Any) -> Structure:
         return self  # it never changes
+
+    def __reduce__(self) -> Any:
+        return Structure, (self.shape, self.starts, self.columns)  # programs are of this process
 
     @property
     def stored(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import zlib
 from typing import Any
 
@@ -14,7 +16,7 @@ import dnnc
 import dnnc.array as xp
 from dnnc.array import sparse
 from dnnc.array.lazy import PROGRAMS_MADE
-from dnnc.array.sparse import spgemm
+from dnnc.array.sparse import products, spgemm
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.text import parse_kernel, show_kernel
@@ -56,6 +58,30 @@ def test_products(dtype: str, columns: int) -> None:
         close(s @ x[:, 0], wide @ x[:, 0])
         close(y[0] @ s, y[0] @ wide)
         close(s.T @ y.T, wide.T @ y.T)
+
+
+def test_arrays_in_use_are_pickled_and_copied() -> None:
+    """Whatever is kept beside them: transposes, programs, kernels."""
+    a, v = random(12, 12, 0.3), rng.standard_normal(12).astype(np.float32)
+    s = sparse.csr_array(a)
+    for made in (s, s.tocoo(), s.tobsr((4, 4)), s.tocsb()):
+        for _ in range(2):
+            close(made @ v, a @ v)
+            close(made.T @ v, a.T @ v)
+        for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+            assert type(other) is type(made)
+            close(other @ v, a @ v)
+            close(other.T @ v, a.T @ v)
+
+
+def test_products_again_make_no_lazy_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, x = random(12, 9, 0.3), rng.standard_normal((9, 3)).astype(np.float32)
+    s, y = sparse.csr_array(a), rng.standard_normal((12, 9)).astype(np.float32)
+    for _ in range(2):
+        close(s @ x, a @ x)
+        close(s @ x[:, 0], a @ x[:, 0])
+        close(sparse.sddmm(s, y, np.eye(9, dtype=np.float32)), (a.toarray() != 0) * y)
+        monkeypatch.setattr(products, "apply", None)  # of a second time nothing is recorded
 
 
 SHAPES = [(1, 1, 1.0), (1, 40, 0.5), (40, 1, 0.5), (7, 9, 0.0), (0, 5, 0.0), (5, 0, 0.0), (64, 64, 1.0)]
