@@ -67,12 +67,12 @@ def test_few_of_many(n: int, keep: int) -> None:
 def test_dtypes(dtype: str) -> None:
     rng = np.random.default_rng(1)
     name = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    x = (
-        rng.integers(0, 2**63, 150, np.uint64).astype(name)
-        if dtype[0] == "u"
-        else (rng.standard_normal(150) * 2.0**40).astype(np.int64).astype(name)
-    )
-    x = rng.standard_normal(150).astype(name) if name.kind not in "iub" else x
+    if dtype[0] == "u":
+        x = rng.integers(0, 2**63, 150, np.uint64).astype(name)
+    elif name.kind in "ib":
+        x = (rng.standard_normal(150) * 2.0**40).astype(np.int64).astype(name)
+    else:
+        x = rng.standard_normal(150).astype(name)
     for descending in (False, True):
         check(x, 0, descending)
         check(x, 0, descending, 5)
