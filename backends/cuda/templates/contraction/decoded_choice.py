@@ -1,0 +1,106 @@
+"""Shapes of products with decoded weights that fit a device, and their estimated time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+from dnnc.backends.cuda.templates.contraction.decoded_kernel import FLIGHT, HELD, ROWS, TILE, Decoded, Shape
+from dnnc.backends.cuda.templates.reduction.partial import SHARE, SPLITS
+from dnnc.passes.rewrites.channels_last import DEPTH
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.target import GpuTarget
+
+RINGS = 2  # rounds of codes in shared memory, where sums of more tiles take the registers
+FLIGHTS = (FLIGHT, 8)  # those that are weighed
+WARPS = 16  # of a block at most
+RATE = 15  # bytes a cycle that an SM gets of memory
+LATENCY, START = 2000, 1500  # cycles of each wave of blocks, and of a launch
+LATE = 800  # cycles of a round that is asked for behind the wait for the kernel ahead of this one, of two at most
+RING = 700  # that codes take longer by shared memory
+STEP, SERIAL = 60, 16  # of a step of a warp, and steps that memory does not hide
+FEW = 0.75  # blocks for each SM, of which few ask for little at once
+FASTEST = 32  # bytes a cycle that an SM gets of memory where others ask for none
+DEEPEST = 4  # rounds of codes in shared memory, of sums whose tiles registers hold
+ROUND = 2200  # cycles from asking for the codes of a round until they are used up, of a busy memory: fitted to one H100
+X_RATE = 64  # bytes a cycle that an SM gets of the second-level cache
+BUSY = 24  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
+
+
+def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
+    """All divisions of columns and sum that fill warps."""
+    _, m, n, k = d.c.sizes
+    tiles = -(-m // ROWS)
+    out = []
+    splits = SPLITS if target.has_tma else (1,)
+    for strips, slices, split, most in product((1, 2, 4, 8), (1, 2, 4, 8, 16), splits, FLIGHTS):
+        s = Shape(strips * d.strip, slices, split, steps_of(d, most))
+        rounds = k // DEPTH // s.flight
+        if n % s.cols or strips * slices > WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
+            continue
+        if tiles > HELD and rounds >= slices * split * RINGS:
+            s = replace(s, stages=RINGS)
+        each, few = _each(d, s), n // s.cols * split < target.sms * FEW
+        made = [s] if most == FLIGHT or (each == 1 and tiles == 1 and s.flight == most) else []
+        if most == FLIGHT and tiles <= HELD and few and 1 < each <= DEEPEST:
+            made.append(replace(s, stages=each))
+        for x in made:
+            fits = _shared_bytes(d, x) <= target.shared_bytes
+            if fits and strips * slices * 32 * _registers(d, x) <= target.registers:
+                out.append(x)
+    return out
+
+
+def _shared_bytes(d: Decoded, s: Shape) -> int:
+    rows = 0 if d.norm is None else d.norm.rows.size * d.c.red.size * 2 + 1024
+    beside = sum(d.strip // TILE * 2 * x.dtype.bytes for x in (d.scale, d.zeros) if x is not None)
+    ring = s.stages * s.flight * s.cols // d.strip * s.slices * 32 * (16 + beside)
+    return s.slices * -(-d.c.rows.size // ROWS) * ROWS * (s.cols + 8) * 4 + rows + ring
+
+
+def _registers(d: Decoded, s: Shape) -> int:
+    """Of a thread, about: codes, elements of x and sums of so many tiles of rows; of one round it holds no next one."""
+    tiles, each = -(-d.c.rows.size // ROWS), _each(d, s)
+    sums, x = 8 * d.strip // TILE, 16 if tiles <= HELD else 8
+    once = 16 if each == 1 and tiles <= HELD else 0
+    ahead = max(s.flight - FLIGHT, 0) * 4 * (1 if each == 1 else 1 + tiles)
+    codes, share = (16, 7) if tiles <= HELD else (48, 4)
+    return codes + tiles * (sums + x) * share // 4 + (16 if d.zeros is not None else 0) + ahead - once
+
+
+def _each(d: Decoded, s: Shape) -> int:
+    """Rounds of a warp."""
+    return -(-(d.c.red.size // DEPTH // s.flight) // (s.slices * s.split))
+
+
+def steps_of(d: Decoded, most: int) -> int:
+    """Steps of a round: a power of two that divides the sum, and blocks unless these have more."""
+    n, steps, block = most, d.c.red.size // DEPTH, d.block // DEPTH
+    while n > 1 and (steps % n or (d.block < d.c.red.size and block % n and n % block)):
+        n //= 2
+    return n
+
+
+def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
+    """Estimated cycles of the busiest multiprocessor."""
+    _, m, n, k = d.c.sizes
+    tiles = -(-m // ROWS)
+    warps = s.cols // d.strip * s.slices
+    blocks = n // s.cols * s.split
+    together = max(1, min(65536 // (warps * 32 * _registers(d, s)), 2048 // (warps * 32)))
+    most = -(-blocks // int(target.sms * SPLITS[s.split]))
+    at_once = min(most, together)
+    codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
+    waves, rest = divmod(most, at_once)
+    flying = warps * s.flight * max(s.stages, 1) * 512
+    each = sum(n * codes / min(FASTEST, n * flying / ROUND) for n in [at_once] * waves + [rest] * (rest > 0))
+    memory = max(blocks * codes / (RATE * target.sms), each)
+    others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
+    end = s.slices * s.split * tiles * ROWS * s.cols * 4 / 64
+    ring, rounds = s.stages > 0 and tiles <= HELD, _each(d, s)
+    late: float = RING * ring
+    if tiles == 1:
+        late += STEP * min(rounds * s.flight, SERIAL) + (LATE * min(rounds - 1, 2) if d.early and not ring else 0)
+    return START + late + max(memory, others) + -(-most // at_once) * (LATENCY + end + SHARE * (s.split > 1))
