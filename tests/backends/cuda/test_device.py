@@ -8,6 +8,7 @@ import ctypes
 import threading
 import weakref
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,29 @@ def test_kernels_of_one_name_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> 
         assert kept[-1].made_of == (cubin, "kernel", launch)  # type: ignore[union-attr]
     kept.clear()
     assert not device._functions
+
+
+@pytest.mark.parametrize(
+    "most, static, dynamic, blocks, percent",
+    [
+        (16, 0, 0, 1000, 44),  # none: room for the next kernel's blocks
+        (4, 0, 47 << 10, 1000, 85),  # of all four blocks that fit
+        (4, 0, 47 << 10, 200, 44),  # there are two at most: 96 KB
+        (4, 47 << 10, 0, 500, 85),
+        (1, 0, 227 << 10, 132, 100),
+    ],
+)
+def test_shared_memory_leaves_room_for_all_blocks(
+    most: int, static: int, dynamic: int, blocks: int, percent: int
+) -> None:
+    driver = SimpleNamespace(
+        occupancyMaxActiveBlocksPerMultiprocessor=lambda f, threads, shared: most,
+        funcGetAttribute=lambda name, f: static,
+    )
+    function = Function.__new__(Function)
+    function.driver, function.pointer = driver, 0
+    device: Any = SimpleNamespace(sms=132, shared_per_sm=228 << 10)
+    assert function.carveout(device, Launch((blocks, 1, 1), (256, 1, 1), dynamic)) == percent
 
 
 def test_no_device_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
