@@ -354,7 +354,7 @@ class Function:
         self.driver.funcGetAttribute(
             NUM_REGS, self.pointer
         )  # a kernel that is loaded lazily is loaded now: not while a stream is captured
-        if overlaps:
+        if overlaps and not launch.cached:
             self.driver.funcSetAttribute(self.pointer, CARVEOUT, self.carveout(device, launch))
 
     def carveout(self, device: CupyDevice, launch: Launch) -> int:

@@ -15,24 +15,25 @@ if TYPE_CHECKING:
 
 RINGS = 2  # rounds of codes in shared memory, where sums of more tiles take the registers
 FLIGHTS = (FLIGHT, 8)  # those that are weighed
-WARPS, MOST_WARPS = 16, 32  # of a block at most; where each has one round
-# what follows is fitted to 3,600 kernels of 39 products on two H200
+WARPS = 16  # of a block at most
+# what follows is fitted to 3,000 times of kernels of 39 products on two H200
 CLOCK = 1.755  # GHz
-SHARE_OF_COPIES = 0.92  # of the rate of copies, with which all SMs read codes
-LATENCY, START = 900, 1200  # cycles of each wave of blocks, and of a launch
-LATE = 570  # cycles of a round that is asked for behind the wait for the kernel ahead of this one, of two at most
-RING = 630  # that codes take longer by shared memory
-STEP, SERIAL = 114, 18  # of a step of a warp, and steps that memory does not hide
-EARLY = 0.8  # of the codes of the first round, which the kernel ahead of this one hides
-UNEVEN = 0.18  # of a block that the busiest SM has more than its share, where it has room for one
-CLUSTER = {1: 0, 2: 1400, 4: 1950, 8: 1950}  # cycles until blocks of a cluster have met
+SHARE_OF_COPIES = 0.91  # of the rate of copies, with which all SMs read codes
+LATENCY, START = 1040, 400  # cycles of each wave of blocks, and of a launch
+LATE = 860  # cycles of a round that is asked for behind the wait for the kernel ahead of this one, of two at most
+RING = 860  # that codes take longer by shared memory
+STEP, SERIAL = 84, 22  # of a step of a warp, and steps that memory does not hide
+EARLY = 0.72  # of the codes of the first round, which the kernel ahead of this one hides
+UNEVEN = 0.2  # of a block that the busiest SM has more than its share, where it has room for one
+CLUSTER = {1: 0, 2: 1740, 4: 2000, 8: 2400}  # cycles until blocks of a cluster have met
 FEW = 0.75  # blocks for each SM, of which few ask for little at once
-FASTEST = 78  # bytes a cycle that an SM gets of memory where others ask for none
+FASTEST = 46  # bytes a cycle that an SM gets of memory where others ask for none
 DEEPEST = 4  # rounds of codes in shared memory, of sums whose tiles registers hold
-ROUND = 1950  # cycles from asking for the codes of a round until they are used up, of a busy memory
-X_RATE = 49  # bytes a cycle that an SM gets of the second-level cache
-BUSY = 59  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
-SUMS = 77  # bytes of sums that a block adds up in a cycle
+ROUND = 1920  # cycles from asking for the codes of a round until they are used up, of a busy memory
+X_RATE = 59  # bytes a cycle that an SM gets of the second-level cache
+BUSY = 57  # cycles that a scheduler of an SM needs to decode 512 bytes of codes and multiply them with 8 rows
+FULL, LONE = 30, 0.55  # warps of an SM that keep its schedulers busy; the power of the time that fewer take longer
+SUMS = 111  # bytes of sums that a block adds up in a cycle
 
 
 def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
@@ -41,15 +42,10 @@ def shapes(d: Decoded, target: GpuTarget) -> list[Shape]:
     tiles = -(-m // ROWS)
     out = []
     splits = SPLITS if target.has_tma else (1,)
-    for strips, slices, split, most in product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32), splits, FLIGHTS):
+    for strips, slices, split, most in product((1, 2, 4, 8), (1, 2, 4, 8, 16), splits, FLIGHTS):
         s = Shape(strips * d.strip, slices, split, steps_of(d, most))
         rounds = k // DEPTH // s.flight
-        if (
-            n % s.cols
-            or strips * slices > MOST_WARPS
-            or slices * split > rounds
-            or (split > 1 and tiles * ROWS % split)
-        ):
+        if n % s.cols or strips * slices > WARPS or slices * split > rounds or (split > 1 and tiles * ROWS % split):
             continue
         if tiles > HELD and rounds >= slices * split * RINGS:
             s = replace(s, stages=RINGS)
@@ -107,7 +103,7 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     at_once = min(most, together)
     waves, rest = divmod(most, at_once)
     codes, x = s.cols * k // s.split * d.bits // 8, m * k // s.split * 2
-    flying = threads // 32 * s.flight * max(s.stages, 1) * 512
+    flying = warps * s.flight * max(s.stages, 1) * 512
     hidden = EARLY * min(flying, codes) if d.early else 0
 
     def read(many: int, of: float) -> float:
@@ -118,7 +114,8 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     if together > most:
         each *= 1 + UNEVEN / most
     memory = max(blocks * codes * CLOCK / (SHARE_OF_COPIES * target.bandwidth), each)
-    others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + codes / 512 * BUSY * (1 + tiles) / 8)
+    decoding = codes / 512 * BUSY * (1 + tiles) / 8 * max(1, FULL / (warps * at_once)) ** LONE
+    others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + decoding)
     ring = s.stages > 0 and tiles <= HELD
     late: float = RING * ring
     if tiles == 1:
