@@ -114,7 +114,7 @@ def cycles(d: Decoded, s: Shape, target: GpuTarget) -> float:
     if together > most:
         each *= 1 + UNEVEN / most
     memory = max(blocks * codes * CLOCK / (SHARE_OF_COPIES * target.bandwidth), each)
-    decoding = codes / 512 * BUSY * (1 + tiles) / 8 * max(1, FULL / (warps * at_once)) ** LONE
+    decoding: float = codes / 512 * BUSY * (1 + tiles) / 8 * max(1, FULL / (warps * at_once)) ** LONE
     others = most * (x / X_RATE * (0.5 if s.cols > d.strip else 1) + decoding)
     ring = s.stages > 0 and tiles <= HELD
     late: float = RING * ring
