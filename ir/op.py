@@ -58,6 +58,7 @@ class Trait(Enum):
     WINDOW = "window"  # a window slides over the first operand: neighbouring results read the same elements
     CHANNELWISE = "channelwise"  # a window over each channel by itself, in whatever layout channels lie
     RESAMPLES = "resamples"  # moves elements of images about, or mixes neighbours: channel by channel if it keeps these
+    FILLS = "fills"  # some elements may be zeros that no operand holds; with a mode only where that is "constant"
     ARG = "arg"  # the place of an extreme element
 
     __hash__ = object.__hash__  # members are unique; Enum's own hash runs Python code

@@ -377,7 +377,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _trilu_type,
         _trilu,
         reference=_trilu_numpy,
-        traits=MOVEMENT,
+        traits=MOVEMENT | {Trait.FILLS},
         batching=batching.trailing,
         samples=(sample("f32[4, 5]", k=1, upper=True), sample("f16[2, 5, 3]", k=-1, upper=False), sample("i64[3, 3]")),
         vjp=rules.trilu,

@@ -224,7 +224,7 @@ SLICE_OPS: tuple[OpDef, ...] = (
         _pad_type,
         _pad,
         reference=_pad_numpy,
-        traits=MOVEMENT | {Trait.RESAMPLES},
+        traits=MOVEMENT | {Trait.RESAMPLES, Trait.FILLS},
         batching=batching.pad,
         samples=(
             sample("f32[3, 5]", pads=(1, 2, 0, 3)),

@@ -47,9 +47,10 @@ from dnnc.passes.rewrites.tables import tables
 Array = np.ndarray[Any, Any]
 BYTES = (u8, i8)
 FEW_ROWS = 16  # that multiply a matrix in less time than it takes to lay it out for bytes
-MOVED = tuple(  # ops that move the elements of one operand about, and add none
+MOVED = tuple(  # ops that move the elements of one operand about; some fill the rest with zeros
     sorted(n for n, op in OPS.items() if Trait.MOVEMENT in op.traits and Trait.RELAYOUT not in op.traits)
 )
+CHOICES = ("nearest", "constant", "reflect", "edge", "wrap")  # modes by which elements stay what they are
 CHOSEN = ("max_pool", "resize", *MOVED)
 STEPS = ("cast", "mul", "add", "sub", "relu", "clip")  # between a sum of products and its code
 SUMS = ("mul", "add", "relu", "dequantize_linear")
@@ -154,13 +155,27 @@ def move_bytes(m: Match) -> Value:
     the nearest element of an image
     """
     n = m.root
-    chooses = n.attrs.get("mode") == "nearest" and n.attrs.get("extrapolation") is None
-    m.require(chooses or Trait.RESAMPLES not in n.op.traits, "{} computes new elements", n.op.name)
-    m.require([v for v in n.inputs if v is not None] == [n.inputs[0]], "{} has several operands", n.op.name)
-    m.require(len(n.outputs) == 1, "{} has several results", n.op.name)
-    found, _, _ = _dequantized(m, m.operand(n, 0))
-    q = m.b.node(n.op, [found.inputs[0]], n.attrs).output
+    found, _, zero = _dequantized(m, m.operand(n, 0))
+    more = _around(m, n, zero)
+    q = m.b.node(n.op, [found.inputs[0], *more], n.attrs).output
     return _dequantize(m, q, found)
+
+
+def _around(m: Match, n: Node, zero: Value | None) -> list[Value]:
+    """Operands behind the first with which an op moves codes like numbers: the code of the zeros that it adds."""
+    mode = n.attrs.get("mode")
+    chooses = mode in (None, *CHOICES) and n.attrs.get("extrapolation") is None
+    m.require(chooses, "{} computes new elements", n.op.name)
+    m.require(len(n.outputs) == 1, "{} has several results", n.op.name)
+    others = [v for v in n.inputs[1:] if v is not None]
+    if Trait.FILLS not in n.op.traits or mode not in (None, "constant"):
+        m.require(not others, "{} has several operands", n.op.name)
+        return []
+    m.require(all(m.number(v) == 0 for v in others), "{} adds other numbers than 0", n.op.name)
+    if zero is None or known(m.graph, zero) == 0:
+        return []
+    m.require(mode is not None, "{} adds codes of 0", n.op.name)
+    return [zero]
 
 
 def average_bytes(m: Match) -> Value:
@@ -202,16 +217,24 @@ def quantize_again(m: Match) -> Value:
 
 
 def quantize_ahead(m: Match) -> Value:
-    """quantize(transpose(x))   ->   transpose(quantize(x)); likewise the parts of a concatenation"""
+    """quantize(transpose(x))   ->   transpose(quantize(x)); likewise the parts of a concatenation, and what repeats
+    elements or puts a border around them
+    """
     n = m.root
-    moved = m.sole(m.node(m.operand(n, 0), "concat", *MOVED))
-    _one_scale(m, n)
-    parts = [v for v in moved.inputs if v is not None]
+    moved = m.sole(m.node(m.operand(n, 0), "concat", "resize", *MOVED))
+    _, zero = _one_scale(m, n)
     joined = producer(moved.output, "concat") is moved
-    whole = joined or (len(parts) == 1 and parts[0].type.size == moved.output.type.size)
-    m.require(whole and len(moved.outputs) == 1, "{} has other elements", moved.op.name)
+    more = [] if joined else _around(m, moved, zero)
+    parts = [v for v in moved.inputs if v is not None] if joined else [m.operand(moved, 0)]
+    m.require(joined or _holds_all(moved), "{} has other elements", moved.op.name)
     of = {v: m.b.quantize_linear(v, *n.inputs[1:], **{**n.attrs, "axis": 0}) for v in dict.fromkeys(parts)}
-    return m.b.node(moved.op, [of[v] for v in parts], moved.attrs).output
+    return m.b.node(moved.op, [*(of[v] for v in parts), *more], moved.attrs).output
+
+
+def _holds_all(n: Node) -> bool:
+    """Has the result of a movement as many elements as its operand, or more?"""
+    before, after = n.inputs[0].type.size, n.output.type.size  # type: ignore[union-attr]
+    return bool(before == after) or (isinstance(before, int) and isinstance(after, int) and before < after)
 
 
 def compute_ahead(m: Match) -> Value:

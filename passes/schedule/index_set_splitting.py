@@ -16,6 +16,8 @@ from dnnc.ir.expr import Expr, Load, Op, free, terms, value, walk
 from dnnc.ir.loops.stmt import Block, For, accesses, exprs, substitute_block, walk_stmts
 from dnnc.passes.schedule.state import edit, loops, make_loop, renamed
 
+MANY_ROUNDS = 2  # more of them are digits rather than parts
+
 
 def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...]) -> Block:
     """`for i in range(n): s` -> loops `[0, p)` and `[p, n)`, part k of several named with `suffixes[k]` behind."""
@@ -42,15 +44,16 @@ def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...])
 
 
 def boundaries(loop: For, both: bool = False) -> tuple[int, ...]:
-    """Return the iterations at which a `select` between loads (not `both`: or other values) changes sides.
+    """Return the iterations at which a `select` between loads changes sides; not `both`: or one between other values,
+    or a `min` or `max` in the index of a load, as where an image is reflected at its borders.
 
     A condition on several loops has a boundary where it becomes, or ceases to be, the same for all iterations of the
     others, unless that is far apart (a triangle has no boundaries).
     """
     n = value(loop.extent)
     found: set[int] = set()
-    for c in _conditions(loop.body, 2 if both else 1):
-        gap = c.args[1] - c.args[0] + int(c.name == "<=")  # the condition is gap > 0
+    for c in _conditions(loop.body, 2) if both else (*_conditions(loop.body, 1), *_limits(loop.body)):
+        gap = c.args[1] - c.args[0] + int(c.name != "<")  # the condition is gap > 0
         slope = dict(terms(gap)[0]).get(loop.var, 0)
         rest = gap - loop.var * slope
         least, most = bounds(rest)
@@ -81,6 +84,32 @@ def _conditions(b: Block, least: int) -> list[Op]:
     return list(out)
 
 
+def _limits(b: Block) -> list[Op]:
+    """The minima and maxima in indices of loads, but for those that a `select` keeps away from."""
+    out: dict[Op, None] = {}
+    seen: set[tuple[Expr, bool]] = set()
+
+    def visit(e: Expr, inside: bool) -> None:
+        if (e, inside) in seen:
+            return
+        seen.add((e, inside))
+        if isinstance(e, Op) and e.name in ("min", "max") and inside:
+            out[e] = None
+        if isinstance(e, Op) and e.name == "select" and _of_indices(e.args[0]):
+            return
+        for x in e.idx if isinstance(e, Load) else e.args if isinstance(e, Op) else ():
+            visit(x, inside or isinstance(e, Load))
+
+    for s in walk_stmts(b):
+        for e in exprs(s):
+            visit(e, False)
+    return list(out)
+
+
+def _of_indices(condition: Expr) -> bool:
+    return any(isinstance(c, Op) and c.name in ("<", "<=") and c.args[0].dtype is i64 for c in walk(condition))
+
+
 def crossings(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
     """Return the iterations at which a sum divided by n in offsets passes a multiple of n, a block's end."""
     end = value(loop.extent)
@@ -95,6 +124,19 @@ def crossings(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
             if loop.var not in free(rest) and all(c % n == 0 for _, c in ts):
                 found.add(n - k % n)
     return tuple(sorted(k for k in found if end is not None and 0 < k < end))
+
+
+def turns(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
+    """Return the iterations at which an index of a few rounds begins one, such as `(i + 55) % 56` of 58 iterations."""
+    end = value(loop.extent)
+    found: set[int] = set()
+    for e in offsets:
+        for x in walk(e):
+            n = value(x.args[1]) if isinstance(x, Op) and x.name == "%" else None
+            shift = value(x.args[0] - loop.var) if n and isinstance(x, Op) else None
+            if n and end and shift and shift % n and end <= MANY_ROUNDS * n:
+                found |= set(range(-shift % n, end, n))
+    return tuple(sorted(k for k in found if k))
 
 
 def digits(loop: For, offsets: Sequence[Expr]) -> int | None:

@@ -20,7 +20,7 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, For, Kernel, Store, accesses, exprs, walk_stmts
 from dnnc.passes.lower.expand import EXPANSIONS
-from dnnc.passes.schedule.index_set_splitting import boundaries, crossings, cut, digits
+from dnnc.passes.schedule.index_set_splitting import boundaries, crossings, cut, digits, turns
 from dnnc.passes.schedule.loops import all_single, annotate, fuse, reorder, single, split
 from dnnc.passes.schedule.memory import vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
@@ -176,13 +176,14 @@ def _least(loop: For) -> int:
 
 def at_boundaries(s: Schedule, names: list[str], lanes: int, few: int) -> list[list[str]]:
     """Cut loops at their boundaries; the loops of each part, outermost first."""
-    chains = [names]
-    for k in range(len(names)):
+    chains, k = [names], 0
+    while k < len(names):
         done: list[list[str]] = []
         for j, chain in enumerate(chains):
             done += _parts(
                 s, chain, k, f"_{len(done) + len(chains) - j}", MAX_PARTS - len(done) - (len(chains) - j), lanes, few
             )
+        k += len(done) == len(chains)  # in a part other boundaries may be known: of minima of maxima
         chains = done
     return chains
 
@@ -192,7 +193,7 @@ def _parts(s: Schedule, chain: list[str], k: int, tag: str, room: int, lanes: in
     loop = s.loop(chain[k])
     n = value(loop.extent)
     short = k == len(chain) - 1 and n is not None and n <= lanes
-    places = {*boundaries(loop, both=short), *(crossings(loop, offsets(loop.body)) if short else ())}
+    places = {*boundaries(loop, both=short), *(crossings if short else turns)(loop, offsets(loop.body))}
     size = digits(loop, offsets(loop.body))
     if n is not None and size is not None and n % size:
         places.add(n - n % size)

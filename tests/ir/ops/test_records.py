@@ -148,6 +148,21 @@ def test_facts_hold_for_the_reference(op: OpDef, s: Sample) -> None:
         assert got.shape == arrays[0].shape or got.size == np.prod(shape)
 
 
+MOVES = [op for op in OPS.values() if Trait.MOVEMENT in op.traits and Trait.RELAYOUT not in op.traits and op.reference]
+
+
+@pytest.mark.parametrize("op", MOVES, ids=label)
+def test_what_moves_elements_adds_none_but_zeros(op: OpDef) -> None:
+    """Rewrites move codes like numbers. Ops that add zeros say so: those are no codes of 0."""
+    for s in op.samples:
+        _, attrs = typed(op, s)
+        drawn = [a.astype(t.dtype.computed.numpy) for a, t in zip(draw(s, seed_of(op, s)), s.inputs)]
+        data = [k for k, t in enumerate(s.inputs) if k == 0 or (op.index is None and t.dtype is s.inputs[0].dtype)]
+        ones = referenced(op, [np.ones_like(a) if k in data else a for k, a in enumerate(drawn)], attrs)
+        fills = Trait.FILLS in op.traits and attrs.get("mode", "constant") == "constant"
+        assert fills or all((y == 1).all() for y in ones), label(s)
+
+
 @pytest.mark.parametrize("op", [op for op in OPS.values() if op.index is not None], ids=label)
 def test_indices_beyond_the_axes_they_address_are_refused(op: OpDef) -> None:
     assert op.index is not None

@@ -128,6 +128,40 @@ def test_means_and_interpolations_of_codes(op: str) -> None:
     assert (of is not None and of.op.name == "dequantize_linear") == ("resize" in op and not op.endswith("'nearest')"))
 
 
+BORDERS = """\
+def g(x: u8[2, 3, 5, 7], *, s: f32, t: f32, z: u8, v: u8):
+    p = {of}
+    y = quantize_linear({between}(p), {scale}, dtype=u8)
+    return y"""
+MOVES = (
+    "pad({x}, pads=(0, 0, 1, 2, 0, 0, 3, 1))",
+    "pad({x}, pads=(0, 0, 1, 2, 0, 0, 3, 1), mode='reflect')",
+    "pad({x}, pads=(0, 1, 0, 2, 0, 0, 3, 1), mode='edge')",
+    "pad({x}, pads=(0, 0, 1, 2, 0, 0, 3, 1), mode='wrap')",
+    "slice({x}, starts=(0, 1, 0, 2), steps=(1, 1, 2, 1), shape=(2, 2, 3, 4))",
+    "expand({x}, shape=(4, 2, 3, 5, 7))",
+    "resize({x}, shape=(2, 3, 10, 14), coords=((1, 0, 1), (1, 0, 1), (2, -1, 4), (2, -1, 4)), mode='nearest')",
+    "trilu({x}, k=1, upper=True)",
+)
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("zero", [0, 117])
+def test_borders_slices_and_copies_are_bytes(move: str, zero: int) -> None:
+    """Behind dequantization, and ahead of quantization where the result is no smaller. Zeros have the code of zero."""
+    numbers = {k: np.asarray(a) for k, a in (NUMBERS | {"z": np.uint8(zero), "v": np.uint8(zero)}).items()}
+    moved = zero == 0 or "trilu" not in move
+    for of, between, scale in (
+        (move.format(x="dequantize_linear(x, s, z)"), "relu", "t, v"),
+        (move.format(x="sigmoid(dequantize_linear(x, s, z))"), "", "t, v"),
+    ):
+        g = parse(BORDERS.format(of=of, between=between, scale=scale), numbers)
+        near(g)
+        (n,) = (n for n in g.nodes() if n.op.name == move.split("(")[0])
+        ahead = between or "slice" not in move
+        assert (n.output.type.dtype.name == "u8") == bool(moved and ahead)
+
+
 def test_other_scales_are_computed_ahead_of_a_concatenation() -> None:
     ops = near(graph(MOVED.format(scale="t", zero="v")))
     assert ops[-1] == "concat" and ops.count("clip") == 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.loops.stmt import For, accesses, walk_stmts
 from dnnc.ir.loops.text import parse_kernel
-from dnnc.passes.schedule.index_set_splitting import boundaries, cut, digits
+from dnnc.passes.schedule.index_set_splitting import boundaries, cut, digits, turns
 from dnnc.passes.schedule.loops import split
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import check_schedule
@@ -88,6 +90,40 @@ def k(x: f32[5], y: f32[9]):
 )
 def test_boundaries(text: str, places: tuple[int, ...]) -> None:
     assert boundaries(loop(text)) == places
+
+
+SOURCES = {  # which element of 56 stands at i of 58, and the parts
+    "reflect": ("max(0, min(55, min(110 - max(1 - i, i - 1), max(1 - i, i - 1))))", 3),
+    "edge": ("max(0, min(55, i - 1))", 3),
+    "wrap": ("(i + 55) % 56", 3),
+}
+
+
+@pytest.mark.parametrize("mode", SOURCES)
+def test_borders_of_all_modes_leave_an_image_read_in_order(mode: str) -> None:
+    """Cut again and again, as in a part other boundaries are known: no index is limited in the end."""
+    source, parts = SOURCES[mode]
+    s = Schedule(parse_kernel(f"def k(x: f32[56], y: f32[58]):\n    for i in range(58):\n        y[i] = x[{source}]\n"))
+    todo, names = ["i"], map(str, count())
+    while todo:
+        name = todo.pop()
+        s.collapse()
+        if s.extent(name) == 1:
+            continue
+        indices = [x for a in accesses(s.loop(name).body) for x in a.idx]
+        places = {*boundaries(s.loop(name)), *turns(s.loop(name), indices)}
+        if places:
+            suffixes = ["", *(next(names) for _ in places)]
+            s.apply(cut, name, tuple(sorted(places)), tuple(suffixes))
+            todo += [name + x for x in suffixes]
+    text = str(s.done())
+    assert not any(word in text for word in ("min", "max", "%")) and text.count("Store(") == parts
+
+
+def test_clamps_behind_a_mask_are_no_seams() -> None:
+    assert boundaries(loop("for i in range(9):\n        y[i] = select(i < 4, x[min(i, 3)], z[max(i - 4, 0)])")) == (4,)
+    assert boundaries(loop("for i in range(9):\n        y[i] = x[min(i, 5)]")) in ((5,), (6,))
+    assert boundaries(loop("for i in range(9):\n        y[i] = x[min(i, 5)]"), both=True) == ()
 
 
 def test_a_mask_is_no_seam_between_two_operands() -> None:
