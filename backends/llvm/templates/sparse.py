@@ -471,7 +471,7 @@ def store_rows(b: Builder, p: Product, row: Expr, pixel: Mapping[Expr, Expr], la
         pixel: loops' variables.
     """
     lane = p.rows.loops[-1]
-    at = {lane: row}
+    at: dict[Expr, Expr] = {lane: row}
     if len(p.rows.loops) > 1:  # panels of as many rows as there are lanes, or axes that a reshape has made of rows
         at = p.rows.at(p.rows.inside(row // lanes, lanes), lanes)
     start = at.pop(lane)
