@@ -34,10 +34,11 @@ def lower_digits(node: Node) -> Lowered:
     b = Builder()
     with ExitStack() as loops:
         at = tuple(loops.enter_context(b.loop(f"i{k}", d)) for k, d in enumerate(given.shape[:-1]))
-        _Row(b, given, made, at, int(node.attrs["low"]), int(node.attrs["high"])).write()
+        row = _Row(b, given, made, at, int(node.attrs["low"]), int(node.attrs["high"]))
+        row.write()
     dims = tuple(sorted({v for d in given.shape for v in free(d)}, key=lambda v: v.name))
     kernel = Kernel((Func("sort_digits", (*dims, given, made), b.block()),), node.locs)
-    return Lowered(kernel, (x, node.output), dims, Scan(outer=at), (1,))
+    return Lowered(kernel, (x, node.output), dims, Scan(outer=at, steps=row.n * (1 + len(row.shifts))), (1,))
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,17 @@ class _Row:
         assert n is not None, "type rule: a row of keys has a constant size"
         return n
 
+    @property
+    def shifts(self) -> range:
+        """Where digits begin."""
+        return range(self.low, self.high, NARROW if self.n < SHORT else WIDE)
+
     def write(self) -> None:
         b, n, keep = self.b, self.n, value(self.made.shape[-1])
         if not n or not keep:
             return
-        width = NARROW if n < SHORT else WIDE
-        shifts = range(self.low, self.high, width)
-        values = 1 << width
+        shifts = self.shifts
+        values = 1 << (width := shifts.step)
         counts = b.alloc("counts", u32, len(shifts) * values, space="local")
         with b.loop("d", len(shifts) * values) as d:
             b.store(counts, (d,), 0)

@@ -92,10 +92,17 @@ class Rows(Form):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan(Form):
-    """Rows whose elements are computed one after the other: the iterations of the loops `along`."""
+    """Rows whose elements are computed one after the other: the iterations of the loops `along`, or `steps` of them in
+    loops that are none of `outer`.
+    """
 
     kind = "sequence"
     along: tuple[Var, ...] = ()
+    steps: int = 1
+
+    @property
+    def elements(self) -> int | Expr:
+        return product([super().elements, self.steps])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 import dnnc
+from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.templates import sequence
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import For, walk_stmts
 from dnnc.ir.ops import OPS
 from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.digits import lower_digits
 from dnnc.passes.rewrites.decompose import decompose
+from dnnc.passes.schedule.problem import classify
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("f16", "f32", "f64")
@@ -128,3 +132,12 @@ def test_nest(rows: int, n: int, keep: int, low: int, high: int) -> None:
     got = np.zeros((rows, keep), np.uint64)
     run_kernel(lower_digits(node).kernel, {"x0": keys, "y": got})
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("rows,n,shared", [(4, 20000, True), (300, 100, True), (1, 20000, False), (4, 65, False)])
+def test_rows_are_shared_by_their_lengths(rows: int, n: int, shared: bool) -> None:
+    g = parse(f"def g(x: u64[{rows}, {n}]):\n    return sort_digits(x, keep={n})")
+    target = parse_target("llvm", 2)
+    p = classify(list(g.nodes()), lower_digits(next(iter(g.nodes()))))
+    kernel = sequence.apply(p, dict(sequence.candidates(p, target)[0]), target)
+    assert any(isinstance(s, For) and s.kind == "parallel" for s in walk_stmts(kernel.entry.body)) == shared
