@@ -161,7 +161,8 @@ class OpDef:
     terms(*input types, **attrs) -> the number of products that are summed for each element.
     equal_dims(*input types, **attrs) -> pairs of dims that must be equal; without it those that broadcast.
       Attributes may be absent or wrong: it is asked where the type rule failed.
-    decompose_serial: like decompose, for machines on which one thread walks a row.
+    decompose_serial: like decompose, for machines on which one thread walks a row, and with `lanes`, the float32
+        elements of a vector.
     batching(b, op, operands, attrs) -> results for stacks of operands; see `dnnc.ir.batching`. Without it, the op's
       traits, decomposition or tensor expression say how.
     vjp(b, node, cotangents, needed) -> cotangents of operands by position: a mapping with values of the operands' types

@@ -1,21 +1,23 @@
-"""Sorting rows where a core walks a row: by digits, and for the few largest by groups.
+"""Sorting rows where a core walks rows: by digits, by a network, and for the few largest by groups.
 
-The keys are those of `sort`. `sort_digits` moves them once for each digit, n * 4 moves for 32 bits. Of a long row of
-which few elements are asked for, those lie in the `keep` groups of neighbours whose first elements are the first ones:
-vectors find the first of each group, and what is sorted is one element of each group, and then the members of `keep`
-groups. Groups are in the order of their elements, so that ties are those of a full sort, and work is fixed.
+The keys are those of `sort`. `sort_digits` moves them once for each digit, n * 4 moves for 32 bits. Short rows are
+sorted side by side by `sort_network`, whose steps are the same for all of them. Of a long row of which few elements are
+asked for, those lie in the `keep` groups of neighbours whose first elements are the first ones: vectors find the first
+of each group, and what is sorted is one element of each group, and then the members of `keep` groups. Groups are in the
+order of their elements, so that ties are those of a full sort, and work is fixed.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.dtype import i64, u32, u64
-from dnnc.ir.expr import Expr, cast, const, op, select
+from dnnc.ir.expr import Expr, cast, const, op, select, value
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import PURE, OpDef, Trait, require
 from dnnc.ir.ops.common import Array, clamp, dim, require_kind, rows_flops, same_dim, sample
@@ -24,6 +26,11 @@ from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
 RANKED = 64  # keys that are sorted by counting, for each, those before it
+SIDE_BY_SIDE = 8  # rows from which on a network sorts them
+# Keys of a row that a network sorts: longer rows take fewer steps by digits. Vectors of 512 bits have 8 keys, and one
+# instruction for the smaller ones of two vectors.
+WIDE_NETWORK, NETWORK = 512, 128
+WIDE = 16  # float32 elements of vectors of 512 bits
 FEW = 32  # elements for each one asked for, from which on groups pay
 MOST = 64  # elements of a group
 VALUE = 32, 64  # bits of a key that hold an element's order
@@ -61,6 +68,18 @@ def _digits(x: Tensor, *, keep: int, low: int, high: int) -> Tensor:
 def _digits_numpy(x: Array, *, keep: int, low: int = 32, high: int = 64) -> Array:
     bits = (x >> np.uint64(low)) & np.uint64((1 << (high - low)) - 1)
     return np.asarray(np.take_along_axis(x, np.argsort(bits, -1, kind="stable")[..., :keep], -1))
+
+
+# --- by a network -----------------------------------------------------------------------------------------------------
+
+
+def _network_type(x: TensorType, *, keep: int) -> TensorType:
+    require(x.rank == 2, "keys are a matrix; got {}", x)
+    return _digits_type(x, keep=keep, low=0, high=64)
+
+
+def _network(x: Tensor, *, keep: int) -> Tensor:
+    return _digits(x, keep=keep, low=0, high=64)
 
 
 # --- by groups --------------------------------------------------------------------------------------------------------
@@ -124,41 +143,46 @@ def _members_numpy(x: Array, groups: Array, *, group: int, descending: bool = Fa
 # --- sort -------------------------------------------------------------------------------------------------------------
 
 
-def sort_by_digits(b: Any, x: Any, *, axis: int, descending: bool, keep: Dim | None) -> tuple[Any, Any]:
-    """`sort` where cores walk rows."""
-    return sort_along(b, x, axis, descending, keep, _indices)
+def sort_by_digits(b: Any, x: Any, *, axis: int, descending: bool, keep: Dim | None, lanes: int) -> tuple[Any, Any]:
+    """`sort` where cores walk rows. `lanes`: float32 elements of a vector."""
+    return sort_along(b, x, axis, descending, keep, partial(_indices, lanes))
 
 
-def _indices(b: Any, rows: Any, descending: bool, keep: Dim) -> Any:
+def _indices(lanes: int, b: Any, rows: Any, descending: bool, keep: Dim) -> Any:
     """Where the first `keep` elements of each sorted row stand."""
     n = rows.type.shape[-1]
     if not isinstance(n, int) or not isinstance(keep, int):
         return indices_of(b, rows, descending, keep)
     if rows.type.dtype.bits == 64:
-        first = _places(b, b.sort_key(rows, size=n, descending=descending, word="low"), n)
-        second = _places(
-            b, b.sort_key(b.gather_elements(rows, first, axis=-1), size=n, descending=descending, word="high"), keep
-        )
+        first = _places(lanes, b, b.sort_key(rows, size=n, descending=descending, word="low"), n)
+        moved = b.gather_elements(rows, first, axis=-1)
+        second = _places(lanes, b, b.sort_key(moved, size=n, descending=descending, word="high"), keep)
         return b.gather_elements(first, second, axis=-1)
     if n <= RANKED or n < FEW * keep:
-        return _places(b, b.sort_key(rows, size=n, descending=descending), keep)
+        return _places(lanes, b, b.sort_key(rows, size=n, descending=descending), keep)
     group = min(1 << (math.isqrt(n // keep).bit_length() - 1), MOST)
     firsts = b.sort_groups(rows, group=group, descending=descending)
-    best = b.cast(_indices(b, firsts, False, keep), to=u64)
-    best = b.cast(_smallest(b, best, keep, 0, int(firsts.type.shape[-1]).bit_length()), to=i64)
-    found = _places(b, b.sort_members(rows, best, group=group, descending=descending), keep)
+    best = b.cast(_indices(lanes, b, firsts, False, keep), to=u64)
+    best = b.cast(_smallest(lanes, b, best, keep, 0, int(firsts.type.shape[-1]).bit_length()), to=i64)
+    found = _places(lanes, b, b.sort_members(rows, best, group=group, descending=descending), keep)
     inside = b.bitwise_and(found, b.constant(np.int64(group - 1)))
     return b.add(b.mul(b.gather_elements(best, b.div(found, group), axis=-1), group), inside)
 
 
-def _places(b: Any, keys: Any, keep: int) -> Any:
+def _places(lanes: int, b: Any, keys: Any, keep: int) -> Any:
     """The lower halves of the first keys."""
-    return b.cast(b.bitwise_and(_smallest(b, keys, keep, *VALUE), b.constant(np.uint64(0xFFFFFFFF))), to=i64)
+    smallest = _smallest(lanes, b, keys, keep, *VALUE)
+    return b.cast(b.bitwise_and(smallest, b.constant(np.uint64(0xFFFFFFFF))), to=i64)
 
 
-def _smallest(b: Any, keys: Any, keep: int, low: int, high: int) -> Any:
-    """The first keys in the order of their bits from `low` to `high`; those below rise along a row."""
-    if keys.type.shape[-1] <= RANKED:
+def _smallest(lanes: int, b: Any, keys: Any, keep: int, low: int, high: int) -> Any:
+    """The first keys in the order of their bits from `low` to `high`: those below rise along a row, those above are 0."""
+    *outer, n = keys.type.shape
+    rows = math.prod(map(const, outer), start=const(1))
+    if n <= (WIDE_NETWORK if lanes >= WIDE else NETWORK) and (value(rows) or SIDE_BY_SIDE) >= SIDE_BY_SIDE:
+        first = b.sort_network(b.reshape(keys, shape=(dim(rows), n)), keep=keep)
+        return b.reshape(first, shape=(*outer, keep))
+    if n <= RANKED:
         return b.sort_place(keys, b.sort_rank(keys), keep=keep)
     return b.sort_digits(keys, keep=keep, low=low, high=high)
 
@@ -175,6 +199,18 @@ DIGITS_OPS: tuple[OpDef, ...] = (
             sample("u64[3, 20]", keep=20, low=0, high=16, domain=(0, 9e3)),
             sample("u64[2, 2, 9]", keep=4, low=0, high=20, domain=(0, 9e5)),
             sample("u64[30]", keep=7, low=3, high=9, domain=(0, 2e3)),
+        ),
+    ),
+    OpDef(
+        "sort_network",
+        _network_type,
+        _network,
+        reference=lambda x, *, keep: np.sort(x, -1)[:, :keep],
+        flops=rows_flops(16),
+        traits=PURE | {Trait.LOOPS, Trait.SEQUENTIAL},
+        samples=(
+            sample("u64[3, 20]", keep=20, domain=(0, 9e3)),
+            sample("u64[18, 33]", keep=4, domain=(0, 9e15)),
         ),
     ),
     OpDef(

@@ -23,6 +23,7 @@ from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower.recurrence import lower_recurrence
 from dnnc.passes.lower.size_generic import Family, Kind, Nest, family_of, nest_of
+from dnnc.passes.lower.sort_network import lower_network
 from dnnc.passes.planning.fuse import FusionPlan, Group, plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
@@ -249,6 +250,7 @@ def build_steps(
 SPECIAL: dict[str, Callable[[Graph, Node], Lowered]] = {
     "recurrence": lower_recurrence,
     "sort_digits": lambda graph, n: lower_digits(n),
+    "sort_network": lambda graph, n: lower_network(n),
 }
 
 

@@ -10,6 +10,7 @@ Runs ahead of the algebraic passes, so that these know one spelling of each comp
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.expand import expand
@@ -25,6 +26,7 @@ def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> boo
             while stack:
                 m = stack.pop()
                 if m.op.decompose is not None and m.op.name not in keep:
-                    stack += reversed(expand(g, m, m.op.decompose_serial if ctx.facts.serial_rows else None))
+                    serial = m.op.decompose_serial if ctx.facts.serial_rows else None
+                    stack += reversed(expand(g, m, serial and partial(serial, lanes=ctx.facts.lanes)))
                     changed = True
     return changed
