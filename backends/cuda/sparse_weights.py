@@ -27,6 +27,7 @@ from dnnc.passes.schedule.problem import Problem, classify
 
 GAIN = 1.4  # over the dense kernel that is asked for: on an H100 every product that promised it was faster
 GATHER_GAIN = 1.15  # the same where pixels are gathered: from 1.05 on every one of 243 products was faster
+COPY = 2666  # cycles of a short kernel between others
 FEW_PIXELS = 16  # of which a block would compute mostly others
 HEIGHTS = (16, 32, 64, 128, 256)  # rows of a bundle
 DEPTHS = (1, 2, 3, 4, 6, 8)  # pieces of a row
@@ -133,7 +134,7 @@ def _copies(graph: Graph, n: Node, target: GpuTarget) -> float:
 def _copy(t: TensorType, target: GpuTarget) -> float:
     """Cycles of a kernel that reads and writes an array of float32."""
     size = math.prod(int(str(d)) for d in t.shape)
-    return sparse_gather.START + 8 * size / (target.bandwidth * 1e9 / sparse_gather.CLOCK)
+    return COPY + 8 * size / (target.bandwidth * 1e9 / sparse_gather.CLOCK)
 
 
 def _is_read_so(graph: Graph, n: Node, target: GpuTarget) -> bool:

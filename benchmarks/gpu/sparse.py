@@ -14,8 +14,9 @@ innermost y[P, M] = x[P, K] @ w[K, M]. Patterns, from a seed:
 Rivals: `torch.mm` in float32 (cuBLAS, TF32 off), our dense kernel that is chosen without weights that are zero, and
 cuSPARSE by `torch.addmm` of a CSR matrix and x transposed, in the memory order that it likes. Errors are relative to
 the largest element of the product in float64. Times are microseconds of one call in a CUDA graph, medians of replays;
-all operands stay in the L2 cache if they fit. "chosen" is the policy of the compiler: sparse where the estimate
-promises it, dense elsewhere. Tables are markdown, in FOLDER/sparse.md too; FOLDER/sparse.json has a row a kernel.
+all operands stay in the L2 cache if they fit. As in programs, our kernels begin while the one before ends. "chosen" is
+the policy of the compiler: sparse where the estimate promises it, dense elsewhere. Tables are markdown, in
+FOLDER/sparse.md too; FOLDER/sparse.json has a row a kernel.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import Compiled, compile_cuda
 from dnnc.backends.cuda.spelling import supported
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates import templates
+from dnnc.backends.cuda.templates import overlapped, templates
 from dnnc.backends.cuda.templates.contraction import sparse, sparse_gather
 from dnnc.ir.bundles import Bundles, matrix_of
 from dnnc.ir.dtype import f32
@@ -146,11 +147,11 @@ def problem_of(c: Case, encoding: Bundles | None = None) -> Problem:
     w = g.add_input("w", TensorType(f32, shape, encoding) if encoding else tensor(f32, *shape))
     g.outputs = [Builder(g).matmul(*((w, x) if pixels else (x, w)))]
     nodes = list(g.nodes())
-    return classify(nodes, lower(g, nodes, g.outputs))
+    return classify(nodes, lower(g, nodes, g.outputs), frozenset((w,)))
 
 
 def made(c: Case, p: Problem, choice: str, kernel: Any, cycles: float, words: Any = None, kept: Any = None) -> Made:
-    kernel = decompose(kernel, supported("standard"))
+    kernel = overlapped(decompose(kernel, supported("standard")))
     code = compile_cuda(emit_kernel(kernel, "kernel", TARGET), TARGET.arch)
     dense = sparse_weights.dense_cycles(c.p, c.k, c.m, TARGET)
     names = tuple(b.name for b in p.kernel.entry.params)
@@ -259,7 +260,7 @@ def timed(found: dict[Case, list[Made]]) -> list[dict[str, Any]]:
         graphs, keep, ours = {}, [], []
         packed: dict[int, Any] = {}
         for n, m in enumerate(kernels):
-            function = device.load(m.code.cubin, "kernel", m.launch, list(m.params), False)
+            function = device.load(m.code.cubin, "kernel", m.launch, list(m.params), True)
             if m.words is not None and id(m.words) not in packed:
                 packed[id(m.words)] = torch.from_numpy(m.words.view(np.int32)).cuda()
             data = w if m.words is None else packed[id(m.words)]

@@ -9,9 +9,9 @@
             y[row, pixels] = epilogue(sums)
 
 A pixel is a column of a matrix, or a place of an image with channels first. Windows of stride 1 read pixels one by one,
-each within the image. Rows are dealt out in the order of their
-lengths, so that the teams of a block go through the columns together and find them in the cache. This is the row design
-of Sputnik (Gale et al., 2020) without its tiles. Where memory has the pixels of x apart, see `sparse`.
+each within the image. Rows are dealt out in the order of their lengths, so that the teams of a block go through the
+columns together and find them in the cache. A row's first pack is asked for while the kernel before still runs. This is
+the row design of Sputnik (Gale et al., 2020) without its tiles. Where memory has the pixels of x apart, see `sparse`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from functools import cached_property, reduce
 import numpy as np
 
 from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates.contraction import gemv
 from dnnc.backends.cuda.templates.contraction.sparse import in_order, trusted
 from dnnc.backends.cuda.templates.contraction.staging import readable, resident, vector_of
 from dnnc.backends.cuda.templates.epilogue import store_row
@@ -41,19 +42,19 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 ORDER = ("slices",)
 KNOBS = ("lanes", "warps", "slices", "ahead", "vectors")
 VECTOR = 4  # neighbouring pixels that a thread reads at once
-# Cycles, fitted to 3,200 kernels on an H200, whose times they tell to 14 %:
-PACK_READ, VECTOR_READ = 5.4, 0.58  # of an SM for a pack of a warp, and for 128 bytes of the pixels of its elements
-APART = 1.4  # times as long where pixels are read one by one
+# Cycles, fitted to kernels on an H200 that begin while others end, whose times they tell to 13 %:
+PACK_READ, VECTOR_READ = 6.3, 0.61  # of an SM for a pack of a warp, and for 128 bytes of the pixels of its elements
+APART = 1.8  # times as long where pixels are read one by one
 GUARDED = 8.5  # and where they may lie beyond an edge of the image
 ROW_START = 19.4  # of an SM for a warp that begins with a row
-CHAIN = (428, 307)  # of a warp for a pack, for which it waits; with the next one asked for ahead
-MORE = 0.4  # of it, for another vector
-BLOCK, SLICE = 445, 15.7  # that a block begins and ends with, and for each slice
-MISSED = 89  # bytes of pixels a cycle and SM that the first-level cache misses
-CACHED = 0.72e6  # bytes of the columns of a tile of which half would be missed
-MEMORY = 1.7  # times the rate of memory: much is in the second-level cache
-NORM = 1.15  # exponent by which these add up
-START = 2666  # of a launch
+CHAIN = (452, 324)  # of a warp for a pack, for which it waits; with the next one asked for ahead
+MORE = 0.43  # of it, for another vector
+BLOCK, SLICE = 384, 18.6  # that a block begins and ends with, and for each slice
+MISSED = 99  # bytes of pixels a cycle and SM that the first-level cache misses
+CACHED = 0.73e6  # bytes of the columns of a tile of which half would be missed
+MEMORY = 1.9  # times the rate of memory: much is in the second-level cache
+NORM = 1.24  # exponent by which these add up
+START = 965  # of a launch
 CLOCK = 1.755e9
 
 
@@ -225,16 +226,17 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     p = product_of(problem)
     if p is None:
         raise ScheduleError("the weights are no bundle of sparse rows, or pixels are not neighbours in memory")
-    return _Writer(p, Shape(*(int(knobs[k]) for k in KNOBS)), target).build()
+    early = p.weights.name in gemv.early(problem, target)
+    return _Writer(p, Shape(*(int(knobs[k]) for k in KNOBS)), target, early).build()
 
 
 class _Writer:
-    """The kernel of one product and one shape."""
+    """The kernel of one product and one shape. `early`: it reads weights while the kernel before still runs."""
 
-    def __init__(self, p: Product, s: Shape, target: GpuTarget) -> None:
+    def __init__(self, p: Product, s: Shape, target: GpuTarget, early: bool) -> None:
         self.together = resident(target, s.warps, s.registers, 0)
         self.p, self.c, self.e, self.s, self.b = p, p.c, p.encoding, s, Builder()
-        self.vectors = s.vectors * VECTOR // p.wide
+        self.vectors, self.early = s.vectors * VECTOR // p.wide, early
 
     def build(self) -> Kernel:
         b, s, c = self.b, self.s, self.c
@@ -251,11 +253,19 @@ class _Writer:
 
     def body(self, t: Expr) -> None:
         b, e, s = self.b, self.e, self.s
+        if self.early:
+            b.do("pdl_launch")
         self.lane, team = b.let("lane", t % s.lanes), b.let("team", t // s.lanes)
         place = b.let("place", self.group * s.rows + team // s.slices)
         slot, part = b.let("slot", minimum(place, self.c.rows.size - 1)), team % s.slices
         low, high = (b.let(n, self.number("starts", slot + k, e.packs + 1)) for k, n in enumerate(("low", "high")))
         begin = b.let("begin", low + part)
+        row = b.let("row", minimum(self.number("rows", slot, e.height), self.c.rows.size - 1))
+        if s.ahead:
+            ahead = b.alloc("ahead", self.p.weights.dtype, 2, PACK)
+            self.ask(ahead, begin)
+        if self.early:
+            b.do("pdl_wait")
         self.places = [self.place_of(v) for v in range(self.vectors)] if self.c.b.conds else []
         sums = b.alloc("sums", f32, self.vectors, self.p.wide)
         with b.loop("v", self.vectors, "unroll") as v:
@@ -264,8 +274,6 @@ class _Writer:
         # all but the last pack of a row are full
         count = b.let("count", maximum(high - 1 - begin + (s.slices - 1), 0) // s.slices)
         if s.ahead:
-            ahead = b.alloc("ahead", self.p.weights.dtype, 2, PACK)
-            self.ask(ahead, begin)
             with b.loop("p", count) as p:
                 with b.loop("k", 2, "unroll") as k:
                     b.store(pack, (k, 0), ahead.at(k, 0, lanes=PACK), PACK)
@@ -281,11 +289,8 @@ class _Writer:
             self.add(sums, pack, last=True)
         if s.slices > 1:
             self.join(sums, team, part)
-        row = b.let("row", self.number("rows", slot, e.height))
         with b.when((place < self.c.rows.size) & op("==", part, const(0))), b.loop("v", self.vectors, "unroll") as v:
-            store_row(
-                b, self.c, {}, minimum(row, self.c.rows.size - 1), self.pixel(v), sums, (v, const(0)), self.p.wide
-            )
+            store_row(b, self.c, {}, row, self.pixel(v), sums, (v, const(0)), self.p.wide)
 
     def number(self, section: str, at: Expr, most: int) -> Expr:
         """An entry of the encoding, below `most`."""
