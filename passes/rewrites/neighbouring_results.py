@@ -31,7 +31,8 @@ def pixels_together(shape: Sequence[Any], weights: Array, attrs: Mapping[str, An
         attrs: of the convolution.
         lanes: output channels of a vector; 0 where kernels do not have them in vectors.
     """
-    (channels, terms), rows, taps = weights.shape[:2], int(np.prod(weights.shape[2:-1])), weights.shape[-1]
+    channels, terms, taps = int(weights.shape[0]), int(weights.shape[1]), int(weights.shape[-1])
+    rows = int(np.prod(weights.shape[2:-1]))
     plain = all(s == 1 for name in ("strides", "dilations") for s in attrs.get(name) or ())
     if not plain or attrs.get("group", 1) != 1 or weights.ndim < 3 or not isinstance(shape[-1], int):
         return 1
@@ -49,7 +50,7 @@ def pixels_together(shape: Sequence[Any], weights: Array, attrs: Mapping[str, An
 def _width(shape: Sequence[Any], weights: Array, attrs: Mapping[str, Any]) -> int:
     """Columns of the result."""
     rank, pads = weights.ndim - 2, attrs.get("pads") or (0,) * 2 * (weights.ndim - 2)
-    return int(shape[-1]) + int(pads[rank - 1]) + int(pads[-1]) - weights.shape[-1] + 1
+    return int(shape[-1]) + int(pads[rank - 1]) + int(pads[-1]) - int(weights.shape[-1]) + 1
 
 
 def widened(weights: Array, pixels: int) -> Array:
