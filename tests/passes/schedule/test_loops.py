@@ -438,20 +438,20 @@ def k(x: f32[8], z: f32[8], y: i64[1], s: f32[1], t: f32[1], u: f32[1]):
     t[0] = 0.0
     u[0] = 0.0
     for i in range(8):
-        if x[i] > 0.5:
+        if 0.5 < x[i]:
             y[0] = min(i, y[0])
-        if x[i] > 0.5:
+        if 0.5 < x[i]:
             s[0] = x[i] + s[0]
-        if x[i] > 0.5:
+        if 0.5 < x[i]:
             t[0] = t[0] + z[i]
         if i < 3:
             u[0] = u[0] + 1.0
 """
     after = text.replace(
-        "        if x[i] > 0.5:\n            y[0] = min(i, y[0])\n"
-        "        if x[i] > 0.5:\n            s[0] = x[i] + s[0]\n",
-        "        y[0] = min(select(x[i] > 0.5, i, 9223372036854775807), y[0])\n"
-        "        s[0] = select(x[i] > 0.5, x[i], 0.0) + s[0]\n",
+        "        if 0.5 < x[i]:\n            y[0] = min(i, y[0])\n"
+        "        if 0.5 < x[i]:\n            s[0] = x[i] + s[0]\n",
+        "        y[0] = min(select(0.5 < x[i], i, 9223372036854775807), y[0])\n"
+        "        s[0] = s[0] + select(0.5 < x[i], x[i], 0.0)\n",
     )
     check_schedule(text, lambda s: s.apply(choose), after)
 
