@@ -35,14 +35,18 @@ def try_schedules(
 
     - What is not the templates' own first choice may come out of a log that another version wrote: then that first
       choice is.
-    - Where the ladder may step down, the other schedules are tried. At last an error says that a group of several nodes
-      is to be split; a single node, and what has sizes that leave too little to be proved, stays as it was lowered.
+    - Where the ladder may step down, the other schedules are tried; those for sparse weights alone, where several nodes
+      have some. At last an error says that a group of several nodes is to be split; a single node, and what has sizes
+      that leave too little to be proved, stays as it was lowered.
     """
     symbolic = bool(problem.lowered.dims)
     refused = ladder.refused(nest)
     offered = (
         [] if ladder.naive_only(nest) else [c for c in _candidates(problem, templates, ladder) if c not in refused]
     )
+    if ladder.down and nodes > 1 and problem.sparse:  # a smaller group rather than all zeros
+        known = {t.name for t in templates if t.sparse}
+        offered = [c for c in offered if c.template in known] if known else offered
     if not offered and not ladder.down:
         offer(problem, templates)  # raises: no template takes it
     first = next((Refusal(c, why) for c, why in refused.items()), None)

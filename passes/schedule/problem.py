@@ -44,6 +44,12 @@ class Problem:
         return self.form.kind
 
     @property
+    def sparse(self) -> bool:
+        """Are the weights stored sparse? Other schedules than those for them look each element up, zeros too."""
+        w = self.anchor.inputs[1] if self.anchor is not None and len(self.anchor.inputs) > 1 else None
+        return w is not None and isinstance(w.type.encoding, Sparse)
+
+    @property
     def contraction(self) -> Contraction | None:
         """The `product` that stores one array."""
         c = self.product
@@ -98,7 +104,8 @@ class Template:
     apply(problem, knobs) -> the scheduled kernel, its outer loop `parallel` when that pays;
     more(problem) -> what else is worth measuring, likely ones first: settings that the hardware can hold. The
     candidates may be among them; order: the knobs on which the order of a sum depends. What differs in other knobs
-    alone computes the same bits; strict: are results to be the same bits, whatever is chosen?
+    alone computes the same bits; strict: are results to be the same bits, whatever is chosen? sparse: does it walk the
+    stored elements of sparse weights alone?
 
     A knob that is not set has the value under which a schedule is as it was before there was this knob.
     """
@@ -109,6 +116,7 @@ class Template:
     more: Callable[[Problem], list[Knobs]] = _nothing
     order: tuple[str, ...] = ()
     strict: bool = False
+    sparse: bool = False
 
     def space(self, problem: Problem) -> list[Knobs]:
         """All settings to search, the candidates first, each once; none where the template does not apply."""

@@ -146,7 +146,7 @@ def _fits(p: Product, lanes: int) -> bool:
     """Can vectors be read and written along pixels, squares be transposed, or elements gathered?"""
     if few_pixels.takes(p):
         return few_pixels.fits(p)
-    if not p.pixels.loops:
+    if not p.pixels.loops or not p.whole_rows(lanes):
         return False
     if p.grid is not None:
         return p.taps.size == 1 and not p.other.conds and (p.reads is not None or _runs_along_terms(p, lanes))
@@ -453,22 +453,30 @@ def _along_rows(
 ) -> None:
     """Turn square `q` of a block's sums, which begins with `row`, finish it, and store each pixel's."""
     square = zipped(b, lambda j: total(q * lanes + j), const(lanes), lanes, lanes, "u")
-    lane, inner = p.rows.loops[-1], len(p.rows.loops) > 1  # panels of as many rows as there are lanes
-    start = const(0) if inner else row
-    limit = None if inner or p.rows.size % lanes == 0 else const(p.rows.size) - start
-
     first, count = p.first(vector, lanes), p.count(vector, lanes)
 
     def stores(whole: bool) -> None:
         with b.loop("j", lanes, "unroll") as j:
             pixel = b.let("pixel", first + j if count is None else minimum(first + j, p.pixels.size - 1))
-            env: dict[Expr, Expr] = {**p.pixels.at(pixel)}
-            if inner:
-                env[p.rows.loops[0]] = row // lanes
             with b.when(const(True) if whole or count is None else j < count):
-                b.emit(stored(p, lane, start, limit, lanes, env, square.at(j, 0, lanes=lanes)))
+                store_rows(b, p, row, p.pixels.at(pixel), lanes, square.at(j, 0, lanes=lanes))
 
     _by_fullness(b, p, vector, lanes, stores)
+
+
+def store_rows(b: Builder, p: Product, row: Expr, pixel: Mapping[Expr, Expr], lanes: int, sums: Expr) -> None:
+    """Finish and store a vector of sums: results of a pixel in the rows from one on, a multiple of `lanes`.
+
+    Args:
+        pixel: loops' variables.
+    """
+    lane = p.rows.loops[-1]
+    at: dict[Expr, Expr] = {lane: row}
+    if len(p.rows.loops) > 1:  # panels of as many rows as there are lanes, or axes that a reshape has made of rows
+        at = p.rows.at(p.rows.inside(row // lanes, lanes), lanes)
+    start = at.pop(lane)
+    limit = None if p.rows.inner % lanes == 0 else const(p.rows.size) - start
+    b.emit(stored(p, lane, start, limit, lanes, {**pixel, **at}, sums))
 
 
 def stored(

@@ -63,6 +63,10 @@ class Product:
             return const(lanes)
         return minimum(g.width - v % g.blocks * lanes, lanes)
 
+    def whole_rows(self, lanes: int) -> bool:
+        """Are neighbours in memory, where they are rows, whole vectors? The last of one loop need not be whole."""
+        return not self.transposed or len(self.rows.loops) == 1 or self.rows.inner % lanes == 0
+
     @property
     def terms(self) -> int:
         return self.form.red.size

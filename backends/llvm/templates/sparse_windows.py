@@ -24,7 +24,7 @@ from dnnc.backends.llvm.templates.sparse import (
     groups_of_block,
     is_first,
     limited,
-    stored,
+    store_rows,
 )
 from dnnc.backends.llvm.templates.sparse_product import Product, end_of_share, product_of
 from dnnc.ir.dtype import f32
@@ -77,7 +77,8 @@ def _convolution(problem: Problem, lanes: int) -> tuple[Product, Window] | None:
         return None
     if p.taps.extents != tuple(k for k in w.kernel if k > 1) or p.pixels.extents[-2:] != w.results:
         return None
-    return (p, w) if p.other.in_order(Axis(p.form.red.loops[:1]), [p.pixels, p.rows, p.taps], lanes) else None
+    in_order = p.other.in_order(Axis(p.form.red.loops[:1]), [p.pixels, p.rows, p.taps], lanes)
+    return (p, w) if in_order and p.whole_rows(lanes) else None
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
@@ -185,24 +186,18 @@ def _results(b: Builder, p: Product, t: Tiling, sums: Buffer, at: tuple[Expr, Ex
     """Turn the squares of a block's sums for one vector, finish them, and store each pixel's that exists."""
     start, image, top, vector, v = at
     _, block, lanes = (int(str(n)) for n in sums.shape)
-    (high, wide), size = t.window.results, p.rows.size
+    high, wide = t.window.results
     *_, down, along = p.pixels.loops
-    lane, inner = p.rows.loops[-1], len(p.rows.loops) > 1  # panels of as many rows as there are lanes
-    with b.loop("q", minimum(block // lanes, -(-size // lanes) - start // lanes)) as q:
-        row = start + q * lanes
+    with b.loop("q", minimum(block // lanes, -(-p.rows.size // lanes) - start // lanes)) as q:
         square = zipped(b, partial(_row_of, sums, v, q * lanes), const(lanes), lanes, lanes, "u")
-        begin = const(0) if inner else row
-        limit = None if inner or size % lanes == 0 else const(size) - begin
         with b.loop("j", lanes, "unroll") as j:
             env = _pixel(p, t, (image, top), (vector // t.wide, vector % t.wide), j)
             there = const(True)
             if t.wide * t.across != wide or t.high * t.down * t.strips != high:
                 there = op("<", maximum(env[down] - (high - 1), env[along] - (wide - 1)), const(1))
                 env.update({down: minimum(env[down], high - 1), along: minimum(env[along], wide - 1)})
-            if inner:
-                env[p.rows.loops[0]] = row // lanes
             with b.when(there):
-                b.emit(stored(p, lane, begin, limit, lanes, env, square.at(j, 0, lanes=lanes)))
+                store_rows(b, p, start + q * lanes, env, lanes, square.at(j, 0, lanes=lanes))
 
 
 def _row_of(sums: Buffer, v: Expr, first: Expr, j: Expr) -> Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import dnnc
 from dnnc.backends.check import subgraph, unpack
 from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.llvm.templates import templates
+from dnnc.backends.llvm.templates import sparse, templates
 from dnnc.backends.runtime.link import pack
-from dnnc.ir.errors import VerifyError
+from dnnc.ir.errors import ScheduleError, VerifyError
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -82,6 +83,15 @@ def product(rows: int, k: int, columns: int, weights: Array | None = None) -> Gr
     return parse(text, {"w": w, "b": RNG.standard_normal(columns).astype(np.float32)})
 
 
+def heads(*shape: int) -> Graph:
+    """A product whose columns are several axes, of which the last one stays the last: heads of attention."""
+    w = pruned(math.prod(shape[1:]), 40).T.copy()
+    text = f"""def g(x: f32[{shape[0]}, 40], *, w: f32[40, {w.shape[1]}], b: f32[{w.shape[1]}]):
+    y = transpose(reshape(add(matmul(x, w), b), shape={shape}), perm={(*range(1, len(shape) - 1), 0, len(shape) - 1)})
+    return y"""
+    return parse(text, {"w": w, "b": RNG.standard_normal(w.shape[1]).astype(np.float32)})
+
+
 @pytest.fixture
 def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are sparse wherever there is a kernel for them: as code, in a loop, or in blocks of rows."""
@@ -112,6 +122,8 @@ CASES = {
     "product": lambda: product(33, 40, 24),
     "odd product": lambda: product(17, 37, 21),
     "wide product": lambda: product(16, 900, 25),  # columns and values beyond what a displacement reaches
+    "heads": lambda: heads(17, 3, 32),
+    "heads of three products": lambda: heads(16, 3, 2, 32),
     "one row": lambda: product(1, 45, 24),
     "few rows": lambda: product(3, 40, 33),
     "rows of half a vector": lambda: product(8, 300, 117),  # and two runs of two groups, one of one
@@ -203,6 +215,25 @@ def test_the_report_says_what_is_sparse_and_why_not() -> None:
     for numerics, some in (("standard", True), ("strict", False)):
         made = compile_program(g.copy(), PassContext(TargetFacts(), numerics), templates(TARGET, numerics == "strict"))
         assert any(isinstance(v.type.encoding, Sparse) for s in made.kernels for v in s.params) == some
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("always", ["code"], indirect=True)
+def test_a_smaller_group_rather_than_all_zeros(always: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DNNC_STRICT")
+    apply, g = sparse.apply, heads(17, 3, 32)
+
+    def fails(problem: Any, *more: Any) -> Any:
+        if "transpose" in problem.kernel.name:
+            raise ScheduleError("planted")
+        return apply(problem, *more)
+
+    monkeypatch.setattr(sparse, "apply", fails)
+    f = dnnc.compile(g.copy(), cache=False)
+    x = RNG.standard_normal((17, 40)).astype(np.float32)
+    np.testing.assert_allclose(f(x), run(g, [x], precision="float64")[0], rtol=1e-4, atol=1e-4)
+    choices = [k.choice.split("(")[0] for k in f.report.programs[0].kernels]
+    assert "sparse" in choices and "reduce" not in choices
 
 
 def test_layers_whose_masks_differ_have_kernels_of_their_own(tmp_path: Path) -> None:
