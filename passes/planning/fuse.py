@@ -367,12 +367,10 @@ class _Fuser:
             return n.op.cost < Cost.LIGHT or _same_count(v, u)
         if Trait.ROWWISE in u.op.traits and _crosses(n, u):
             return False  # its rows, which are read more than once, would be read across
-        if (
-            Trait.REDUCTION in u.op.traits
-        ):  # not a window, which reads each element several times, nor what is itself a choice among operands
+        if Trait.REDUCTION in u.op.traits:  # not a window, which reads each element several times
             again = n.op.cost >= Cost.LIGHT and not self.once_in_row(n, u)
             slides = Trait.WINDOW in u.op.traits and not self.reads_bytes(n, u)
-            return v is u.inputs[0] and not again and not slides and n.op.name != "concat"
+            return v is u.inputs[0] and not again and not slides
         if Trait.RESAMPLES in u.op.traits:
             return self.reads_bytes(n, u)
         if self.queries_of(u) is v:
