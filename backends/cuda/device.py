@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 SHARED_DEFAULT = 48 << 10  # bytes of shared memory that a kernel may have without asking for more
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-NUM_REGS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
+SHARED_BYTES, NUM_REGS = 1, 4  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, .._NUM_REGS
+CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent of the most that there can be
+RESERVED = 1024  # bytes of shared memory that the system takes of each block
+# of a multiprocessor's shared memory, for blocks of this kernel and of the next: where two kernels divide the memory
+# between it and the first-level cache in different ways, blocks of the second wait until there are none of the first
+ROOM = 0.44
 LAUNCH_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 RECORD_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
@@ -111,6 +116,8 @@ class CupyDevice:
         properties = runtime.getDeviceProperties(number)
         self.name: str = properties["name"].decode()
         self.capability: tuple[int, int] = properties["major"], properties["minor"]
+        self.sms: int = properties["multiProcessorCount"]
+        self.shared_per_sm: int = properties["sharedMemPerMultiprocessor"]
 
     def current(self) -> Any:
         """A context in which this device is the current one of the thread."""
@@ -347,6 +354,18 @@ class Function:
         self.driver.funcGetAttribute(
             NUM_REGS, self.pointer
         )  # a kernel that is loaded lazily is loaded now: not while a stream is captured
+        if overlaps and not launch.cached:
+            self.driver.funcSetAttribute(self.pointer, CARVEOUT, self.carveout(device, launch))
+
+    def carveout(self, device: CupyDevice, launch: Launch) -> int:
+        """Percent of the shared memory that a multiprocessor can have; the rest is first-level cache. As much as all
+        blocks take that it can have at a time, and ROOM at least.
+        """
+        driver, threads, blocks = self.driver, math.prod(launch.block), math.prod(launch.grid)
+        most: int = driver.occupancyMaxActiveBlocksPerMultiprocessor(self.pointer, threads, launch.shared_bytes)
+        own: int = driver.funcGetAttribute(SHARED_BYTES, self.pointer) + launch.shared_bytes + RESERVED
+        taken = min(most, -(-blocks // device.sms)) * own
+        return min(math.ceil(100 * max(taken / device.shared_per_sm, ROOM)), 100)
 
     _prepared: Prepared | None = None  # made by the first launch
 

@@ -65,11 +65,12 @@ def emit_module(kernels: Sequence[tuple[Kernel, str]], target: GpuTarget) -> str
 def launch_of(kernel: Kernel) -> Launch:
     """Grid, block and memory of a kernel, from its loops alone."""
     unit = Unit(kernel, kernel.name, GpuTarget())
-    if any(isinstance(s, Eval) and s.name in HOPPER_EFFECTS for s in walk_stmts(kernel.entry.body)):
+    effects = {s.name for s in walk_stmts(kernel.entry.body) if isinstance(s, Eval)}
+    if not effects.isdisjoint(HOPPER_EFFECTS):
         unit.text()  # finds the tensor maps
     s = unit.shape
     dynamic = unit.shared_total if unit.dynamic else 0
-    return Launch(s.grid, (s.threads, 1, 1), dynamic, s.cluster, tuple(unit.maps))
+    return Launch(s.grid, (s.threads, 1, 1), dynamic, s.cluster, tuple(unit.maps), "first_level_cache" in effects)
 
 
 class Unit:

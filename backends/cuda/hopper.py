@@ -378,5 +378,6 @@ EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
     "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_fetch": _fetch, "tma_store": _copy,
     "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
     "resident": lambda em, s: "",  # said in the kernel's head
+    "first_level_cache": lambda em, s: "",  # said by the launch
 }  # fmt: skip
 VALUES: dict[str, Callable[[FuncEmitter, Op], str]] = {"peer": _peer}

@@ -77,6 +77,8 @@ FACTS = {
                         name="NVIDIA RTX 5090"),
 }  # fmt: skip
 DEFAULT_ARCH = "sm_90a"
+# properties that CUDA 13 no longer has, and the attributes of the same numbers
+ATTRIBUTES = {"memoryClockRate": "cudaDevAttrMemoryClockRate", "memoryBusWidth": "cudaDevAttrGlobalMemoryBusWidth"}
 
 
 def parse_target(text: str | Target) -> tuple[int, GpuTarget]:
@@ -113,9 +115,15 @@ def ask_device(device: int = 0) -> GpuTarget | None:
     try:
         if device >= runtime.getDeviceCount():
             return None
-        p = runtime.getDeviceProperties(device)
+        p = dict(runtime.getDeviceProperties(device))
     except runtime.CUDARuntimeError:
         return None
+    for name, attribute in ATTRIBUTES.items():
+        if not p.get(name):
+            try:
+                p[name] = runtime.deviceGetAttribute(getattr(runtime, attribute), device)
+            except runtime.CUDARuntimeError:  # the table knows a device of its architecture
+                continue
     return from_properties(p)
 
 

@@ -138,11 +138,13 @@ def _record(cls: Any) -> Read:
     hints = typing.get_type_hints(cls)
     readers = [(f.name, _reader(hints[f.name])) for f in dataclasses.fields(cls)]
     names = {name for name, _ in readers}
+    more = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
 
     def read(data: Any, where: str) -> Any:
-        if type(data) is not dict or set(data) != names:
+        """What an earlier version did not write has its default."""
+        if type(data) is not dict or not names - more.keys() <= data.keys() <= names:
             raise _wrong(where, f"an object with {', '.join(sorted(names))}", data)
-        return cls(*[reader(data[name], f"{where}.{name}") for name, reader in readers])
+        return cls(*[r(data[name], f"{where}.{name}") if name in data else more[name] for name, r in readers])
 
     return read
 

@@ -40,13 +40,16 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Launch:
-    """grid and block as CUDA takes them (an empty grid is not launched), and bytes of dynamic shared memory."""
+    """grid and block as CUDA takes them (an empty grid is not launched), and bytes of dynamic shared memory. `cached`:
+    the kernel lives from the first-level cache.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
     cluster: int = 1
     maps: tuple[TensorMap, ...] = ()
+    cached: bool = False
 
 
 class Memory(Protocol):

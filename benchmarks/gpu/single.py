@@ -233,14 +233,15 @@ def graph_of(call: Callable[[int], Any], sets: int) -> Any:
     return graph
 
 
-def microseconds(graphs: Sequence[Any], replays: int) -> list[float]:
-    """Of one call, for each graph; they take turns."""
+def microseconds(graphs: Sequence[Any], replays: int, pause: float = 0.0) -> list[float]:
+    """Of one call, for each graph; they take turns, with so many seconds of rest before each."""
     import torch
 
     found: list[list[float]] = [[] for _ in graphs]
     for _ in range(WARM + replays):
         for times, graph in zip(found, graphs):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            time.sleep(pause)
             start.record()
             graph.replay()
             end.record()
@@ -278,8 +279,12 @@ class Result:
         return {**named, "us": self.us, "error": self.error, "library_us": library, "ratio": self.ratio}
 
 
-def measured(c: Case, found: Sequence[Candidate], a: argparse.Namespace) -> tuple[float, list[Result]]:
-    """The library's microseconds, and what the candidates gave."""
+def measured(
+    c: Case, found: Sequence[Candidate], a: argparse.Namespace, rivals: Sequence[Any] = (), pause: float = 0.0
+) -> tuple[list[float], list[Result]]:
+    """The microseconds of the library's call and of other graphs, `rivals`, and what the candidates gave, whose ratios
+    are those of the fastest of the former. All take turns, after so many seconds of rest.
+    """
     import torch
 
     device, arrays = open_device(), Arrays(c, a.warm)
@@ -299,10 +304,12 @@ def measured(c: Case, found: Sequence[Candidate], a: argparse.Namespace) -> tupl
         graphs[-1].replay()
         torch.cuda.synchronize()
         errors.append(arrays.error())
-    library, *ours = zip(*(microseconds(graphs, a.replays) for _ in range(a.repeats)))
+    graphs += rivals
+    times = list(zip(*(microseconds(graphs, a.replays, pause) for _ in range(a.repeats))))
     graphs.clear()  # before the functions
-    ratios = [[theirs / own for theirs, own in zip(library, times)] for times in ours]
-    return statistics.median(library), [
+    peers, ours = [times[0], *times[1 + len(found) :]], times[1 : 1 + len(found)]
+    ratios = [[min(theirs) / own for *theirs, own in zip(*peers, t)] for t in ours]
+    return list(map(statistics.median, peers)), [
         Result(x, statistics.median(t), r, e) for x, t, r, e in zip(found, ours, ratios, errors)
     ]
 
@@ -345,7 +352,7 @@ def run(cases: Sequence[Case], choices: Choices, schedules: Schedules, a: argpar
     torch.backends.cudnn.benchmark = True
     wrong, ratios = 0, []
     for c, found in ((c, found) for c, found in every if found):
-        library, results = measured(c, found, a)
+        (library,), results = measured(c, found, a)
         ratios.append(report(c, library, results))
         wrong += sum(not r.right for r in results)
         if a.json:

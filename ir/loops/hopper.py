@@ -43,6 +43,7 @@ it) and by `wgmma_wait`. Threads' writes become visible to the engines by `fence
     peer_send(addr, rank, v, b)      the same on its own, beside the threads; the mbarrier b of block `rank` counts its
                                      bytes, in no order with mbar_expect. Who waits for the phase knows what the sender
                                      knew
+    first_level_cache()              the kernel lives from this cache: as little shared memory as it can do with
     resident(n)                      registers are to suffice for n blocks of this kernel on a multiprocessor
     regs_give(n), regs_take(n)       128 threads leave registers to others, or take them: n each from here on
 """
@@ -56,7 +57,7 @@ EFFECTS = (
     "tma_fetch", "tma_store", "bulk_commit", "bulk_wait_read",
     "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait",
     "named_barrier", "cluster_barrier", "cluster_arrive", "cluster_wait",
-    "peer_store", "peer_send", "resident", "regs_give", "regs_take",
+    "peer_store", "peer_send", "first_level_cache", "resident", "regs_give", "regs_take",
 )  # fmt: skip
 
 GROUP = 128  # threads of a warp group

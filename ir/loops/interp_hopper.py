@@ -529,5 +529,5 @@ EFFECTS: dict[str, Callable[..., None]] = {
     "wgmma_wait": wgmma_wait, "named_barrier": named_barrier, "cluster_barrier": cluster_barrier,
     "cluster_arrive": cluster_barrier, "cluster_wait": cluster_wait,
     "peer_store": peer_store, "peer_send": peer_send, "resident": nothing, "regs_give": nothing, "regs_take": nothing,
-    "tma_prefetch": nothing, "tma_fetch": nothing,
+    "first_level_cache": nothing, "tma_prefetch": nothing, "tma_fetch": nothing,
 }  # fmt: skip

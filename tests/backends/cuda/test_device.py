@@ -8,15 +8,18 @@ import ctypes
 import threading
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dnnc.backends.cuda import device as device_module
-from dnnc.backends.cuda.device import LAUNCH_SERIALIZATION, CupyDevice, Function, device_problem, open_device
+from dnnc.backends.cuda.device import CARVEOUT, LAUNCH_SERIALIZATION, CupyDevice, Function, device_problem, open_device
 from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.backends.cuda.tensor_maps import encoded
+from dnnc.backends.runtime import codec
 from dnnc.backends.runtime.arrays import device_array, is_device_array, output_array
 from dnnc.backends.runtime.device import Launch, TensorMap
 from dnnc.ir.dtype import bf16, f16
@@ -158,6 +161,44 @@ def test_kernels_of_one_name_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> 
         assert kept[-1].made_of == (cubin, "kernel", launch)  # type: ignore[union-attr]
     kept.clear()
     assert not device._functions
+
+
+@pytest.mark.parametrize(
+    "most, static, dynamic, blocks, percent",
+    [
+        (16, 0, 0, 1000, 44),  # none: room for the next kernel's blocks
+        (4, 0, 47 << 10, 1000, 85),  # of all four blocks that fit
+        (4, 0, 47 << 10, 200, 44),  # there are two at most: 96 KB
+        (4, 47 << 10, 0, 500, 85),
+        (1, 0, 227 << 10, 132, 100),
+    ],
+)
+def test_shared_memory_leaves_room_for_all_blocks(
+    most: int, static: int, dynamic: int, blocks: int, percent: int
+) -> None:
+    """Of kernels that may begin early and do not live from the first-level cache."""
+    found: list[Any] = []
+    driver = SimpleNamespace(
+        occupancyMaxActiveBlocksPerMultiprocessor=lambda f, threads, shared: most,
+        funcGetAttribute=lambda name, f: static,
+        funcSetAttribute=lambda f, name, value: found.append(value) if name == CARVEOUT else None,
+    )
+    module = SimpleNamespace(load=lambda cubin: None, get_function=lambda symbol: SimpleNamespace(ptr=1))
+    device: Any = SimpleNamespace(driver=driver, new_module=lambda: module, sms=132, shared_per_sm=228 << 10)
+    launch = Launch((blocks, 1, 1), (256, 1, 1), dynamic)
+    for overlaps, cached in ((True, False), (True, True), (False, False)):
+        Function(device, b"", "k", replace(launch, cached=cached), [], overlaps)
+    assert found == [percent]
+
+
+def test_launches_of_earlier_versions() -> None:
+    """What these did not write has its default; all else must be there."""
+    data = codec.encode(Launch((3, 1, 1), (64, 1, 1), 16))
+    del data["cached"]
+    assert codec.decode(Launch, data) == Launch((3, 1, 1), (64, 1, 1), 16)
+    del data["grid"]
+    with pytest.raises(ValueError, match="an object with block, cached, cluster, grid"):
+        codec.decode(Launch, data)
 
 
 def test_no_device_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

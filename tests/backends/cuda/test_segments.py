@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.backends.cuda.emit import emit_kernel
+from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import templates
@@ -87,6 +87,7 @@ def test_kernels_compile_without_spills(arch: str) -> None:
         for trusted in (True, False):
             p = problem(product(n, dtype, trusted))
             made[f"segments_{k}_{trusted:d}"] = template.apply(p, dict(template.candidates(p)[0]))
+    assert all(launch_of(kernel).cached for kernel in made.values())
     texts = {s: (emit_kernel(kernel, s, target), arch) for s, kernel in made.items()}
     for symbol, c in compile_many(texts).items():
         assert c.spills == 0 and c.local_bytes == 0, f"{symbol}: {c.log}"

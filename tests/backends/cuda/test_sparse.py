@@ -169,6 +169,7 @@ def test_random_gathered_products(number: int) -> None:
     assert len(found) == len(sparse_gather.SHAPES)
     knobs = dict(found[int(rng.integers(len(found)))])
     kernel = verify_kernel(sparse_gather.apply(p, knobs, H200))
+    assert launch_of(kernel).cached
     assert show_kernel(parse_kernel(show_kernel(kernel))) == show_kernel(kernel)
     data = rng.standard_normal((k, pixels)).astype(np.float32)
     arrays = dict(zip((b.name for b in p.kernel.entry.buffers), [encoding.pack(w)[0], data]))

@@ -36,6 +36,13 @@ class Runtime:
     def getDeviceProperties(self, k: int) -> dict[str, Any]:
         return self.devices[k]
 
+    cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth = 36, 37
+
+    def deviceGetAttribute(self, attribute: int, k: int) -> int:
+        if attribute == 37:
+            raise self.CUDARuntimeError("cudaErrorInvalidValue: invalid argument")
+        return {36: 2619000}[attribute]
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -61,6 +68,13 @@ def test_a_device_is_asked(machine: Any) -> None:
     assert gpu.bandwidth == pytest.approx(1835, rel=0.01)
     assert parse_target("cuda -arch=sm_90a")[1].sms == 114  # of the architecture asked for: its own facts
     assert parse_target("cuda -arch=sm_80")[1] == FACTS["sm_80"]
+
+
+def test_properties_that_are_missing_are_asked_for(machine: Any) -> None:
+    clockless = {k: v for k, v in H100.items() if k != "memoryClockRate"}
+    machine(Runtime(clockless, {**clockless, "memoryBusWidth": 0}))
+    assert parse_target("cuda")[1].bandwidth == pytest.approx(3017, rel=0.01)
+    assert parse_target("cuda:1")[1].bandwidth == FACTS["sm_90a"].bandwidth  # the runtime does not tell it
 
 
 @pytest.mark.parametrize("arch", FACTS)

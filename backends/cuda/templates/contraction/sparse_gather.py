@@ -248,6 +248,7 @@ class _Writer:
                 self.parts = b.alloc("parts", f32, s.teams, self.vectors, s.lanes * self.p.wide, space="shared")
             with b.loop("t", s.warps * 32, "thread.x") as t:
                 b.do("resident", self.together)
+                b.do("first_level_cache")
                 self.body(t)
         return c.kernel.with_body(b.block())
 

@@ -90,6 +90,7 @@ def _columns(problem: Problem, p: Segments, knobs: Mapping[str, int]) -> Kernel:
     tiles, dtype, b = -(-vectors // lanes), p.sum.acc.dtype, Builder()
     blocks = -(-rows // teams)
     with b.loop("block", blocks * tiles, "block.x") as block, b.loop("t", threads, "thread.x") as t:
+        b.do("first_level_cache")
         row = b.let("row", block % blocks * teams + t // lanes)
         column = b.let("column", block // blocks * lanes + t % lanes)
         with b.when((row < rows) & (column < vectors)):
@@ -122,6 +123,7 @@ def _columns(problem: Problem, p: Segments, knobs: Mapping[str, int]) -> Kernel:
 def _one_column(problem: Problem, p: Segments, team: int, threads: int) -> Kernel:
     rows, teams, dtype, b = _size(extent(p.row)), threads // team, p.sum.acc.dtype, Builder()
     with b.loop("block", -(-rows // teams), "block.x") as block, b.loop("t", threads, "thread.x") as t:
+        b.do("first_level_cache")
         at, lane = b.let("at", block * teams + t // team), b.let("lane", t % team)
         row = b.let("row", minimum(at, rows - 1))  # whole warps shuffle
         low, count = _ends(b, p, row)
