@@ -54,20 +54,27 @@ def pruned(shape: Sequence[int], density: float, seed: int = 0, block: tuple[int
 
 
 def convolution(
-    shape: tuple[int, int, int, int], density: float, blocks: bool, block: tuple[int, int] = (1, 1)
+    shape: tuple[int, int, int, int],
+    density: float,
+    blocks: bool,
+    block: tuple[int, int] = (1, 1),
+    images: int = 1,
+    stride: int = 1,
 ) -> onnx.ModelProto:
     """A convolution with bias and ReLU; `blocks`: behind a dense one, and in front of a global sum."""
     o, c, side, k = shape
     weights = {"w": pruned((o, c, k, k), density, 0, block), "b": pruned((o,), 1.0)}
     nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], "pruned", kernel_shape=[k, k], pads=[k // 2] * 4),
+        helper.make_node(
+            "Conv", ["x", "w", "b"], ["c"], "pruned", kernel_shape=[k, k], pads=[k // 2] * 4, strides=[stride] * 2
+        ),
         helper.make_node("Relu", ["c"], ["y"], "relu"),
     ]
     if blocks:
         weights["v"] = pruned((c, c, 1, 1), 1.0, 1)
         nodes[0].input[0] = "p"
         nodes = [helper.make_node("Conv", ["x", "v"], ["p"], "dense", kernel_shape=[1, 1]), *nodes]
-    return _model(nodes, weights, [1, c, side, side])
+    return _model(nodes, weights, [images, c, side, side])
 
 
 def _model(nodes: list[Any], weights: dict[str, Array], shape: list[int]) -> onnx.ModelProto:

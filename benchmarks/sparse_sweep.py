@@ -2,10 +2,10 @@
 
     python benchmarks/sparse_sweep.py --cpu haswell [--layers 40] [--seed 0] [--threads 1] [--forced] [--block 8x8]
 
-Layers are products, and convolutions by windows of 1 x 1 and 3 x 3 between blocks of channels; the time is that of the
-kernel alone, the shortest of interleaved calls. Each cell is the speed over the dense layer and what was chosen: code,
-a loop, blocks, or dense. `--block` prunes blocks of output and input channels. `--forced` takes sparse kernels wherever
-there are some, and adds the ratio that was expected.
+Layers are products, and convolutions of 1 to 8 images by windows of 1 x 1 to 5 x 5, some with strides, between blocks
+of channels; the time is that of the kernel alone, the shortest of interleaved calls. Each cell is the speed over the
+dense layer and what was chosen: code, a loop, blocks, or dense. `--block` prunes blocks of output and input channels.
+`--forced` takes sparse kernels wherever there are some, and adds the ratio that was expected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from timing import geometric_mean
 import dnnc
 from dnnc.passes.rewrites import sparse as rules
 
-DENSITIES = (0.02, 0.1, 0.3, 0.5)
+DENSITIES = (0.02, 0.1, 0.2, 0.3, 0.5)
 MOST = 1.5e8  # multiply-adds of a dense layer
 ROUNDS = 5
 
@@ -43,14 +43,17 @@ def product(rows: int, terms: int, columns: int, density: float, block: tuple[in
 def layer(rng: np.random.Generator, block: tuple[int, int]) -> tuple[str, tuple[int, ...], Any]:
     """The name of a random layer, the shape of its input, and its model by density."""
     while True:
-        kind = ("product", "1x1", "1x1", "3x3")[rng.integers(4)]
+        kind = ("product", "product", "1x1", "1x1", "1x1", "3x3", "3x3", "5x5")[rng.integers(8)]
+        images, stride = (1, 1, 1, 2, 4, 8)[rng.integers(6)], (1, 1, 1, 2)[rng.integers(4)]
         o, c = (int(2 ** rng.uniform(4, 9.5)) for _ in range(2))
         side = int(2 ** (rng.uniform(0, 8) if kind == "product" else rng.uniform(2.6, 5.8)))
-        k = 3 if kind == "3x3" else 1
+        k = int(kind[0]) if kind != "product" else 1
         if kind == "product" and o * c * side < MOST:
             return f"{side} x {c} by {c} x {o}", (side, c), lambda d: product(side, c, o, d, block)
-        if kind != "product" and o * c * side**2 * k**2 < MOST:
-            return f"{o}x{c} {kind} @{side}", (1, c, side, side), lambda d: convolution((o, c, side, k), d, True, block)
+        if kind != "product" and side >= k and images * o * c * side**2 * k**2 < MOST:
+            name = f"{o}x{c} {kind} @{side}{f' / {stride}' if stride > 1 else ''}{f', {images} images' * (images > 1)}"
+            shape = images, c, side, side
+            return name, shape, lambda d: convolution((o, c, side, k), d, True, block, images, stride)
 
 
 FORMS = {"CSR": "loop", "straight-line code": "code", "blocks": "blocks"}

@@ -59,7 +59,7 @@ class Channels:
     def __init__(self, m: Model) -> None:
         self.model = m
         self._parents: list[int] = []
-        self._held: set[int] = set()
+        self._held: dict[int, str] = {}  # atoms that stay, and what needs them
         self._lays: dict[str, Lay] = {}
         self._places: dict[Place, Array] = {}
         self._read: dict[str, int] = {}  # how often a constant's channels were entered
@@ -67,22 +67,27 @@ class Channels:
         self.flattened: list[str] = []
         for n in m.graph.node:
             self._node(n)
+        outputs = {v.name for v in m.graph.output}
         for name in m.pinned:
-            self._hold(name)
+            self._hold(f"the output {name}" if name in outputs else f"a loop or branch that reads {name}", name)
         for t, count in _constant_uses(m).items():
             found = [p for p in self._places if p.tensor == t]
             if found and count != self._read.get(t, 0):
-                for p in found:  # something else reads the constant
-                    self._hold_atoms(self._places[p])
+                for p in found:
+                    self._hold_atoms(f"another reader of {t}", self._places[p])
         roots = np.array([self._root(k) for k in range(len(self._parents))], np.int64)
         self.places = {p: roots[a] for p, a in self._places.items()}
-        held = {int(roots[k]) for k in self._held}
-        self._held = held
+        self._held = {int(roots[k]): why for k, why in reversed(self._held.items())}
 
     def removable(self) -> set[int]:
         """Roots that stand along the outputs of a layer and that nothing holds."""
         out = [a for p, a in self.places.items() if p.role == "out"]
-        return {int(r) for a in out for r in np.unique(a)} - self._held
+        return {int(r) for a in out for r in np.unique(a)} - self._held.keys()
+
+    def holder(self, weight: str) -> str:
+        """What needs output channels of a layer; empty where nothing does."""
+        atoms = [a for p, a in self.places.items() if p.tensor == weight and p.role == "out"]
+        return next((self._held[int(r)] for a in atoms for r in a if int(r) in self._held), "")
 
     # --- atoms --------------------------------------------------------------------------------------------------------
 
@@ -103,13 +108,14 @@ class Channels:
             if x != y:
                 self._parents[max(x, y)] = min(x, y)
 
-    def _hold_atoms(self, atoms: Array) -> None:
-        self._held.update(atoms.tolist())
+    def _hold_atoms(self, why: str, atoms: Array) -> None:
+        for k in atoms.tolist():
+            self._held.setdefault(k, why)
 
-    def _hold(self, *values: str) -> None:
+    def _hold(self, why: str, *values: str) -> None:
         for v in values:
             if v in self._lays:
-                self._hold_atoms(self._lays[v].atoms)
+                self._hold_atoms(why, self._lays[v].atoms)
 
     def _put(self, tensor: str, axis: int, atoms: Array, role: str) -> None:
         """Atoms along an axis of a constant."""
@@ -132,7 +138,7 @@ class Channels:
             rule = rule or next((r for ops, r in FAMILIES if n.op_type in ops), None)
         lay = rule(self, n) if rule is not None else None  # type: ignore[call-arg, arg-type]
         if lay is None:
-            self._hold(*n.input)
+            self._hold(_named(n), *n.input)
             return
         self._lays[n.output[0]] = lay
 
@@ -162,7 +168,7 @@ class Channels:
         w, group = self.model.constants[weight], int(attribute(n, "group", 1))
         x = self._lay(n.input[0], 1)
         if x is None:
-            self._hold(n.input[0])
+            self._hold(_named(n), n.input[0])
         rank = w.ndim
         if group == 1:
             out = self._fresh(w.shape[0])
@@ -179,11 +185,11 @@ class Channels:
                     self._join(parts[0], part)
                 self._put(weight, 1, parts[0], "in")
             if x is None and w.shape[1] == 1:
-                self._hold_atoms(out)
+                self._hold_atoms(_named(n), out)
         self._put(weight, 0, out, "out")
         self._counted(weight)
         if len(n.input) > 2 and n.input[2] and not self._bias(n.input[2], 0, out):
-            self._hold_atoms(out)
+            self._hold_atoms(_named(n), out)
         return Lay(1 - rank, out)
 
     def _bias(self, name: str, axis: int, atoms: Array) -> bool:
@@ -205,8 +211,8 @@ class Channels:
         lay = self._product(n, int(attribute(n, "transB", 0)))
         c = n.input[2] if len(n.input) > 2 else ""
         if lay is not None and c and not self._bias(c, -1, lay.atoms):
-            self._hold(c)
-            self._hold_atoms(lay.atoms)
+            self._hold(_named(n), c)
+            self._hold_atoms(_named(n), lay.atoms)
         return lay
 
     def _matmul(self, n: onnx.NodeProto) -> Lay | None:
@@ -217,7 +223,7 @@ class Channels:
         weight, x = n.input[1], self._lays.get(n.input[0])
         w = self.model.constants[weight]
         if x is not None and x.axis != -1:
-            self._hold(n.input[0])
+            self._hold(_named(n), n.input[0])
         elif x is not None:
             self._put(weight, transposed, x.atoms, "in")
         out = self._fresh(w.shape[1 - transposed])
@@ -281,7 +287,7 @@ class Channels:
                 if not size:
                     return None
                 x = Lay(lays[0].axis, self._fresh(size))
-                self._hold_atoms(x.atoms)
+                self._hold_atoms(_named(n), x.atoms)
             parts.append(x.atoms)
         return Lay(lays[0].axis, np.concatenate(parts))
 
@@ -356,6 +362,10 @@ RULES = {
 FAMILIES: Sequence[tuple[frozenset[str], Any]] = (
     (BINARY, Channels._binary), (POOLS, Channels._pool), (REDUCTIONS, Channels._reduce),
 )  # fmt: skip
+
+
+def _named(n: onnx.NodeProto) -> str:
+    return f"{n.name or n.output[0]} ({n.op_type})"
 
 
 def _constant_uses(m: Model) -> dict[str, int]:

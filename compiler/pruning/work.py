@@ -134,7 +134,7 @@ class Work:
             self.notes.append("no channels could be removed: the model is as it was")
         proto = without(self.model, c, gone)
         if note:
-            self._held_layers(found)
+            self._held_layers(c, found)
         return proto
 
     @staticmethod
@@ -163,8 +163,9 @@ class Work:
             self.notes.append(f"of {count(len(choices), 'candidate')} {what} was the best")
         return choices[best]
 
-    def _held_layers(self, found: Sequence[Any]) -> None:
+    def _held_layers(self, c: Channels, found: Sequence[Any]) -> None:
         removable = {n for f in found for n in f.layers}
         for x in self.layers:
             if x.node not in removable:
-                self.kept[x.node] = Kept(x.node, x.kind, "the rest of the graph needs all of its output channels")
+                why = c.holder(x.weight) or "a layer that stays"
+                self.kept[x.node] = Kept(x.node, x.kind, f"{why} needs all of its output channels")

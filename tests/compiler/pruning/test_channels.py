@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -115,6 +117,8 @@ def test_what_the_graph_needs_stays(name: str) -> None:
     m, c, found = parts(built(*HELD[name]))
     assert chosen(found, PruneOptions(0.5, "structured", multiple=1)) == set()
     same_outputs(m, c, set())
+    weights = {p.tensor for p in c.places if p.role == "out"}
+    assert weights and all(re.search(r"\w \([A-Z]\w+\)$|the output \w$", c.holder(w)) for w in weights)
 
 
 def test_models_of_quantization() -> None:
