@@ -41,7 +41,7 @@ TABLE: dict[str, Convert] = {
 # which are exported whole (sort, dft, det, unique, nonzero, non_max_suppression). ABSENT is what an import makes of
 # MaxRoiPool and of vocabularies, and parts of RoiAlign.
 INSIDE = frozenset(
-    "sort_key sort_rank sort_place sort_merge sort_digits sort_groups sort_members fft_pass fft_multiply "
+    "sort_key sort_rank sort_place sort_merge sort_digits sort_network sort_groups sort_members fft_pass fft_multiply "
     "eliminated_pivot eliminate block_sums block_running positions differs run_lengths "
     "unravel suppress row_starts triples".split()
 )

@@ -176,7 +176,7 @@ def _places(lanes: int, b: Any, keys: Any, keep: int) -> Any:
 
 
 def _smallest(lanes: int, b: Any, keys: Any, keep: int, low: int, high: int) -> Any:
-    """The first keys in the order of their bits from `low` to `high`: those below rise along a row, those above are 0."""
+    """The first keys by their bits from `low` to `high`. Those below rise along a row, those above are 0."""
     *outer, n = keys.type.shape
     rows = math.prod(map(const, outer), start=const(1))
     if n <= (WIDE_NETWORK if lanes >= WIDE else NETWORK) and (value(rows) or SIDE_BY_SIDE) >= SIDE_BY_SIDE:
