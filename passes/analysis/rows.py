@@ -12,11 +12,12 @@ has rows of one kind: a kernel then passes over a row in registers or near cache
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import Trait
 from dnnc.ir.types import ROW_MAJOR, Dense, Dim, Encoding
 from dnnc.passes.analysis.kinds import is_pointwise, is_view, kind_of
 
@@ -121,6 +122,17 @@ def chain(n: Node, numbers: Mapping[Value, Rows]) -> list[Node]:
                 if v is not None and v.node is not None and v.node not in out and numbers.get(v) == rows
             )
     return out
+
+
+def is_reduced(n: Node, inside: Collection[Node]) -> bool:
+    """Does a reduction of some nodes read, perhaps by way of others of them, what n makes?"""
+    todo = {u for u, _ in n.output.uses}
+    while todo:
+        u = todo.pop()
+        if Trait.REDUCTION in u.op.traits:
+            return True
+        todo |= {w for v in u.outputs for w, _ in v.uses if w in inside}
+    return False
 
 
 def _same_elements(v: Value, n: Node) -> bool:

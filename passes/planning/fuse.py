@@ -29,7 +29,7 @@ from dnnc.ir.types import product
 from dnnc.passes.analysis.alias import find_aliases, root
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of, numbers_of_bytes
 from dnnc.passes.analysis.outputs import main_output
-from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
+from dnnc.passes.analysis.rows import Rows, chain, find_numbers, is_reduced, rows_of
 from dnnc.passes.planning.join_groups import MAX_NODES, Joiner, Part, Several, computing
 from dnnc.passes.planning.order import in_order
 from dnnc.passes.rewrite import producer
@@ -213,6 +213,8 @@ class _Fuser:
         for u in users:
             if not self.allowed(n, u, anchored):
                 return self.stay(n, f"{u.op.name} would read its elements in another order, or compute them repeatedly")
+        if n.op.name == "concat" and is_reduced(n, self.members[g]):
+            return self.stay(n, "each element that is reduced behind it would choose among its operands")
         if any(self.reads_index(u, n.output) for u in users):
             if Trait.ELEMENTWISE not in n.op.traits and not self.repeats_index(n, users):
                 # an index is written several times into an expression: chains of gathers would grow exponentially
@@ -365,12 +367,10 @@ class _Fuser:
             return n.op.cost < Cost.LIGHT or _same_count(v, u)
         if Trait.ROWWISE in u.op.traits and _crosses(n, u):
             return False  # its rows, which are read more than once, would be read across
-        if (
-            Trait.REDUCTION in u.op.traits
-        ):  # not a window, which reads each element several times, nor what is itself a choice among operands
+        if Trait.REDUCTION in u.op.traits:  # not a window, which reads each element several times
             again = n.op.cost >= Cost.LIGHT and not self.once_in_row(n, u)
             slides = Trait.WINDOW in u.op.traits and not self.reads_bytes(n, u)
-            return v is u.inputs[0] and not again and not slides and n.op.name != "concat"
+            return v is u.inputs[0] and not again and not slides
         if Trait.RESAMPLES in u.op.traits:
             return self.reads_bytes(n, u)
         if self.queries_of(u) is v:

@@ -20,6 +20,7 @@ from dnnc.ir.dtype import f32, i8, i32, u8
 from dnnc.ir.encodings import QUAD
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.passes.rewrites.neighbouring_results import apart, attributes, pixels_together, widened
 
 Array = np.ndarray[Any, Any]
 EXACT = 1 << 24  # float32 holds all integers up to it
@@ -68,10 +69,12 @@ def known(g: Graph, v: Value | None) -> int | None:
     return int(a.reshape(())) if a is not None and a.size == 1 else None
 
 
-def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias: Value | None = None) -> Any:
+def product(
+    b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias: Value | None = None, lanes: int = 0
+) -> Any:
     """The product of quantized x and weights, and a bias in i32 [O]: i32, or exact integers in f32. None: no form fits.
 
-    `attrs`: of the convolution, or of the product.
+    `attrs`: of the convolution, or of the product. `lanes`: output channels that kernels have in a vector, 0 if none.
     """
     if not has_form(w, attrs):
         return None
@@ -80,6 +83,16 @@ def product(b: Builder, x: Quantized, w: Weights, attrs: Mapping[str, Any], bias
         x, attrs = padded(b, x, attrs)
     if _is_narrow(w, attrs):
         return _in_floats(b, x, w, attrs, bias)
+    pixels = pixels_together(x.q.type.shape, w.data, attrs, lanes) if w.convolves else 1
+    if pixels > 1 and (bias is None or bias in b.graph.constants):
+        before, image, given = attrs, x.q.type.shape, None if bias is None else b.graph.constants[bias]
+        attrs, bias = attributes(image, w.data, attrs, pixels), None
+        if given is not None:
+            bias = b.constant(np.repeat(given, pixels))
+        wide = Weights(widened(w.data, pixels), True)
+        parts = wide.split()
+        assert parts is not None
+        return apart(b, _in_bytes(b, x, wide, *parts, attrs, bias), image, w.data, before, pixels)
     parts = w.split()
     assert parts is not None
     group = int(attrs.get("group", 1))

@@ -163,7 +163,7 @@ def move_bytes(m: Match) -> Value:
 
 def _around(m: Match, n: Node, zero: Value | None) -> list[Value]:
     """Operands behind the first with which an op moves codes like numbers: the code of the zeros that it adds."""
-    mode = n.attrs.get("mode")
+    mode = n.attrs.get("mode") if Trait.RESAMPLES in n.op.traits else None
     chooses = mode in (None, *CHOICES) and n.attrs.get("extrapolation") is None
     m.require(chooses, "{} computes new elements", n.op.name)
     m.require(len(n.outputs) == 1, "{} has several results", n.op.name)
@@ -323,11 +323,17 @@ def _scaled_product(m: Match, w: Weights, scales: Array, attrs: Any, bias: Array
     m.require(x.type.rank >= 2 and w.data.ndim >= 2, "a vector")
     m.require(has_form(w, attrs), "no integer product has the range of these weights")
     one = m.graph.constants.get(scale)
-    y = product(m.b, Quantized(x, zero), w, attrs, None if bias is None else m.b.constant(bias))
+    start = None if bias is None else m.b.constant(bias)
+    y = product(m.b, Quantized(x, zero), w, attrs, start, _lanes(m))
     assert y is not None
     y = y if y.type.dtype is f32 else m.b.cast(y, to=f32)
     factor = m.b.mul(m.b.reshape(scale, shape=()), scales) if one is None else one.reshape(()) * scales
     return m.b.mul(y, factor)  # type: ignore[no-any-return]
+
+
+def _lanes(m: Match) -> int:
+    """Output channels that kernels have in a vector; 0 where they have none."""
+    return 0 if m.ctx.facts.channels_last else m.ctx.facts.lanes
 
 
 def _weights(m: Match, n: Node, axis: int, convolves: bool) -> tuple[Weights, Array]:
@@ -415,7 +421,7 @@ def _integer_product(m: Match, convolves: bool) -> Value:
     w = Weights(m.constant(m.operand(n, 1)), convolves)
     m.require(w.data.dtype == np.int32 and w.data.ndim >= 2 and x.q.type.rank >= 2, "the weights are no i32")
     m.require(has_form(w, n.attrs), "no integer product has the range of these weights")
-    y = product(m.b, x, w, n.attrs, n.inputs[2] if len(n.inputs) > 2 else None)
+    y = product(m.b, x, w, n.attrs, n.inputs[2] if len(n.inputs) > 2 else None, _lanes(m))
     assert y is not None
     return y if y.type.dtype is i32 else m.b.cast(y, to=i32)  # type: ignore[no-any-return]
 

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Linear, Load, Op, const, free, maximum, minimum, substitute, terms, value, walk
+from dnnc.ir.expr import (
+    Expr,
+    Linear,
+    Load,
+    Op,
+    const,
+    free,
+    maximum,
+    minimum,
+    op,
+    select,
+    substitute,
+    terms,
+    value,
+    walk,
+)
 from dnnc.ir.loops.stmt import (
     Alloc,
     Block,
@@ -285,6 +300,46 @@ def hoist_guards(b: Block) -> Block:
         else:
             out.append(s)
     return tuple(out)
+
+
+def choose(b: Block) -> Block:
+    """`if x[i] > t: s = min(s, i)`  ->  `s = min(s, select(x[i] > t, i, MAX))`: vectors choose lane by lane.
+
+    Where numbers that are read decide, and nothing else is read than by the condition: what a guard keeps away from
+    may not be there.
+    """
+    out: list[Stmt] = []
+    for s in b:
+        if isinstance(s, For):
+            out.append(For(s.var, s.lo, s.hi, s.kind, choose(s.body)))
+            continue
+        inner = s.then[0] if isinstance(s, If) and len(s.then) == 1 and not s.other else None
+        neutral = _neutral(inner) if isinstance(inner, Store) else None
+        if neutral is None or not isinstance(s, If) or not isinstance(inner, Store) or not isinstance(inner.value, Op):
+            out.append(s)
+            continue
+        read = {x for x in walk(s.cond) if isinstance(x, Load)}
+        first, second = inner.value.args
+        own, term = (first, second) if isinstance(first, Load) and first.buf is inner.buf else (second, first)
+        if read and all(x in read for x in walk(term) if isinstance(x, Load)):
+            chosen = op(inner.value.name, own, select(s.cond, term, neutral))
+            out.append(Store(inner.buf, inner.idx, chosen, inner.lanes, inner.limit))
+        else:
+            out.append(s)
+    return tuple(out)
+
+
+def _neutral(st: Store) -> Expr | None:
+    """What a reduction may take in without a change; None where there is no such number."""
+    v, d = st.value, st.buf.dtype
+    own = isinstance(v, Op) and is_reduction(st) and any(isinstance(a, Load) and a.buf is st.buf for a in v.args)
+    if not isinstance(v, Op) or not own or v.name not in ("+", "min", "max"):
+        return None
+    if v.name == "+":
+        return const(0, d)
+    if d.is_int:
+        return const(d.range[v.name == "min"], d)
+    return const(float("inf") if v.name == "min" else float("-inf"), d)
 
 
 def guards_of(b: Block) -> tuple[list[Expr], Block]:

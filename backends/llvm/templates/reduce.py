@@ -20,7 +20,17 @@ from dnnc.ir.expr import Load, Op, Ref, const, free, substitute, value, walk
 from dnnc.ir.loops.stmt import Block, Buffer, For, If, Kernel, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.cascade import LONGEST, cascade
 from dnnc.passes.schedule.hoist_invariants import hoist_numbers, keep_numbers, numbers_and_results, sink
-from dnnc.passes.schedule.loops import annotate, hoist_guards, is_reduction, narrow, peel, reorder, single, split
+from dnnc.passes.schedule.loops import (
+    annotate,
+    choose,
+    hoist_guards,
+    is_reduction,
+    narrow,
+    peel,
+    reorder,
+    single,
+    split,
+)
 from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.share_passes import nest, share_passes
@@ -108,9 +118,11 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     lanes, chains = int(knobs["lanes"]), int(knobs["chains"])
     s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
     tiled = tile_windows(s, problem, lanes, int(knobs.get("pixels", 0)))
-    s.apply(hoist_guards).apply(narrow)
-    _sums_once(s, problem)
-    across = not tiled and _over_outputs(s, problem, lanes, int(knobs.get("columns", 1)))
+    chosen = _with_choices(s, problem, lanes, int(knobs.get("columns", 1))) if not tiled else False
+    if not chosen:
+        s.apply(hoist_guards).apply(narrow)
+        _sums_once(s, problem)
+    across = chosen or (not tiled and _over_outputs(s, problem, lanes, int(knobs.get("columns", 1))))
     if not tiled and not across:
         _over_rows(s, problem, lanes, chains, bool(knobs.get("short")), int(knobs.get("straight", STRAIGHT)))
         _rows_together(s, problem, int(knobs.get("rows", ROWS)))
@@ -218,6 +230,20 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bo
         s.restore(mark)
         return False
     return True
+
+
+def _with_choices(s: Schedule, problem: Problem, lanes: int, columns: int) -> bool:
+    """Vectors over outputs where numbers that are read decide what is reduced (the place of the largest one across
+    memory). They are chosen lane by lane, so conditions stay within the expressions.
+    """
+    mark = s.mark()
+    guards = sum(isinstance(x, If) for x in walk_stmts(s.body))
+    s.apply(choose)
+    chooses = sum(isinstance(x, If) for x in walk_stmts(s.body)) < guards
+    if chooses and _over_outputs(s.apply(hoist_guards).apply(narrow), problem, lanes, columns):
+        return True
+    s.restore(mark)
+    return False
 
 
 def _side_by_side(problem: Problem, lanes: int, threads: int) -> int:

@@ -4,6 +4,8 @@ shuffles; and the numbers are right.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from kernels import TARGET, program
@@ -42,6 +44,20 @@ def same(g: Graph, *targets: str) -> None:
     for target in targets or ("llvm",):
         (got,) = run_native(g.copy(), xs, target)
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+def test_places_across_memory_are_found_in_vectors(op: str) -> None:
+    """Of the largest channel of each pixel: a lane for each pixel, without a branch."""
+    k = kernel(one_node(op, ["f32 2 9 8 40"], axis=1), op, WIDE)
+    assert "if " not in show_kernel(k) and re.search(r"y\[.*:\+8\] = acc", show_kernel(k))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_borders_that_repeat_an_image_leave_copies(mode: str) -> None:
+    """Nothing limits an index of what is read."""
+    k = kernel(one_node("pad", ["f32 2 9 17 40"], pads=(0, 0, 1, 2, 0, 0, 2, 2), mode=mode), "pad", WIDE)
+    assert not re.search(r"min\(|max\(|%", show_kernel(k))
 
 
 @pytest.mark.parametrize("axis", [1, 2])

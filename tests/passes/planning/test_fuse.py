@@ -55,6 +55,13 @@ PLANS = [
         ["matmul + relu", "matmul + add"],
     ),
     (
+        "parts are joined before a norm passes over their rows, whatever is computed in between",
+        """def g(x: f32[2, 8, 64], z: f32[2, 8, 64], r: f32[2, 8, 128], *, s: f32[128], b: f32[128]):
+    y = layer_norm(relu(add(concat(x, z, axis=2), r)), s, b)
+    return y""",
+        ["concat", "add + relu + layer_norm"],
+    ),
+    (
         "the residual of a norm goes to the contraction before it, not to the norm",
         """def g(x: f32[8, 32], *, w: f32[32, 32], s: f32[32], b: f32[32]):
     h = add(matmul(x, w), x)

@@ -129,7 +129,7 @@ def test_means_and_interpolations_of_codes(op: str) -> None:
 
 
 BORDERS = """\
-def g(x: u8[2, 3, 5, 7], *, s: f32, t: f32, z: u8, v: u8):
+def g(x: u8[2, 4, 6, 8], *, s: f32, t: f32, z: u8, v: u8):
     p = {of}
     y = quantize_linear({between}(p), {scale}, dtype=u8)
     return y"""
@@ -139,9 +139,11 @@ MOVES = (
     "pad({x}, pads=(0, 1, 0, 2, 0, 0, 3, 1), mode='edge')",
     "pad({x}, pads=(0, 0, 1, 2, 0, 0, 3, 1), mode='wrap')",
     "slice({x}, starts=(0, 1, 0, 2), steps=(1, 1, 2, 1), shape=(2, 2, 3, 4))",
-    "expand({x}, shape=(4, 2, 3, 5, 7))",
-    "resize({x}, shape=(2, 3, 10, 14), coords=((1, 0, 1), (1, 0, 1), (2, -1, 4), (2, -1, 4)), mode='nearest')",
+    "expand({x}, shape=(4, 2, 4, 6, 8))",
+    "resize({x}, shape=(2, 4, 12, 16), coords=((1, 0, 1), (1, 0, 1), (2, -1, 4), (2, -1, 4)), mode='nearest')",
     "trilu({x}, k=1, upper=True)",
+    "depth_to_space({x}, block=2, mode='DCR')",
+    "space_to_depth({x}, block=2)",
 )
 
 

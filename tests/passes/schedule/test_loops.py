@@ -9,7 +9,7 @@ import pytest
 from dnnc.ir.errors import ScheduleError, VerifyError
 from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import verify_kernel
-from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
+from dnnc.passes.schedule.loops import annotate, choose, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import check_schedule, same_results
 
@@ -427,6 +427,33 @@ def k(x: f32[64, 1, 8], y: f32[64, 1, 8]):
                 y[i, j, k] = x[i, j, k]
 """,
     )
+
+
+def test_vectors_choose_where_a_guard_reads_what_it_needs() -> None:
+    """Not where more is read behind a guard, which may keep an index within its array, nor without memory."""
+    text = """\
+def k(x: f32[8], z: f32[8], y: i64[1], s: f32[1], t: f32[1], u: f32[1]):
+    y[0] = 9
+    s[0] = 0.0
+    t[0] = 0.0
+    u[0] = 0.0
+    for i in range(8):
+        if 0.5 < x[i]:
+            y[0] = min(i, y[0])
+        if 0.5 < x[i]:
+            s[0] = x[i] + s[0]
+        if 0.5 < x[i]:
+            t[0] = t[0] + z[i]
+        if i < 3:
+            u[0] = u[0] + 1.0
+"""
+    after = text.replace(
+        "        if 0.5 < x[i]:\n            y[0] = min(i, y[0])\n"
+        "        if 0.5 < x[i]:\n            s[0] = x[i] + s[0]\n",
+        "        y[0] = min(select(0.5 < x[i], i, 9223372036854775807), y[0])\n"
+        "        s[0] = s[0] + select(0.5 < x[i], x[i], 0.0)\n",
+    )
+    check_schedule(text, lambda s: s.apply(choose), after)
 
 
 def test_guards_that_read_memory_stay() -> None:

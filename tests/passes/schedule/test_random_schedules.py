@@ -104,7 +104,7 @@ class Random:
         elif k == 5:
             self.apply(loops.annotate, "unroll", name)
         elif k == 6:
-            self.apply(self.pick((loops.hoist_guards, loops.narrow)))
+            self.apply(self.pick((loops.hoist_guards, loops.narrow, loops.choose)))
         elif k == 7:
             self.apply(memory.distribute, name, int(self.rng.integers(1, 4)))
         else:

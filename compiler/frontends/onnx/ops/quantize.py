@@ -17,6 +17,7 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.shapes import normalize_axis
 
 Converter = Callable[[Call], Any]
+LONG_ROW = 64  # numbers of a row of which the extremes are found by itself
 
 
 def aligned(c: Call, v: Value, x: Value, axis: int) -> Any:
@@ -133,14 +134,23 @@ def qlinear_conv(c: Call) -> Any:
     return quantized(c, c.b.mul(c.cast(y, f32), factor), c.b.reshape(c.x(7), shape=()), c.type_of(7).dtype)
 
 
+def _extreme(reduce: Callable[..., Value], x: Value) -> Value:
+    """The least or largest number of x. Those of long rows come first: one pass finds both, and may be the pass that
+    makes the rows, as a normalization does.
+    """
+    rank, last = x.type.rank, x.type.shape[-1] if x.type.rank else 1
+    if rank in (2, 3) and isinstance(last, int) and last >= LONG_ROW:
+        x, rank = reduce(x, axes=(rank - 1,), keepdims=False), rank - 1
+    return reduce(x, axes=tuple(range(rank)), keepdims=False)
+
+
 def dynamic_scale(b: Builder, x: Value) -> tuple[Value, Value]:
     """The scale and the zero point (a whole float in [0, 255]) by which x fits into u8 and 0 is exact.
 
     The function of ONNX's schema divides 0 by 0 where x is 0 throughout. As in ONNX Runtime the scale is 1 there.
     """
-    axes, zero, one = tuple(range(x.type.rank)), b.constant(np.float32(0)), b.constant(np.float32(1))
-    low = b.min(b.reduce_min(x, axes=axes, keepdims=False), zero)
-    high = b.max(b.reduce_max(x, axes=axes, keepdims=False), zero)
+    zero, one = b.constant(np.float32(0)), b.constant(np.float32(1))
+    low, high = b.min(_extreme(b.reduce_min, x), zero), b.max(_extreme(b.reduce_max, x), zero)
     scale = b.where(b.equal(low, high), one, b.div(b.sub(high, low), 255.0))
     return scale, b.round(b.clip(b.div(b.neg(low), scale), low=0.0, high=255.0))
 

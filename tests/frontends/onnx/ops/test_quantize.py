@@ -95,13 +95,27 @@ def test_types_that_no_operand_has(op: str) -> None:
 def test_zeros_are_quantized_dynamically_as_in_onnx_runtime() -> None:
     """The function of ONNX's schema divides 0 by 0; the scale is 1. Tiny and large numbers too."""
     m = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> agraph (float[N] x) => (uint8[N] y, float s, uint8 z) {
+        """<ir_version: 8, opset_import: ["" : 17]> agraph (float[M, N] x) => (uint8[M, N] y, float s, uint8 z) {
             y, s, z = DynamicQuantizeLinear(x)
         }"""
     )
     f, session = dnnc.compile(m, target="reference"), onnxruntime.InferenceSession(m.SerializeToString())
-    for numbers in ([0, 0], [-0.0], [1e-38], [-1e-42, 1e-43], [3e38, 1], [-2, 5, 0.1], [7, 7], [-3]):
-        x = np.array(numbers, F)
+    rows = np.random.default_rng(0).standard_normal((3, 70)) + 1
+    rows[1, 3], rows[2, 69] = -7, 9
+    for numbers in (
+        rows,
+        -rows,
+        np.abs(rows),
+        [0, 0],
+        [-0.0],
+        [1e-38],
+        [-1e-42, 1e-43],
+        [3e38, 1],
+        [-2, 5, 0.1],
+        [7, 7],
+        [-3],
+    ):
+        x = np.atleast_2d(np.array(numbers, F))
         for got, want in zip(f(x), session.run(None, {"x": x}), strict=True):
             np.testing.assert_array_equal(got, want, err_msg=str(numbers))
 
