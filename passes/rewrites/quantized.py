@@ -162,12 +162,15 @@ def move_bytes(m: Match) -> Value:
 
 
 def _around(m: Match, n: Node, zero: Value | None) -> list[Value]:
-    """Operands behind the first with which an op moves codes like numbers: the code of the zeros that it adds."""
+    """Operands behind the first with which an op moves codes like numbers: indices, the code of zeros that it adds."""
     mode = n.attrs.get("mode") if Trait.RESAMPLES in n.op.traits else None
     chooses = mode in (None, *CHOICES) and n.attrs.get("extrapolation") is None
     m.require(chooses, "{} computes new elements", n.op.name)
     m.require(len(n.outputs) == 1, "{} has several results", n.op.name)
     others = [v for v in n.inputs[1:] if v is not None]
+    if n.op.index is not None and n.op.index.loads:
+        m.require(n.inputs[n.op.index.operand] is not n.inputs[0], "{} moves indices", n.op.name)
+        return others
     if Trait.FILLS not in n.op.traits or mode not in (None, "constant"):
         m.require(not others, "{} has several operands", n.op.name)
         return []
@@ -226,7 +229,8 @@ def quantize_ahead(m: Match) -> Value:
     joined = producer(moved.output, "concat") is moved
     more = [] if joined else _around(m, moved, zero)
     parts = [v for v in moved.inputs if v is not None] if joined else [m.operand(moved, 0)]
-    m.require(joined or _holds_all(moved), "{} has other elements", moved.op.name)
+    whole = joined or _holds_all(moved) or parts[0] in m.graph.constants
+    m.require(whole, "{} has other elements", moved.op.name)
     of = {v: m.b.quantize_linear(v, *n.inputs[1:], **{**n.attrs, "axis": 0}) for v in dict.fromkeys(parts)}
     return m.b.node(moved.op, [*(of[v] for v in parts), *more], moved.attrs).output
 

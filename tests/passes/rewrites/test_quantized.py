@@ -129,7 +129,7 @@ def test_means_and_interpolations_of_codes(op: str) -> None:
 
 
 BORDERS = """\
-def g(x: u8[2, 4, 6, 8], *, s: f32, t: f32, z: u8, v: u8):
+def g(x: u8[2, 4, 6, 8], *, s: f32, t: f32, z: u8, v: u8, i: i64[6]):
     p = {of}
     y = quantize_linear({between}(p), {scale}, dtype=u8)
     return y"""
@@ -142,6 +142,7 @@ MOVES = (
     "expand({x}, shape=(4, 2, 4, 6, 8))",
     "resize({x}, shape=(2, 4, 12, 16), coords=((1, 0, 1), (1, 0, 1), (2, -1, 4), (2, -1, 4)), mode='nearest')",
     "trilu({x}, k=1, upper=True)",
+    "gather({x}, i, axis=1)",
     "depth_to_space({x}, block=2, mode='DCR')",
     "space_to_depth({x}, block=2)",
 )
@@ -152,6 +153,7 @@ MOVES = (
 def test_borders_slices_and_copies_are_bytes(move: str, zero: int) -> None:
     """Behind dequantization, and ahead of quantization where the result is no smaller. Zeros have the code of zero."""
     numbers = {k: np.asarray(a) for k, a in (NUMBERS | {"z": np.uint8(zero), "v": np.uint8(zero)}).items()}
+    numbers["i"] = np.array([3, 0, 1, 3, 3, 2])
     moved = zero == 0 or "trilu" not in move
     for of, between, scale in (
         (move.format(x="dequantize_linear(x, s, z)"), "relu", "t, v"),
