@@ -21,9 +21,9 @@ from dnnc.backends.llvm.pool import (
     CALL_OUT,
     CALL_WORDS,
     PYTHON_API,
+    SERIAL_BELOW,
 )
 from dnnc.backends.llvm.runtime import runtime
-from dnnc.backends.llvm.templates.common import SERIAL_BELOW
 from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame
 from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.results import maker

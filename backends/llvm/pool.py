@@ -28,6 +28,8 @@ from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_DIMS, FRAME_NTHREA
 MAX_THREADS = 256  # the caller among them
 # pauses before sleeping, 0.1 to 0.2 ms: what a caller does in Python between two runs. Sleeping costs 10 to 50 us
 SPINS = 4096
+# elements times operations under which a second thread costs more (a barrier, cold caches) than it saves
+SERIAL_BELOW = 16384
 
 # Offsets into the pool in bytes. Words that different threads write lie 128 bytes apart: lines are fetched in pairs.
 LOCK, PENDING, CALLER_ASLEEP = 0, 128, 132

@@ -21,8 +21,7 @@ from dnnc.frontends.onnx import read
 from dnnc.frontends.onnx.importer import RANDOM
 from dnnc.frontends.onnx.reader import LATEST, initial_arrays, load, sparse
 from dnnc.ir.errors import InputError, ModelError, UnsupportedError
-from dnnc.ir.target import TargetFacts
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import pass_context
 from dnnc.passes.rewrites.fold import fold
 
 Array = np.ndarray[Any, Any]
@@ -312,7 +311,7 @@ def _fold_constants(m: Model) -> None:
     given = [t for t in m.graph.initializer if t.name in operands]
     part = helper.make_graph(list(made.values()), "constants", [], results, given)
     graph = read(helper.make_model(part, opset_imports=m.proto.opset_import, ir_version=m.proto.ir_version))
-    fold(graph, PassContext(TargetFacts()))
+    fold(graph, pass_context())
     for name, v in zip(outer, graph.outputs):
         value = graph.constants.get(v)
         if value is None or value.nbytes > max(LARGEST, sum(m.constants[i].nbytes for i in known[name])):

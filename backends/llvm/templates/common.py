@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dnnc.backends.llvm.pool import SERIAL_BELOW
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, walk
 from dnnc.ir.loops.stmt import Block, For, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.loops import annotate, fuse
 from dnnc.passes.schedule.state import Schedule
 
-SERIAL_BELOW = (
-    16384  # elements times operations under which a second thread costs more (a barrier, cold caches) than it saves
-)
 # A part of a register tile's sums costs a pass over the tile, whose totals have left the L1 cache: about 180 cycles for
 # 24 vectors, 8 % of parts of 192 additions. So parts are long, and only sums have them that are longer than others.
 PART = 512  # additions at least that have a sum of their own

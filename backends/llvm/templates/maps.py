@@ -13,7 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import SERIAL_BELOW, fused, offsets, stride, try_fuse, worth
+from dnnc.backends.llvm.pool import SERIAL_BELOW
+from dnnc.backends.llvm.templates.common import fused, offsets, stride, try_fuse, worth
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError

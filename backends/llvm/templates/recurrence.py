@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import SERIAL_BELOW, worth
+from dnnc.backends.llvm.pool import SERIAL_BELOW
+from dnnc.backends.llvm.templates.common import worth
 from dnnc.backends.llvm.templates.maps import shares
 from dnnc.ir import te
 from dnnc.ir.dtype import f32

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import SERIAL_BELOW, worth
+from dnnc.backends.llvm.pool import SERIAL_BELOW
+from dnnc.backends.llvm.templates.common import worth
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, free, value, walk
 from dnnc.ir.loops.stmt import For, Kernel

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import SERIAL_BELOW
+from dnnc.backends.llvm.pool import SERIAL_BELOW
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import (

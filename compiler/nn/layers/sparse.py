@@ -9,7 +9,7 @@ these values only.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,14 +17,12 @@ from dnnc.array.core import Array
 from dnnc.array.elementwise import add
 from dnnc.array.manipulation import matrix_transpose, reshape
 from dnnc.array.sizes import differ
+from dnnc.array.sparse.arrays import csr_array
 from dnnc.ir.errors import InputError, a_type
 from dnnc.nn.functional.operands import array
 from dnnc.nn.layers.linear import Linear
 from dnnc.nn.module import Module, replaced
 from dnnc.nn.parameter import Parameter
-
-if TYPE_CHECKING:
-    from dnnc.array.sparse.arrays import csr_array
 
 M = TypeVar("M", bound=Module)
 FEW = 0.3  # of the weights: from there on a step of training is faster than a dense one
@@ -44,8 +42,6 @@ class SparseLinear(Module):
     """
 
     def __init__(self, weight: Any, bias: Any = None) -> None:
-        from dnnc.array.sparse.arrays import csr_array  # for start-up time
-
         super().__init__()
         a = csr_array(weight)
         if not a.nnz or (a.dtype.kind != "f" and a.dtype.name != "bfloat16"):
