@@ -49,7 +49,8 @@ def pixels_together(shape: Sequence[Any], weights: Array, attrs: Mapping[str, An
 
 def _width(shape: Sequence[Any], weights: Array, attrs: Mapping[str, Any]) -> int:
     """Columns of the result."""
-    rank, pads = weights.ndim - 2, attrs.get("pads") or (0,) * 2 * (weights.ndim - 2)
+    rank = weights.ndim - 2
+    pads = attrs.get("pads") or (0,) * 2 * rank
     return int(shape[-1]) + int(pads[rank - 1]) + int(pads[-1]) - int(weights.shape[-1]) + 1
 
 

@@ -118,7 +118,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     lanes, chains = int(knobs["lanes"]), int(knobs["chains"])
     s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
     tiled = tile_windows(s, problem, lanes, int(knobs.get("pixels", 0)))
-    chosen = _with_choices(s, problem, lanes, int(knobs.get("columns", 1))) if not tiled else False
+    chosen = not tiled and _with_choices(s, problem, lanes, int(knobs.get("columns", 1)))
     if not chosen:
         s.apply(hoist_guards).apply(narrow)
         _sums_once(s, problem)

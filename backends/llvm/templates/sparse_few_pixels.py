@@ -37,8 +37,9 @@ def fits(p: Product) -> bool:
 
 def _side_by_side(p: Product, width: int) -> bool:
     """Are elements of a block's columns neighbours? They lie in a row or in blocks, x[c // width, m, c % width]."""
-    (loop,) = p.form.red.loops
-    *front, last = p.other.value.idx if isinstance(p.other.value, Load) else (loop,)
+    (loop,), e = p.form.red.loops, p.other.value
+    assert isinstance(e, Load), f"{e!r} is no element of a row"
+    *front, last = e.idx
     if last is loop:
         return not any(loop in free(i) for i in front)
     blocks = [op(sign, loop, const(width)) for sign in ("//", "%")]
