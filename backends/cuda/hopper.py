@@ -224,7 +224,7 @@ FN void {name}({sums}* d, const void* a, const void* b, int keep) {{
 
 
 def _sparse_product(em: FuncEmitter, s: Eval) -> str:
-    acc, a, b, places, keep, part = s.args
+    acc, a, b, _, _, part = s.args
     assert isinstance(acc, Ref) and isinstance(a, Ref) and isinstance(b, Ref)
     n, kind, chosen = 2 * acc.lanes, a.buf.dtype.name, constant(part, "the part of wgmma_sp")
     if kind not in ("f16", "bf16") or b.buf.dtype is not a.buf.dtype or n % 8 or not 8 <= n <= 256:
@@ -396,7 +396,8 @@ EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
     "mbar_wait": _wait_mbarrier,
     **{name: _immediate for name in ("bulk_wait", "bulk_wait_read", "regs_give", "regs_take")},
     "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_fetch": _fetch, "tma_store": _copy,
-    "stmatrix_x4": _matrices, "stmatrix_x4_trans": _matrices, "wgmma": _product, "wgmma_sp": _sparse_product, "wgmma_kn": _product, "wgmma_wait": _wait,
+    "stmatrix_x4": _matrices, "stmatrix_x4_trans": _matrices,
+    "wgmma": _product, "wgmma_sp": _sparse_product, "wgmma_kn": _product, "wgmma_wait": _wait,
     "resident": lambda em, s: "",  # said in the kernel's head
     "first_level_cache": lambda em, s: "",  # said by the launch
 }  # fmt: skip

@@ -28,9 +28,11 @@ def weigh_pairs(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
         target: the GPU.
     """
     found = product_weights(graph, n)
-    if found is None or found[0].size == 0 or not 0 < np.count_nonzero(found[0]) <= found[0].size * KEPT / GROUP + GROUP:
+    if found is None:
         return None
     array, pixels = found
+    if not 0 < np.count_nonzero(array) <= (array.size / GROUP + array.shape[1]) * KEPT:
+        return None
     w, (terms, rows) = n.inputs[1], array.shape
     if w is None or not is_two_of_four(array):
         return None

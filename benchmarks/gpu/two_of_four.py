@@ -45,7 +45,16 @@ from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.schedule.problem import Problem, classify
 
-MATRICES = [(768, 768), (3072, 768), (768, 3072), (2048, 2048), (4096, 1024), (4096, 4096), (11264, 4096), (4096, 11264)]
+MATRICES = [
+    (768, 768),
+    (3072, 768),
+    (768, 3072),
+    (2048, 2048),
+    (4096, 1024),
+    (4096, 4096),
+    (11264, 4096),
+    (4096, 11264),
+]
 PIXELS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 LARGE = [(4096, 14336, 4096), (8192, 8192, 8192)]  # P, M, K
 COLD, CALLS = 150 << 20, 20  # bytes of weights that take turns; calls of a graph
@@ -216,20 +225,27 @@ def tables(rows: list[dict[str, Any]]) -> str:
         best = min(sparse, key=lambda r: r["us"])
         products.append((key, ours[0], first, best, gain if gain >= pair_weights.GAIN else 0.0))
     mean = statistics.geometric_mean
-    out = ["| rows | over cuBLAS | over our dense | over the better | least | fastest tried | chosen over dense | least |"]
+    out = [
+        "| rows | over cuBLAS | over our dense | over the better | least | fastest tried | chosen over dense | least |"
+    ]
     out.append("| --- " * 8 + "|")
     for pixels in [*dict.fromkeys(k[0] for k in keys), "all"]:
         part = [x for x in products if pixels in (x[0][0], "all")]
         better = [min(d["cublas"], d["us"]) / f["us"] for _, d, f, _, _ in part]
         chosen = [d["us"] / (f["us"] if gain else d["us"]) for _, d, f, _, gain in part]
-        cells = [mean([d["cublas"] / f["us"] for _, d, f, _, _ in part]), mean([d["us"] / f["us"] for _, d, f, _, _ in part])]
+        cells = [
+            mean([d["cublas"] / f["us"] for _, d, f, _, _ in part]),
+            mean([d["us"] / f["us"] for _, d, f, _, _ in part]),
+        ]
         cells += [mean(better), min(better), mean([min(d["cublas"], d["us"]) / b["us"] for _, d, _, b, _ in part])]
         cells += [mean(chosen), min(chosen)]
         out.append(f"| {pixels} | " + " | ".join(f"{x:.2f}" for x in cells) + " |")
     wrong = sum(r["error"] > TOLERANCE for r in rows)
     slower = sum(bool(gain) and f["us"] > d["us"] for _, d, f, _, gain in products)
     out += ["", f"Kernels: {len(rows)}, wrong: {wrong}; chosen and slower than dense: {slower} of {len(products)}.", ""]
-    out.append("| P, M, K | us | cuBLAS | our dense | cuSPARSELt | expected | dense expected | chosen | kernel | fastest |")
+    out.append(
+        "| P, M, K | us | cuBLAS | our dense | cuSPARSELt | expected | dense expected | chosen | kernel | fastest |"
+    )
     out.append("| --- " * 10 + "|")
     for (p, m, k), d, f, best, gain in products:
         times = f"{f['us']:.2f} | {d['cublas']:.2f} | {d['us']:.2f} | {d['cusparselt']:.2f} | {f['expected']:.2f}"
@@ -258,7 +274,9 @@ def main() -> int:
     if a.emit_only:
         for c, kernels in found.items():
             for x in kernels:
-                print(f"{c} {x.code.registers} registers, {x.code.spills} spilled, {x.cycles / CLOCK:.1f} us: {x.choice}")
+                print(
+                    f"{c} {x.code.registers} registers, {x.code.spills} spilled, {x.cycles / CLOCK:.1f} us: {x.choice}"
+                )
         return 0
     rows = timed(found, a.cusparselt)
     a.out.mkdir(parents=True, exist_ok=True)

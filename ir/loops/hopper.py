@@ -29,12 +29,12 @@ it) and by `wgmma_wait`. Threads' writes become visible to the engines by `fence
                                      is n x k; k is 32 bytes. Bytes of integers are added up in i32, exactly
     wgmma_sp(acc, a, b, places, keep, part)
                                      the same with two of each four neighbours of a row of a: a is 64 x 32 bytes of
-                                     them, b is n x 64 bytes of 16-bit floats. `places`, a u32 of each thread, has 2 bits
-                                     for each element, the lower place first: lanes 4*g + 2*part + h of warp w have row
-                                     16*w + g in the lower half, row 16*w + g + 8 in the upper one, of groups 4*h to
-                                     4*h + 3. `part` is 0 or 1, a number
-    wgmma_kn(acc, a, b, keep)        the same as wgmma with b lying as k x n: blocks of 64 columns one after the other, [block,
-                                     k, 64]
+                                     them, b is n x 64 bytes of 16-bit floats. `places`, a u32 of each thread, has 2
+                                     bits for each element, the lower place first: lanes 4*g + 2*part + h of warp w
+                                     have row 16*w + g in the lower half and row 16*w + g + 8 in the upper one, of
+                                     groups 4*h to 4*h + 3. `part` is the number 0 or 1
+    wgmma_kn(acc, a, b, keep)        the same as wgmma with b lying as k x n: blocks of 64 columns one after the other,
+                                     [block, k, 64]
     wgmma_fence()                    registers of this thread are ready for the next group of products
     wgmma_commit()                   close a group of products
     wgmma_wait(n[, acc])             all but the newest n are complete; acc, which they computed, may be used from here

@@ -52,8 +52,9 @@ def pruned(rng: Any, terms: int, rows: int, dtype: Any = np.float16, share: floa
 
 def problem_of(pixels: int, w: Array, order: str, constant: bool = True) -> Problem:
     g, dtype = Graph("g"), from_numpy(w.dtype)
-    x, v = g.add_input("x", tensor(dtype, pixels, w.shape[0])), g.add_input(
-        "w", TensorType(dtype, w.shape, Pairs.of(w, 1, order))
+    x, v = (
+        g.add_input("x", tensor(dtype, pixels, w.shape[0])),
+        g.add_input("w", TensorType(dtype, w.shape, Pairs.of(w, 1, order))),
     )
     g.outputs = [Builder(g).matmul(x, v)]
     return classify(list(g.nodes()), lower(g, list(g.nodes()), g.outputs), constants=[v] if constant else [])

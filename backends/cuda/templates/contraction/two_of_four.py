@@ -36,6 +36,7 @@ LATENCY = 540  # from asking for a stage to having it
 FEW, MEMORY, FIRST = 64, 0.58, 1500  # pixels that wait for weights of memory, at this share of the rate of copies
 CLOCK = 1.755  # GHz
 
+
 def pairs_of(problem: Problem, order: str) -> tuple[Contraction, Load, Buffer, Pairs] | None:
     """A contraction of 2:4 sparse weights that lie in an order: it, the other factor's element, the weights; None for
     all others.

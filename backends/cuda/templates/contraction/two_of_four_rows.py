@@ -7,11 +7,11 @@
                 sums += mma.sp(v, x)
             the warps' sums meet in shared memory, those of a cluster's blocks as well; y = epilogue(sums)
 
-Weights are the first factor of `mma.sp`, so that 8 rows of x fill the second one. A lane reads vectors of 16 bytes, four
-groups of a row: warp w of a tile has its rows 16 * w and so on of both halves, whole lines of 128 bytes. The sum may be
-in any order, so the four groups are those of two products, and their places lie in that order (`Pairs`, "lanes"). Of x
-a lane multiplies every other pair of 32 elements. Neighbouring lanes read half of them each, in vectors, and exchange
-what the other one needs.
+Weights are the first factor of `mma.sp`, so that 8 rows of x fill the second one. A lane reads vectors of 16 bytes,
+four groups of a row: warp w of a tile has its rows 16 * w and so on of both halves, whole lines of 128 bytes. The sum
+may be in any order, so the four groups are those of two products, and their places lie in that order (`Pairs`,
+"lanes"). Of x a lane multiplies every other pair of 32 elements. Neighbouring lanes read half of them each, in vectors,
+and exchange what the other one needs.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ BUSY = 179  # of a multiprocessor for a step of a tile with 8 rows of x
 CLUSTER = {1: 0, 2: 2160, 4: 1870, 8: 1740}  # until blocks of a cluster have met
 SUMS = 75  # bytes of sums that a block adds up in a cycle
 
+
 @dataclass(frozen=True)
 class Shape:
     """A row of tiles is shared by `split` blocks of a cluster, each of `slices` times four warps."""
@@ -64,7 +65,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Product:
-    """A contraction c whose first factor is read as it lies, and the tiles [high, wide, line, element] of its weights."""
+    """A contraction c whose first factor is read as it lies; `weights`: tiles [high, wide, line, element]."""
 
     c: Contraction
     weights: Buffer
@@ -257,7 +258,7 @@ class _Writer:
             self.vectors(minimum(step, self.steps - 1), j, (const(u), j))
 
     def vectors(self, step: Expr, j: Expr, to: tuple[Expr, Expr]) -> None:
-        """16 elements of row 8 * j + g for lane 4 * g + t: of an even t from 8 * t on, of an odd one from 24 + 8 * t."""
+        """16 elements of row 8 * j + g for lane 4 * g + t: of even t from 8 * t on, of odd ones from 8 * t + 24 on."""
         b, c, t = self.b, self.c, self.lane % 4
         row = minimum(j * PIXELS + self.lane // 4, c.rows.size - 1)
         here = c.rows.at(c.rows.inside(row, 1, c.a.value))

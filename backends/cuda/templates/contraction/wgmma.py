@@ -295,7 +295,11 @@ def _product(problem: Problem, along: Steps) -> Product | None:
 
 
 def with_epilogue(
-    problem: Problem, along: Steps, factors: Mapping[Buffer, Buffer], flipped: bool = False, window: Window | None = None
+    problem: Problem,
+    along: Steps,
+    factors: Mapping[Buffer, Buffer],
+    flipped: bool = False,
+    window: Window | None = None,
 ) -> Product | None:
     """The product of two factors with its result and epilogue; None where the result has an order of its own.
 
