@@ -92,6 +92,10 @@ class Pattern:
         return split[places]
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         bits = base64.b64encode(zlib.compress(self.bits)).decode()
         return f"{self.height}x{self.width} {self.rows}x{self.columns} {bits}"
 

@@ -4,8 +4,8 @@
     vfmadd231ps d(values){1to16}, zmm_x, zmm_r             for each stored element (r, k) of the group
 
 Groups of a run follow each other, without a call and its jumps: of few columns those take as long as the products.
-LLVM takes seconds for a function of so many instructions, moves loads and spills sums; so this is bytes, written into
-the module's assembly, a microsecond an element. Displacements stay one byte: pointers step; those of windows are four
+LLVM takes seconds for a function of so many instructions, moves loads and spills sums; so this is bytes, a section of
+the kernel's object. Displacements stay one byte: pointers step; those of windows are four
 bytes, from any element on. CPUs fetch few lines of code ahead, which costs two thirds of the speed where code comes
 from memory; so code prefetches what the run after it needs, code and values, each time a part of it. x86-64 with
 AVX-512, System V calls.
@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from dnnc.backends.llvm.compile import compile_text
+from dnnc.backends.llvm.elf import code_of
 from dnnc.ir.expr import Ref, unwrap
 from dnnc.ir.loops.stmt import SparseRows
 
@@ -29,7 +32,6 @@ STEP = 256  # values, or vectors of x, that displacements of one byte reach
 LINE = 64  # bytes of a cache line
 PREFETCHES = 4  # parts in which a run is prefetched
 ENTRY = 16  # bytes of the table for a run: where its code and values begin, sizes of their parts
-QUADS = 256  # words of a line
 
 
 def available(features: frozenset[str]) -> bool:
@@ -37,16 +39,13 @@ def available(features: frozenset[str]) -> bool:
     return "avx512f" in features and sys.platform != "win32"
 
 
-def assembly(symbol: str, s: SparseRows) -> str:
-    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 run, int64 next, int64 part)`, with
-    `finish` of `void symbol(.., int64 count, const float* bias, const float* add)`, as far as there are such.
+def machine_code(s: SparseRows) -> bytes:
+    """The code of `void f(float* y, const float* x, const float* values, int64 run, int64 next, int64 part)`, with
+    `finish` of `void f(.., int64 count, const float* bias, const float* add)`, as far as there are such. It may lie at
+    any multiple of 64.
 
     Parts 0, 1, .. of run `next` are prefetched between the products; part `PREFETCHES` stands for all that is up to
     the second run behind this one, ahead of them.
-
-    Args:
-        symbol: its name.
-        s: the statement.
     """
     code, ahead, table, groups = bytearray(), 0, [], s.pattern.by_groups(s.group)
     span = s.span or groups.shape[1]
@@ -61,22 +60,25 @@ def assembly(symbol: str, s: SparseRows) -> str:
         code += made
         ahead += count
     table += [begin + len(code), 4 * ahead, 0, 0] * 2  # past the last run
+    return _head(tuple(_count_mask(s)), tuple(_pointers(s)), s.window) + np.array(table, "<i4").tobytes() + bytes(code)
+
+
+@cache
+def _head(count_mask: tuple[str, ...], pointers: tuple[str, ...], window: bool) -> bytes:
+    """The code that prefetches and jumps to a run; the table of runs follows it."""
     lines = [
-        ".text", ".p2align 6", f".hidden {symbol}", f".globl {symbol}", f"{symbol}:",
-        f"leaq {symbol}.table(%rip), %r10", f"imulq ${ENTRY}, %r8, %r8", f"imulq ${ENTRY}, %rcx, %r11",
-        *_count_mask(s), "addq %r10, %r8", "addq %r10, %r11", f"cmpq ${PREFETCHES}, %r9", "jb 5f",
+        ".text", ".p2align 6",
+        "leaq 9f(%rip), %r10", f"imulq ${ENTRY}, %r8, %r8", f"imulq ${ENTRY}, %rcx, %r11",
+        *count_mask, "addq %r10, %r8", "addq %r10, %r11", f"cmpq ${PREFETCHES}, %r9", "jb 5f",
         *_burst(0, "%r10"), *_burst(4, "%rdx"), "xorl %r9d, %r9d", "movq %r11, %r8",
         "5:", "movslq 8(%r8), %rax", "imulq %r9, %rax", "movslq 12(%r8), %rcx", "imulq %r9, %rcx",
         "movslq (%r8), %r9", "addq %r9, %rax", "addq %r10, %rax",  # code of the next run
         "movslq 4(%r8), %r9", "addq %r9, %rcx", "addq %rdx, %rcx",  # its values
         "movslq 4(%r11), %r9", f"leaq {STEP * 2}(%rdx,%r9), %rdx",
-        *([] if s.window else [f"addq ${VECTOR * STEP // 2}, %rsi"]),
-        "movslq (%r11), %r11", "addq %r10, %r11", *_pointers(s), "jmpq *%r11", ".p2align 4", f"{symbol}.table:",
+        *([] if window else [f"addq ${VECTOR * STEP // 2}, %rsi"]),
+        "movslq (%r11), %r11", "addq %r10, %r11", *pointers, "jmpq *%r11", ".p2align 4", "9:",
     ]  # fmt: skip
-    data = np.array(table, "<i4").tobytes() + bytes(code)
-    words = np.frombuffer(data + b"\x90" * (-len(data) % 8), "<u8").tolist()
-    lines += [".quad " + ",".join(map(hex, words[i : i + QUADS])) for i in range(0, len(words), QUADS)]
-    return "\n".join(f'module asm "{line}"' for line in lines)
+    return code_of(compile_text("\n".join(f'module asm "{line}"' for line in lines), "x86-64", ""))
 
 
 def _burst(column: int, base: str) -> list[str]:
