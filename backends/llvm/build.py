@@ -55,7 +55,7 @@ def build(scheduled: ScheduledGraph, target: CpuTarget, job: BuildJob) -> Progra
         if target.foreign:  # its instructions would end the process
             return lambda graph, step, name: None
         trial = load_objects(list(code.values()))
-        return lambda graph, step, name: check_kernel(graph, step, trial.address(name))
+        return lambda graph, step, name: check_kernel(graph, step, trial.address(name), rows=shared.repeats(name))
 
     built = build_kernels(
         scheduled, symbols, job, shared.emit, lambda texts, failed: shared.compile(texts, failed, by_llvm), checker

@@ -59,6 +59,11 @@ class SharedTexts:
         self.common[symbol], self.rows[symbol] = shared, rows
         return self.printed[shared].replace(shared, symbol)
 
+    def repeats(self, symbol: str) -> bool:
+        """Is there another kernel with the same text, ahead of this one?"""
+        shared = self.common.get(symbol)
+        return shared is not None and next(s for s, c in self.common.items() if c == shared) != symbol
+
     def compile(self, texts: Mapping[str, str], failed: dict[str, Exception], compile: Compile) -> dict[str, bytes]:
         """Objects of kernels, by symbol.
 

@@ -14,11 +14,13 @@ AVX-512, System V calls.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from dnnc.backends.llvm.compile import compile_text
 from dnnc.backends.llvm.elf import code_of
@@ -218,7 +220,7 @@ def _behind(stored: Array, count: int, columns: _Columns) -> bytes:
 
 def _bit(number: Array, k: int) -> Array:
     """An inverted bit of a register's number."""
-    return ~number >> k & 1
+    return number >> k & 1 ^ 1
 
 
 def _clear(r: Array) -> bytes:
@@ -257,32 +259,61 @@ def _products(stored: Array, columns: _Columns, ahead: tuple[int, int], lines: t
     first, j = np.r_[True, k[1:] != k[:-1]], np.arange(count)
     x = stored.shape[1] + (np.cumsum(first) - 1) % (REGISTERS - stored.shape[1])
     pages = columns.pages(k)
-    fma = np.empty((count, 7), np.uint8)
-    fma[:, 0] = 0x62
-    fma[:, 1] = 0x62 | _bit(r, 3) << 7 | _bit(r, 4) << 4
-    fma[:, 2] = 0x05 | (~x & 15) << 3
-    fma[:, 3] = 0x50 | _bit(x, 4) << 3
-    fma[:, 4] = 0xB8
-    fma[:, 5] = 0x42 | (r & 7) << 3
-    fma[:, 6] = (j % STEP - STEP // 2) & 255
-    pieces = [  # of the code of each element, and which elements have them
-        (_prefetches(0, j, count, ahead[0], lines[0])),
-        (_prefetches(1, j, count, ahead[1], lines[1])),
-        (_steps(2, np.full(count, 4 * STEP)), (j > 0) & (j % STEP == 0)),
-        (_steps(6, pages * STEP * VECTOR), pages > 0),
-        (columns.loads(x, k), first),
-        (fma, np.ones(count, bool)),
+    words = SUMS[r] | FACTORS[x] | (j - STEP // 2).astype(np.uint8).astype(np.uint64) << np.uint64(48)
+    fma = words.view(np.uint8).reshape(-1, 8)[:, :7]
+    pieces = [  # of the code of each element, which of them have it, in order
+        _prefetches(0, j, ahead[0], lines[0]),
+        _prefetches(1, j, ahead[1], lines[1]),
+        (_steps(2, np.full((count - 1) // STEP, 4 * STEP)), np.arange(STEP, count, STEP)),
+        (_steps(6, pages[pages > 0] * STEP * VECTOR), np.nonzero(pages)[0]),
+        (columns.loads(x[first], k[first]), np.nonzero(first)[0]),
+        (fma, j),
     ]
-    there = np.concatenate([np.repeat(has[:, None], made.shape[1], 1) for made, has in pieces], 1)
-    return bytes(np.concatenate([made for made, _ in pieces], 1)[there].tobytes())
+    return _in_order(pieces, count)
 
 
-def _prefetches(base: int, j: Array, count: int, ahead: int, lines: int) -> tuple[Array, Array]:
+def _fma_words() -> tuple[Array, Array]:
+    """vfmadd231ps 0(%rdx){1to16}, zmm_x, zmm_r as words of 8 bytes: the part that zmm_r decides, with all that is the
+    same for all of them, and that of zmm_x; the seventh byte counts values.
+    """
+    n = np.arange(REGISTERS)
+    sums, factors = np.zeros((REGISTERS, 8), np.uint8), np.zeros((REGISTERS, 8), np.uint8)
+    sums[:, 0], sums[:, 2:5] = 0x62, (0x05, 0x50, 0xB8)
+    sums[:, 1] = 0x62 | _bit(n, 3) << 7 | _bit(n, 4) << 4
+    sums[:, 5] = 0x42 | (n & 7) << 3
+    factors[:, 2], factors[:, 3] = (~n & 15) << 3, _bit(n, 4) << 3
+    return sums.view("<u8")[:, 0].copy(), factors.view("<u8")[:, 0].copy()
+
+
+SUMS, FACTORS = _fma_words()
+
+
+def _in_order(pieces: Sequence[tuple[Array, Array]], count: int) -> bytes:
+    """The code of elements 0, 1, .., which is made of pieces, each for some elements: one row of 7 bytes or more for each
+    of them.
+    """
+    sizes = np.zeros(count, np.int64)
+    for made, of in pieces:
+        sizes[of] += made.shape[1]
+    at = np.cumsum(sizes) - sizes
+    out = np.empty(int(sizes.sum()), np.uint8)
+    sevens = as_strided(out, (max(len(out) - 6, 0), 7), (1, 1))
+    for made, of in pieces:
+        begin = at[of]
+        sevens[begin] = made[:, :7]
+        if made.shape[1] > 7:
+            out[begin[:, None] + np.arange(7, made.shape[1])] = made[:, 7:]
+        at[of] += made.shape[1]
+    return out.tobytes()
+
+
+def _prefetches(base: int, j: Array, ahead: int, lines: int) -> tuple[Array, Array]:
     """prefetcht1 i(base): base 0 is rax, 1 is rcx; and which of the elements `j` have one, as far apart as they can."""
-    out, every = np.empty((count, 7), np.uint8), max(count // lines, 1)
+    of = j[:: max(len(j) // lines, 1)][:lines] if lines else j[:0]
+    out = np.empty((len(of), 7), np.uint8)
     out[:, :3] = 0x0F, 0x18, 0x90 | base
-    out[:, 3:] = ((ahead + j // every) * LINE).astype("<i4").view(np.uint8).reshape(-1, 4)
-    return out, (j % every == 0) & (j < lines * every)
+    out[:, 3:] = ((ahead + np.arange(len(of))) * LINE).astype("<i4").view(np.uint8).reshape(-1, 4)
+    return out, of
 
 
 def _steps(register: int, sizes: Array) -> Array:
