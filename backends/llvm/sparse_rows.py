@@ -289,9 +289,7 @@ SUMS, FACTORS = _fma_words()
 
 
 def _in_order(pieces: Sequence[tuple[Array, Array]], count: int) -> bytes:
-    """The code of elements 0, 1, .., which is made of pieces, each for some elements: one row of 7 bytes or more for each
-    of them.
-    """
+    """The code of elements 0, 1, .., made of pieces, each for some of them: a row of 7 bytes or more for each."""
     sizes = np.zeros(count, np.int64)
     for made, of in pieces:
         sizes[of] += made.shape[1]

@@ -69,8 +69,8 @@ class Problem:
 
     @cached_property
     def text(self) -> str:
-        """What schedules depend on: the naive kernel, and of sparse weights the kind, and the pattern where that becomes
-        a part of code.
+        """What schedules depend on: the naive kernel, and the kind of sparse weights, or their pattern where that
+        becomes a part of code.
         """
         sparse = dict.fromkeys(e for v in self.lowered.params if isinstance(e := v.type.encoding, Sparse))
         lines = (f"# {e.digest if e.group > 1 else e.kind}\n" for e in sparse)
