@@ -166,7 +166,7 @@ def test_muon_says_what_it_takes() -> None:
         by_step(optim.Muon(lr=0.02))
     with pytest.raises(dnnc.InputError, match="ns_steps=0, expected an integer from 1 to 99"):
         optim.Muon(ns_steps=0)
-    with pytest.raises(dnnc.InputError, match="beta2_decay=0.8, expected no positive number"):
+    with pytest.raises(dnnc.InputError, match=r"beta2_decay=0\.8, expected no positive number"):
         optim.Adafactor(beta2_decay=0.8)
 
 
