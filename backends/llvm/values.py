@@ -575,7 +575,11 @@ def _guard(em: FuncEmitter, e: Op) -> str:
     """Clamp an index into [lo, hi) and note in Frame.status when it was outside."""
     lanes = e.lanes
     x, lo, hi = (em.operand(a, lanes) for a in e.args)
-    ty, b1 = vector(e.dtype, lanes), vector(boolean, lanes)
+    ty, b1, m = vector(e.dtype, lanes), vector(boolean, lanes), mangle(e.dtype, lanes)
+    last = value(e.args[2])
+    if lanes == 1 and value(e.args[1]) == 0 and last is not None and last > 0:  # as unsigned, one comparison
+        em.raise_status(em.pure(f"icmp uge {ty} {x}, {hi}", x, here=True))
+        return em.call(f"llvm.umin.{m}", ty, (ty, x), (ty, literal(last - 1, e.dtype)))
     below = em.pure(f"icmp slt {ty} {x}, {lo}", x, lo, here=True)
     above = em.pure(f"icmp sge {ty} {x}, {hi}", x, hi, here=True)
     bad = em.pure(f"or {b1} {below}, {above}", below, above, here=True)
@@ -583,7 +587,6 @@ def _guard(em: FuncEmitter, e: Op) -> str:
         bad = em.call(f"llvm.vector.reduce.or.v{lanes}i1", "i1", (b1, bad))
     em.raise_status(bad)
     top = em.pure(f"sub {ty} {hi}, {literal(1, e.dtype, lanes)}", hi, here=True)
-    m = mangle(e.dtype, lanes)
     low = em.call(f"llvm.smin.{m}", ty, (ty, x), (ty, top))
     return em.call(f"llvm.smax.{m}", ty, (ty, low), (ty, lo))
 

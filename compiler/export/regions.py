@@ -1,4 +1,4 @@
-"""Pooling over regions and deformable convolution: one operator for what an import made of it.
+"""Pooling over regions: one operator for what an import made of it.
 
 w = roi_weights(rois, column=1); r = roi_rows(x, batch, w); v = roi_weights(rois, column=0); y = roi_columns(r, v)
     -> y = RoiAlign(x, rois, batch)
@@ -6,11 +6,7 @@ w = roi_weights(rois, column=1); r = roi_rows(x, batch, w); v = roi_weights(rois
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from dnnc.export.call import Call, Convert
 from dnnc.export.writer import ELEMENTS
@@ -78,28 +74,7 @@ def _align(c: Call, mode: str, bins: tuple[int, int], n: Node) -> str:
     )  # fmt: skip
 
 
-def deform_columns(c: Call) -> str:
-    """A deformable convolution whose filters pick one tap each: [N, C, taps, places]."""
-    a, w, t = c.attrs, c.w, c.dtype
-    channels, kernel = c.type().shape[1], a["kernel"]
-    pads = a["pads"]
-    if not isinstance(channels, int) or not all(isinstance(p, int) for p in pads or ()):
-        raise UnsupportedError(
-            "a deformable convolution of symbolic channels or pads has no form in ONNX: fix them by dims="
-        )
-    taps = math.prod(kernel)
-    picks = np.tile(np.eye(taps), (channels, 1)).reshape(channels * taps, 1, *kernel)
-    attrs: dict[str, Any] = {n: list(a[n]) if a[n] is not None else None for n in ("strides", "pads", "dilations")}
-    run = w.type_for("DeformConv", t)
-    given = [w.cast(c.x(0), t, run), w.constant(picks, run), w.cast(c.x(1), c.type(1).dtype, run), None]
-    if c.maybe(2) is not None:
-        given.append(w.cast(c.x(2), c.type(2).dtype, run))
-    y = w.op("DeformConv", *given, group=channels, offset_group=a["groups"], kernel_shape=list(kernel), **attrs)
-    return w.cast(w.op("Reshape", y, w.dims(c.out.shape)), run, t)
-
-
 REGIONS: dict[str, Convert] = {
     "roi_columns": roi_align,
     "roi_align_max": roi_align_max,
-    "deform_columns": deform_columns,
 }

@@ -13,7 +13,6 @@ from dnnc.ir.ops.conv_backward import CONV_BACKWARD_OPS
 from dnnc.ir.ops.create import CREATE_OPS
 from dnnc.ir.ops.csr import CSR_OPS
 from dnnc.ir.ops.decode import DECODE_OPS
-from dnnc.ir.ops.deform import DEFORM_OPS
 from dnnc.ir.ops.derivatives import DERIVATIVE_OPS
 from dnnc.ir.ops.digits import DIGITS_OPS
 from dnnc.ir.ops.dynamic import DYNAMIC_OPS
@@ -67,7 +66,6 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "fft": FFT_OPS,
     "roi": ROI_OPS,
     "linalg": LINALG_OPS,
-    "deform": DEFORM_OPS,
     "bits": BITS_OPS,
     "strings": STRING_OPS,
     "dynamic": DYNAMIC_OPS,

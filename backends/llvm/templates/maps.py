@@ -19,7 +19,7 @@ from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, value, walk
-from dnnc.ir.loops.stmt import Block, For, Kernel, Store, accesses, exprs, walk_stmts
+from dnnc.ir.loops.stmt import Block, For, Kernel, Store, accesses, exprs, stored, walk_stmts
 from dnnc.passes.lower.expand import EXPANSIONS
 from dnnc.passes.schedule.index_set_splitting import boundaries, crossings, cut, digits, turns
 from dnnc.passes.schedule.loops import all_single, annotate, fuse, reorder, single, split
@@ -94,9 +94,19 @@ def functions(problem: Problem) -> int:
 
 
 def lanes_for(problem: Problem, target: CpuTarget) -> int:
-    """Lanes of the widest type in the kernel: all values of a statement have the same number of lanes."""
-    sizes = [b.dtype.computed.bytes for b in problem.kernel.entry.buffers]
-    return max(target.vector_bits // 8 // max(max(sizes, default=4), 4), 2)
+    """Lanes of the widest type in the kernel: all values of a statement have the same number of lanes.
+
+    What does not change along a long innermost loop, such as the index of a row that is gathered, is no vector.
+    """
+    buffers, loops = problem.kernel.entry.buffers, problem.lowered.out_loops
+    sizes = {b: b.dtype.computed.bytes for b in buffers}
+    narrow = max(target.vector_bits // 32, 2)
+    if loops and problem.kind == "map" and max(sizes.values(), default=4) > 4:
+        inner = next(x for x in walk_stmts(problem.kernel.entry.body) if isinstance(x, For) and x.var.name == loops[-1])
+        if _least(inner) >= narrow:
+            varying = {a.buf for a in accesses(inner.body) if any(inner.var in free(i) for i in a.idx)}
+            sizes = {b: n for b, n in sizes.items() if b in varying or b in stored(inner.body)}
+    return max(target.vector_bits // 8 // max([4, *sizes.values()]), 2)
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:

@@ -147,6 +147,14 @@ def test_steps_are_shuffles(step: int, dtype: str) -> None:
     same(g)
 
 
+def test_the_index_of_a_row_is_no_vector() -> None:
+    """Rows are read in vectors of their own type, however wide the index is that is one for a whole row."""
+    rows = show_kernel(kernel(one_node("gather", ["f32 30 64", "i64 9"], axis=0), "gather", WIDE))
+    assert ":+16]" in rows
+    short = show_kernel(kernel(one_node("gather", ["f32 30 4", "i64 9"], axis=0), "gather", WIDE))
+    assert ":+16]" not in short
+
+
 def test_rows_across_memory_are_reduced_side_by_side() -> None:
     g = graph_of(
         """def g(x: f32[1, 16, 9, 20], *, w: f32[16, 16, 1, 1]):

@@ -106,7 +106,15 @@ def test_max_roi_pool(scale: float) -> None:
 
 
 def deformed(
-    x: Array, w: Array, offset: Array, bias: Array, mask: Array, pad: int, stride: int, group: int, groups: int
+    x: Array,
+    w: Array,
+    offset: Array,
+    bias: Array,
+    mask: Array,
+    pad: tuple[int, int],
+    stride: int,
+    group: int,
+    groups: int,
 ) -> Array:
     """The sum of the definition, one output at a time."""
     n, c, height, width = x.shape
@@ -126,8 +134,8 @@ def deformed(
         for s, ky, kx in np.ndindex(per_group, kh, kw):
             channel = o // (outputs // group) * per_group + s
             tap = channel // (c // groups) * kh * kw + ky * kw + kx
-            y = p * stride - pad + ky + offset[b, 2 * tap, p, q]
-            z = q * stride - pad + kx + offset[b, 2 * tap + 1, p, q]
+            y = p * stride - pad[0] + ky + offset[b, 2 * tap, p, q]
+            z = q * stride - pad[1] + kx + offset[b, 2 * tap + 1, p, q]
             total += pixel(x[b, channel], y, z) * mask[b, tap, p, q] * float(w[o, s, ky, kx])
         out[b, o, p, q] = total
     return out
@@ -145,8 +153,32 @@ def test_deform_conv(group: int, groups: int) -> None:
     )
     inputs: list[Array | None] = [a.astype(np.float32) for a in (x, w, offset, bias, mask)]
     attrs = {"pads": [1, 1, 1, 1], "strides": [2, 2], "group": group, "offset_group": groups}
-    want = deformed(*inputs, pad=1, stride=2, group=group, groups=groups)
+    want = deformed(*inputs, pad=(1, 1), stride=2, group=group, groups=groups)
     np.testing.assert_allclose(ours("DeformConv", inputs, attrs), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [np.nan, np.inf, -np.inf, 1e30, -9.0])
+def test_deform_conv_reads_nothing_outside(place: float) -> None:
+    x, w, offset = np.full((1, 3, 4, 4), np.inf), np.ones((2, 3, 2, 2)), np.full((1, 8, 3, 3), place)
+    inputs: list[Array | None] = [a.astype(np.float32) for a in (x, w, offset)]
+    np.testing.assert_array_equal(ours("DeformConv", inputs, {}), np.zeros((1, 2, 3, 3), np.float32))
+
+
+@pytest.mark.slow
+def test_deform_conv_of_lines_with_symbolic_sizes() -> None:
+    rng = np.random.default_rng(5)
+    x, w, bias = rng.standard_normal((2, 4, 5)), rng.standard_normal((6, 2, 3)), rng.standard_normal(6)
+    offset, mask = rng.uniform(-3, 3, (2, 6, 5)), rng.uniform(0, 1, (2, 6, 5))
+    inputs: list[Array | None] = [a.astype(np.float16) for a in (x, w, offset, bias, mask)]
+    m = model("DeformConv", inputs, {"pads": [1, 1], "group": 2, "offset_group": 2}, 22)
+    for k in (0, 2, 4):
+        batch, _, length = m.graph.input[k].type.tensor_type.shape.dim
+        batch.dim_param, length.dim_param = "n", "l"
+    got = compile(m, target="llvm", threads=1, cache=False)(*inputs)
+    lines = x[:, :, None], w[:, :, None], np.stack([0 * offset, offset], 2).reshape(2, 12, 1, 5), bias, mask[:, :, None]
+    want = deformed(*lines, pad=(0, 1), stride=1, group=2, groups=2)
+    np.testing.assert_allclose(got, want[:, :, 0], rtol=1e-2, atol=2e-2)
 
 
 @pytest.mark.family("cases")
