@@ -322,7 +322,8 @@ def with_epilogue(
         return None
     rows, cols = ((), ()) if plain is not None else (_rows_of(out, along)[1], c.cols.extents)
     left, right = factors.values()
-    swap: dict[Param, Param] = {**factors, out.buf: result}
+    swap: dict[Param, Param] = {out.buf: result}
+    swap.update(factors)
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
     fixed = "".join(side for side, x in zip("ab", factors) if x.name in problem.constants)
     finish = _finish(along, stored, result, plain is None)
