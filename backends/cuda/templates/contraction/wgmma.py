@@ -322,8 +322,7 @@ def with_epilogue(
         return None
     rows, cols = ((), ()) if plain is not None else (_rows_of(out, along)[1], c.cols.extents)
     left, right = factors.values()
-    swap: dict[Param, Param] = {out.buf: result}
-    swap.update(factors)
+    swap: dict[Param, Param] = {**dict(factors.items()), out.buf: result}
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
     fixed = "".join(side for side, x in zip("ab", factors) if x.name in problem.constants)
     finish = _finish(along, stored, result, plain is None)
