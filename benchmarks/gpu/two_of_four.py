@@ -137,7 +137,7 @@ def expected(c: Case, order: str, knobs: Any) -> float:
     if order == "lanes":
         s = two_of_four_rows.Shape(**n)
         return two_of_four_rows.cycles(c.p, -(-c.m // two_of_four.ROWS), c.k // two_of_four.STEP, s, TARGET)
-    t = two_of_four.PairTiling(two_of_four.ROWS, n["bn"], n["stages"], n["group"], TARGET.sms)
+    t = two_of_four.PairTiling(two_of_four.ROWS, n["bn"], n["stages"], n["group"], TARGET.sms, n["split"])
     return two_of_four.cycles(c.p, c.m, c.k, t, TARGET)
 
 

@@ -105,8 +105,15 @@ def test_kernel_of_tiles() -> None:
     """More steps than stages."""
     w, order = pruned(RNG, 192, 72), "tiles"
     p = problem_of(20, w, order)
-    kernel = verify_kernel(two_of_four.apply(p, {"bn": 64, "stages": 2, "group": 1}, H200))
+    kernel = verify_kernel(two_of_four.apply(p, {"bn": 64, "stages": 2, "group": 1, "split": 1}, H200))
     check(p, kernel, RNG.standard_normal((20, 192)).astype(np.float16), w, order)
+
+
+def test_blocks_share_a_tile() -> None:
+    w, order = pruned(RNG, 256, 72), "tiles"
+    p = problem_of(20, w, order)
+    kernel = verify_kernel(two_of_four.apply(p, {"bn": 64, "stages": 2, "group": 1, "split": 2}, H200))
+    check(p, kernel, RNG.standard_normal((20, 256)).astype(np.float16), w, order)
 
 
 def test_kernel_of_few_rows() -> None:
@@ -116,7 +123,7 @@ def test_kernel_of_few_rows() -> None:
 def test_sums_are_waited_for_in_the_loop() -> None:
     """ptxas reads sums ahead of a wait behind the loop."""
     p = problem_of(40, pruned(RNG, 192, 136), "tiles")
-    kernel = two_of_four.apply(p, {"bn": 64, "stages": 2, "group": 1}, H200)
+    kernel = two_of_four.apply(p, {"bn": 64, "stages": 2, "group": 1, "split": 1}, H200)
     names = [s.name for s in walk_stmts(kernel.entry.body) if isinstance(s, Eval) and s.name.startswith("wgmma")]
     assert names == ["wgmma_fence", "wgmma_sp", "wgmma_sp", "wgmma_commit", "wgmma_wait"]
 
@@ -126,7 +133,7 @@ def test_places_must_rise() -> None:
     p = problem_of(8, w, "tiles")
     packed = Pairs.of(w, 1).pack(w)[0].copy()
     packed.view(np.uint16)[64 * 64] = 0
-    kernel = two_of_four.apply(p, {"bn": 64, "stages": 1, "group": 1}, H200)
+    kernel = two_of_four.apply(p, {"bn": 64, "stages": 1, "group": 1, "split": 1}, H200)
     arrays = np.ones((8, 64), np.float16), packed, np.zeros((8, 8), np.float16)
     with pytest.raises(KernelError, match="must rise"):
         run_kernel(kernel, dict(zip([b.name for b in p.kernel.entry.buffers], arrays)))
@@ -160,8 +167,8 @@ def test_kernels_fit_into_registers(module: ModuleType, pixels: int, arch: str) 
 
 
 @pytest.mark.parametrize(("pixels", "sizes", "lines"), [
-    (4096, (4096, 4096), "two of each four not 0: sparse, 2:4, 1."),
-    (1, (4096, 11264), "two of each four not 0: sparse, 2:4, 1."),
+    (4096, (1024, 2048), "two of each four not 0: sparse, 2:4, 1."),
+    (1, (3072, 4096), "two of each four not 0: sparse, 2:4, 1."),
     (64, (768, 768), "two of each four not 0: dense, 0."),
     (64, (70, 70), "two of each four not 0: dense, there is no kernel"),
 ])  # fmt: skip
@@ -173,7 +180,7 @@ def test_choice(pixels: int, sizes: tuple[int, int], lines: str) -> None:
     verdict = pair_weights.weigh_pairs(g, next(iter(g.nodes())), GpuTarget())
     assert verdict is not None and lines in verdict.why
     assert isinstance(verdict.encoding, Pairs) == ("sparse, 2:4" in lines)
-    assert pixels > 1 or str(verdict.encoding) == "pairs 1 4096x11264 lanes"
+    assert pixels > 1 or str(verdict.encoding) == "pairs 1 3072x4096 lanes"
     older = pair_weights.weigh_pairs(g, next(iter(g.nodes())), FACTS["sm_80"])
     assert older is not None and (older.encoding is None) == (pixels > 1)
     w[:3] = 1

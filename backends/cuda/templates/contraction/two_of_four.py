@@ -11,8 +11,10 @@ from itertools import product as pairs
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction.two_of_four_kernel import PairTiling, PairWriter
+from dnnc.backends.cuda.templates.contraction.two_of_four_split import SplitPairWriter
 from dnnc.backends.cuda.templates.contraction.wgmma import Steps, factor, matrix_view, suits, with_epilogue
 from dnnc.backends.cuda.templates.contraction.wgmma_kernel import Product
+from dnnc.backends.cuda.templates.reduction.partial import LANES, PEER_BYTES, SHARE, SPLITS
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, const, substitute, value
@@ -21,8 +23,9 @@ from dnnc.ir.pairs import LINE, LINES, ROWS, STEP, Pairs
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
-ORDER: tuple[str, ...] = ()
+ORDER = ("split",)
 COLUMNS = (256, 192, 128, 64)  # pixels of a tile
+MOST_SHARED = 128  # pixels of a tile that blocks of a cluster share
 STAGES, DEEP = 8, 10  # of the ring: a first guess at most, and what is measured
 GROUPS = (4, 8, 16, 32)  # rows of tiles that walk over the pixels together
 GROUP = 16
@@ -98,7 +101,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     p = product_of(problem) if target.has_wgmma else None
     if p is None:
         return []
-    return [knobs_of(t) for t in ranked(p.m, p.n, p.k, target)]
+    return [knobs_of(t) for t in ranked(p.m, p.n, p.k, target) if t.split == 1 or p.aligned]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -106,45 +109,56 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     p = product_of(problem) if target.has_wgmma else None
     if p is None:
         return []
-    every = ranked(p.m, p.n, p.k, target)
+    every = [t for t in ranked(p.m, p.n, p.k, target) if t.split == 1 or p.aligned]
     out = list(every)
     for t in every:
-        most = min((target.shared_bytes - replace(t, stages=0).shared_bytes) // t.stage_bytes, DEEP, -(-p.k // STEP))
+        steps = -(-p.k // STEP) // t.split
+        most = min((target.shared_bytes - replace(t, stages=0).shared_bytes) // t.stage_bytes, DEEP, steps)
         out += [replace(t, stages=n) for n in range(2, most + 1)]
         out += [replace(t, group=n) for n in GROUPS if n <= -(-p.n // ROWS)]
     return [knobs_of(t) for t in dict.fromkeys(out)]
 
 
 def knobs_of(t: PairTiling) -> Knobs:
-    return (("bn", t.bn), ("stages", t.stages), ("group", t.group))
+    return (("bn", t.bn), ("stages", t.stages), ("group", t.group), ("split", t.split))
 
 
 def ranked(pixels: int, rows: int, terms: int, target: GpuTarget) -> list[PairTiling]:
     """Tiles of a product of these sizes, the fastest by estimate first."""
-    return sorted(_tilings(pixels, terms, target), key=lambda t: cycles(pixels, rows, terms, t, target))
+    return sorted(_tilings(pixels, rows, terms, target), key=lambda t: cycles(pixels, rows, terms, t, target))
 
 
-def _tilings(pixels: int, terms: int, target: GpuTarget) -> Iterator[PairTiling]:
-    for bn in COLUMNS:
-        t = PairTiling(ROWS, bn, 0, GROUP, target.sms)
-        stages = min((target.shared_bytes - t.shared_bytes) // t.stage_bytes, STAGES, max(-(-terms // STEP), 1))
-        if bn == COLUMNS[-1] or bn < 2 * pixels:
+def _tilings(pixels: int, rows: int, terms: int, target: GpuTarget) -> Iterator[PairTiling]:
+    steps = max(-(-terms // STEP), 1)
+    for bn, split in pairs(COLUMNS, SPLITS):
+        t = PairTiling(ROWS, bn, 0, GROUP, target.sms, split)
+        stages = min((target.shared_bytes - t.shared_bytes) // t.stage_bytes, STAGES, steps // split)
+        tiles = -(-rows // ROWS) * -(-pixels // bn)
+        shared = bn <= MOST_SHARED and steps % split == 0 and rows % LANES == 0 and tiles <= _at_once(t, target)
+        if (bn == COLUMNS[-1] or bn < 2 * pixels) and (split == 1 or (shared and stages > 1)):
             yield replace(t, stages=stages)
+
+
+def _at_once(t: PairTiling, target: GpuTarget) -> int:
+    """Tiles that the multiprocessors work on at one time."""
+    return max(int(target.sms * SPLITS[t.split] / t.split), 1)
 
 
 def best_cycles(pixels: int, rows: int, terms: int, target: GpuTarget) -> float:
     """Estimated cycles of the fastest tile; infinite where there are no sparse tensor cores of warp groups."""
     if not target.has_wgmma:
         return math.inf
-    return min(cycles(pixels, rows, terms, t, target) for t in _tilings(pixels, terms, target))
+    return min(cycles(pixels, rows, terms, t, target) for t in _tilings(pixels, rows, terms, target))
 
 
 def cycles(pixels: int, rows: int, terms: int, t: PairTiling, target: GpuTarget) -> float:
     """Estimated cycles of the multiprocessor with the most tiles; of few pixels those in which memory gives weights."""
     high, steps = -(-rows // ROWS), -(-terms // STEP)
     step = max(ROWS * t.bn * STEP / PRODUCTS, t.stage_bytes / BYTES) + STEP_START
-    each = steps * max(step, LATENCY / max(t.stages - 1, 1)) + TILE + PIECE * ROWS * t.bn / 4096
-    made = -(-high * -(-pixels // t.bn) // target.sms) * each
+    each = steps // t.split * max(step, LATENCY / max(t.stages - 1, 1)) + TILE + PIECE * ROWS * t.bn / 4096
+    if t.split > 1:
+        each += SHARE + ROWS * t.bn * 4 / PEER_BYTES
+    made = -(-high * -(-pixels // t.bn) // _at_once(t, target)) * each
     weights = FIRST + high * steps * LINES * LINE * 2 * CLOCK / (MEMORY * target.bandwidth)
     return START + (max(made, weights) if pixels <= FEW else made)
 
@@ -153,5 +167,6 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     p = product_of(problem)
     if p is None:
         raise ScheduleError("the weights are no tiles of 2:4 sparse 16-bit floats, or matrices have another order")
-    bn, stages, group = (int(knobs[k]) for k in ("bn", "stages", "group"))
-    return PairWriter(p, PairTiling(ROWS, bn, stages, group, target.sms)).kernel()
+    bn, stages, group, split = (int(knobs[k]) for k in ("bn", "stages", "group", "split"))
+    t = PairTiling(ROWS, bn, stages, group, target.sms, split)
+    return (SplitPairWriter if split > 1 else PairWriter)(p, t).kernel()

@@ -28,6 +28,7 @@ from dnnc.ir.loops.hopper import WGMMA_ROWS
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.pairs import HALF, LINE, LINES, ROWS, STEP
 
+SPLIT_PAD = 4  # sums behind those of a pixel, which blocks share: neighbours begin in different banks
 PART = 16  # stored elements of a row in one product: 32 columns
 
 
@@ -41,6 +42,8 @@ class PairTiling(Tiling):
 
     @property
     def shared_bytes(self) -> int:
+        if self.split > 1:
+            return self.stages * self.stage_bytes + self.bn * (ROWS + SPLIT_PAD) * 4 + BARRIERS
         return self.stages * self.stage_bytes + self.consumers * STORE_BUFFERS * WGMMA_ROWS * ROW + BARRIERS
 
 
@@ -52,6 +55,7 @@ class PairWriter(Writer):
     def __init__(self, p: Product, t: PairTiling) -> None:
         super().__init__(p, t)
         self.mt, self.nt, self.kt = -(-p.n // ROWS), -(-p.m // t.bn), -(-p.k // STEP)
+        self.steps = self.kt  # of a row of tiles
         self.tiles = self.mt * self.nt
         self.blocks = min(self.tiles, t.blocks)
         self.group = divisor(self.mt, t.group)
@@ -61,8 +65,11 @@ class PairWriter(Writer):
         self.sa = b.alloc("sa", p.b.dtype, t.stages, LINES, LINE, space="shared", swizzle=8)
         self.sb = b.alloc("sb", p.a.dtype, t.stages, t.bn, STEP, space="shared", swizzle=8)
         self.allocate_barriers()
+        self.allocate_results()
+
+    def allocate_results(self) -> None:
         if self.in_pieces:
-            self.allocate_results()
+            super().allocate_results()
 
     @property
     def in_pieces(self) -> bool:
@@ -78,12 +85,12 @@ class PairWriter(Writer):
                     self.b.do("tma_fetch", x.ref(col, at, lanes=width), self.t.bn)
 
     def load(self, which: str, z: tuple[Expr, ...], row: Expr, col: Expr, s: Expr, step: Expr) -> None:
-        b, full = self.b, self.full.ref(s)
+        b, full, at = self.b, self.full.ref(s), step + self.origin
         if "b" in which:
-            tile = (row // ROWS * self.kt + step) * LINES
+            tile = (row // ROWS * self.steps + at) * LINES
             b.do("tma_load", self.sa.ref(s, 0, 0, lanes=LINE), self.p.b.ref(tile, 0, lanes=LINE), LINES, full)
         if "a" in which:
-            source = self.p.a.ref(col, step * STEP, lanes=STEP)
+            source = self.p.a.ref(col, at * STEP, lanes=STEP)
             b.do("tma_load", self.sb.ref(s, 0, 0, lanes=STEP), source, self.t.bn, full)
 
     def release(self, step: Expr) -> None:
