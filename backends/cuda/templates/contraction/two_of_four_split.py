@@ -1,6 +1,6 @@
 """2:4 sparse weights where tiles are too few for all multiprocessors: a cluster's blocks each sum a part of a tile.
 
-As in `wgmma_split.py`, but that sums lie by pixels in shared memory, so that rows of the result are finished in vectors.
+As in `wgmma_split.py`, but sums lie by pixels in shared memory, so that rows of the result are finished in vectors.
 """
 
 from __future__ import annotations
