@@ -35,6 +35,7 @@ from dnnc.passes.planning.program import Step
 
 POINTS = 2048
 COLUMNS = 64  # of these along one axis
+ROWS = 1024  # the same where each row of weights has its own code
 PROBES = 1 << 16  # bytes of an input that are looked at to see whether the kernel wrote there
 MAX_AXIS = 1 << 20  # elements of an axis that a check takes for the sake of its indices
 LARGE, SHIFT = 1 << 24, 7  # elements from which on an operand's rows share memory; between the beginnings of neighbours
@@ -51,7 +52,7 @@ Execute = Callable[
 ]  # bytes of values, zones of those that are written -> status
 
 
-def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX_STEPS) -> None:
+def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX_STEPS, rows: bool = False) -> None:
     """Run a kernel on random inputs. AccuracyError names the kernel, its nodes, the worst element and the bound.
 
     Args:
@@ -60,6 +61,8 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
         run: runs the kernel; gives its outputs in logical order.
         seed: of the inputs.
         most: statements that a check may run.
+        rows: the kernel differs from a checked one in the code for each row of weights alone: look at a few places of
+            most of the rows.
     """
     rng = np.random.default_rng(seed)
     dims = sample_dims(graph, step)
@@ -67,7 +70,7 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
     if unchecked(step, env, most) is not None:  # the report says so
         return
     inputs = calmed(step, drawn(rng, graph, step, env))
-    probes = [_Probe.of(step, v, inputs, env, rng) for v in step.group.outputs]
+    probes = [_Probe.of(step, v, inputs, env, rng, rows) for v in step.group.outputs]
     try:
         wanted = [p.reference(step, inputs, env) for p in probes]
     # indices computed from what was drawn leave their axis; those computed from zeros do not, or are wrong in the graph
@@ -90,14 +93,22 @@ class _Probe:
 
     @staticmethod
     def of(
-        step: Step, v: Value, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], rng: np.random.Generator
+        step: Step,
+        v: Value,
+        inputs: Mapping[Value, Array],
+        env: Mapping[Expr, Expr],
+        rng: np.random.Generator,
+        rows: bool,
     ) -> _Probe:
         nodes = needed(step.group.nodes, v)
         shape = concrete_shape(v.type, env)
         k = max(reduction_length(nodes, env), most_updates(step, inputs, env))
         images = any(n.op.contraction is ContractionForm.CONVOLUTION for n in nodes)
         axis = 1 if images and len(shape) > 1 else -1
-        return _Probe(v, sample_points(rng, shape, axis, sampled(POINTS, k)), k)
+        points = sampled(POINTS, k)
+        if rows:
+            return _Probe(v, sample_points(rng, shape, axis, 1, min(ROWS, points)), k)
+        return _Probe(v, sample_points(rng, shape, axis, points, max(min(COLUMNS, points // 4), 1)), k)
 
     def reference(self, step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr]) -> Array:
         return reference(subgraph(step, list(inputs), env, self.output), list(inputs.values()), self.points)
@@ -385,8 +396,11 @@ def const_value(e: Expr) -> int:
     return n
 
 
-def sample_points(rng: np.random.Generator, shape: tuple[int, ...], axis: int = -1, wanted: int = POINTS) -> Array:
-    """Corners and both ends of each axis, tails and random points: int64 [n, rank], about `wanted` of them.
+def sample_points(
+    rng: np.random.Generator, shape: tuple[int, ...], axis: int = -1, wanted: int = POINTS, columns: int = COLUMNS
+) -> Array:
+    """Corners and both ends of each axis, tails and random points: int64 [n, rank], about `wanted` of them, or the
+    corners times `columns`.
 
     The points are places along all axes but one, times places along that one: so the reference of a contraction is one
     small product, and the cost of its operands is read once for a whole row of results.
@@ -396,7 +410,6 @@ def sample_points(rng: np.random.Generator, shape: tuple[int, ...], axis: int = 
     if not shape:
         return np.zeros((1, 0), np.int64)
     axis %= len(shape)
-    columns = max(min(COLUMNS, wanted // 4), 1)
     across = np.arange(shape[axis]) if shape[axis] <= columns else np.unique(_places(rng, shape[axis], columns))
     rest = [n for k, n in enumerate(shape) if k != axis]
     count = wanted // len(across) + 1
