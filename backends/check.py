@@ -35,6 +35,7 @@ from dnnc.passes.planning.program import Step
 
 POINTS = 2048
 COLUMNS = 64  # of these along one axis
+RUN = 40  # neighbours that are equal, of indices of rows
 ROWS = 1024  # the same where each row of weights has its own code
 PROBES = 1 << 16  # bytes of an input that are looked at to see whether the kernel wrote there
 MAX_AXIS = 1 << 20  # elements of an axis that a check takes for the sake of its indices
@@ -190,12 +191,17 @@ def drawn(rng: np.random.Generator, graph: Graph, step: Step, env: Mapping[Expr,
         for n in step.group.nodes
         if n.op.index is not None and n.op.index.starts is not None
     }
-    return {
-        v: draw(rng, graph, v, env, index_limits(step, v, env))
-        if (indices := begins.get(v)) is None or v in graph.constants
-        else starts(rng, v.type, env, concrete_shape(indices.type, env)[0])
-        for v in group_inputs(step.group.nodes)
-    }
+    rows = {n.inputs[i.rows] for n in step.group.nodes if (i := n.op.index) is not None and i.rows is not None}
+    out: dict[Value, Array] = {}
+    for v in group_inputs(step.group.nodes):
+        if (indices := begins.get(v)) is not None and v not in graph.constants:
+            out[v] = starts(rng, v.type, env, concrete_shape(indices.type, env)[0])
+        else:
+            out[v] = draw(rng, graph, v, env, index_limits(step, v, env))
+            if v in rows and v not in graph.constants:
+                some = np.sort(out[v][: len(out[v]) // RUN + 2])
+                out[v] = np.repeat(some, RUN)[rng.integers(RUN) :][: len(out[v])]
+    return out
 
 
 def starts(rng: np.random.Generator, t: TensorType, env: Mapping[Expr, Expr], count: int) -> Array:
