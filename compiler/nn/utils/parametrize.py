@@ -35,7 +35,7 @@ class ParametrizationList(Module):
             else:
                 held = array("right_inverse", name, value)
             table = self.register_parameter if isinstance(held, Parameter) else self.register_buffer
-            table(name, held)  # type: ignore[operator]
+            table(name, held)
         self._names = names
         self.add_module("0", first)
 
@@ -146,10 +146,10 @@ def remove_parametrizations(module: M, tensor_name: str, leave_parametrized: boo
     if not holder._modules:
         del module._modules[PARAMETRIZATIONS]
     add = module.register_parameter if isinstance(first, Parameter) else module.register_buffer
-    add(tensor_name, first)  # type: ignore[operator]
+    add(tensor_name, first)
     return module
 
 
 def _lists(module: Module) -> dict[str, Any]:
     holder = module._modules.get(PARAMETRIZATIONS)
-    return {} if holder is None else holder._modules  # type: ignore[return-value]
+    return {} if holder is None else holder._modules
