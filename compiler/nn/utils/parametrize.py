@@ -132,7 +132,7 @@ def remove_parametrizations(module: M, tensor_name: str, leave_parametrized: boo
     held: Any = lists[tensor_name]
     originals = [getattr(held, n) for n in held._names]
     if not leave_parametrized and len(originals) > 1:
-        raise InputError(f"remove_parametrizations: {tensor_name} has {len(originals)} originals: leave its value")
+        raise InputError(f"remove_parametrizations: {tensor_name} has more than one original: leave its value")
     first = originals[0]
     if leave_parametrized:
         value = held()
