@@ -35,6 +35,8 @@ from dnnc.passes.planning.program import Step
 
 POINTS = 2048
 COLUMNS = 64  # of these along one axis
+RUN = 40  # neighbours that are equal, of indices of rows
+ROWS = 1024  # the same where each row of weights has its own code
 PROBES = 1 << 16  # bytes of an input that are looked at to see whether the kernel wrote there
 MAX_AXIS = 1 << 20  # elements of an axis that a check takes for the sake of its indices
 LARGE, SHIFT = 1 << 24, 7  # elements from which on an operand's rows share memory; between the beginnings of neighbours
@@ -51,7 +53,7 @@ Execute = Callable[
 ]  # bytes of values, zones of those that are written -> status
 
 
-def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX_STEPS) -> None:
+def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX_STEPS, rows: bool = False) -> None:
     """Run a kernel on random inputs. AccuracyError names the kernel, its nodes, the worst element and the bound.
 
     Args:
@@ -60,6 +62,8 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
         run: runs the kernel; gives its outputs in logical order.
         seed: of the inputs.
         most: statements that a check may run.
+        rows: the kernel differs from a checked one in the code for each row of weights alone: look at a few places of
+            most of the rows.
     """
     rng = np.random.default_rng(seed)
     dims = sample_dims(graph, step)
@@ -67,7 +71,7 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
     if unchecked(step, env, most) is not None:  # the report says so
         return
     inputs = calmed(step, drawn(rng, graph, step, env))
-    probes = [_Probe.of(step, v, inputs, env, rng) for v in step.group.outputs]
+    probes = [_Probe.of(step, v, inputs, env, rng, rows) for v in step.group.outputs]
     try:
         wanted = [p.reference(step, inputs, env) for p in probes]
     # indices computed from what was drawn leave their axis; those computed from zeros do not, or are wrong in the graph
@@ -90,14 +94,22 @@ class _Probe:
 
     @staticmethod
     def of(
-        step: Step, v: Value, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], rng: np.random.Generator
+        step: Step,
+        v: Value,
+        inputs: Mapping[Value, Array],
+        env: Mapping[Expr, Expr],
+        rng: np.random.Generator,
+        rows: bool,
     ) -> _Probe:
         nodes = needed(step.group.nodes, v)
         shape = concrete_shape(v.type, env)
         k = max(reduction_length(nodes, env), most_updates(step, inputs, env))
         images = any(n.op.contraction is ContractionForm.CONVOLUTION for n in nodes)
         axis = 1 if images and len(shape) > 1 else -1
-        return _Probe(v, sample_points(rng, shape, axis, sampled(POINTS, k)), k)
+        points = sampled(POINTS, k)
+        if rows:
+            return _Probe(v, sample_points(rng, shape, axis, 1, min(ROWS, points)), k)
+        return _Probe(v, sample_points(rng, shape, axis, points, max(min(COLUMNS, points // 4), 1)), k)
 
     def reference(self, step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr]) -> Array:
         return reference(subgraph(step, list(inputs), env, self.output), list(inputs.values()), self.points)
@@ -179,12 +191,17 @@ def drawn(rng: np.random.Generator, graph: Graph, step: Step, env: Mapping[Expr,
         for n in step.group.nodes
         if n.op.index is not None and n.op.index.starts is not None
     }
-    return {
-        v: draw(rng, graph, v, env, index_limits(step, v, env))
-        if (indices := begins.get(v)) is None or v in graph.constants
-        else starts(rng, v.type, env, concrete_shape(indices.type, env)[0])
-        for v in group_inputs(step.group.nodes)
-    }
+    rows = {n.inputs[i.rows] for n in step.group.nodes if (i := n.op.index) is not None and i.rows is not None}
+    out: dict[Value, Array] = {}
+    for v in group_inputs(step.group.nodes):
+        if (indices := begins.get(v)) is not None and v not in graph.constants:
+            out[v] = starts(rng, v.type, env, concrete_shape(indices.type, env)[0])
+        else:
+            out[v] = draw(rng, graph, v, env, index_limits(step, v, env))
+            if v in rows and v not in graph.constants:
+                some = np.sort(out[v][: len(out[v]) // RUN + 2])
+                out[v] = np.repeat(some, RUN)[rng.integers(RUN) :][: len(out[v])]
+    return out
 
 
 def starts(rng: np.random.Generator, t: TensorType, env: Mapping[Expr, Expr], count: int) -> Array:
@@ -385,8 +402,11 @@ def const_value(e: Expr) -> int:
     return n
 
 
-def sample_points(rng: np.random.Generator, shape: tuple[int, ...], axis: int = -1, wanted: int = POINTS) -> Array:
-    """Corners and both ends of each axis, tails and random points: int64 [n, rank], about `wanted` of them.
+def sample_points(
+    rng: np.random.Generator, shape: tuple[int, ...], axis: int = -1, wanted: int = POINTS, columns: int = COLUMNS
+) -> Array:
+    """Corners and both ends of each axis, tails and random points: int64 [n, rank], about `wanted` of them, or the
+    corners times `columns`.
 
     The points are places along all axes but one, times places along that one: so the reference of a contraction is one
     small product, and the cost of its operands is read once for a whole row of results.
@@ -396,7 +416,6 @@ def sample_points(rng: np.random.Generator, shape: tuple[int, ...], axis: int = 
     if not shape:
         return np.zeros((1, 0), np.int64)
     axis %= len(shape)
-    columns = max(min(COLUMNS, wanted // 4), 1)
     across = np.arange(shape[axis]) if shape[axis] <= columns else np.unique(_places(rng, shape[axis], columns))
     rest = [n for k, n in enumerate(shape) if k != axis]
     count = wanted // len(across) + 1

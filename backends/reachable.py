@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,11 +102,21 @@ def bounds(dtype: DType, k: int, want: Array, operands: str) -> Array:
 
 def judge(s: Sample, rng: np.random.Generator) -> Refusal | None:
     """The output of a sample that is furthest from right, or None where rounding explains all of them."""
+    wrong = errors(s.got, s.want) > bounds(s.dtype, s.k, s.want, s.operands)
+    if not wrong.any():
+        return None
+    with np.errstate(all="ignore"):
+        wrong[np.argmax(np.where(np.isfinite(s.want), np.abs(s.want), -1.0))] = True  # the largest one scales bounds
+    left = np.flatnonzero(wrong)
+    found = _judged(replace(s, points=s.points[left], got=s.got[left], want=s.want[left]), rng)
+    return None if found is None else replace(found, index=int(left[found.index]))
+
+
+def _judged(s: Sample, rng: np.random.Generator) -> Refusal | None:
+    """The same of outputs that are not within their plain bounds."""
     limit = bounds(s.dtype, s.k, s.want, s.operands)
     error = errors(s.got, s.want)
     right = error <= limit
-    if right.all():
-        return None
     rough = reference(s.graph, s.arrays, s.points, "as-is")
     if s.dtype.is_float:
         rough = rough.astype(np.float64)

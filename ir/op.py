@@ -121,6 +121,7 @@ class Index:
     wraps: bool = True  # negative indices count from the end
     loads: bool = True  # indices say which elements of other operands are read
     starts: int | None = None  # the position of the operand that says where rows of indices begin: rising numbers
+    rows: int | None = None  # the position of an operand of rising indices, of which neighbours are often equal
 
 
 @dataclass(frozen=True, slots=True)

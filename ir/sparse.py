@@ -10,6 +10,7 @@ or by groups of rows, in which all of one column come before the next: so straig
 from __future__ import annotations
 
 import base64
+import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from dnnc.ir.expr import E, Expr, cast, const, maximum, minimum, op, select
 from dnnc.ir.types import Array, Encoding, TensorType
 
 WORD = 32  # bits of a word of the bitmap
+SHARES = 96  # equal parts of the stored blocks: threads that share the rows take some of these each
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ class Pattern:
         return split[places]
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         bits = base64.b64encode(zlib.compress(self.bits)).decode()
         return f"{self.height}x{self.width} {self.rows}x{self.columns} {bits}"
 
@@ -113,9 +119,10 @@ def _blocks(matrix: Array, height: int, width: int) -> Array:
 
 @dataclass(frozen=True)
 class Sparse(Encoding):
-    """One buffer of words of 32 bits: `starts` of rows of blocks, `columns` of blocks, `values`, and for access to any
-    element a bitmap in their order with the number of blocks ahead of each of its words. Constants of float32 only.
-    Groups of several rows have neither starts nor columns: code holds them.
+    """One buffer of words of 32 bits: `values`, `starts` of rows of blocks, `columns` of blocks, `shares`: the row of
+    blocks, or the group, with which each of `SHARES` equal parts begins, and for access to any element a bitmap in
+    their order with the number of blocks ahead of each of its words. Constants of float32 only. Groups of several rows
+    have neither starts nor columns: code holds them. Matrices of one `kind` differ in these contents alone.
 
     Indices are checked by construction: they are computed from the pattern, so kernels may trust them.
     """
@@ -140,19 +147,37 @@ class Sparse(Encoding):
         return Sparse(axis, array.shape, Pattern.of(matrix, height, width), group)
 
     @property
+    def room(self) -> int:
+        """Stored blocks that the buffer has memory for, at most a sixteenth more: so patterns have few sizes."""
+        step = 1 << max(self.pattern.count.bit_length() - 5, 0)
+        return -(-self.pattern.count // step) * step
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for encodings that differ in their patterns alone, not in any size."""
+        p = self.pattern
+        return "sparse", self.axis, self.shape, self.group, p.rows, p.columns, p.height, p.width, self.room
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all of it."""
+        return hashlib.sha256(str(self).encode()).hexdigest()
+
+    @property
     def words(self) -> int:
         """Words of the bitmap."""
         high, wide = self.pattern.blocks.shape
         return -(-(-(-int(high) // self.group) * self.group * int(wide)) // WORD)
 
-    @property
+    @cached_property
     def sections(self) -> dict[str, tuple[int, int]]:
         """Begin and length of each part of the buffer."""
         p, rows = self.pattern, self.group == 1
         sizes = {
-            "values": p.stored,
+            "values": self.room * p.height * p.width,
             "starts": rows * (p.blocks.shape[0] + 1),
-            "columns": rows * p.count,
+            "columns": rows * self.room,
+            "shares": SHARES + 1,
             "bits": self.words,
             "ahead": self.words,
         }
@@ -190,7 +215,7 @@ class Sparse(Encoding):
         word, bit = memory[0](at["bits"] + order // WORD), cast(order % WORD, u32)
         below = word & (op("shl", const(1, u32), bit) - const(1, u32))
         block = cast(memory[0](at["ahead"] + order // WORD), i64) + cast(op("popcount", below), i64)
-        inner = minimum(block, p.count - 1) * (p.height * p.width) + row % p.height * p.width + column % p.width
+        inner = minimum(block, self.room - 1) * (p.height * p.width) + row % p.height * p.width + column % p.width
         value = op("bits_f32", memory[0](at["values"] + maximum(inner, 0)), dtype=f32)
         stored = op("!=", op("shr", word, bit) & const(1, u32), const(0, u32))
         return select(stored, value, const(0.0, f32))
@@ -200,13 +225,17 @@ class Sparse(Encoding):
         out = np.zeros(sum(n for _, n in s.values()), np.uint32)
 
         def put(name: str, values: Array) -> None:
-            at, n = s[name]
-            out[at : at + n] = values.reshape(-1)
+            at, _ = s[name]
+            out[at : at + values.size] = values.reshape(-1)
 
         put("values", np.ascontiguousarray(p.values(self.matrix(array), self.group), np.float32).view(np.uint32))
         if self.group == 1:
             put("starts", p.starts)
             put("columns", p.places[1])
+        ahead = np.append(p.starts[:: self.group], p.count)[: -(-len(p.blocks) // self.group) + 1]
+        shares = np.searchsorted(ahead, np.arange(SHARES + 1) * (p.count / SHARES))
+        shares[-1] = len(ahead) - 1  # rows without elements belong to the last one
+        put("shares", shares)
         flat = p.by_groups(self.group).reshape(-1)
         bits = np.pad(flat, (0, self.words * WORD - len(flat))).reshape(-1, WORD)
         put("bits", np.packbits(bits, axis=-1, bitorder="little").view(np.uint32))

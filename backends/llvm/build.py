@@ -11,14 +11,14 @@ from pathlib import Path
 from dnnc.backends.base import BuildJob
 from dnnc.backends.build import Check, build_kernels
 from dnnc.backends.llvm import compile as compile_
-from dnnc.backends.llvm import emit, gathers, sparse_rows, spelling, statements, streams, values
+from dnnc.backends.llvm import elf, emit, gathers, sparse_rows, spelling, statements, streams, values
 from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.code import FORMAT, load_code
 from dnnc.backends.llvm.compile import compile_text, llvm_version, load_objects
 from dnnc.backends.llvm.control import control_text
-from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.entry import ENTRY, entry_text
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.kernel_code import SharedTexts
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime.link import link
 from dnnc.backends.runtime.program import Program
@@ -30,7 +30,7 @@ from dnnc.passes.planning.program import ScheduledGraph
 def printer_version() -> str:
     """A hash of modules that turn kernel text into code, so that stale objects are never used."""
     h = hashlib.sha256()
-    for module in (emit, statements, values, gathers, sparse_rows, streams, spelling, compile_):
+    for module in (emit, statements, values, gathers, sparse_rows, elf, streams, spelling, compile_):
         h.update(Path(str(module.__file__)).read_bytes())
     return h.hexdigest()
 
@@ -45,7 +45,9 @@ def build(scheduled: ScheduledGraph, target: CpuTarget, job: BuildJob) -> Progra
     """Compile, check and link; see `Backend.build`."""
     symbols = {s.text: symbol_of(s.text, target) for s in scheduled.kernels}
 
-    def compile(texts: Mapping[str, str], failed: dict[str, Exception]) -> dict[str, bytes]:
+    shared = SharedTexts(target, {name: text for text, name in symbols.items()}, lambda text: symbol_of(text, target))
+
+    def by_llvm(texts: Mapping[str, str], failed: dict[str, Exception]) -> dict[str, bytes]:
         with CompileService(target.threads) as service:
             return service.compile_many(list(texts.items()), target.cpu, target.features, job.tell("compile"), failed)
 
@@ -53,10 +55,10 @@ def build(scheduled: ScheduledGraph, target: CpuTarget, job: BuildJob) -> Progra
         if target.foreign:  # its instructions would end the process
             return lambda graph, step, name: None
         trial = load_objects(list(code.values()))
-        return lambda graph, step, name: check_kernel(graph, step, trial.address(name))
+        return lambda graph, step, name: check_kernel(graph, step, trial.address(name), rows=shared.repeats(name))
 
     built = build_kernels(
-        scheduled, symbols, job, lambda kernel, name: emit_kernel(kernel, name, target.feature_set), compile, checker
+        scheduled, symbols, job, shared.emit, lambda texts, failed: shared.compile(texts, failed, by_llvm), checker
     )
     program = replace(
         link(scheduled, symbols, control_text), code=built.code, texts=built.texts, compiled=built.compiled

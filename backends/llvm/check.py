@@ -17,9 +17,11 @@ from dnnc.passes.planning.program import Step
 Array = np.ndarray[Any, Any]
 
 
-def check_kernel(graph: Graph, step: Step, address: int, seed: int = 0) -> None:
-    """Run the kernel at `address` on random inputs. AccuracyError names the worst element and the bound."""
-    check_run(graph, step, lambda inputs, dims, env: run_native(step, address, inputs, dims, env), seed)
+def check_kernel(graph: Graph, step: Step, address: int, seed: int = 0, rows: bool = False) -> None:
+    """Run the kernel at `address` on random inputs. AccuracyError names the worst element and the bound. `rows`: as of
+    `check_run`.
+    """
+    check_run(graph, step, lambda inputs, dims, env: run_native(step, address, inputs, dims, env), seed, rows=rows)
 
 
 def run_native(

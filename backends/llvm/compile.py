@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dnnc.backends.llvm.elf import symbols_of, undefined_symbols
 from dnnc.backends.llvm.spelling import LIBRARY
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.ir.errors import InternalError
@@ -115,7 +115,7 @@ def load_objects(objs: Sequence[bytes]) -> Loaded:
     defined: set[str] = set()
     wanted: set[str] = set()
     for obj in objs:
-        here, undefined = _symbols(obj)
+        here, undefined = symbols_of(obj)
         if defined & here:
             raise InternalError(f"defined by two objects: {', '.join(sorted(defined & here))}")
         defined |= here
@@ -222,47 +222,3 @@ def _callers(text: str, names: Sequence[str]) -> str:
         if hits
         else "the text does not name it: an instruction that this CPU lacks was expanded to a library call"
     )
-
-
-# --- ELF --------------------------------------------------------------------------------------------------------------
-
-_ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, info, alignment, entry size
-_SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
-_SYMTAB, _LOCAL = 2, 0
-
-
-def undefined_symbols(obj: bytes) -> set[str]:
-    """Return an ELF object's undefined symbols. InternalError unless whole 64-bit little-endian ELF."""
-    return _symbols(obj)[1]
-
-
-def _symbols(obj: bytes) -> tuple[set[str], set[str]]:
-    """(global symbols defined, symbols undefined) of an ELF object."""
-    if obj[:6] != b"\x7fELF\x02\x01":  # class 64-bit, little endian
-        raise InternalError(f"not a 64-bit little-endian ELF object: it begins with {obj[:6].hex(' ') or 'nothing'}")
-    try:
-        header = _ELF_HEADER.unpack_from(obj)
-        offset, size, count = header[6], header[11], header[12]
-        sections = [_SECTION.unpack_from(obj, offset + k * size) for k in range(count)]
-        defined: set[str] = set()
-        undefined: set[str] = set()
-        for s in sections:
-            if s[1] == _SYMTAB:
-                _read_table(obj, s, sections[s[6]], defined, undefined)
-    except (struct.error, IndexError, ValueError) as e:
-        raise InternalError(f"damaged ELF object of {len(obj)} bytes: {e}") from e
-    return defined, undefined
-
-
-def _read_table(
-    obj: bytes, table: tuple[int, ...], strings: tuple[int, ...], defined: set[str], undefined: set[str]
-) -> None:
-    for at in range(table[4], table[4] + table[5], _SYMBOL.size):
-        name, info, _, section, _, _ = _SYMBOL.unpack_from(obj, at)
-        start = strings[4] + name
-        text = obj[start : obj.index(b"\0", start)].decode()
-        if text and section == 0:
-            undefined.add(text)
-        elif text and info >> 4 != _LOCAL:
-            defined.add(text)

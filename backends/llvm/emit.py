@@ -9,17 +9,16 @@ memory plan gives every parameter its own memory, and a kernel that works in pla
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import reduce
 
-from dnnc.backends.llvm import gathers, sparse_rows, streams, values
+from dnnc.backends.llvm import gathers, streams, values
 from dnnc.backends.llvm.spelling import literal, memory_mangle, scalar, stored, vector
 from dnnc.backends.llvm.statements import MANY_SUMS, Region, emit_block, vectors
 from dnnc.backends.runtime.frames import FRAME_STATUS
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, f16, f32, i64, u8
-from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, unwrap
 from dnnc.ir.linear import lane_offsets
 from dnnc.ir.loops.stmt import Alloc, Buffer, For, Func, Kernel, SparseRows, walk_stmts
 from dnnc.ir.loops.stmt import stored as stored_buffers
@@ -31,17 +30,21 @@ MOST_OF_TWO = 16  # the same where a shuffle takes lanes of two vectors in any o
 
 
 def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] | None = None) -> str:
-    """LLVM module of `void symbol(buffers and scalars, ptr frame, i64 tid, i64 nthreads)`. features: None is all."""
+    """LLVM module of `void symbol(buffers and scalars, ptr frame, i64 tid, i64 nthreads)`. features: None is all.
+
+    Code of `sparse_rows` is declared; `rows_of` says what it is.
+    """
     names = {f.name: symbol if f is kernel.entry else f"{symbol}.{f.name}" for f in kernel.funcs}
     decls: set[str] = set()
+    rows = {_code_key(s): name for name, s in rows_of(kernel, symbol).items()}
     large = streams.streamed(kernel.entry, features)
     if not large:
-        text = [FuncEmitter(f, names, decls, features, f is kernel.entry).text() for f in kernel.funcs]
+        text = [FuncEmitter(f, names, rows, decls, features, f is kernel.entry).text() for f in kernel.funcs]
         return "\n".join([*sorted(decls), *text]) + "\n"
-    text = [FuncEmitter(f, names, decls, features, False).text() for f in kernel.funcs if f is not kernel.entry]
+    text = [FuncEmitter(f, names, rows, decls, features, False).text() for f in kernel.funcs if f is not kernel.entry]
     ways = {f"{symbol}..past": large, f"{symbol}..through": frozenset[Buffer]()}
     both = [
-        FuncEmitter(kernel.entry, {**names, kernel.entry.name: way}, decls, features, False, b)
+        FuncEmitter(kernel.entry, {**names, kernel.entry.name: way}, rows, decls, features, False, b)
         for way, b in ways.items()
     ]
     text += [f.text() for f in both]
@@ -49,19 +52,37 @@ def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] | None = N
     return "\n".join([*sorted(decls), *text]) + "\n"
 
 
+def rows_of(kernel: Kernel, symbol: str) -> dict[str, SparseRows]:
+    """The `sparse_rows` of a kernel by the symbols of their code, which do not tell of patterns."""
+    found: dict[tuple[object, ...], SparseRows] = {}
+    for f in kernel.funcs:
+        for s in walk_stmts(f.body):
+            if isinstance(s, SparseRows):
+                found.setdefault(_code_key(s), s)
+    return {f"{symbol}.rows.{k}": s for k, s in enumerate(found.values())}
+
+
+def _code_key(s: SparseRows) -> tuple[object, ...]:
+    """What the code of a statement depends on."""
+    x = s.args[1]
+    return s.head, s.pattern, unwrap(x.buf.full_strides()[-2]) if s.window and isinstance(x, Ref) else None
+
+
 class FuncEmitter:
     def __init__(
         self,
         func: Func,
         names: dict[str, str],
+        rows: Mapping[tuple[object, ...], str],
         decls: set[str],
         features: frozenset[str] | None,
         entry: bool,
         streamed: Collection[Buffer] = (),
     ) -> None:
-        self.func, self.names, self.decls, self.features, self.entry, self.streamed = (
+        self.func, self.names, self.rows, self.decls, self.features, self.entry, self.streamed = (
             func,
             names,
+            rows,
             decls,
             features,
             entry,
@@ -75,7 +96,6 @@ class FuncEmitter:
         self.forms: dict[Expr, tuple[list[tuple[Expr, int]], list[tuple[Expr, int]]]] = {}
         self.now: dict[Expr, str] = {}
         self.substituted: dict[tuple[object, ...], Expr] = {}
-        self.sparse: set[str] = set()  # symbols of `sparse_rows`
         self.count = 0
         self.allocas: list[str] = []
         self.frees: list[str] = []
@@ -127,17 +147,10 @@ class FuncEmitter:
         return t is f16 and not self.lacks("f16c")
 
     def sparse_rows(self, s: SparseRows) -> str:
-        """The symbol of the code of a sparse matrix's rows, which the module's assembly defines."""
-        rows = (
-            s.args[1].buf.full_strides()[-2] if s.window and isinstance(s.args[1], Ref) else ""
-        )  # of code for windows
-        key = hashlib.sha256(f"{s.head} {rows} {s.pattern}".encode()).hexdigest()[:16]
-        symbol = f"{self.names[self.func.name]}.rows.{key}"
-        if symbol not in self.sparse:
-            self.sparse.add(symbol)
-            types = ["ptr" if isinstance(a, Ref) else "i64" for a in s.args]
-            self.decls.add(f"declare void @{symbol}({', '.join(types)})")
-            self.decls.add(sparse_rows.assembly(symbol, s))
+        """The symbol of the code of a sparse matrix's rows, which is no part of the module."""
+        symbol = self.rows[_code_key(s)]
+        types = ["ptr" if isinstance(a, Ref) else "i64" for a in s.args]
+        self.decls.add(f"declare hidden void @{symbol}({', '.join(types)})")
         return symbol
 
     # --- placing code -------------------------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.llvm.build import symbol_of
-from dnnc.backends.llvm.compile import compile_text
-from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.expression import CpuExpressions
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.kernel_code import kernel_code
 from dnnc.backends.runtime.expression import block_of
 from dnnc.backends.runtime.program import Call, CompiledKernel, MemoryRef, Program
 from dnnc.ir.arena import Arena
@@ -35,7 +34,7 @@ def function_of(
     symbol, entry = symbol_of(text, target), kernel.entry
     code = loader.cache.get(symbol[2:])
     if code is None:
-        code = compile_text(emit_kernel(kernel, symbol, target.feature_set), target.cpu, target.features)
+        code = kernel_code(kernel, symbol, target)
         loader.cache.put(symbol[2:], code)
     refs = tuple(MemoryRef("buffer", k) for k in range(len(entry.buffers)))
     writes = tuple(r for r, b in zip(refs, entry.buffers) if b in stored(entry.body))

@@ -4,8 +4,8 @@
     vfmadd231ps d(values){1to16}, zmm_x, zmm_r             for each stored element (r, k) of the group
 
 Groups of a run follow each other, without a call and its jumps: of few columns those take as long as the products.
-LLVM takes seconds for a function of so many instructions, moves loads and spills sums; so this is bytes, written into
-the module's assembly, a microsecond an element. Displacements stay one byte: pointers step; those of windows are four
+LLVM takes seconds for a function of so many instructions, moves loads and spills sums; so this is bytes, a section of
+the kernel's object. Displacements stay one byte: pointers step; those of windows are four
 bytes, from any element on. CPUs fetch few lines of code ahead, which costs two thirds of the speed where code comes
 from memory; so code prefetches what the run after it needs, code and values, each time a part of it. x86-64 with
 AVX-512, System V calls.
@@ -14,11 +14,16 @@ AVX-512, System V calls.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
+from dnnc.backends.llvm.compile import compile_text
+from dnnc.backends.llvm.elf import code_of
 from dnnc.ir.expr import Ref, unwrap
 from dnnc.ir.loops.stmt import SparseRows
 
@@ -29,7 +34,6 @@ STEP = 256  # values, or vectors of x, that displacements of one byte reach
 LINE = 64  # bytes of a cache line
 PREFETCHES = 4  # parts in which a run is prefetched
 ENTRY = 16  # bytes of the table for a run: where its code and values begin, sizes of their parts
-QUADS = 256  # words of a line
 
 
 def available(features: frozenset[str]) -> bool:
@@ -37,16 +41,13 @@ def available(features: frozenset[str]) -> bool:
     return "avx512f" in features and sys.platform != "win32"
 
 
-def assembly(symbol: str, s: SparseRows) -> str:
-    """Assembly of `void symbol(float* y, const float* x, const float* values, int64 run, int64 next, int64 part)`, with
-    `finish` of `void symbol(.., int64 count, const float* bias, const float* add)`, as far as there are such.
+def machine_code(s: SparseRows) -> bytes:
+    """The code of `void f(float* y, const float* x, const float* values, int64 run, int64 next, int64 part)`, with
+    `finish` of `void f(.., int64 count, const float* bias, const float* add)`, as far as there are such. It may lie at
+    any multiple of 64.
 
     Parts 0, 1, .. of run `next` are prefetched between the products; part `PREFETCHES` stands for all that is up to
     the second run behind this one, ahead of them.
-
-    Args:
-        symbol: its name.
-        s: the statement.
     """
     code, ahead, table, groups = bytearray(), 0, [], s.pattern.by_groups(s.group)
     span = s.span or groups.shape[1]
@@ -61,22 +62,25 @@ def assembly(symbol: str, s: SparseRows) -> str:
         code += made
         ahead += count
     table += [begin + len(code), 4 * ahead, 0, 0] * 2  # past the last run
+    return _head(tuple(_count_mask(s)), tuple(_pointers(s)), s.window) + np.array(table, "<i4").tobytes() + bytes(code)
+
+
+@cache
+def _head(count_mask: tuple[str, ...], pointers: tuple[str, ...], window: bool) -> bytes:
+    """The code that prefetches and jumps to a run; the table of runs follows it."""
     lines = [
-        ".text", ".p2align 6", f".hidden {symbol}", f".globl {symbol}", f"{symbol}:",
-        f"leaq {symbol}.table(%rip), %r10", f"imulq ${ENTRY}, %r8, %r8", f"imulq ${ENTRY}, %rcx, %r11",
-        *_count_mask(s), "addq %r10, %r8", "addq %r10, %r11", f"cmpq ${PREFETCHES}, %r9", "jb 5f",
+        ".text", ".p2align 6",
+        "leaq 9f(%rip), %r10", f"imulq ${ENTRY}, %r8, %r8", f"imulq ${ENTRY}, %rcx, %r11",
+        *count_mask, "addq %r10, %r8", "addq %r10, %r11", f"cmpq ${PREFETCHES}, %r9", "jb 5f",
         *_burst(0, "%r10"), *_burst(4, "%rdx"), "xorl %r9d, %r9d", "movq %r11, %r8",
         "5:", "movslq 8(%r8), %rax", "imulq %r9, %rax", "movslq 12(%r8), %rcx", "imulq %r9, %rcx",
         "movslq (%r8), %r9", "addq %r9, %rax", "addq %r10, %rax",  # code of the next run
         "movslq 4(%r8), %r9", "addq %r9, %rcx", "addq %rdx, %rcx",  # its values
         "movslq 4(%r11), %r9", f"leaq {STEP * 2}(%rdx,%r9), %rdx",
-        *([] if s.window else [f"addq ${VECTOR * STEP // 2}, %rsi"]),
-        "movslq (%r11), %r11", "addq %r10, %r11", *_pointers(s), "jmpq *%r11", ".p2align 4", f"{symbol}.table:",
+        *([] if window else [f"addq ${VECTOR * STEP // 2}, %rsi"]),
+        "movslq (%r11), %r11", "addq %r10, %r11", *pointers, "jmpq *%r11", ".p2align 4", "9:",
     ]  # fmt: skip
-    data = np.array(table, "<i4").tobytes() + bytes(code)
-    words = np.frombuffer(data + b"\x90" * (-len(data) % 8), "<u8").tolist()
-    lines += [".quad " + ",".join(map(hex, words[i : i + QUADS])) for i in range(0, len(words), QUADS)]
-    return "\n".join(f'module asm "{line}"' for line in lines)
+    return code_of(compile_text("\n".join(f'module asm "{line}"' for line in lines), "x86-64", ""))
 
 
 def _burst(column: int, base: str) -> list[str]:
@@ -216,7 +220,7 @@ def _behind(stored: Array, count: int, columns: _Columns) -> bytes:
 
 def _bit(number: Array, k: int) -> Array:
     """An inverted bit of a register's number."""
-    return ~number >> k & 1
+    return number >> k & 1 ^ 1
 
 
 def _clear(r: Array) -> bytes:
@@ -255,32 +259,59 @@ def _products(stored: Array, columns: _Columns, ahead: tuple[int, int], lines: t
     first, j = np.r_[True, k[1:] != k[:-1]], np.arange(count)
     x = stored.shape[1] + (np.cumsum(first) - 1) % (REGISTERS - stored.shape[1])
     pages = columns.pages(k)
-    fma = np.empty((count, 7), np.uint8)
-    fma[:, 0] = 0x62
-    fma[:, 1] = 0x62 | _bit(r, 3) << 7 | _bit(r, 4) << 4
-    fma[:, 2] = 0x05 | (~x & 15) << 3
-    fma[:, 3] = 0x50 | _bit(x, 4) << 3
-    fma[:, 4] = 0xB8
-    fma[:, 5] = 0x42 | (r & 7) << 3
-    fma[:, 6] = (j % STEP - STEP // 2) & 255
-    pieces = [  # of the code of each element, and which elements have them
-        (_prefetches(0, j, count, ahead[0], lines[0])),
-        (_prefetches(1, j, count, ahead[1], lines[1])),
-        (_steps(2, np.full(count, 4 * STEP)), (j > 0) & (j % STEP == 0)),
-        (_steps(6, pages * STEP * VECTOR), pages > 0),
-        (columns.loads(x, k), first),
-        (fma, np.ones(count, bool)),
+    words = SUMS[r] | FACTORS[x] | (j - STEP // 2).astype(np.uint8).astype(np.uint64) << np.uint64(48)
+    fma = words.view(np.uint8).reshape(-1, 8)[:, :7]
+    pieces = [  # of the code of each element, which of them have it, in order
+        _prefetches(0, j, ahead[0], lines[0]),
+        _prefetches(1, j, ahead[1], lines[1]),
+        (_steps(2, np.full((count - 1) // STEP, 4 * STEP)), np.arange(STEP, count, STEP)),
+        (_steps(6, pages[pages > 0] * STEP * VECTOR), np.nonzero(pages)[0]),
+        (columns.loads(x[first], k[first]), np.nonzero(first)[0]),
+        (fma, j),
     ]
-    there = np.concatenate([np.repeat(has[:, None], made.shape[1], 1) for made, has in pieces], 1)
-    return bytes(np.concatenate([made for made, _ in pieces], 1)[there].tobytes())
+    return _in_order(pieces, count)
 
 
-def _prefetches(base: int, j: Array, count: int, ahead: int, lines: int) -> tuple[Array, Array]:
+def _fma_words() -> tuple[Array, Array]:
+    """vfmadd231ps 0(%rdx){1to16}, zmm_x, zmm_r as words of 8 bytes: the part that zmm_r decides, with all that is the
+    same for all of them, and that of zmm_x; the seventh byte counts values.
+    """
+    n = np.arange(REGISTERS)
+    sums, factors = np.zeros((REGISTERS, 8), np.uint8), np.zeros((REGISTERS, 8), np.uint8)
+    sums[:, 0], sums[:, 2:5] = 0x62, (0x05, 0x50, 0xB8)
+    sums[:, 1] = 0x62 | _bit(n, 3) << 7 | _bit(n, 4) << 4
+    sums[:, 5] = 0x42 | (n & 7) << 3
+    factors[:, 2], factors[:, 3] = (~n & 15) << 3, _bit(n, 4) << 3
+    return sums.view("<u8")[:, 0].copy(), factors.view("<u8")[:, 0].copy()
+
+
+SUMS, FACTORS = _fma_words()
+
+
+def _in_order(pieces: Sequence[tuple[Array, Array]], count: int) -> bytes:
+    """The code of elements 0, 1, .., made of pieces, each for some of them: a row of 7 bytes or more for each."""
+    sizes = np.zeros(count, np.int64)
+    for made, of in pieces:
+        sizes[of] += made.shape[1]
+    at = np.cumsum(sizes) - sizes
+    out = np.empty(int(sizes.sum()), np.uint8)
+    sevens = as_strided(out, (max(len(out) - 6, 0), 7), (1, 1))
+    for made, of in pieces:
+        begin = at[of]
+        sevens[begin] = made[:, :7]
+        if made.shape[1] > 7:
+            out[begin[:, None] + np.arange(7, made.shape[1])] = made[:, 7:]
+        at[of] += made.shape[1]
+    return out.tobytes()
+
+
+def _prefetches(base: int, j: Array, ahead: int, lines: int) -> tuple[Array, Array]:
     """prefetcht1 i(base): base 0 is rax, 1 is rcx; and which of the elements `j` have one, as far apart as they can."""
-    out, every = np.empty((count, 7), np.uint8), max(count // lines, 1)
+    of = j[:: max(len(j) // lines, 1)][:lines] if lines else j[:0]
+    out = np.empty((len(of), 7), np.uint8)
     out[:, :3] = 0x0F, 0x18, 0x90 | base
-    out[:, 3:] = ((ahead + j // every) * LINE).astype("<i4").view(np.uint8).reshape(-1, 4)
-    return out, (j % every == 0) & (j < lines * every)
+    out[:, 3:] = ((ahead + np.arange(len(of))) * LINE).astype("<i4").view(np.uint8).reshape(-1, 4)
+    return out, of
 
 
 def _steps(register: int, sizes: Array) -> Array:

@@ -21,6 +21,7 @@ from dnnc.backends.llvm.entry import entry_text, timed_entry_text
 from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.instance import CpuInstance
+from dnnc.backends.llvm.kernel_code import kernel_code
 from dnnc.backends.llvm.runtime import runtime
 from dnnc.backends.llvm.single import function_of
 from dnnc.backends.llvm.templates import templates
@@ -116,5 +117,5 @@ def run_calls(
 def compile_kernel(kernel: Kernel, symbol: str, target: CpuTarget) -> Built:
     """Machine code of one kernel; see `Backend.compile_kernel`."""
     start = time.perf_counter()
-    code = compile_text(emit_kernel(kernel, symbol, target.feature_set), target.cpu, target.features)
+    code = kernel_code(kernel, symbol, target)
     return Built(symbol, code, {"parallel": is_parallel(kernel)}, 0, time.perf_counter() - start)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from dnnc.array.methods import no_name as _no_name
 from dnnc.optim import lr_scheduler as lr_scheduler
 from dnnc.optim.adaptive import Adadelta as Adadelta
+from dnnc.optim.adaptive import Adafactor as Adafactor
 from dnnc.optim.adaptive import Adagrad as Adagrad
 from dnnc.optim.adaptive import RMSprop as RMSprop
 from dnnc.optim.clipping import clip_grad_norm_ as clip_grad_norm_
@@ -24,6 +25,7 @@ from dnnc.optim.moments import Adamax as Adamax
 from dnnc.optim.moments import AdamW as AdamW
 from dnnc.optim.moments import NAdam as NAdam
 from dnnc.optim.moments import RAdam as RAdam
+from dnnc.optim.muon import Muon as Muon
 from dnnc.optim.optimizer import Optimizer as Optimizer
 from dnnc.optim.pruning import GradualPruning as GradualPruning
 from dnnc.optim.pruning import KeepZeros as KeepZeros

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from dnnc.array.core import Array
 from dnnc.array.creation import full_like, zeros_like
-from dnnc.array.elementwise import sqrt
-from dnnc.optim.hyper import Hyper
+from dnnc.array.elementwise import maximum, sqrt
+from dnnc.array.statistical import mean
+from dnnc.ir.errors import InputError
+from dnnc.optim.hyper import Hyper, choose
+from dnnc.optim.hyper import sqrt as root
 from dnnc.optim.optimizer import Optimizer, State
 
 Group = Mapping[str, Any]
@@ -134,3 +139,71 @@ class Adadelta(Optimizer):
         v = s["square_avg"] * h.rho + g * g * h.rest
         step = sqrt(s["acc_delta"] + h.eps) / sqrt(v + h.eps) * g
         return p - step * h.lr, {"square_avg": v, "acc_delta": s["acc_delta"] * h.rho + step * step * h.rest}
+
+
+class Adafactor(Optimizer):
+    """Adam's memory of squares as one row and one column for each matrix. Source: Shazeer and Stern, 2018.
+
+        r = beta r + (1 - beta) mean(g g, -1)          beta = 1 - t^beta2_decay
+        c = beta c + (1 - beta) mean(g g, -2)
+        u = g / max(sqrt(r c / max(mean(r), eps1)), eps1)
+        p = p - max(eps2, rms(p)) min(lr, 1 / sqrt(t)) u / max(1, rms(u) / d)
+
+    A vector has its own mean of squares. `eps[0]` of None is the distance from 1 to the next number of the dtype.
+    """
+
+    signed = frozenset({"beta2_decay"})
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: float = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+        half: str = "master",
+    ) -> None:
+        super().__init__(
+            params,
+            dict(
+                lr=lr, beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, maximize=maximize, half=half
+            ),
+        )  # fmt: skip
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        if group["beta2_decay"] > 0:
+            raise InputError(f"Adafactor: beta2_decay={group['beta2_decay']!r}, expected no positive number")
+        if not group["d"] >= 1:
+            raise InputError(f"Adafactor: d={group['d']!r}, expected a number of at least 1")
+
+    def init(self, param: Array, group: Group) -> State:
+        if param.ndim < 2:
+            return {"variance": zeros_like(param)}
+        return {"row_var": zeros_like(param[..., :1]), "col_var": zeros_like(param[..., :1, :])}
+
+    def numbers(self, h: Hyper, group: Group) -> dict[str, Any]:
+        most = 1 / root(h.step)
+        return {
+            "rest": h.step**h.beta2_decay,
+            "rate": choose(h.lr < most, h.lr, most),
+            "kept": 1 - h.lr * h.weight_decay,
+        }
+
+    def update(self, p: Array, g: Array, s: State, h: SimpleNamespace, group: Group) -> tuple[Array, State]:
+        smallest = h.ep1 if group["eps"][0] is not None else float(np.finfo(p.dtype).eps)
+        rate = maximum(sqrt(mean(p * p)), h.ep2) * h.rate
+        if group["weight_decay"]:
+            p = p * h.kept
+        means = {n: mean(g * g, axis=axis, keepdims=True) for n, axis in (("row_var", -1), ("col_var", -2)) if n in s}
+        state = {n: a + (means.get(n, g * g) - a) * h.rest for n, a in s.items()}
+        if means:
+            rows = state["row_var"]
+            variance = rows * state["col_var"] / maximum(mean(rows, axis=-2, keepdims=True), smallest)
+        else:
+            variance = state["variance"]
+        step = g / maximum(sqrt(variance), smallest)
+        return p - step * (rate / maximum(sqrt(mean(step * step)) / h.d, 1.0)), state

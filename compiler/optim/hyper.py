@@ -30,7 +30,7 @@ def flat_numbers(group: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str
     for name in names:
         value = group[name]
         if isinstance(value, (tuple, list)):
-            found.update((f"{name.removesuffix('s')}{k}", float(v)) for k, v in enumerate(value, 1))
+            found.update((f"{name.removesuffix('s')}{k}", float(v)) for k, v in enumerate(value, 1) if v is not None)
         elif not isinstance(value, (bool, str, type(None))):
             found[name] = float(value)
     return found

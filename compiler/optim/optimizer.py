@@ -108,6 +108,8 @@ class Optimizer(ABC):
         InputError: an option is not one, a parameter is not a float array, or is in two groups.
     """
 
+    signed: frozenset[str] = frozenset()  # options that may be negative
+
     def __init__(self, params: Any, defaults: Mapping[str, Any]) -> None:
         self.defaults = dict(defaults)
         self.param_groups: list[dict[str, Any]] = []
@@ -179,7 +181,7 @@ class Optimizer(ABC):
     def structure(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The options of a group that determine the ops of an update, not its numbers."""
         return tuple(
-            (n, bool(v) if isinstance(v, (int, float)) else None if isinstance(v, (tuple, list, Array)) else v)
+            (n, bool(v) if isinstance(v, (int, float)) else _form_of_option(v))
             for n, v in group.items()
             if n in self.defaults
         )
@@ -223,7 +225,9 @@ class Optimizer(ABC):
         for name in self.defaults:
             value = group[name]
             numbers = value if isinstance(value, (tuple, list)) else (value,)
-            if any(isinstance(v, (int, float)) and not isinstance(v, bool) and not v >= 0 for v in numbers):
+            if name not in self.signed and any(
+                isinstance(v, (int, float)) and not isinstance(v, bool) and not v >= 0 for v in numbers
+            ):
                 raise InputError(f"{type(self).__name__}: {name}={value!r}, expected no negative number")
         for beta in group.get("betas", ()):
             if not 0 <= float(beta) < 1:
@@ -449,6 +453,13 @@ class Optimizer(ABC):
 
 
 _KEY = from_buffer(np.zeros(2, np.uint32), None)
+
+
+def _form_of_option(value: Any) -> Any:
+    """What decides the ops of an update about an option that is no number."""
+    if isinstance(value, (tuple, list)):
+        return tuple(v is None for v in value)
+    return None if isinstance(value, Array) else value
 
 
 def _number(value: float, dtype: Any) -> Lazy:

@@ -48,8 +48,8 @@ def onnxruntime_engine(model: str | bytes, inputs: Mapping[str, Array], threads:
     return Engine("onnxruntime", lambda: session.run(None, feeds), several, {"load_s": time.perf_counter() - start})
 
 
-def openvino_engine(model: str | bytes, inputs: Mapping[str, Array], threads: int) -> Engine:
-    """OpenVINO on the CPU: float32, latency hint, symbolic sizes fixed. `model`: path or .onnx bytes."""
+def openvino_engine(model: str | bytes, inputs: Mapping[str, Array], threads: int, precision: str = "f32") -> Engine:
+    """OpenVINO on the CPU: float32 or "bf16", latency hint, symbolic sizes fixed. `model`: path or .onnx bytes."""
     import openvino as ov
 
     start = time.perf_counter()
@@ -58,7 +58,7 @@ def openvino_engine(model: str | bytes, inputs: Mapping[str, Array], threads: in
     if any(i.partial_shape.is_dynamic for i in network.inputs):
         network.reshape({name: list(a.shape) for name, a in inputs.items()})
     # without the hint it may compute in bfloat16
-    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    config = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
     compiled = core.compile_model(network, "CPU", config)
     request, feeds = compiled.create_infer_request(), dict(inputs)
 

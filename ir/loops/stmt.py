@@ -271,6 +271,20 @@ def map_stmt(s: Stmt, fe: Callable[[Expr], Expr], fb: Callable[[Block], Block]) 
     return s
 
 
+def with_pattern(kernel: Kernel, old: Pattern, new: Pattern) -> Kernel:
+    """A kernel whose code is of another pattern, for as many rows and columns."""
+
+    def go(block: Block) -> Block:
+        return tuple(map(changed, block))
+
+    def changed(s: Stmt) -> Stmt:
+        if isinstance(s, SparseRows):
+            return replace(s, pattern=new) if s.pattern == old else s
+        return map_stmt(s, lambda e: e, go) if blocks(s) else s
+
+    return replace(kernel, funcs=tuple(replace(f, body=go(f.body)) for f in kernel.funcs))
+
+
 def substitute_block(b: Block, env: dict[Expr, Expr]) -> Block:
     """Replace variables in a block. Changed bounds make new loop and let variables; decided branches vanish."""
 

@@ -196,7 +196,7 @@ CSR_OPS: tuple[OpDef, ...] = (
         flops=lambda a, b, rows, *_, **__: dim(const(rows.shape[0]) * a.shape[1] * 2),
         traits=LOOPS,
         terms=lambda a, *_, **__: a.shape[1],
-        index=Index(3, lambda a, b, *_, **__: (a.shape[0], b.shape[0]), wraps=False),
+        index=Index(3, lambda a, b, *_, **__: (a.shape[0], b.shape[0]), wraps=False, rows=2),
         open_sizes=(("rows", None), ("terms", None), ("stored",), ("stored",)),
         vjp_operands=(4, 5, 6, 7),
         samples=(

@@ -43,7 +43,6 @@ from dnnc.ir.expr import (
     walk,
 )
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.graph.attributes import attrs_key
 from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, Param, Store, call, exprs, walk_stmts
 from dnnc.ir.op import Trait
 from dnnc.ir.types import Dense, Layout, Part, TensorType
@@ -85,23 +84,6 @@ def group_inputs(nodes: Sequence[Node]) -> list[Value]:
     """Values that a group reads from outside, in order of first use."""
     inside = {v for n in nodes for v in n.outputs}
     return list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v not in inside))
-
-
-def likeness(
-    graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value], inplace: Mapping[Value, Value] | None = None
-) -> Hashable:
-    """Equal for groups of which `lower` makes the same kernel and `classify` the same problem, the values and locations
-    apart: layers of a model that repeat each other are lowered once. Values go by number, attributes by their text,
-    dims and numbers by identity.
-    """
-    outside = group_inputs(nodes)
-    number: dict[Value | None, int] = {v: k for k, v in enumerate((*outside, *(v for n in nodes for v in n.outputs)))}
-    given = tuple((v.type, scalar_constant(graph, v), graph.variance(v).call_invariant) for v in outside)
-    made = tuple(
-        (n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes
-    )
-    writes = tuple((number[v], number.get((inplace or {}).get(v))) for v in outputs)
-    return given, made, writes, frozenset(graph.dims.values())
 
 
 def lower(

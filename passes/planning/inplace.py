@@ -24,7 +24,8 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.loops.stmt import Block, Buffer, Eval, For, If, Stmt, Store, accesses, walk_stmts
 from dnnc.passes.analysis.alias import root
 from dnnc.passes.analysis.rows import rows_of
-from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
+from dnnc.passes.lower.likeness import likeness
+from dnnc.passes.lower.nests import Lowered, group_inputs, lower
 from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.planning.fuse import FusionPlan, Group
 

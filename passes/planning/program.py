@@ -20,12 +20,14 @@ from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower.digits import lower_digits
 from dnnc.passes.lower.expand import decompose
-from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
+from dnnc.passes.lower.likeness import likeness, pattern_in_code
+from dnnc.passes.lower.nests import Lowered, group_inputs, lower
 from dnnc.passes.lower.recurrence import lower_recurrence
 from dnnc.passes.lower.size_generic import Family, Kind, Nest, family_of, nest_of
 from dnnc.passes.lower.sort_network import lower_network
 from dnnc.passes.planning.fuse import FusionPlan, Group, plan_fusion
 from dnnc.passes.planning.inplace import find_inplace
+from dnnc.passes.planning.kin import Kin
 from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
 from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.planning.scheduling import applied, try_schedules
@@ -263,7 +265,7 @@ def lower_group(graph: Graph, g: Group, inplace: Mapping[Value, Value] | None = 
 
 
 @dataclass(frozen=True)
-class _Made:
+class Made:
     problem: Problem
     scheduled: Scheduled
     make: Callable[[], Kernel]
@@ -279,7 +281,7 @@ class _Made:
         )  # fmt: skip
 
 
-def _in_rows(made: _Made) -> bool:
+def _in_rows(made: Made) -> bool:
     """Are a kernel's reductions made in the same order at all sizes?"""
     return in_rows(made.make(), [r.loops for r in made.problem.form.reductions])
 
@@ -290,14 +292,14 @@ class KnownGroups:
     def __init__(self, most: int | None = None) -> None:
         self.most = most
         self._made: dict[
-            Hashable, tuple[_Made, tuple[int, ...]]
+            Hashable, tuple[Made, tuple[int, ...]]
         ] = {}  # and which of a group's values the parameters are
-        self.families: dict[Kind, list[tuple[Family, _Made]]] = {}  # kernels that serve several sizes
+        self.families: dict[Kind, list[tuple[Family, Made]]] = {}  # kernels that serve several sizes
 
-    def find(self, like: Hashable) -> tuple[_Made, tuple[int, ...]] | None:
+    def find(self, like: Hashable) -> tuple[Made, tuple[int, ...]] | None:
         return self._made.get(like)
 
-    def add(self, like: Hashable, made: _Made, places: tuple[int, ...]) -> None:
+    def add(self, like: Hashable, made: Made, places: tuple[int, ...]) -> None:
         self._made[like] = made, places
         if self.most is not None and len(self._made) > self.most:
             del self._made[next(iter(self._made))]
@@ -405,7 +407,8 @@ class _Steps:
         self.problems: dict[Hashable, tuple[Problem, tuple[int, ...]]] = {}
         self.unfit: list[tuple[Group, str]] = []
         self.unfit_like: dict[Hashable, str] = {}
-        self.made: dict[tuple[str, frozenset[str]], _Made] = {}
+        self.made: dict[tuple[str, frozenset[str]], Made] = {}
+        self.kin: dict[Hashable, Kin] = {}  # by likeness without patterns
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
         if self.parallel_from:
@@ -428,6 +431,10 @@ class _Steps:
         values = (*group_inputs(g.nodes), *g.outputs)
         like = likeness(graph, g.nodes, g.outputs, self.memory.inplace)
         found = self.groups.find(like)
+        encoding = pattern_in_code(g.nodes) if found is None else None
+        kin = encoding and likeness(graph, g.nodes, g.outputs, self.memory.inplace, patterns=False)
+        if encoding is not None and kin in self.kin:
+            found = self.kin[kin].of(encoding, self.ladder)
         if found is None:
             why = self.unfit_like.get(like)
             if why is None:
@@ -444,6 +451,8 @@ class _Steps:
                 return None
             found = made, places
             self.groups.add(like, *found)
+            if encoding is not None:
+                self.kin[kin] = Kin(made, places, encoding)
         made, places = found
         return made.step(g, tuple(values[k] for k in places))
 
@@ -456,7 +465,7 @@ class _Steps:
         problem, values = self.lowered(graph, g), (*group_inputs(g.nodes), *g.outputs)
         return problem, tuple(map(values.index, problem.lowered.params))
 
-    def made_of(self, problem: Problem, nodes: int) -> _Made:
+    def made_of(self, problem: Problem, nodes: int) -> Made:
         """The kernel of a group that is like none before it. It may still be the same nest as one."""
         nest = problem.text
         key = nest, problem.constants
@@ -496,7 +505,7 @@ class _Steps:
                     self.serve(families, members)
 
     def found_families(
-        self, families: list[tuple[Family, _Made]], nests: Sequence[Nest], key: Callable[[Nest], str]
+        self, families: list[tuple[Family, Made]], nests: Sequence[Nest], key: Callable[[Nest], str]
     ) -> None:
         """Add the families of nests with the same key."""
         groups: dict[str, list[Nest]] = {}
@@ -508,7 +517,7 @@ class _Steps:
             if family is not None and (made := self.generic(family)) is not None:
                 families.append((family, made))
 
-    def generic(self, family: Family) -> _Made | None:
+    def generic(self, family: Family) -> Made | None:
         """The kernel of a family; None where no schedule holds, or its code failed before."""
         problem = Problem(family.lowered, 0, inplace=family.lowered.inplace)
         nest = problem.text
@@ -517,7 +526,7 @@ class _Steps:
             if made is None:
                 kernel, choice = schedule(problem, self.templates)
                 scheduled = Scheduled.of(verify_kernel(decompose(kernel, self.supported)), choice)
-                made = _Made(problem, scheduled, lambda: applied(problem, self.templates, choice, self.supported))
+                made = Made(problem, scheduled, lambda: applied(problem, self.templates, choice, self.supported))
                 if self.known is not None:
                     self.known.record(nest, problem, scheduled)
             if problem.form.reductions and not _in_rows(made):
@@ -526,7 +535,7 @@ class _Steps:
             return None
         return None if self.ladder.refused(made.scheduled.text) else made
 
-    def serve(self, families: Sequence[tuple[Family, _Made]], members: dict[Hashable, Nest]) -> None:
+    def serve(self, families: Sequence[tuple[Family, Made]], members: dict[Hashable, Nest]) -> None:
         """Enter the kernels of families for the groups that belong to one, and take these from the members."""
         for like, nest in list(members.items()):
             for family, made in families:
@@ -542,7 +551,7 @@ class _Steps:
                 del members[like]
                 break
 
-    def found(self, nest: str, problem: Problem) -> _Made | None:
+    def found(self, nest: str, problem: Problem) -> Made | None:
         """What is known of a nest."""
         known = None if self.known is None or self.ladder.refused(nest) else self.known.find(nest, problem)
         if known is None:
@@ -558,9 +567,9 @@ class _Steps:
                 )
             return kernel
 
-        return _Made(problem, known, make)
+        return Made(problem, known, make)
 
-    def new(self, nest: str, problem: Problem, nodes: int) -> _Made:
+    def new(self, nest: str, problem: Problem, nodes: int) -> Made:
         """A nest of so many nodes that nobody has scheduled."""
         verify_kernel(problem.kernel, limited=nodes > 1)
         kernel, choice, refusal = try_schedules(
@@ -569,7 +578,7 @@ class _Steps:
         made = Scheduled.of(kernel, choice)
         if self.known is not None and refusal is None:
             self.known.record(nest, problem, made)
-        return _Made(problem, made, lambda: kernel, refusal)
+        return Made(problem, made, lambda: kernel, refusal)
 
     def control(self, region: Region, g: Group) -> ControlStep:
         bodies = tuple(Body(r.graph, self.of(r)) for r in region.nested[g])

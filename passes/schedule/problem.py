@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,10 +69,12 @@ class Problem:
 
     @cached_property
     def text(self) -> str:
-        """What schedules depend on: the naive kernel, which loads the pattern of sparse weights, and that pattern."""
+        """What schedules depend on: the naive kernel, and the kind of sparse weights, or their pattern where that
+        becomes a part of code.
+        """
         sparse = dict.fromkeys(e for v in self.lowered.params if isinstance(e := v.type.encoding, Sparse))
-        patterns = (f"# {hashlib.sha256(str(e).encode()).hexdigest()}\n" for e in sparse)
-        return show_kernel(self.kernel) + "".join(patterns)
+        lines = (f"# {e.digest if e.group > 1 else e.kind}\n" for e in sparse)
+        return show_kernel(self.kernel) + "".join(lines)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from dnnc.backends.llvm.compile import (
     compile_text,
     load_objects,
     object_key,
-    undefined_symbols,
 )
+from dnnc.backends.llvm.elf import attached, code_of, renamed, symbols_of, undefined_symbols
 from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, cache_sizes, enabled, parse_target, vector_bits
 from dnnc.backends.llvm.runtime import load_pool
 from dnnc.backends.llvm.worker_pool import CompileService
@@ -412,3 +412,14 @@ def test_every_cpu_has_caches_but_the_levels_of_the_architecture() -> None:
     named = [n for names in features._CACHES.values() for n in names.split()]
     assert len(set(named)) == len(named)
     assert set(X86_CPUS) - set(named) == {n for n in X86_CPUS if n.startswith("x86-64")}
+
+
+def test_code_that_llvm_has_not_seen_is_a_part_of_an_object() -> None:
+    body = "declare hidden i64 @k_aa.code()\ndefine i64 @k_aa() {\n  %r = call i64 @k_aa.code()\n  ret i64 %r\n}\n"
+    obj = compile_text(body, "x86-64", "")
+    assert undefined_symbols(obj) == {"k_aa.code"}
+    seven = code_of(compile_text("define i64 @k_f() {\n  ret i64 7\n}\n", "x86-64", ""))
+    whole = [attached(renamed(obj, "k_aa", name), {f"{name}.code": seven}) for name in ("k_bb", "k_cc")]
+    assert [symbols_of(w) for w in whole] == [({name, f"{name}.code"}, set()) for name in ("k_bb", "k_cc")]
+    loaded = load_objects(whole)
+    assert ctypes.CFUNCTYPE(ctypes.c_int64)(loaded.address("k_cc"))() == 7

@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects, undefined_symbols
+from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
+from dnnc.backends.llvm.elf import undefined_symbols
 from dnnc.backends.llvm.instance import python_api
 from dnnc.backends.llvm.pool import (
     CALL_API,

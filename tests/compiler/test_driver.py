@@ -10,7 +10,8 @@ import onnx.parser
 import pytest
 
 import dnnc
-from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _symbols, load_objects
+from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, load_objects
+from dnnc.backends.llvm.elf import symbols_of
 from dnnc.ir.dtype import f32
 from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
@@ -138,7 +139,7 @@ def test_every_native_function_has_a_kernel_and_nothing_else_is_called(
     f = dnnc.compile(graph_of(NET), cache=False, opt_level=level)
     (native,) = f.programs
     kernels = {native.symbols[s.text] for s in native.scheduled.steps}
-    defined, undefined = (set().union(*sets) for sets in zip(*map(_symbols, objects)))
+    defined, undefined = (set().union(*sets) for sets in zip(*map(symbols_of, objects)))
     assert defined == set(native.loaded.kernels) == kernels | {"entry"}
     assert undefined - kernels <= ALLOWED_SYMBOLS
     assert set(native.texts) == defined

@@ -120,7 +120,7 @@ def block_of_rows(p: Product, lanes: int) -> int:
 def _code_bytes(p: Product) -> int:
     """Of a group of rows, on average."""
     groups = -(-p.encoding.pattern.rows // p.encoding.group)
-    return INSTRUCTION * p.encoding.pattern.count // groups
+    return INSTRUCTION * p.encoding.room // groups
 
 
 def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
@@ -128,7 +128,7 @@ def _cycles(p: Product, tiles: int, shares: int, target: CpuTarget) -> float:
     strips = -(-p.vectors(target.lanes) // tiles)
     rounds = -(-strips * shares // target.threads)
     pattern = p.encoding.pattern
-    sizes = pattern.count / shares, p.rows.size / shares, p.terms
+    sizes = p.encoding.room / shares, p.rows.size / shares, p.terms
     code = p.encoding.group > 1
     held = (p.terms + block_of_rows(p, target.lanes) * code) * tiles * 4 * target.lanes
     foreign = foreign_cycles(p.terms, rounds * tiles, shares, target.lanes, target.rates)

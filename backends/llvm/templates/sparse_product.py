@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from dnnc.backends.llvm.templates.sparse_pixels import Finish, Grid, finish_of, grid_of
 from dnnc.ir.dtype import f32, i64
-from dnnc.ir.expr import Expr, Load, cast, const, minimum, select, walk
+from dnnc.ir.expr import Expr, Load, cast, const, minimum, walk
 from dnnc.ir.loops.stmt import Buffer, call
 from dnnc.ir.op import ContractionForm
-from dnnc.ir.sparse import Sparse
+from dnnc.ir.sparse import SHARES, Sparse
 from dnnc.passes.lower.form import Axis, Contraction, Operand
 from dnnc.passes.schedule.problem import Problem
 
@@ -109,20 +107,20 @@ def product_of(problem: Problem, lanes: int) -> Product | None:
 def end_of_share(p: Product, block: int, share: Expr, shares: int) -> Expr:
     """The block of rows with which a share begins: each has about as many nonzeros, or is the one behind the last.
 
-    `block`: its rows, whole rows of the encoding's blocks.
+    `block`: its rows, whole rows of the encoding's blocks, and whole groups.
     """
-    ahead = p.encoding.pattern.starts[:: block // p.encoding.pattern.height]
-    blocks = -(-p.rows.size // block)
-    found: Expr = const(blocks)
-    for k in reversed(range(shares)):
-        begin = int(np.searchsorted(ahead, k * p.encoding.pattern.count / shares)) if k else 0
-        found = select(share < k + 1, const(min(begin, blocks)), found)
-    return found
+    if shares == 1:
+        return share * -(-p.rows.size // block)
+    unit = p.encoding.group * p.encoding.pattern.height
+    units = -(-p.rows.size // unit)
+    begin, _ = p.encoding.sections["shares"]
+    first = call("trusted", cast(p.weights[begin + share * SHARES // shares], i64), 0, units + 1)
+    return (first * unit + (block - 1)) // block
 
 
 def word(p: Product, section: str, i: Expr) -> Expr:
     """An index out of the encoding: a number of stored blocks, or a column of blocks."""
     begin, _ = p.encoding.sections[section]
     pattern = p.encoding.pattern
-    most = pattern.count + 1 if section == "starts" else -(-pattern.columns // pattern.width)
+    most = p.encoding.room + 1 if section == "starts" else -(-pattern.columns // pattern.width)
     return call("trusted", cast(p.weights[begin + i], i64), 0, most)

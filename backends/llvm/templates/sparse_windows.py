@@ -49,7 +49,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     if found is None:
         return []
     p, w = found
-    count, size, block = p.encoding.pattern.count, p.rows.size, block_of_rows(p, target.lanes)
+    count, size, block = p.encoding.room, p.rows.size, block_of_rows(p, target.lanes)
     blocks = -(-size // block)
 
     def cycles(setting: tuple[Tiling, int]) -> float:
@@ -158,7 +158,7 @@ def _products(
     """
     (x, sums), (rb, place, first), group, pattern = of, at, p.encoding.group, p.encoding.pattern
     chunk, block, lanes = (int(str(n)) for n in sums.shape)
-    each, span = block // group, span_of(t.window, pattern.count, pattern.rows)
+    each, span = block // group, span_of(t.window, p.encoding.room, pattern.rows)
     spans, (values, _) = -(-pattern.columns // span), p.encoding.sections["values"]
     last = -(-pattern.rows // group) * spans - 1
     with b.loop("g", groups_of_block(p, rb, block)) as g, b.loop("c", spans) as c, b.loop("v", chunk) as v:

@@ -196,7 +196,7 @@ def test_shape_of() -> None:
 def test_kernels_that_fail_their_check_do_not_enter_the_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     g = parse("def g(x: f32[5, 7]):\n    return exp(x)")
 
-    def refuse(*args: Any) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
         raise dnnc.AccuracyError("wrong")
 
     with monkeypatch.context() as m:

@@ -11,7 +11,8 @@ import pytest
 from kernels import TARGET, graphs, program, symbolic
 from native_check import one_node
 
-from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _prepare, compile_text, load_objects, undefined_symbols
+from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _prepare, compile_text, load_objects
+from dnnc.backends.llvm.elf import undefined_symbols
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.spelling import literal

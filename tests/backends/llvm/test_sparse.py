@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from kernels import TARGET
 
 import dnnc
 from dnnc.backends.check import subgraph, unpack
+from dnnc.backends.llvm import kernel_code
 from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import sparse, templates
@@ -23,7 +25,7 @@ from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import verify_kernel
-from dnnc.ir.sparse import Sparse
+from dnnc.ir.sparse import Pattern, Sparse
 from dnnc.ir.target import TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext
@@ -236,21 +238,49 @@ def test_a_smaller_group_rather_than_all_zeros(always: None, monkeypatch: pytest
     assert "sparse" in choices and "reduce" not in choices
 
 
-def test_layers_whose_masks_differ_have_kernels_of_their_own(tmp_path: Path) -> None:
-    def masks(*seeds: int) -> Graph:
-        """Equal shapes and counts: only the places of the weights tell one from the other."""
-        w = np.stack([np.random.default_rng(s).permuted(np.arange(64 * 64) < 400) for s in seeds])
-        v, u = np.where(w, RNG.standard_normal(w.shape), 0).astype(np.float32).reshape(2, 64, 64, 1, 1)
-        return parse(
-            """def g(x: f32[1, 64, 8, 8], *, v: f32[64, 64, 1, 1], u: f32[64, 64, 1, 1]):
-    y = relu(conv(relu(conv(x, v)), u))
-    return y""",
-            {"v": v, "u": u},
-        )
+def masks(*seeds: int) -> Graph:
+    """Layers of equal shapes and about as many weights: only the places tell one from the other."""
+    rngs = [np.random.default_rng(s) for s in seeds]
+    w = [r.permuted(np.arange(64 * 64) < 400 + k).astype(np.float32) for k, r in enumerate(rngs)]
+    arrays = {
+        f"w{k}": (m * RNG.standard_normal(m.shape)).astype(np.float32).reshape(64, 64, 1, 1) for k, m in enumerate(w)
+    }
+    declared = ", ".join(f"{name}: f32[64, 64, 1, 1]" for name in arrays)
+    value = "x"
+    for name in arrays:
+        value = f"relu(conv({value}, {name}))"
+    return parse(f"def g(x: f32[1, 64, 8, 8], *, {declared}):\n    y = {value}\n    return y", arrays)
 
+
+def test_layers_whose_masks_differ_have_code_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, emit = [], kernel_code.emit_kernel
+    monkeypatch.setattr(kernel_code, "emit_kernel", lambda k, *more: printed.append(k) or emit(k, *more))
     x = RNG.standard_normal((1, 64, 8, 8)).astype(np.float32)
-    for g in (masks(1, 2), masks(3, 4)):  # the second one meets what the cache has of the first one
+    for g in (masks(1, 2, 5), masks(3, 4, 6)):  # the second one meets what the cache has of the first one
         (want,) = run(g.copy(), [x], "float64")
+        printed.clear()
         f = dnnc.compile(g, threads=1, cache=tmp_path, verify=False)
-        assert str(f.report).count("sparse(") == 2 and not f.report.steps_down
+        assert str(f.report).count("sparse(") == 3 and not f.report.steps_down
+        assert sum("sparse_rows" in show_kernel(k) for k in printed) < 3  # layers in a row are one text
         assert np.abs(f(x) - want).max() <= bound(g.outputs[0].type.dtype, 100, want)
+
+
+@pytest.mark.slow
+def test_a_row_that_another_layer_has_right_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DNNC_STRICT")
+    made, code = [], kernel_code.machine_code
+
+    def wrong(s: Any) -> bytes:
+        made.append(s)
+        if len(made) < 3:
+            return code(s)
+        blocks = s.pattern.blocks.copy()
+        blocks[RNG.integers(64)] ^= True
+        return code(replace(s, pattern=Pattern.of(blocks)))
+
+    monkeypatch.setattr(kernel_code, "machine_code", wrong)
+    g, x = masks(1, 2, 5, 7), RNG.standard_normal((1, 64, 8, 8)).astype(np.float32)
+    (want,) = run(g.copy(), [x], "float64")
+    f = dnnc.compile(g, threads=1, cache=False)
+    assert len(made) > 3 and f.report.steps_down
+    assert np.abs(f(x) - want).max() <= bound(g.outputs[0].type.dtype, 100, want)

@@ -36,6 +36,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("RMSprop", {}),
     ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
     ("Adadelta", {"weight_decay": 0.01}),
+    ("Adafactor", {"lr": 0.4, "weight_decay": 0.01}),
+    ("Adafactor", {"beta2_decay": -0.5, "eps": (0.3, 0.7), "d": 1.5}),
 ]
 
 
@@ -104,6 +106,68 @@ def test_against_torch(name: str, options: dict[str, Any]) -> None:
     assert max(np.abs(a - b).max() for a, b in zip(want, WEIGHTS.values())) > 1e-3
     same(by_run(lambda p: getattr(optim, name)(p, **options)), want)
     same(by_step(getattr(optim, name)(**options)), want)
+
+
+def orthogonal(u: np.ndarray) -> np.ndarray:
+    """Newton and Schulz's iteration of Jordan et al., 2024, in float64."""
+    x = u / max(np.linalg.norm(u), 1e-7)
+    for _ in range(5):
+        s = x @ x.T
+        x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
+    return x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_muon_against_its_source_and_torch(adjust: str) -> None:
+    factor = {n: max(1, r / c) ** 0.5 if adjust == "original" else 0.2 * max(r, c) ** 0.5
+              for n, (r, c) in (("w", (5, 4)), ("v", (4, 2)))}  # fmt: skip
+    tensors = {n: torch.tensor(a, requires_grad=True) for n, a in WEIGHTS.items()}
+    bias = torch.optim.AdamW([tensors["b"]], lr=0.01, betas=(0.9, 0.95), eps=1e-7, weight_decay=0.1)
+    means = {n: np.zeros_like(WEIGHTS[n]) for n in factor}
+    for x, y in BATCHES:
+        bias.zero_grad()
+        w, b, v = tensors.values()
+        ((torch.tanh(torch.tensor(x) @ w + b) @ v - torch.tensor(y)) ** 2).mean().backward()
+        bias.step()
+        for n, f in factor.items():
+            p, g = tensors[n], tensors[n].grad.numpy()
+            means[n] += 0.05 * (g - means[n])
+            u = 0.95 * means[n] + 0.05 * g
+            with torch.no_grad():
+                p.copy_(p * (1 - 0.02 * 0.1) - 0.02 * f * torch.tensor(orthogonal(u.T).T))
+            p.grad = None
+    want = [a.detach().numpy() for a in tensors.values()]
+
+    def make(params: Any = None, **options: Any) -> Any:
+        groups = [["w", "v"], ["b"]] if params is None else [[params[0], params[2]], [params[1]]]
+        return optim.Muon(
+            [{"params": groups[0]}, {"params": groups[1], "use_muon": False, "lr": 0.01}],
+            0.02,
+            adjust_lr_fn=adjust,
+            **options,
+        )
+
+    same(by_run(lambda p: make(p, ns_dtype="float64")), want)
+    same(by_step(make(ns_dtype="float64")), want)
+    matrices = by_torch(lambda p: torch.optim.Muon([p[0], p[2]], lr=0.02, adjust_lr_fn=adjust))
+    ours = by_step(
+        optim.Muon([{"params": ["w", "v"]}, {"params": "b", "use_muon": False, "lr": 0.0}], 0.02, adjust_lr_fn=adjust)
+    )
+    rounded = (3.4445 + 4.7750 + 2.0315) * 2**-9  # of the terms of an iteration, whose elements are at most about 1
+    for n, a, b in zip(WEIGHTS, ours, matrices):
+        assert np.abs(a - b).max() <= 20 * 0.02 * factor.get(n, 0) * rounded
+
+
+def test_muon_says_what_it_takes() -> None:
+    with pytest.raises(
+        dnnc.InputError, match=r"shape \(4,\), expected a matrix; put it into a group with use_muon=False"
+    ):
+        by_step(optim.Muon(lr=0.02))
+    with pytest.raises(dnnc.InputError, match="ns_steps=0, expected an integer from 1 to 99"):
+        optim.Muon(ns_steps=0)
+    with pytest.raises(dnnc.InputError, match=r"beta2_decay=0\.8, expected no positive number"):
+        optim.Adafactor(beta2_decay=0.8)
 
 
 def test_asgd_averages_what_comes_after_t0() -> None:

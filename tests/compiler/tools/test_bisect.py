@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dnnc.backends.llvm import build
+from dnnc.backends.llvm import kernel_code
 from dnnc.backends.runtime import link
 from dnnc.cli import main
 from dnnc.ir.dtype import boolean, f32, i64
@@ -62,12 +62,12 @@ def drop_relu(graph: Graph, ctx: Any) -> bool:
 
 def break_kernels(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     """Machine code of another kernel than the one that was scheduled."""
-    emit = build.emit_kernel
+    emit = kernel_code.emit_kernel
 
     def wrong(kernel: Any, *args: Any) -> str:
         return emit(parse_kernel(show_kernel(kernel).replace(old, new)), *args)
 
-    monkeypatch.setattr(build, "emit_kernel", wrong)
+    monkeypatch.setattr(kernel_code, "emit_kernel", wrong)
 
 
 def break_memory(monkeypatch: pytest.MonkeyPatch) -> None:

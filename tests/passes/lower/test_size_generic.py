@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.backends.llvm import build, facts
+from dnnc.backends.llvm import facts, kernel_code
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates
 from dnnc.ir.errors import InternalError
@@ -210,14 +210,14 @@ def test_sums_of_random_sizes_are_the_same_bits(body: str, case: int, monkeypatc
 
 
 def test_where_code_of_several_sizes_fails_each_size_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = build.emit_kernel
+    whole = kernel_code.emit_kernel
 
     def emit(kernel: Any, *args: Any) -> str:
         if kernel.entry.scalars:
             raise InternalError("no sizes here")
         return whole(kernel, *args)
 
-    monkeypatch.setattr(build, "emit_kernel", emit)
+    monkeypatch.setattr(kernel_code, "emit_kernel", emit)
     monkeypatch.delenv("DNNC_STRICT")
     f = dnnc.compile(program("rows", [(16, 32), (48, 32), (32, 64)]), **STEP)
     x = [np.full(v.type.shape, k, np.float32) for k, v in enumerate(f.graph.inputs)]

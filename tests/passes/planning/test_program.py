@@ -20,7 +20,8 @@ from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.base import PassContext
-from dnnc.passes.lower.nests import Lowered, group_inputs, likeness
+from dnnc.passes.lower.likeness import likeness
+from dnnc.passes.lower.nests import Lowered, group_inputs
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.fuse import Group, plan_fusion
 from dnnc.passes.planning.ladder import Ladder, Unfit
