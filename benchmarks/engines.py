@@ -115,7 +115,7 @@ def torch_engine(task: Task) -> Engine:
 PEERS: dict[str, Callable[[Task], Engine]] = {
     "onnxruntime": lambda task: onnxruntime_engine(task.model.SerializeToString(), task.inputs, task.threads),
     "openvino": lambda task: openvino_engine(
-        task.model.SerializeToString(), task.inputs, task.threads, "bf16" if task.bfloat16 else "f32"
+        task.model.SerializeToString(), task.inputs, task.threads, "bfloat16" if task.bfloat16 else None
     ),
     "torch": torch_engine,
 }
