@@ -64,7 +64,7 @@ def measure_model(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
     }
     inputs = zoo.make_inputs(row)
     with tempfile.TemporaryDirectory() as cache:
-        task = Task(row["name"], zoo.load(a.models, row), inputs, a.threads, Path(cache))
+        task = Task(row["name"], zoo.load(a.models, row), inputs, a.threads, Path(cache), a.bfloat16)
         engines: list[Engine] = []
         for name, make in {"dnnc": dnnc_engine, **{p: PEERS[p] for p in a.peers}}.items():
             tell("compiling" if name == "dnnc" else f"loading {name}")
@@ -133,6 +133,7 @@ def run_apart(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
     """A model's row from a child process, which may crash or take too long."""
     words = ["--models", str(a.models), "--set", row["name"], "--peers", ",".join(a.peers), "--threads", str(a.threads)]
     words += ["--repeats", str(a.repeats), "--budget", str(a.budget), "--check", a.check, "--child"]
+    words += ["--bfloat16"] * a.bfloat16
     command = [sys.executable, str(Path(__file__).resolve()), *words]
     stage, found = "start", None
     with tempfile.TemporaryFile("w+") as errors:
@@ -328,6 +329,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     ap.add_argument("--set", default="float", help="float (no quantized models), all, or names separated by commas")
     ap.add_argument("--peers", default="onnxruntime,openvino", help=f"of {', '.join(PEERS)}; none for dnnc alone")
+    ap.add_argument("--bfloat16", action="store_true", help="in bfloat16; ONNX Runtime, which has none, in float32")
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--repeats", type=int, default=3)
     ap.add_argument("--budget", type=float, default=20.0, help="seconds of timing per model")

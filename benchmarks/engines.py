@@ -31,6 +31,7 @@ class Task:
     inputs: Mapping[str, Array]
     threads: int
     cache: Path
+    bfloat16: bool = False
 
 
 # --- dnnc -------------------------------------------------------------------------------------------------------------
@@ -69,7 +70,8 @@ def _compile(task: Task) -> tuple[float, Any, list[Array]]:
     import dnnc
 
     start = time.perf_counter()
-    f = dnnc.compile(task.model, cache=task.cache, threads=task.threads)
+    precision = "bfloat16" if task.bfloat16 else None
+    f = dnnc.compile(task.model, cache=task.cache, threads=task.threads, precision=precision)
     arrays = [task.inputs[i.name] for i in f.inputs]
     f(*arrays)
     return time.perf_counter() - start, f, arrays
@@ -99,6 +101,9 @@ def torch_engine(task: Task) -> Engine:
     torch.set_grad_enabled(False)
     net, names = module(task.name)
     given = [torch.from_numpy(np.array(task.inputs[n])) for n in names]
+    if task.bfloat16:
+        net = net.to(torch.bfloat16)
+        given = [x.to(torch.bfloat16) if x.is_floating_point() else x for x in given]
     start = time.perf_counter()
     compiled = torch.compile(net)
     compiled(*given)
@@ -109,6 +114,8 @@ def torch_engine(task: Task) -> Engine:
 
 PEERS: dict[str, Callable[[Task], Engine]] = {
     "onnxruntime": lambda task: onnxruntime_engine(task.model.SerializeToString(), task.inputs, task.threads),
-    "openvino": lambda task: openvino_engine(task.model.SerializeToString(), task.inputs, task.threads),
+    "openvino": lambda task: openvino_engine(
+        task.model.SerializeToString(), task.inputs, task.threads, "bfloat16" if task.bfloat16 else None
+    ),
     "torch": torch_engine,
 }

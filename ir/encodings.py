@@ -17,7 +17,7 @@ import numpy as np
 from dnnc.ir import winograd
 from dnnc.ir.blocks import Blocks
 from dnnc.ir.bundles import Bundles
-from dnnc.ir.dtype import f64, i8, u8, u32
+from dnnc.ir.dtype import DType, bf16, f64, i8, u8, u32
 from dnnc.ir.expr import E, Expr, cast, const, op
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.types import Array, Dense, Dim, Encoding, Layout, Part, TensorType, parse_layout, product
@@ -51,8 +51,9 @@ class Quads(Encoding):
     """Dense, with the last two parts of the layout as one axis: 64 bytes are 16 columns of a block of 4 of a sum.
 
         w: i8[256, 64] @ "quads 1/16 0/4 1%16 0%4"      a buffer of i8[4, 64, 64]
+        w: bf16[256, 64] @ "quads 1/16 0/2 1%16 0%2"    a buffer of bf16[4, 128, 32]
 
-    So what `dot4` reads is one vector. Constants and parameters only; `quads_of` has what a kernel packs.
+    So what `dot4` or `dot2` reads is one vector. Constants and parameters only; `quads_of` has what a kernel packs.
     """
 
     layout: Layout
@@ -90,6 +91,11 @@ class Quads(Encoding):
 QUAD = 4  # bytes of a sum that lie side by side
 
 
+def neighbours(t: DType) -> int:
+    """The elements of a sum that lie side by side, as many as 32 bits hold: four bytes, two bfloat16."""
+    return 32 // t.bits
+
+
 def quads_of(t: TensorType) -> Quads | None:
     """The quads that lie in memory as a type says; None where it has no such blocks.
 
@@ -98,11 +104,11 @@ def quads_of(t: TensorType) -> Quads | None:
     if isinstance(t.encoding, Quads):
         return t.encoding
     parts = t.layout.parts[-2:] if isinstance(t.encoding, Dense) and t.layout is not None else ()
-    if len(parts) < 2 or t.dtype is not i8 or t.layout is None:
+    if len(parts) < 2 or t.dtype not in (i8, bf16) or t.layout is None:
         return None
     (column, row), rank = parts, t.rank
-    fours = column == Part(rank - 1, 1, column.mod) and column.mod and row == Part(rank - 2, 1, QUAD)
-    return Quads(t.layout) if fours else None
+    lanes = column == Part(rank - 1, 1, column.mod) and column.mod
+    return Quads(t.layout) if lanes and row == Part(rank - 2, 1, neighbours(t.dtype)) else None
 
 
 register("sparse")(Sparse)

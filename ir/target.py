@@ -16,6 +16,7 @@ class CoreRates:
     fma: float = 2.0  # vectors of multiply-adds
     loads: float = 2.0  # vectors loaded from the L1 cache
     stores: float = 1.0  # vectors stored to it
+    pairs: float = 0.0  # vectors of sums of two bfloat16 products; 0: there is no such instruction
     latency: float = 4.0  # cycles until the result of a multiply-add can be used
     l2: float = 57.0  # bytes read from the L2 cache
     memory: float = 6.0  # bytes read from memory while the other cores of the chip read as well

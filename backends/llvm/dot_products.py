@@ -1,4 +1,6 @@
-"""LLVM text of `dot4`: vpdpbusd where there is VNNI, else exact expansions, with the same bits.
+"""LLVM text of `dot4` and `dot2`.
+
+`dot4` is vpdpbusd where there is VNNI, else an exact expansion, with the same bits.
 
 Without VNNI bytes become 16-bit numbers, even and odd ones apart, of which `vpmaddwd` adds pairs of products in 32
 bits. `vpmaddubsw`, which is one instruction less, saturates pairs of products at 16 bits.
@@ -9,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dnnc.backends.llvm.spelling import literal, vector
-from dnnc.ir.dtype import i8, i16, i32
+from dnnc.ir.dtype import f32, i8, i16, i32
 from dnnc.ir.expr import Expr, Op
 
 if TYPE_CHECKING:
@@ -35,11 +37,39 @@ def dot4(em: FuncEmitter, e: Op) -> str:
     return _unsigned(em, acc, x, w, e.lanes)
 
 
+def dot2(em: FuncEmitter, e: Op) -> str:
+    """The sum of two products of bf16, lane by lane."""
+    return _add_pairs(em, literal(0.0, f32, e.lanes), e)
+
+
+def add_dot2(em: FuncEmitter, e: Op) -> str:
+    """acc + dot2(a, b) or dot2(a, b) + acc, lane by lane: one instruction where there is one."""
+    pairs = next(a for a in e.args if isinstance(a, Op) and a.name == "dot2")
+    acc = next(a for a in e.args if a is not pairs)
+    return _add_pairs(em, em.operand(acc, e.lanes), pairs)
+
+
+def _add_pairs(em: FuncEmitter, acc: str, e: Op) -> str:
+    n = e.lanes
+    x, y = (_lanes(em, a, n) for a in e.args)
+    ty, words = vector(f32, n), vector(i32, n)
+    if n in (4, 8, 16) and em.has("avx512bf16") and (n == 16 or em.has("avx512vl")):
+        raw = f"<{2 * n} x bfloat>"
+        x, y = (em.pure(f"bitcast {words} {v} to {raw}", v, here=True) for v in (x, y))
+        return em.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * n}", ty, (ty, acc), (raw, x), (raw, y))
+    for how, by in (("shl", 16), ("and", -0x10000)):  # the lower bf16 of each word as f32, then the upper one
+        a, b = (em.pure(f"{how} {words} {v}, {literal(by, i32, n)}", v, here=True) for v in (x, y))
+        a, b = (em.pure(f"bitcast {words} {v} to {ty}", v, here=True) for v in (a, b))
+        product = em.pure(f"fmul {ty} {a}, {b}", a, b, here=True)
+        acc = em.pure(f"fadd {ty} {acc}, {product}", acc, product, here=True)
+    return acc
+
+
 def _lanes(em: FuncEmitter, e: Expr, lanes: int) -> str:
-    """Bytes as vectors of i32; four bytes alone are those of all lanes."""
-    n = e.lanes // 4
+    """Bytes or bf16 as vectors of i32; what fills one i32 alone is that of all lanes."""
+    n = e.lanes * e.dtype.bits // 32
     v = em.expr(e)
-    v = em.pure(f"bitcast {vector(i8, e.lanes)} {v} to {vector(i32, n)}", v, here=True)
+    v = em.pure(f"bitcast {vector(e.dtype, e.lanes)} {v} to {vector(i32, n)}", v, here=True)
     return v if n == lanes else em.splat(v, i32, lanes)
 
 

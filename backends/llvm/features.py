@@ -55,8 +55,8 @@ _CACHES: dict[tuple[int, int], str] = {
 
 
 class Datapath(NamedTuple):
-    """What a core does in a cycle: bits of multiply-adds, loads and stores, bytes of its L2 cache and of memory; a
-    multiply-add's latency in cycles.
+    """What a core does in a cycle: bits of multiply-adds, loads and stores, bytes of its L2 cache and of memory, bits
+    of sums of two bfloat16 products; a multiply-add's latency in cycles.
 
     Sources: the vendors' optimization guides and uops.info. L2 and memory are sustained rates, so below the widths of
         the buses. CPUs without FMA
@@ -70,6 +70,7 @@ class Datapath(NamedTuple):
     latency: int
     l2: int
     memory: int
+    pairs: int = 0
 
 
 _DATAPATHS = (
@@ -79,15 +80,20 @@ _DATAPATHS = (
     (Datapath(fma=512, loads=512, stores=256, latency=5, l2=24, memory=5), "znver2 haswell broadwell"),
     (
         Datapath(fma=512, loads=512, stores=256, latency=4, l2=28, memory=6),
-        "znver3 znver4 skylake x86-64-v3 alderlake raptorlake meteorlake",
+        "znver3 skylake x86-64-v3 alderlake raptorlake meteorlake",
     ),
+    (Datapath(fma=512, loads=512, stores=256, latency=4, l2=28, memory=6, pairs=512), "znver4"),
     (Datapath(fma=256, loads=256, stores=256, latency=4, l2=24, memory=4), "sierraforest"),
     (Datapath(fma=512, loads=1024, stores=512, latency=4, l2=42, memory=6), "icelake-client rocketlake tigerlake"),
     (
         Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=42, memory=4),
-        "skylake-avx512 cascadelake cooperlake icelake-server sapphirerapids emeraldrapids graniterapids x86-64-v4",
+        "skylake-avx512 cascadelake icelake-server x86-64-v4",
     ),
-    (Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=57, memory=6), "znver5"),
+    (
+        Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=42, memory=4, pairs=256),
+        "cooperlake sapphirerapids emeraldrapids graniterapids",
+    ),
+    (Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=57, memory=6, pairs=1024), "znver5"),
 )
 # A CPU that the table lacks is like the first of these whose features it has: hypervisors rename CPUs.
 _MAKES = (
@@ -205,6 +211,7 @@ def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
         min(path.fma / bits, 2),
         min(path.loads / bits, 2),
         min(path.stores / bits, 1),
+        min(path.pairs / bits, 2) if "avx512bf16" in on and bits == 512 else 0.0,
         path.latency,
         path.l2,
         path.memory,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dnnc.backends.llvm.dot_products import dot4
+from dnnc.backends.llvm.dot_products import add_dot2, dot2, dot4
 from dnnc.backends.llvm.lookups import lookup, recode
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
 from dnnc.ir.bounds import bounds, nonneg
@@ -35,6 +35,8 @@ def compute(em: FuncEmitter, e: Op) -> str:
         return special(em, e)
     if e.name in ("floor", "ceil", "trunc", "rint") and em.lacks("sse4.1"):
         return em.operand(rounded(e.name, e.args[0]), e.lanes)
+    if e.name == "+" and any(isinstance(a, Op) and a.name == "dot2" for a in e.args):
+        return add_dot2(em, e)
     vs = [em.operand(a, e.lanes) for a in e.args]
     t = e.args[0].dtype
     if e.name in COMPARE:
@@ -593,7 +595,7 @@ def _guard(em: FuncEmitter, e: Op) -> str:
 
 _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal,
-    "lanes": _lanes, "dot4": dot4, "lookup": lookup, "recode": recode,
+    "lanes": _lanes, "dot2": dot2, "dot4": dot4, "lookup": lookup, "recode": recode,
     "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
     "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
     "interleave_low": _interleave, "interleave_high": _interleave,

@@ -191,7 +191,8 @@ def bench(
         typer.Option(
             "--peers",
             metavar="NAME,...",
-            help="Engines to compare with: onnxruntime and openvino (extra \\[bench]), torch.",
+            help="Engines to compare with: onnxruntime and openvino (extra \\[bench]), torch. "
+            "OpenVINO takes --precision.",
             show_default=False,
         ),
     ] = None,

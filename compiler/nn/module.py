@@ -49,6 +49,9 @@ class Handle:
         self._hooks.pop(self._number, None)
 
 
+PARAMETRIZATIONS = "parametrizations"  # the module that has, by their names, what computes weights of another one
+
+
 class Module:
     """Base of all layers and models: write `__init__`, which makes the parts, and `forward`."""
 
@@ -98,6 +101,10 @@ class Module:
         return found  # type: ignore[no-any-return]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        computed = self.__dict__.get("_modules", {}).get(PARAMETRIZATIONS)
+        if computed is not None and name in computed._modules:
+            computed._modules[name].assign(value)
+            return
         kinds = {"_parameters": Parameter, "_modules": Module}
         for table, kind in kinds.items():
             if isinstance(value, kind):
@@ -131,6 +138,9 @@ class Module:
                 return held[name]
             if name in (held := own["_buffers"]):
                 return held[name]
+            computed = own["_modules"].get(PARAMETRIZATIONS)
+            if computed is not None and name in computed._modules:
+                return computed._modules[name]()
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
@@ -399,10 +409,14 @@ class Module:
         lines = extra.split("\n") if extra else []
         for name, m in self._modules.items():
             first, *rest = repr(m).split("\n")
-            lines += [f"({name}): {first}", *(f"  {line}" for line in rest)]
+            lines += [f"({name}): {first}", *rest]
         if not self._modules and len(lines) < 2:
             return f"{type(self).__name__}({extra})"
         return "\n".join([f"{type(self).__name__}(", *(f"  {line}" for line in lines), ")"])
+
+
+class Parametrized(Module):
+    """What computes weights of a module, by their names; see `dnnc.nn.utils.parametrize`."""
 
 
 def chosen(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str]:

@@ -132,7 +132,7 @@ def bench(
     for k, name in enumerate(peers):
         tell(f"loading {name}", k, len(peers))
         try:
-            engines.append(load(lambda n=name: PEERS[n](model, feeds, threads)))  # type: ignore[misc]
+            engines.append(load(lambda n=name: PEERS[n](model, feeds, threads, f.options.precision)))  # type: ignore[misc]
         except Exception as e:  # a peer that fails at a model is a result
             failures[name] = " ".join(f"{type(e).__name__}: {e}".split())
     return measure(model, f, arrays, threads, engines, failures, (duration, warmup), tell)

@@ -48,8 +48,16 @@ def onnxruntime_engine(model: str | bytes, inputs: Mapping[str, Array], threads:
     return Engine("onnxruntime", lambda: session.run(None, feeds), several, {"load_s": time.perf_counter() - start})
 
 
-def openvino_engine(model: str | bytes, inputs: Mapping[str, Array], threads: int) -> Engine:
-    """OpenVINO on the CPU: float32, latency hint, symbolic sizes fixed. `model`: path or .onnx bytes."""
+HINTS = {"float16": "f16", "bfloat16": "bf16"}
+
+
+def openvino_engine(
+    model: str | bytes, inputs: Mapping[str, Array], threads: int, precision: str | None = None
+) -> Engine:
+    """OpenVINO on the CPU: latency hint, symbolic sizes fixed. `model`: path or .onnx bytes.
+
+    `precision`: dnnc's option; floats are computed in float16 or bfloat16 where it says so, else in float32.
+    """
     import openvino as ov
 
     start = time.perf_counter()
@@ -58,7 +66,11 @@ def openvino_engine(model: str | bytes, inputs: Mapping[str, Array], threads: in
     if any(i.partial_shape.is_dynamic for i in network.inputs):
         network.reshape({name: list(a.shape) for name, a in inputs.items()})
     # without the hint it may compute in bfloat16
-    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    config = {
+        "INFERENCE_PRECISION_HINT": HINTS.get(precision or "", "f32"),
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
     compiled = core.compile_model(network, "CPU", config)
     request, feeds = compiled.create_infer_request(), dict(inputs)
 
@@ -85,10 +97,11 @@ def torch_engine(model: str, inputs: Mapping[str, Array], threads: int) -> Engin
     return Engine("torch", lambda: compiled(*given), several, {"load_s": time.perf_counter() - start})
 
 
-PEERS: Mapping[str, Callable[[str, Mapping[str, Array], int], Engine]] = {
-    "onnxruntime": onnxruntime_engine,
+# (path, inputs, threads, dnnc's option precision): ONNX Runtime and torch compute in the model's types all the same
+PEERS: Mapping[str, Callable[[str, Mapping[str, Array], int, str | None], Engine]] = {
+    "onnxruntime": lambda model, inputs, threads, precision: onnxruntime_engine(model, inputs, threads),
     "openvino": openvino_engine,
-    "torch": torch_engine,
+    "torch": lambda model, inputs, threads, precision: torch_engine(model, inputs, threads),
 }
 TORCH = ("torch", "torchvision", "onnx2torch")  # what the torch peer imports
 

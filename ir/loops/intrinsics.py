@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import BY_NAME, DType, bf16, boolean, f16, from_numpy, i8, i32, i64, u8, u32
+from dnnc.ir.dtype import BY_NAME, DType, bf16, boolean, f16, f32, from_numpy, i8, i32, i64, u8, u32
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Expr
 from dnnc.ir.loops import gpu_intrinsics as gpu
@@ -55,6 +55,11 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
 def _dot4(acc: Array, a: Array, b: Array) -> Array:
     x, y = (np.asarray(v, np.int64).reshape(*np.shape(v)[:-1], -1, 4) for v in (a, b))
     return (np.asarray(acc, np.int64) + (x * y).sum(-1)).astype(np.int32)
+
+
+def _dot2(a: Array, b: Array) -> Array:
+    x, y = (np.asarray(v, np.float32).reshape(*np.shape(v)[:-1], -1, 2) for v in (a, b))
+    return np.asarray((x * y).sum(-1, dtype=np.float32))
 
 
 def _popcount(x: Array) -> Array:
@@ -178,6 +183,8 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     # dot4(acc, a, b): i32 lanes, to each of which four products of neighbouring bytes are added, exactly and modulo
     # 2^32; a is u8 or i8, four bytes a lane or four for all lanes, b is i8
     Intrinsic("dot4", _dot4, lambda acc, a, b: (i32, acc.lanes), regroups=True),
+    # dot2(a, b): f32 lanes, each the sum of two products of neighbouring bf16; a has two a lane or two for all lanes
+    Intrinsic("dot2", _quiet(_dot2), lambda a, b: (f32, b.lanes // 2), regroups=True),
     # halves_f16(q, z): q - z of eight codes, see gpu_intrinsics; exact where the numbers are
     Intrinsic("halves_f16", lambda q, z: gpu.halves(q, z, f16.numpy), lambda q, z: (f16, 8), regroups=True),
     Intrinsic("halves_bf16", lambda q, z: gpu.halves(q, z, bf16.numpy), lambda q, z: (bf16, 8), regroups=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dnnc.ir.bounds import nonneg
-from dnnc.ir.dtype import f32, i8, i32, i64, u8, u32
+from dnnc.ir.dtype import bf16, f32, i8, i32, i64, u8, u32
 from dnnc.ir.errors import VerifyError, count, locations
 from dnnc.ir.expr import (
     COMPARE,
@@ -152,6 +152,8 @@ class _Check:
             yield f"mixes {', '.join(sorted({a.dtype.name for a in x.args}))} in {show(x)}"
         if x.name == "dot4" and not _is_dot4(*x.args):
             yield f"dot4 takes i32 lanes, bytes for each of them or for one, and i8 for each; got {show(x)}"
+        if x.name == "dot2" and not (all(a.dtype is bf16 for a in x.args) and x.args[0].lanes in (2, 2 * x.lanes)):
+            yield f"dot2 takes two bf16 for each of its f32 lanes, or two for all; got {show(x)}"
         if x.name in ("//", "%") and x.lanes == 1 and not _shown(self.inlined(x.args[1]) - 1, facts):
             yield f"cannot show {show(x.args[1])} >= 1 in {show(x)}"
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dnnc.ir.dtype import f32, i8, i32, u8
+from dnnc.ir.dtype import bf16, f32, i8, i32, u8
 from dnnc.ir.encodings import QUAD, WORD
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
@@ -338,7 +338,10 @@ class _Blocked(Layouts):
         self.set_input(n, 0, lay if take_blocks else ROW_MAJOR)
         transforms = whole and not self.strict and self.graph.variance(w).call_invariant
         tile = winograd_tile(n, self.lanes, self.rates) if transforms else 0
-        self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
+        if whole and not tile and self.pairs(n) == 2 and self.graph.variance(w).call_invariant:
+            self.set_input(n, 1, quad_filters(out.rank, self.lanes, self.lanes, 2))
+        else:
+            self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and (b := n.inputs[2]) is not None:
             if made % self.lanes or self.graph.variance(b).call_invariant:  # else its blocks lie as they are needed
                 self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
@@ -480,10 +483,10 @@ class _Blocked(Layouts):
         self.set_input(n, 0, ROW_MAJOR)
         if sparse := self.weights.encoding(n):
             return self.set_input(n, 1, sparse)
-        k = b.type.shape[-2]
-        if not self.of_bytes(n) or not isinstance(k, int) or k % QUAD:
+        k, of = b.type.shape[-2], QUAD if self.of_bytes(n) else self.pairs(n)
+        if of < 2 or not isinstance(k, int) or k % of:
             return self.set_input(n, 1, panels(b.type.rank, self.lanes))
-        quads = quad_panels(b.type.rank, self.lanes)
+        quads = quad_panels(b.type.rank, self.lanes, of)
         self.set_input(n, 1, quads if self.graph.variance(b).call_invariant else Dense(quads.layout))
 
     def decoded(self, n: Node) -> None:
@@ -518,6 +521,13 @@ class _Blocked(Layouts):
         x, w = n.inputs[:2]
         assert x is not None and w is not None
         return n.output.type.dtype is i32 and x.type.dtype in (u8, i8) and w.type.dtype is i8
+
+    def pairs(self, n: Node) -> int:
+        """2 where one instruction adds up two products of bfloat16, and is no slower than a multiply-add; else 1."""
+        x, w = n.inputs[:2]
+        assert x is not None and w is not None
+        fast = self.rates.pairs >= self.rates.fma and not self.strict
+        return 2 if fast and x.type.dtype is bf16 is w.type.dtype else 1
 
     def within_channels(self, n: Node) -> bool:
         """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""

@@ -39,19 +39,19 @@ def filters(rank: int, lanes: int, block_inputs: bool) -> Dense:
     return dense(Part(0, lanes), Part(1), *taps, Part(0, 1, lanes))
 
 
-def quad_panels(rank: int, lanes: int) -> Quads:
+def quad_panels(rank: int, lanes: int, of: int = QUAD) -> Quads:
     """`quads 1/16 0/4 1%16 0%4`: panels of bytes, four neighbours along the axis before the last side by side."""
     lead = tuple(Part(k) for k in range(rank - 2))
     rows, columns = rank - 2, rank - 1
-    parts = (*lead, Part(columns, lanes), Part(rows, QUAD), Part(columns, 1, lanes), Part(rows, 1, QUAD))
+    parts = (*lead, Part(columns, lanes), Part(rows, of), Part(columns, 1, lanes), Part(rows, 1, of))
     return Quads(Layout(parts))
 
 
-def quad_filters(rank: int, lanes: int, block: int) -> Quads:
+def quad_filters(rank: int, lanes: int, block: int, of: int = QUAD) -> Quads:
     """`quads 0/16 1/16 2 3 1/4%4 0%16 1%4`: filters of bytes, for input channels in blocks."""
     taps = tuple(Part(k) for k in range(2, rank))
-    inner = (Part(1, QUAD, block // QUAD),) if block > QUAD else ()
-    return Quads(Layout((Part(0, lanes), Part(1, block), *taps, *inner, Part(0, 1, lanes), Part(1, 1, QUAD))))
+    inner = (Part(1, of, block // of),) if block > of else ()
+    return Quads(Layout((Part(0, lanes), Part(1, block), *taps, *inner, Part(0, 1, lanes), Part(1, 1, of))))
 
 
 def word_panels(rank: int, lanes: int, codes: int) -> Packed:

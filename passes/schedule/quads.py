@@ -4,23 +4,23 @@
         for q in range(4):                                 ->      a[i, 4*k:+4], b[k, 0:+64])
             acc[i, l] = acc[i, l] + cast(a[i, 4*k + q]) * cast(b[k, 4*l + q])
 
-Bytes of `a` are the same for all lanes, those of `b` lie one behind the other. Sums of integers have no order.
+Bytes of `a` are the same for all lanes, those of `b` lie one behind the other. Sums of integers have no order. Two
+steps of a sum of bfloat16 products become `acc + dot2(a, b)` in the same way.
 """
 
 from __future__ import annotations
 
-from dnnc.ir.dtype import i8, i32, u8
+from dnnc.ir.dtype import DType, bf16, f32, i8, i32, u8
+from dnnc.ir.encodings import neighbours
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, extent, free, load, substitute, value
 from dnnc.ir.loops.stmt import Block, For, Store, call
 from dnnc.passes.schedule.loops import guarded, guards_of, is_reduction
 from dnnc.passes.schedule.state import edit, only
 
-QUAD = 4
-
 
 def quads(b: Block, lane: str, quad: str) -> Block:
-    """The loop `lane`, in which stands the loop `quad` of four steps and nothing else, as one statement."""
+    """The loop `lane`, in which stands the loop `quad` of four or two steps and nothing else, as one statement."""
 
     def go(s: For) -> Block:
         inner = only(s)
@@ -28,43 +28,48 @@ def quads(b: Block, lane: str, quad: str) -> Block:
         lanes, st = value(s.extent), body[0]
         if (
             inner.var.name != quad
-            or value(inner.extent) != QUAD
             or lanes is None
             or len(body) != 1
             or any({s.var, inner.var} & free(c) for c in conds)
             or not isinstance(st, Store)
-            or st.buf.dtype is not i32
+            or st.buf.dtype not in (i32, f32)
             or not is_reduction(st)
         ):
-            raise ScheduleError(f"{lane} and {quad} are no loops over lanes and four steps of a sum in i32")
+            raise ScheduleError(f"{lane} and {quad} are no loops over lanes and steps of a sum in i32 or f32")
         assert isinstance(st.value, Op)
         own = next(a for a in st.value.args if isinstance(a, Load) and a.buf is st.buf)
-        term = next(a for a in st.value.args if a is not own)
-        a, w = _bytes(term, s.var)
+        a, w = _factors([a for a in st.value.args if a is not own], st.buf.dtype, s.var)
+        steps = neighbours(w.dtype)
+        if value(inner.extent) != steps:
+            raise ScheduleError(f"{quad} has {inner.extent!r} steps, {steps} products of {w.dtype} are one instruction")
         first: dict[Expr, Expr] = {s.var: s.lo, inner.var: inner.lo}
         _check(s.var, inner.var, a, 0, 1)
-        _check(s.var, inner.var, w, QUAD, 1)
+        _check(s.var, inner.var, w, steps, 1)
         if inner.var in free_of(own) or _step(own, s.var) != 1:
             raise ScheduleError(f"{lane} is not the unit stride of {own!r}")
         acc, x, y = (
             load(v.buf, [substitute(i, first) for i in v.idx], n)
-            for v, n in ((own, lanes), (a, QUAD), (w, QUAD * lanes))
+            for v, n in ((own, lanes), (a, steps), (w, steps * lanes))
         )
         assert isinstance(acc, Load)
-        return guarded(conds, (Store(st.buf, acc.idx, call("dot4", acc, x, y), lanes),))
+        total = call("dot4", acc, x, y) if st.buf.dtype is i32 else acc + call("dot2", x, y)
+        return guarded(conds, (Store(st.buf, acc.idx, total, lanes),))
 
     return edit(b, lane, go)
 
 
-def _bytes(term: Expr, lane: Var) -> tuple[Load, Load]:
-    """The factors of a product of bytes: that which all lanes share, and that of each lane."""
+def _factors(terms: list[Expr], sums: DType, lane: Var) -> tuple[Load, Load]:
+    """The factors of a product, of which `terms` are those of an fma: that which all lanes share, that of each lane."""
+    if len(terms) == 1 and isinstance(terms[0], Op) and terms[0].name == "*":
+        terms = list(terms[0].args)
     loads: list[Load] = []
-    for f in term.args if isinstance(term, Op) and term.name == "*" else ():
-        if isinstance(f, Op) and f.name == "cast_i32" and isinstance(f.args[0], Load):
+    for f in terms:
+        if isinstance(f, Op) and f.name == f"cast_{sums}" and isinstance(f.args[0], Load):
             loads.append(f.args[0])
     loads.sort(key=lambda x: lane in free_of(x))
-    if len(loads) != 2 or loads[0].dtype not in (u8, i8) or loads[1].dtype is not i8:
-        raise ScheduleError(f"{term!r} is no product of bytes, the second i8")
+    types = tuple(x.dtype for x in loads)
+    if types not in (((u8, i8), (i8, i8)) if sums is i32 else ((bf16, bf16),)):
+        raise ScheduleError(f"{terms!r} are no factors of bytes, the second i8, or of bf16")
     return loads[0], loads[1]
 
 

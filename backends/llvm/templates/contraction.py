@@ -28,7 +28,7 @@ from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
 from dnnc.backends.llvm.templates.stored import blocked, prefetch_codes, scale_sums, weights_of
 from dnnc.ir.bounds import bounds, nonneg
-from dnnc.ir.encodings import Winograd, quads_of
+from dnnc.ir.encodings import Winograd, neighbours, quads_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, extent, free, minimum, substitute, unwrap, value
 from dnnc.ir.graph import Node
@@ -44,7 +44,7 @@ from dnnc.passes.schedule.k_blocking import LIMIT, stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
-from dnnc.passes.schedule.quads import QUAD, quads
+from dnnc.passes.schedule.quads import quads
 from dnnc.passes.schedule.rfactor import round_up
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.version import version
@@ -90,18 +90,20 @@ def nest_of(problem: Problem, images: bool = False) -> tuple[Schedule, Nest] | N
     if found is None:
         return None
     if weights is not None and quads_of(weights.type) is not None:
-        found = _quads(s, found)
+        found = _quads(s, found, neighbours(weights.type.dtype))
     return s, replace(found, image_bytes=size if isinstance(size, int) else 0)
 
 
-def _quads(s: Schedule, nest: Nest) -> Nest:
-    """Bytes: the reduction goes by fours, whose sum is one instruction; what fills up the last block holds 0."""
+def _quads(s: Schedule, nest: Nest, of: int) -> Nest:
+    """The reduction goes by fours of bytes or pairs of bf16, whose sum is one instruction; what fills up the last block
+    holds 0.
+    """
     first, *taps = nest.reduction
     n = s.extent(first)
     # of fewer inputs than a block has the nest knows that they are in one
     whole = nest.block if not isinstance(n, int) or n >= nest.block else 0
-    s.apply(round_up, first, whole or QUAD).apply(split, first, QUAD, ("rk", "rd"))
-    block = whole // QUAD if whole or not nest.block else unwrap(s.extent("rk"))
+    s.apply(round_up, first, whole or of).apply(split, first, of, ("rk", "rd"))
+    block = whole // of if whole or not nest.block else unwrap(s.extent("rk"))
     return replace(nest, reduction=("rk", *taps), block=block, quad="rd")
 
 

@@ -43,7 +43,7 @@ class Nest:
     panel_bytes: int = 0  # of a convolution's filters, of a vector of outputs; 0 where the size is not known
     image_bytes: int = 0  # of all rows, or pixels; 0 where that is not known
     window: int = 1  # taps in all
-    quad: str = ""  # the loop over four bytes, of which one instruction adds up the products
+    quad: str = ""  # the loop over four bytes or two bf16, of which one instruction adds up the products
     codes: int = 0  # of a word of stored weights, which a step of the sum decodes; 0: the weights are no codes
     images: bool = False  # are a tile's rows the same pixel of several images?
 

@@ -91,7 +91,7 @@ def updating_batch_norm(input: Any, weight: Any, bias: Any, momentum: float, eps
     """
     y, *new = _with_statistics(input, weight, bias, momentum, eps, *running)
     for old, statistic in zip(running, new):
-        _keep(old, statistic)
+        update_buffer(old, statistic)
     keep_along(y, *running)
     return y
 
@@ -137,7 +137,7 @@ def _without_bias(var: Array, count: Any) -> Array:
 def blend(running: Array | None, new: Array, momentum: Any) -> None:
     """Let a running statistic take its next value. InputError: it would keep a value of a trace beyond its end."""
     if running is not None:
-        _keep(running, _blended(running, new, momentum))
+        update_buffer(running, _blended(running, new, momentum))
 
 
 def _blended(running: Array, new: Array, momentum: Any) -> Array:
@@ -156,14 +156,15 @@ def _next_statistics(mean: Array, var: Array, *more: Any) -> list[Array]:
 _BLENDED = Composite(_next_statistics)
 
 
-def _keep(running: Array, new: Array) -> None:
-    if new._parts[0].traced and not (_FRESH.get() or running._parts[0].traced):
+def update_buffer(buffer: Array, new: Array) -> None:
+    """Let a buffer take its next value. InputError: it would keep a value of a trace beyond its end."""
+    if new._parts[0].traced and not (_FRESH.get() or buffer._parts[0].traced):
         raise InputError(
-            "a running statistic would take a value of a function that is being traced; call the module by "
-            "dnnc.nn.functional_call(module, state, ..., return_buffers=True), which gives the new statistics back, or "
-            "call module.eval() first"
+            "a buffer, such as a running statistic, would take a value of a function that is being traced; call the "
+            "module by dnnc.nn.functional_call(module, state, ..., return_buffers=True), which gives the new buffers "
+            "back, or call module.eval() first"
         )
-    running._written(new._parts)
+    buffer._written(new._parts)
 
 
 def keep_along(y: Array, *running: Array | None) -> None:

@@ -421,7 +421,8 @@ def test_matrices_of_bytes_compile_without_local_memory(t: str) -> None:
 
 # which CPUs spell, and GPUs have no need of, or expand
 CPU_ALONE = {
-    "estimate", "interleave_high", "interleave_low", "lookup", "piece", "recode", "scale", "sparse_rows", "trusted",
+    "dot2", "estimate", "interleave_high", "interleave_low", "lookup", "piece", "recode", "scale", "sparse_rows",
+    "trusted",
 }  # fmt: skip
 
 

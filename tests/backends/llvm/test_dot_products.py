@@ -1,4 +1,7 @@
-"""Sums of products of bytes have the same bits on every CPU: the instruction, its expansions and the interpreter."""
+"""Sums of products of bytes have the same bits on every CPU: the instruction, its expansions and the interpreter.
+
+Those of bfloat16 are rounded once or twice more or less.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from kernels import TARGET
 import dnnc
 from dnnc.backends.llvm.ceilings import bind
 from dnnc.backends.llvm.emit import emit_kernel
-from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.features import X86_CPUS, parse_target
 from dnnc.backends.runtime.frames import aligned_empty
-from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.dtype import BY_NAME, bf16
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
-from dnnc.ir.loops.text import parse_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
 
 Array = np.ndarray[Any, Any]
 NAMES = ("x86-64", "x86-64-v3", "x86-64-v4", "cascadelake", "alderlake")
@@ -89,6 +92,65 @@ def test_contractions(case: str) -> None:
         f = dnnc.compile(parse(source, {"w": b}), target=f"llvm -mcpu={cpu}", cache=False, strict_compile=True)
         np.testing.assert_array_equal(np.asarray(f(a)), want)
         assert any("contraction" in str(k.choice) for p in f.report.programs for k in p.kernels)
+
+
+PAIRS_CPU = "llvm -mcpu=znver4 -mattr=-sse4a"  # adds up pairs as fast as products; CPUs of another maker can run it
+
+
+@pytest.mark.parametrize("pairs", [1, 16])
+@pytest.mark.parametrize("cpu", ["x86-64", "x86-64-v4", *([] if parse_target(PAIRS_CPU).foreign else [PAIRS_CPU[11:]])])
+def test_sums_of_two_bfloat16_products(cpu: str, pairs: int) -> None:
+    target = parse_target(f"llvm -mcpu={cpu} -threads=1")
+    n = target.lanes
+    k = parse_kernel(f"""\
+def k(a: bf16[{2 * n}], b: bf16[{2 * n}], y: f32[{n}]):
+    y[0:+{n}] = y[0:+{n}] + dot2(a[0:+{2 if pairs == 1 else 2 * n}], b[0:+{2 * n}])
+""")
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(2 * n).astype(bf16.numpy) for _ in range(2))
+    start = rng.standard_normal(n).astype(np.float32)
+    left = np.tile(a[:2], n) if pairs == 1 else a
+    terms = left.astype(np.float64) * b.astype(np.float64)
+    want, size = start + terms.reshape(n, 2).sum(1), np.abs(start) + np.abs(terms).reshape(n, 2).sum(1)
+    buffers = []
+    for x in (a, b, start):
+        buffers.append(aligned_empty(x.nbytes))
+        buffers[-1][:] = x.view(np.uint8)
+    bind(k, target, buffers)()
+    interpreted = start.copy()
+    run_kernel(k, {"a": a, "b": b, "y": interpreted})
+    for got in (buffers[2].view(np.float32), interpreted):
+        assert (np.abs(got - want) <= 3 * 2**-24 * size).all()
+
+
+def test_bfloat16_pairs_are_one_instruction_where_it_is_fast() -> None:
+    k = parse_kernel("def k(a: bf16[2], b: bf16[32], y: f32[16]):\n    y[0:+16] = y[0:+16] + dot2(a[0:+2], b[0:+32])\n")
+    assert "dpbf16ps.512" in emit_kernel(k, "k", parse_target("llvm -mcpu=znver4").feature_set)
+    assert "dpbf16ps" not in emit_kernel(k, "k", parse_target("llvm -mcpu=cascadelake").feature_set)
+    fast = {c for c in X86_CPUS if (rates := parse_target(f"llvm -mcpu={c}").rates).pairs >= rates.fma}
+    assert fast == {"znver4", "znver5"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_contractions_of_bfloat16(case: str) -> None:
+    text, x, w = CASES[case]
+    text = text.replace("out_dtype=i32, ", "").replace(", out_dtype=i32", "")
+    shapes = [", ".join(map(str, s)) for s in (x, w)]
+    source = f"def g(x: bf16[{shapes[0]}], *, w: bf16[{shapes[1]}]):\n    y = {text}\n    return y"
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(s).astype(bf16.numpy) for s in (x, w))
+    want, size = (
+        run(parse(source.replace("bf16", "f64"), {"w": f(b.astype(np.float64))}), [f(a.astype(np.float64))])[0]
+        for f in (np.asarray, np.abs)
+    )
+    terms = np.prod(w[1:]) if "conv" in text else w[-2]
+    for target in ("llvm", "llvm -mcpu=x86-64-v3", *([] if parse_target(PAIRS_CPU).foreign else [PAIRS_CPU])):
+        f = dnnc.compile(parse(source, {"w": b}), target=target, cache=False, strict_compile=True)
+        kernels = "".join(show_kernel(k.kernel) for k in f.programs[0].scheduled.kernels)
+        assert ("dot2" in kernels) == (parse_target(target).rates.pairs >= 1 and case not in ("image", "pointwise"))
+        got = np.asarray(f(a)).astype(np.float64)
+        assert (np.abs(got - want) <= 2**-8 * np.abs(want) + terms * 2**-24 * size).all()
 
 
 NET = """\

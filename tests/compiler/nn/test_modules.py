@@ -152,3 +152,8 @@ def test_first_values_are_constants_of_a_trace() -> None:
     g = dnnc.trace(lambda x: net(x), dnnc.Spec(("N", 4)))
     assert not any(n.op.name.startswith("random") for n in g.nodes())
     assert sum(c.size for c in g.constants.values()) >= 4 * 3 + 3
+
+
+def test_a_module_within_a_module_is_indented_once() -> None:
+    text = repr(nn.Sequential(nn.Sequential(nn.ReLU()), nn.ReLU()))
+    assert text == "Sequential(\n  (0): Sequential(\n    (0): ReLU()\n  )\n  (1): ReLU()\n)"

@@ -239,7 +239,9 @@ def test_a_traced_step_is_the_eager_one() -> None:
 @pytest.mark.slow
 def test_traces_without_state() -> None:
     net, x = Net(), batch()
-    with pytest.raises(InputError, match=r"test_state.py:\d+: a running statistic would take a value"):
+    with pytest.raises(
+        InputError, match=r"test_state.py:\d+: a buffer, such as a running statistic, would take a value"
+    ):
         dnnc.jit(lambda x: net(x))(x)
     net.norm.eval()
     with pytest.raises(InputError, match=r"dropout: a draw in a traced function needs a key"):

@@ -58,7 +58,7 @@ def quickly(peers: list[str], model: str = "fixed.onnx") -> Bench:
 
 
 def peer(result: np.ndarray[Any, Any]) -> Any:
-    return lambda model, inputs, threads: Engine("onnxruntime", lambda: result, lambda r: [r])
+    return lambda model, inputs, threads, precision: Engine("onnxruntime", lambda: result, lambda r: [r])
 
 
 # --- timing -----------------------------------------------------------------------------------------------------------
@@ -123,6 +123,14 @@ def test_alone() -> None:
     )
 
 
+def test_a_peer_is_told_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    of_model = peer(X @ np.ones((3, 4), np.float32))
+    monkeypatch.setitem(PEERS, "openvino", lambda *given: told.append(given[-1]) or of_model(*given))
+    bench("fixed.onnx", lambda: (compile("fixed.onnx", precision="bfloat16"), [X]), 1, ["openvino"], 0.01, 0)
+    assert told == ["bfloat16"]
+
+
 @pytest.mark.slow
 def test_same_results_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PEERS, "onnxruntime", peer(X @ np.ones((3, 4), np.float32)))
@@ -149,7 +157,7 @@ def test_other_results_are_told(monkeypatch: pytest.MonkeyPatch, wrong: np.ndarr
 
 @pytest.mark.slow
 def test_a_peer_that_fails_is_a_line_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(model: Any, inputs: Mapping[str, Any], threads: int) -> Engine:
+    def fail(model: Any, inputs: Mapping[str, Any], threads: int, precision: str | None) -> Engine:
         raise RuntimeError("no kernel\nfor this")
 
     monkeypatch.setitem(PEERS, "onnxruntime", fail)
@@ -171,7 +179,7 @@ def test_a_missing_peer_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in ("onnxruntime", "openvino") if find_spec(n)])
 def test_installed_peers_give_the_same_numbers(name: str) -> None:
-    engine = PEERS[name]("open.onnx", {"x": X}, 1)
+    engine = PEERS[name]("open.onnx", {"x": X}, 1, None)
     (y,) = engine.outputs(engine.call())
     np.testing.assert_allclose(y, X @ np.ones((3, 4), np.float32))
     assert engine.facts["load_s"] > 0
