@@ -19,6 +19,7 @@ from dnnc.ir.blocks import Blocks
 from dnnc.ir.bundles import Bundles
 from dnnc.ir.dtype import DType, bf16, f64, i8, u8, u32
 from dnnc.ir.expr import E, Expr, cast, const, op
+from dnnc.ir.pairs import Pairs
 from dnnc.ir.sparse import Sparse
 from dnnc.ir.types import Array, Dense, Dim, Encoding, Layout, Part, TensorType, parse_layout, product
 
@@ -114,6 +115,7 @@ def quads_of(t: TensorType) -> Quads | None:
 register("sparse")(Sparse)
 register("bundles")(Bundles)
 register("blocks")(Blocks)
+register("pairs")(Pairs)
 WORD = 32  # bits of a word of `Packed`
 
 

@@ -17,7 +17,7 @@ from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.sparse import Pattern
-from dnnc.ir.types import tensor
+from dnnc.ir.types import Array, tensor
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.rewrites.sparse import MOST_DENSITY, Verdict
 from dnnc.passes.schedule.problem import classify
@@ -35,16 +35,12 @@ def weigh_blocks(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
         n: a product.
         target: the GPU.
     """
+    found_weights = product_weights(graph, n)
+    if found_weights is None or target.major < 8 or found_weights[1] < FEW_PIXELS:
+        return None
+    array, pixels = found_weights
     x, w = n.inputs[:2]
-    array = graph.constants.get(w) if w is not None else None
-    if n.op.contraction is not ContractionForm.PRODUCT or x is None or w is None or array is None:
-        return None
-    same = x.type.dtype is w.type.dtype in (f16, bf16)
-    if not same or array.ndim != 2 or x.type.rank < 2 or not (x.type.static and n.output.type.static):
-        return None
-    pixels = math.prod(int(str(d)) for d in n.output.type.shape[:-1])
-    if target.major < 8 or pixels < FEW_PIXELS:
-        return None
+    assert x is not None and w is not None
     matrix, best, found = matrix_of(array, 1), math.inf, 0
     for size in SIZES:
         if matrix.shape[0] % size or matrix.shape[1] % size:
@@ -63,6 +59,20 @@ def weigh_blocks(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
     if gain < GAIN:
         return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
     return Verdict(stored, f"{head} sparse, blocks, {gain:.1f} times as fast as dense by estimate")
+
+
+def product_weights(graph: Graph, n: Node) -> tuple[Array, int] | None:
+    """The constant weights [terms, rows] of a product of 16-bit floats, and the rows of its other factor; None of all
+    other nodes.
+    """
+    x, w = n.inputs[:2] if n.op.contraction is ContractionForm.PRODUCT else (None, None)
+    array = graph.constants.get(w) if w is not None else None
+    if x is None or w is None or array is None:
+        return None
+    same = x.type.dtype is w.type.dtype in (f16, bf16)
+    if not same or array.ndim != 2 or x.type.rank < 2 or not (x.type.static and n.output.type.static):
+        return None
+    return array, math.prod(int(str(d)) for d in n.output.type.shape[:-1])
 
 
 @lru_cache(256)

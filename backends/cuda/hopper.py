@@ -223,6 +223,26 @@ FN void {name}({sums}* d, const void* a, const void* b, int keep) {{
 }}"""
 
 
+def _sparse_product(em: FuncEmitter, s: Eval) -> str:
+    acc, a, b, _, _, part = s.args
+    assert isinstance(acc, Ref) and isinstance(a, Ref) and isinstance(b, Ref)
+    n, kind, chosen = 2 * acc.lanes, a.buf.dtype.name, constant(part, "the part of wgmma_sp")
+    if kind not in ("f16", "bf16") or b.buf.dtype is not a.buf.dtype or n % 8 or not 8 <= n <= 256:
+        raise InternalError(f"wgmma_sp of 64 x {n} of {a.buf.dtype} and {b.buf.dtype} does not exist")
+    r = n // 2
+    registers = ", ".join(f"%{i}" for i in range(r))
+    name = f"wgmma_sp_{n}_{kind}_{chosen}"
+    text = f"""\
+FN void {name}(f32* d, const void* a, const void* b, u32 places, int keep) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{r + 3}, 0;\\n"
+    "wgmma.mma_async.sp.sync.aligned.m64n{n}k32.f32.{kind}.{kind} {{{registers}}}, %{r}, %{r + 1}, %{r + 2}, {chosen}, \
+p, 1, 1, 0, 0;\\n}}"
+    : {_operands(r, f32)} : "l"(matrix(a)), "l"(matrix(b)), "r"(places), "r"(keep));
+}}"""
+    em.use("matrix")
+    return f"{_generated(em, name, text)}({', '.join(em.text(x) for x in s.args[:5])});"
+
+
 def _operands(n: int, sums: DType) -> str:
     kind = "f" if sums.is_float else "r"
     return ", ".join(f'"+{kind}"(d[{i}])' for i in range(n))
@@ -315,12 +335,12 @@ FN void mbar_wait(u64* b, u32 parity) {
     "bulk_wait_read": 'template<int N> FN void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: '
                       '"n"(N) : "memory"); }',
     "fence_async": 'FN void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }',
-    "stmatrix_x4": """\
-template<class T> FN void stmatrix_x4(T* p, const V<T, 8>& v) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+    **{name: f"""\
+template<class T> FN void {name}(T* p, const V<T, 8>& v) {{
+  asm volatile("stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%0], {{%1, %2, %3, %4}};"
     :: "r"(shared_address(p)), "r"(pair(v.v[0], v.v[1])), "r"(pair(v.v[2], v.v[3])), "r"(pair(v.v[4], v.v[5])), \
 "r"(pair(v.v[6], v.v[7])) : "memory");
-}""",
+}}""" for name, trans in (("stmatrix_x4", ""), ("stmatrix_x4_trans", ".trans"))},
     "wgmma_fence": 'FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }',
     "wgmma_commit": 'FN void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }',
     "wgmma_wait": 'template<int N> FN void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : '
@@ -376,7 +396,8 @@ EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
     "mbar_wait": _wait_mbarrier,
     **{name: _immediate for name in ("bulk_wait", "bulk_wait_read", "regs_give", "regs_take")},
     "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_fetch": _fetch, "tma_store": _copy,
-    "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
+    "stmatrix_x4": _matrices, "stmatrix_x4_trans": _matrices,
+    "wgmma": _product, "wgmma_sp": _sparse_product, "wgmma_kn": _product, "wgmma_wait": _wait,
     "resident": lambda em, s: "",  # said in the kernel's head
     "first_level_cache": lambda em, s: "",  # said by the launch
 }  # fmt: skip

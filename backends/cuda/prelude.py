@@ -492,6 +492,16 @@ FN V<f32, 4> mma_m16n8k16(V<f32, 4> d, const V<{t}, 8>& a, const V<{t}, 4>& b) {
       "r"(pair(b.v[0], b.v[1])), "r"(pair(b.v[2], b.v[3])));
   return d;
 }}""" for t in ("f16", "bf16")),
+    "mma_sp_m16n8k32": "\n".join(f"""\
+template<int PART> FN V<f32, 4> mma_sp_m16n8k32(V<f32, 4> d, const V<{t}, 8>& a, const V<{t}, 8>& b, u32 places) {{
+  asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.{t}.{t}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, \
+{{%8, %9, %10, %11}}, {{%0, %1, %2, %3}}, %12, %13;"
+    : "+f"(d.v[0]), "+f"(d.v[1]), "+f"(d.v[2]), "+f"(d.v[3])
+    : "r"(pair(a.v[0], a.v[1])), "r"(pair(a.v[2], a.v[3])), "r"(pair(a.v[4], a.v[5])), "r"(pair(a.v[6], a.v[7])),
+      "r"(pair(b.v[0], b.v[1])), "r"(pair(b.v[2], b.v[3])), "r"(pair(b.v[4], b.v[5])), "r"(pair(b.v[6], b.v[7])),
+      "r"(places), "n"(PART));
+  return d;
+}}""" for t in ("f16", "bf16")),
     "mma_m16n8k32": MMA_BYTES,
     **HALVES,
     "dot4": "\n".join(f"""\

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from dnnc.backends.cuda.block_weights import weigh_blocks
+from dnnc.backends.cuda.pair_weights import weigh_pairs
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction import patch, simt, sparse, sparse_gather, tf32x3
 from dnnc.backends.cuda.templates.contraction.mma import Shape as TileShape
@@ -43,7 +44,10 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
         n: a product or a convolution.
         target: the GPU.
     """
-    if (verdict := weigh_blocks(graph, n, target)) is not None:
+    pairs = weigh_pairs(graph, n, target)
+    if pairs is not None and pairs.encoding is not None:
+        return pairs
+    if (verdict := weigh_blocks(graph, n, target) or pairs) is not None:
         return verdict
     found = zeros_of(graph, n)
     if found is None:

@@ -178,6 +178,12 @@ def _matrix(em: FuncEmitter, e: Op) -> Text:
     return f"{e.name}({', '.join(em.text(a) for a in e.args)})", UNARY
 
 
+def _sparse_matrix(em: FuncEmitter, e: Op) -> Text:
+    """Which lanes have the places is a part of the instruction."""
+    *args, part = e.args
+    return f"{e.name}<{index.constant(part, 'the part')}>({', '.join(em.text(a) for a in args)})", UNARY
+
+
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +254,7 @@ SPECIAL: dict[str, Callable[[FuncEmitter, Op], Text]] = {
     "mma_m16n8k16": _matrix, "mma_m16n8k32": _matrix, "dot4": _dot4, "lookup": _lookup, "recode": _recode,
     "halves_f16": _halves, "halves_bf16": _halves,
     "words": _words, **{f"{t}_words": _words for t in WORD_PARTS},
-    "mma_m16n8k8": _matrix, "mma_m16n8k8_cut": _matrix,
+    "mma_m16n8k8": _matrix, "mma_m16n8k8_cut": _matrix, "mma_sp_m16n8k32": _sparse_matrix,
     "shfl_xor": _shuffle, "shfl_up": _shuffle, "shfl_down": _shuffle,
     "shfl": _shuffle,
 }  # fmt: skip

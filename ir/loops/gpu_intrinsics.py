@@ -43,6 +43,30 @@ def mma_m16n8k32(d: Array, a: Array, b: Array) -> Array:
     return (_warps(d) + (left @ right)[:, _D_ROW, _D_COL]).reshape(d.shape).astype(kind)
 
 
+_A32_COL = np.concatenate([2 * _IN_GROUP + np.array([0, 1]) + k for k in (0, 8, 16, 24)], 1)  # of the second factor
+
+
+def mma_sp_m16n8k32(d: Array, a: Array, b: Array, places: Array, part: Array) -> Array:
+    """d + a @ b: d is 16 x 8 in 4 registers a lane, a 16 x 32 in 8, b 32 x 8 in 8. Two of each four neighbours of a row
+    of a are there; lanes 2 * part and the next of each four say which, as in `wgmma_sp`.
+    """
+    warps = len(d) // 32
+    left, right = np.zeros((warps, 16, 16), np.float32), np.zeros((warps, 32, 8), np.float32)
+    left[:, _A_ROW, _A_COL] = _warps(a)
+    right[:, _A32_COL, _GROUP + np.zeros(8, np.int64)] = _warps(b)
+    lanes = 2 * int(np.ravel(part)[0]) + np.arange(2)
+    word = np.broadcast_to(places, (len(d),)).astype(np.uint32).reshape(warps, 8, 4)[:, :, lanes]
+    halves = np.stack([word & 0xFFFF, word >> 16], 1)  # warp, half, g, lanes
+    nibbles = (halves[..., None] >> np.arange(0, 16, 4)).reshape(warps, 16, 8)  # of 8 groups
+    at = np.stack([nibbles & 3, nibbles >> 2 & 3], -1).astype(np.int64)
+    if (at[..., 0] >= at[..., 1]).any():
+        raise ValueError("mma_sp_m16n8k32: places of two elements of a group must rise")
+    whole = np.zeros((warps, 16, 8, 4), np.float32)
+    np.put_along_axis(whole, at, left.reshape(warps, 16, 8, 2), -1)
+    made = _warps(d) + (whole.reshape(warps, 16, 32) @ right)[:, _D_ROW, _D_COL]
+    return made.reshape(d.shape).astype(np.float32)
+
+
 NIBBLES = 4 * np.array([0, 4, 1, 5, 2, 6, 3, 7])  # shifts of the codes of a word, in the order in which they come apart
 
 

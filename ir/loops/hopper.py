@@ -24,10 +24,17 @@ it) and by `wgmma_wait`. Threads' writes become visible to the engines by `fence
     fence_async()                    what this thread wrote to shared memory so far, the engines may read
     stmatrix_x4(to, v)               a warp: four 8 x 8 matrices; lane 8*m + r gives the address of row r of matrix m, v
                                      holds 2 elements of each
+    stmatrix_x4_trans(to, v)         the same with each matrix transposed
     wgmma(acc, a, b, keep)           128 threads: acc = (keep != 0 ? acc : 0) + a @ b^T, asynchronously; a is 64 x k, b
                                      is n x k; k is 32 bytes. Bytes of integers are added up in i32, exactly
-    wgmma_kn(acc, a, b, keep)        the same with b lying as k x n: blocks of 64 columns one after the other, [block,
-                                     k, 64]
+    wgmma_sp(acc, a, b, places, keep, part)
+                                     the same with two of each four neighbours of a row of a: a is 64 x 32 bytes of
+                                     them, b is n x 64 bytes of 16-bit floats. `places`, a u32 of each thread, has 2
+                                     bits for each element, the lower place first: lanes 4*g + 2*part + h of warp w
+                                     have row 16*w + g in the lower half and row 16*w + g + 8 in the upper one, of
+                                     groups 4*h to 4*h + 3. `part` is the number 0 or 1
+    wgmma_kn(acc, a, b, keep)        the same as wgmma with b lying as k x n: blocks of 64 columns one after the other,
+                                     [block, k, 64]
     wgmma_fence()                    registers of this thread are ready for the next group of products
     wgmma_commit()                   close a group of products
     wgmma_wait(n[, acc])             all but the newest n are complete; acc, which they computed, may be used from here
@@ -55,7 +62,8 @@ import numpy as np
 EFFECTS = (
     "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_prefetch", "tma_load", "tma_im2col",
     "tma_fetch", "tma_store", "bulk_commit", "bulk_wait_read",
-    "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait",
+    "bulk_wait", "fence_async", "stmatrix_x4", "stmatrix_x4_trans",
+    "wgmma", "wgmma_sp", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait",
     "named_barrier", "cluster_barrier", "cluster_arrive", "cluster_wait",
     "peer_store", "peer_send", "first_level_cache", "resident", "regs_give", "regs_take",
 )  # fmt: skip

@@ -298,15 +298,19 @@ def _engine_reads(it: Evaluator, view: View, reader: int, off: Array, what: str)
 # --- matrices ---------------------------------------------------------------------------------------------------------
 
 
-def stmatrix_x4(it: Evaluator, dst: Expr, v: Expr) -> None:
+def stmatrix_x4(it: Evaluator, dst: Expr, v: Expr, order: tuple[int, ...] = (0, 3, 1, 2, 4)) -> None:
+    """`order`: of warp, 8 groups of lanes, their lanes, matrix, elements, to warp, matrix and places in it."""
     assert isinstance(dst, Ref)
     threads = threads_of(it, "stmatrix_x4")
     if len(threads) % 32 or (threads.reshape(-1, 32) != threads.reshape(-1, 32)[:, :1] + np.arange(32)).any():
         raise KernelError("stmatrix_x4 is reached by a part of a warp")
     rows = it.state.rows
     value = np.broadcast_to(it.eval(v), (rows, 8)).reshape(-1, 32, 4, 2)  # warp, lane, matrix, 2 elements
-    row = value.reshape(-1, 8, 4, 4, 2).transpose(0, 3, 1, 2, 4)  # warp, matrix, row, 4 lanes of a row, 2 elements
-    it.write(it.place(dst.buf, dst.idx, 8), row.reshape(rows, 8))
+    it.write(it.place(dst.buf, dst.idx, 8), value.reshape(-1, 8, 4, 4, 2).transpose(order).reshape(rows, 8))
+
+
+def stmatrix_x4_trans(it: Evaluator, dst: Expr, v: Expr) -> None:
+    stmatrix_x4(it, dst, v, (0, 3, 2, 4, 1))
 
 
 def _warp_groups(it: Evaluator, what: str) -> Array:
@@ -326,10 +330,37 @@ def wgmma_kn(it: Evaluator, acc: Expr, a: Expr, b: Expr, keep: Expr) -> None:
     _multiply(it, acc, a, b, keep, _columns_of)
 
 
+def wgmma_sp(it: Evaluator, acc: Expr, a: Expr, b: Expr, places: Expr, keep: Expr, part: Expr) -> None:
+    words = np.broadcast_to(it.eval(places), (it.state.rows,)).astype(np.uint32)
+    lanes = 2 * number(it, part, "the part of wgmma_sp") + np.arange(2)
+
+    def expand(left: Array, rows: Array) -> Array:
+        """[64, 32] of pairs [64, 16], whose places the threads of these rows of the state have."""
+        word = words[rows].reshape(4, 8, 4)[:, :, lanes]  # warp, g, lanes
+        halves = np.stack([word & 0xFFFF, word >> 16], 1)  # warp, half, g, lanes
+        nibbles = (halves[..., None] >> np.arange(0, 16, 4)).reshape(WGMMA_ROWS, 8)  # of 8 groups
+        at = np.stack([nibbles & 3, nibbles >> 2 & 3], -1)
+        if (at[..., 0] >= at[..., 1]).any():
+            raise KernelError("wgmma_sp: places of two elements of a group must rise")
+        out = np.zeros((WGMMA_ROWS, 8, 4), left.dtype)
+        np.put_along_axis(out, at.astype(np.int64), left.reshape(WGMMA_ROWS, 8, 2), -1)
+        return out.reshape(WGMMA_ROWS, 32)
+
+    _multiply(it, acc, a, b, keep, lambda it, r, n, row: _rows_of(it, r, n, row, 64), expand)
+
+
 Tile = Callable[["Evaluator", Ref, int, int], tuple[View, Array]]
 
 
-def _multiply(it: Evaluator, acc: Expr, a: Expr, b: Expr, keep: Expr, right_tile: Tile) -> None:
+def _multiply(
+    it: Evaluator,
+    acc: Expr,
+    a: Expr,
+    b: Expr,
+    keep: Expr,
+    right_tile: Tile,
+    expand: Callable[[Array, Array], Array] = lambda left, rows: left,
+) -> None:
     assert isinstance(acc, Ref) and isinstance(a, Ref) and isinstance(b, Ref)
     firsts, kept = _warp_groups(it, "wgmma"), number(it, keep, "the last operand of wgmma")
     n, place = 2 * acc.lanes, it.place(acc.buf, acc.idx, acc.lanes)
@@ -343,7 +374,7 @@ def _multiply(it: Evaluator, acc: Expr, a: Expr, b: Expr, keep: Expr, right_tile
         agent = it.team.size + group
         it.team.clock[agent] = np.maximum(it.team.clock[agent], it.team.clock[first : first + GROUP].max(0))
         kind = registers.data.dtype.type
-        left = _operand(it, _rows_of(it, a, WGMMA_ROWS, rows[0]), group).astype(kind)
+        left = expand(_operand(it, _rows_of(it, a, WGMMA_ROWS, rows[0]), group).astype(kind), rows)
         right = _operand(it, right_tile(it, b, n, rows[0]), group).astype(kind)
         copies = it.copies(registers)[rows] if len(registers.data) > 1 else rows * 0
         off = np.broadcast_to(place.off, (it.state.rows, acc.lanes))[rows]
@@ -373,9 +404,9 @@ def _located(view: View, at: list[Array]) -> tuple[View, Array]:
     return view, view.offset(at, True)
 
 
-def _rows_of(it: Evaluator, r: Ref, rows: int, row: int) -> tuple[View, Array]:
-    """Offsets of a tile whose rows lie along the sum, [rows, k]."""
-    view, index = _start(it, r, row, 32)
+def _rows_of(it: Evaluator, r: Ref, rows: int, row: int, wide: int = 32) -> tuple[View, Array]:
+    """Offsets of a tile whose rows lie along the sum, [rows, k], `wide` bytes each."""
+    view, index = _start(it, r, row, wide)
     at: list[Array] = [np.full((rows, r.lanes), i) for i in index]
     at[-2], at[-1] = at[-2] + np.arange(rows)[:, None], at[-1] + np.arange(r.lanes)
     return _located(view, at)
@@ -524,7 +555,8 @@ EFFECTS: dict[str, Callable[..., None]] = {
     "mbar_init": mbar_init, "mbar_fence": mbar_fence, "mbar_arrive": mbar_arrive, "mbar_expect": mbar_expect,
     "tma_load": tma_load, "tma_im2col": tma_im2col, "tma_store": tma_store, "bulk_commit": bulk_commit,
     "bulk_wait": bulk_wait, "bulk_wait_read": bulk_wait,
-    "fence_async": fence_async, "stmatrix_x4": stmatrix_x4, "wgmma": wgmma, "wgmma_kn": wgmma_kn,
+    "fence_async": fence_async, "stmatrix_x4": stmatrix_x4, "stmatrix_x4_trans": stmatrix_x4_trans,
+    "wgmma": wgmma, "wgmma_sp": wgmma_sp, "wgmma_kn": wgmma_kn,
     "wgmma_fence": wgmma_fence, "wgmma_commit": wgmma_commit,
     "wgmma_wait": wgmma_wait, "named_barrier": named_barrier, "cluster_barrier": cluster_barrier,
     "cluster_arrive": cluster_barrier, "cluster_wait": cluster_wait,

@@ -243,6 +243,9 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("ldmatrix_x4_trans", gpu.ldmatrix_x4_trans, lambda r: (r.dtype, 8), collective=True),
     Intrinsic("mma_m16n8k16", gpu.mma_m16n8k16, lambda d, a, b: (d.dtype, 4), collective=True),
     Intrinsic("mma_m16n8k32", gpu.mma_m16n8k32, lambda d, a, b: (d.dtype, 4), collective=True),
+    Intrinsic(
+        "mma_sp_m16n8k32", gpu.mma_sp_m16n8k32, lambda d, a, b, places, part: (d.dtype, 4), collective=True
+    ),
     Intrinsic("mma_m16n8k8", gpu.mma_m16n8k8, lambda d, a, b: (d.dtype, 4), collective=True),
     Intrinsic("mma_m16n8k8_cut", gpu.mma_m16n8k8_cut, lambda d, a, b: (d.dtype, 4), collective=True),
     # the kernel before this one may still run until pdl_wait(), and the one after it may begin from pdl_launch() on

@@ -6,11 +6,13 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from dnnc.ir.blocks import Blocks
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.op import Trait
+from dnnc.ir.pairs import Pairs
 from dnnc.ir.sparse import Sparse
 from dnnc.passes.lower.form import Contraction, Form, Normed, Weighted
 from dnnc.passes.lower.nests import Lowered
@@ -46,7 +48,7 @@ class Problem:
     def sparse(self) -> bool:
         """Are the weights stored sparse? Other schedules than those for them look each element up, zeros too."""
         w = self.anchor.inputs[1] if self.anchor is not None and len(self.anchor.inputs) > 1 else None
-        return w is not None and isinstance(w.type.encoding, Sparse)
+        return w is not None and isinstance(w.type.encoding, (Sparse, Blocks, Pairs))
 
     @property
     def contraction(self) -> Contraction | None:

@@ -21,6 +21,8 @@ from dnnc.backends.cuda.templates.contraction import (
     sparse_gather,
     tf32,
     tf32x3,
+    two_of_four,
+    two_of_four_rows,
     wgmma,
     window,
 )
@@ -43,7 +45,9 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("recurrence", recurrence, target),  # loops that are one kernel
         _template("sparse", sparse, target),  # weights with zeros that are not stored
         _template("sparse_gather", sparse_gather, target),
-        _template("sparse_blocks", sparse_blocks, target),
+        replace(_template("sparse_blocks", sparse_blocks, target), sparse=True),
+        replace(_template("two_of_four", two_of_four, target), sparse=True),
+        replace(_template("two_of_four_rows", two_of_four_rows, target), sparse=True),
         _template("decoded", decoded, target),  # weights of few bits
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),

@@ -30,6 +30,8 @@ ELSEWHERE = {
     "sparse",
     "sparse_blocks",
     "sparse_gather",
+    "two_of_four",
+    "two_of_four_rows",
     "decoded",
     "wgmma",
     "gemv_norm",

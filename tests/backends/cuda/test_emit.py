@@ -313,6 +313,7 @@ def matrix_{t}(a: {t}[64, 64], c: f32[64, 64]):
                 for j in unroll(2):
                     acc[j, 0:+4] = 0.0
                     acc[j, 0:+4] = mma_m16n8k16(acc[j, 0:+4], x, y[4*j:+4])
+                    acc[j, 0:+4] = mma_sp_m16n8k32(acc[j, 0:+4], x, y[0:+8], u32(17476), i64(1))
                     acc[j, 0:+4] = mma_m16n8k8(acc[j, 0:+4], c[l, 0:+4], c[l, 4:+2])
                     acc[j, 0:+4] = mma_m16n8k8_cut(acc[j, 0:+4], c[l, 0:+4], c[l, 4:+2])
                     c[l, 4*j:+4] = acc[j, 0:+4]

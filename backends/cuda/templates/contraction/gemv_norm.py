@@ -24,6 +24,7 @@ from dnnc.ir.expr import Expr, Load, Op, Var, cast, const, extent, free, load, r
 from dnnc.ir.graph import Node
 from dnnc.ir.loops.stmt import Alloc, Buffer, Builder, Kernel, call
 from dnnc.ir.op import ContractionForm, Trait
+from dnnc.ir.types import Dense
 from dnnc.passes.lower.form import Axis, Contraction, Normed, Reduction
 from dnnc.passes.lower.scatter import combine
 from dnnc.passes.schedule.problem import Knobs, Problem
@@ -60,6 +61,7 @@ def fits(made: Node, product: Node, most: float) -> bool:
     if (
         weights is None
         or weights.type.rank != 2
+        or not isinstance(weights.type.encoding, Dense)
         or made.output.type.shape != x.type.shape
         or not all(isinstance(d, int) for d in sizes)
     ):

@@ -284,32 +284,47 @@ def product_of(problem: Problem) -> Product | None:
 
 def _product(problem: Problem, along: Steps) -> Product | None:
     c = along.c
-    a, b, out = _factor(c.a, c.dtype), _factor(c.b, c.dtype), load(c.store.buf, c.store.idx)
+    a, b = factor(c.a, c.dtype), factor(c.b, c.dtype)
+    if a is None or b is None or (a.buf.dtype, b.buf.dtype) not in FACTORS[c.dtype]:
+        return None
+    found = _factors(problem, along, a, b)
+    if found is None:
+        return None
+    left, right, flipped, window = found
+    return with_epilogue(problem, along, {a.buf: left, b.buf: right}, flipped, window)
+
+
+def with_epilogue(
+    problem: Problem,
+    along: Steps,
+    factors: Mapping[Buffer, Buffer],
+    flipped: bool = False,
+    window: Window | None = None,
+) -> Product | None:
+    """The product of two factors with its result and epilogue; None where the result has an order of its own.
+
+    Args:
+        problem: the problem.
+        along: its contraction.
+        factors: the first one's buffer and its view as a matrix, then those of the second one.
+        flipped: are the second one's rows the sum's?
+        window: how the first one's rows lie in an image.
+    """
+    c, out = along.c, load(along.c.store.buf, along.c.store.idx)
     assert isinstance(out, Load)
-    if (
-        a is None
-        or b is None
-        or (a.buf.dtype, b.buf.dtype) not in FACTORS[c.dtype]
-        or out.buf.dtype not in RESULTS
-        or len({a.buf, b.buf, out.buf}) < 3
-    ):
+    if out.buf.dtype not in RESULTS or len({*factors, out.buf}) < 3:
         return None
     _, i, j, _ = along.vars
-    factors, plain = _factors(problem, along, a, b), _matrix(out, along, i, j)
+    plain = matrix_view(out, along, i, j)
     result = plain or _apart(out, along)
     stored = _with_result(c.store.value, out, result) if result is not None else None
-    if (
-        factors is None
-        or result is None
-        or stored is None
-        or not _readable(stored, along, (a.buf, b.buf), plain is None)
-    ):
+    if result is None or stored is None or not _readable(stored, along, tuple(factors), plain is None):
         return None
     rows, cols = ((), ()) if plain is not None else (_rows_of(out, along)[1], c.cols.extents)
-    left, right, flipped, window = factors
-    swap: dict[Param, Param] = {a.buf: left, b.buf: right, out.buf: result}
+    left, right = factors.values()
+    swap: dict[Param, Param] = {**dict(factors.items()), out.buf: result}
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
-    fixed = "".join(side for side, x in (("a", a), ("b", b)) if x.buf.name in problem.constants)
+    fixed = "".join(side for side, x in zip("ab", factors) if x.name in problem.constants)
     finish = _finish(along, stored, result, plain is None)
     made = Product(c.kernel.name, params, left, right, result, *along.sizes, finish, flipped, window)
     beside = _beside(stored, along, result)
@@ -336,7 +351,7 @@ def _beside(stored: Expr, along: Steps, result: Buffer) -> tuple[Buffer, ...]:
         for x in walk(stored)
         if isinstance(x, Load) and x.buf.space == "global" and x.idx == at and x.buf.dtype.bytes in (2, 4)
     ]
-    return tuple(b for b in dict.fromkeys(found) if _suits(b))
+    return tuple(b for b in dict.fromkeys(found) if suits(b))
 
 
 def _readable(stored: Expr, along: Steps, factors: tuple[Buffer, ...], blocked: bool) -> bool:
@@ -369,7 +384,7 @@ def _finish(along: Steps, stored: Expr, result: Buffer, apart: bool) -> Finish:
     return finish
 
 
-def _factor(x: Operand, sums: DType) -> Load | None:
+def factor(x: Operand, sums: DType) -> Load | None:
     """The element of a buffer that a factor is, before its conversion to the type of the sums."""
     v = x.value
     if not isinstance(v, Op) or v.name != f"cast_{sums}" or not isinstance(e := v.args[0], Load):
@@ -381,14 +396,14 @@ def _factors(problem: Problem, along: Steps, a: Load, b: Load) -> tuple[Buffer, 
     """Return the factors' buffers, whether the second's rows are the sum's, and the first's image layout."""
     _, i, j, k = along.vars
     flipped = along.step(b).get(j) == 1
-    left, right = _matrix(a, along, i, k), _matrix(b, along, *((k, j) if flipped else (j, k)))
+    left, right = matrix_view(a, along, i, k), matrix_view(b, along, *((k, j) if flipped else (j, k)))
     if flipped and b.buf.dtype.bytes == 1:
         return None
     if (
         left is not None
         and right is not None
-        and _suits(left)
-        and _suits(right)
+        and suits(left)
+        and suits(right)
         and not (along.c.a.conds or along.c.b.conds)
     ):
         return left, right, flipped, None
@@ -396,7 +411,7 @@ def _factors(problem: Problem, along: Steps, a: Load, b: Load) -> tuple[Buffer, 
     return None if found is None else (found[1], found[2], False, found[0])
 
 
-def _matrix(x: Load, along: Steps, rows: Var, cols: Var) -> Buffer | None:
+def matrix_view(x: Load, along: Steps, rows: Var, cols: Var) -> Buffer | None:
     """The buffer as [batch, rows, cols] or [rows, cols], dense along cols, if that is how the nest reads it."""
     step, sizes = along.step(x), dict(zip(along.vars, along.sizes))
     batch = [v for v in along.vars[:1] if v in step]
@@ -450,7 +465,7 @@ def _view(x: Load, shape: tuple[int, ...], strides: tuple[int, ...], dense: tupl
     return Buffer(x.buf.name, x.buf.dtype, tuple(map(const, shape)), "global", steps)
 
 
-def _suits(b: Buffer) -> bool:
+def suits(b: Buffer) -> bool:
     """Can the copy engine read it? Rows must begin at multiples of 16 bytes."""
     return all(value(s * b.dtype.bytes % 16) == 0 for s in b.full_strides()[:-1])
 

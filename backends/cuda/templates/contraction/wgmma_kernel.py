@@ -185,6 +185,8 @@ def steps_of(p: Product, bk: int) -> int:
 
 
 class Writer:
+    releases = 1  # of a stage, by each consumer
+
     def __init__(self, p: Product, t: Tiling) -> None:
         self.p, self.t, self.b = p, t, Builder()
         for param in p.params:
@@ -218,8 +220,11 @@ class Writer:
             self.sb = b.alloc("sb", p.b.dtype, t.stages, t.bn // self.bk, self.bk, self.bk, space="shared", swizzle=8)
         else:
             self.sb = b.alloc("sb", p.b.dtype, t.stages, t.bn, self.bk, space="shared", swizzle=8)
-        self.full, self.empty = (b.alloc(name, u64, t.stages, space="shared") for name in ("full", "empty"))
+        self.allocate_barriers()
         self.allocate_results()
+
+    def allocate_barriers(self) -> None:
+        self.full, self.empty = (self.b.alloc(x, u64, self.t.stages, space="shared") for x in ("full", "empty"))
 
     def allocate_results(self) -> None:
         if not (self.p.in_boxes or self.p.in_vectors):
@@ -234,7 +239,7 @@ class Writer:
         with b.when(thread < 1):
             with b.loop("i", self.t.stages, "unroll") as i:
                 b.do("mbar_init", self.full.ref(i), 1)
-                b.do("mbar_init", self.empty.ref(i), self.t.consumers)
+                b.do("mbar_init", self.empty.ref(i), self.t.consumers * self.releases)
             b.do("mbar_fence")
             b.do("tma_prefetch")
         b.do("pdl_launch")
@@ -419,18 +424,23 @@ class Writer:
             buffer = b.let("buffer", (done * pieces + q) % STORE_BUFFERS)  # they take turns over all tiles
             first = q * width if self.t.bn % width == 0 else minimum(q * width, self.t.bn - width)
             v = self.values(z, row, col, first) if p.c.dtype.bytes == 2 else None
-            if p.in_boxes:
-                with b.when(self.leader):
-                    b.do("bulk_wait_read", STORE_BUFFERS - 1)
-                b.do("named_barrier", self.w + 1, GROUP)
+            self.begin_piece()
             if v is not None:
                 self.fill_matrices(v, buffer)
             else:
                 self.fill_pairs(z, row, col, first, buffer)
-            if p.in_boxes:
-                self.store_box(z, row, col + first, buffer)
-            else:
-                self.store_vectors(z, row, col + first, buffer)
+            self.store_piece(z, row, col + first, buffer)
+
+    def begin_piece(self) -> None:
+        """Wait until the next store buffer may be filled."""
+        if self.p.in_boxes:
+            with self.b.when(self.leader):
+                self.b.do("bulk_wait_read", STORE_BUFFERS - 1)
+            self.b.do("named_barrier", self.w + 1, GROUP)
+
+    def store_piece(self, z: tuple[Expr, ...], row: Expr, col: Expr, buffer: Expr) -> None:
+        """A store buffer -> 64 rows of the result."""
+        (self.store_box if self.p.in_boxes else self.store_vectors)(z, row, col, buffer)
 
     def store_box(self, z: tuple[Expr, ...], row: Expr, col: Expr, buffer: Expr) -> None:
         """A store buffer -> result, by the copy engine."""
