@@ -75,7 +75,7 @@ def main() -> None:
     args = parser.parse_args()
     high, wide = map(int, args.block.split("x"))
     if args.forced:
-        rules.GAIN = rules.WINDOW_GAIN = 0.0
+        rules.GAIN = rules.WINDOW_GAIN = rules.UNKNOWN_GAIN = 0.0
     target = f"llvm{f' -mcpu={args.cpu}' if args.cpu else ''} -threads={args.threads}"
     rng = np.random.default_rng(args.seed)
     taken: list[float] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from dnnc.backends.llvm.compile import compile_text
@@ -24,11 +25,12 @@ Compile = Callable[[Mapping[str, str], dict[str, Exception]], dict[str, bytes]] 
 def kernel_code(kernel: Kernel, symbol: str, target: CpuTarget) -> bytes:
     """The object of one kernel."""
     obj = compile_text(emit_kernel(kernel, symbol, target.feature_set), target.cpu, target.features)
-    return _with_rows(obj, rows_of(kernel, symbol))
+    rows = rows_of(kernel, symbol)
+    return attached(obj, _codes(rows)) if rows else obj
 
 
-def _with_rows(obj: bytes, rows: Mapping[str, SparseRows]) -> bytes:
-    return attached(obj, {name: machine_code(s) for name, s in rows.items()}) if rows else obj
+def _codes(rows: Mapping[str, SparseRows]) -> dict[str, bytes]:
+    return {name: machine_code(s) for name, s in rows.items()}
 
 
 @dataclass
@@ -74,7 +76,9 @@ class SharedTexts:
         """
         needed = {self.common.get(name, name): text for name, text in texts.items()}
         errors: dict[str, Exception] = {}
-        made = compile({name: self.printed.get(name, text) for name, text in needed.items()}, errors)
+        with ThreadPoolExecutor(1) as beside:  # LLVM lets other threads run
+            codes = {name: beside.submit(_codes, self.rows[name]) for name in texts if name in self.common}
+            made = compile({name: self.printed.get(name, text) for name, text in needed.items()}, errors)
         out: dict[str, bytes] = {}
         for name in texts:
             shared = self.common.get(name, name)
@@ -84,7 +88,7 @@ class SharedTexts:
                 out[name] = made[name]
             else:
                 try:
-                    out[name] = _with_rows(renamed(made[shared], shared, name), self.rows[name])
+                    out[name] = attached(renamed(made[shared], shared, name), codes.pop(name).result())
                 except (DnncError, ValueError, MemoryError) as e:
                     failed[name] = InternalError(f"{name}: the code of sparse rows cannot be made: {e}")
         return out

@@ -19,6 +19,7 @@ from dnnc.passes.rewrites.winograd import cycles as winograd_cycles
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 GAIN = 1.3  # over the dense kernel that is asked for: estimates of both are rough
+UNKNOWN_GAIN = 1.6  # the same of few pixels in code for any CPU, which multiplies at rates that nobody knows
 WINDOW_GAIN = 1.15  # the same of code for windows, whose estimates were mostly within a fifth of what was measured
 MOST_DENSITY = 0.6  # of weights that are worth a look, and a line of the report
 DENSE = 1.1  # of the multiply-adds' time that a dense kernel takes
@@ -46,8 +47,10 @@ ELEMENT = 8  # bytes of a nonzero in a loop
 HEIGHTS = 4, 8  # rows of blocks, which share each vector of pixels
 LEAST_SHARED = 3  # vectors of pixels that share each weight of a block
 ACROSS = 12  # cycles to add up the lanes of a vector
-GATHERED = 2.0  # cycles to gather one element, on a core that loads one vector a cycle
-NARROW_GATHERED = 1.7  # the same for vectors of less than 512 bits
+GATHERED = 1.75, 1.45  # cycles to gather an element, of one pixel and of each of several; one vector is loaded a cycle
+NARROW_GATHERED = 1.7, 1.3  # the same for vectors of less than 512 bits
+LOADED = 4.2, 3.8  # the same for vectors of so few elements that no instruction gathers them
+FEWEST_GATHERED = 8  # elements of vectors that are gathered
 CACHED = 4  # times memory's rate, at which weights come from the last-level cache
 NEAR = 0.85  # of the L2 cache's rate
 
@@ -194,21 +197,29 @@ def _few_pixels(w: Zeros, pixels: int, lanes: int, rates: CoreRates) -> Verdict:
     size, terms = w.array.size, w.array.size // w.rows
     held = min(MOST_CODE / (4 * size), 1)  # the share that the last-level cache keeps
     rate = rates.memory / (held / CACHED + 1 - held)
-    gathered = GATHERED / rates.loads if lanes >= WIDE else NARROW_GATHERED
-    best, block = w.count * max(ELEMENT / rate, pixels * gathered) + w.rows * ROW, (1, 1)
+    gathered = GATHERED if lanes >= WIDE else NARROW_GATHERED if lanes >= FEWEST_GATHERED else LOADED
+    each = pixels * gathered[pixels > 1] / (rates.loads if lanes >= WIDE else 1)
+    best, block = w.count * max(ELEMENT / rate, each) + w.rows * (ROW + ACROSS * pixels), (1, 1)
     height = HEIGHTS[0]
     for width in (lanes, lanes // 2):
         if terms % width == 0:
-            loaded = max((height + pixels) / rates.loads, height * pixels / rates.fma, rates.latency)
+            wide = pixels_at_once(height, lanes)
+            some = [min(wide, pixels - first) for first in range(0, pixels, wide)]
+            loaded = sum(max((height + n) / rates.loads, height * n / rates.fma, rates.latency) for n in some)
             each = max(4 * height * width / rate, loaded)
             cost = filled(w, height, width) * each + w.rows * (ROW / height + ACROSS * pixels)
             best, block = min((best, block), (cost, (height, width)))
     gain = max(4 / rate, pixels / (lanes * rates.fma)) * size / best
-    if gain < GAIN:
+    if gain < (GAIN if lanes >= FEWEST_GATHERED else UNKNOWN_GAIN):
         return Verdict(None, f"{w.head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
     form = "CSR" if block == (1, 1) else f"blocks of {block[0]} x {block[1]}"
     why = f"{w.head} sparse, {form}, {gain:.1f} times as fast as dense by estimate"
     return Verdict(Sparse.of(w.array, w.axis, *block), why)
+
+
+def pixels_at_once(height: int, lanes: int) -> int:
+    """Pixels whose sums, of a row of blocks, registers hold beside its weights, where pixels are few."""
+    return max((sums_of_blocks(lanes) - (0 if lanes >= WIDE else height)) // height, 1)
 
 
 def loop_cycles(

@@ -110,5 +110,5 @@ def run(seed: int) -> str:
 
 
 if __name__ == "__main__":
-    rules.GAIN = rules.WINDOW_GAIN = 0.0
+    rules.GAIN = rules.WINDOW_GAIN = rules.UNKNOWN_GAIN = 0.0
     main(run, "layers", 100, sys.argv[1:])

@@ -22,7 +22,7 @@ from dnnc.backends.llvm.templates.sparse_product import Product, end_of_share, w
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, Load, cast, const, fma, free, load, minimum, op, select, substitute
 from dnnc.ir.loops.stmt import Block, Buffer, Builder, Store, call
-from dnnc.passes.rewrites.sparse import FEW_PIXELS
+from dnnc.passes.rewrites.sparse import FEW_PIXELS, pixels_at_once
 
 
 def takes(p: Product) -> bool:
@@ -85,22 +85,31 @@ def _row(b: Builder, p: Product, r: Expr, lanes: int) -> None:
         _finish(b, p, r, m, acc.at(0, m, 0, lanes=lanes))
 
 
-def _rows(b: Builder, p: Product, r: Expr, _: int) -> None:
-    """Multiply the blocks of a row of blocks."""
-    pattern, pixels = p.encoding.pattern, p.pixels.size
+def _rows(b: Builder, p: Product, r: Expr, vector: int) -> None:
+    """Multiply the blocks of a row of blocks, for as many pixels at once as registers hold sums of."""
+    most = pixels_at_once(p.encoding.pattern.height, vector)
+    for first in range(0, p.pixels.size, most):
+        _some_pixels(b, p, r, range(first, min(first + most, p.pixels.size)))
+
+
+def _some_pixels(b: Builder, p: Product, r: Expr, pixels: range) -> None:
+    pattern = p.encoding.pattern
     height, lanes = pattern.height, pattern.width
     numbers, apart = op("lanes", const(lanes), dtype=i64, lanes=lanes), not _side_by_side(p, lanes)
-    acc = _sums(b, height, pixels, lanes)
+    acc = _sums(b, height, len(pixels), lanes)
     begin, _ = p.encoding.sections["values"]
     with b.loop("z", word(p, "starts", r + 1), lo=word(p, "starts", r)) as z:
         column = b.let("column", word(p, "columns", z) * lanes)
-        with b.loop("m", pixels, "unroll") as m:
-            x = _at_columns(p, m, column + numbers, 1) if apart else _at_columns(p, m, column, lanes)
+        with b.loop("m", len(pixels), "unroll") as m:
+            at = m + pixels[0]
+            x = _at_columns(p, at, column + numbers, 1) if apart else _at_columns(p, at, column, lanes)
             with b.loop("h", height, "unroll") as h:
                 weight = op("bits_f32", load(p.weights, (begin + (z * height + h) * lanes,), lanes), dtype=f32)
                 b.store(acc, (h, m, 0), fma(weight, x, acc.at(h, m, 0, lanes=lanes)), lanes)
-    with b.loop("h", minimum(height, p.rows.size - r * height)) as h, b.loop("m", pixels) as m:
-        _finish(b, p, r * height + h, m, acc.at(h, m, 0, lanes=lanes))
+    with b.loop("h", height, "unroll") as h:  # loops that are not unrolled would keep the sums in memory all the time
+        with b.when(const(True) if p.rows.size % height == 0 else op("<", r * height + h, const(p.rows.size))):
+            with b.loop("m", len(pixels), "unroll") as m:
+                _finish(b, p, r * height + h, m + pixels[0], acc.at(h, m, 0, lanes=lanes))
 
 
 def _finish(b: Builder, p: Product, row: Expr, pixel: Expr, total: Expr) -> None:

@@ -97,7 +97,7 @@ def heads(*shape: int) -> Graph:
 @pytest.fixture
 def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are sparse wherever there is a kernel for them: as code, in a loop, or in blocks of rows."""
-    for name in ("GAIN", "WINDOW_GAIN"):
+    for name in ("GAIN", "WINDOW_GAIN", "UNKNOWN_GAIN"):
         monkeypatch.setattr(rules, name, 0.0)
     for module in (rules, sparse_windows):
         monkeypatch.setattr(module, "code_cycles", lambda *_: 1e9 if request.param == "loop" else 1.0)
