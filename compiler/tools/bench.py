@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def bench(
     for k, name in enumerate(peers):
         tell(f"loading {name}", k, len(peers))
         try:
-            engines.append(load(lambda n=name: PEERS[n](model, feeds, threads, f.options.precision)))  # type: ignore[misc]
+            engines.append(load(partial(PEERS[name], model, feeds, threads, f.options.precision)))
         except Exception as e:  # a peer that fails at a model is a result
             failures[name] = " ".join(f"{type(e).__name__}: {e}".split())
     return measure(model, f, arrays, threads, engines, failures, (duration, warmup), tell)
