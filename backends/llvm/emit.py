@@ -18,14 +18,15 @@ from dnnc.backends.llvm.statements import MANY_SUMS, Region, emit_block, vectors
 from dnnc.backends.runtime.frames import FRAME_STATUS
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, f16, f32, i64, u8
-from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, unwrap, value
-from dnnc.ir.linear import strided
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, unwrap
+from dnnc.ir.linear import lane_offsets
 from dnnc.ir.loops.stmt import Alloc, Buffer, For, Func, Kernel, SparseRows, walk_stmts
 from dnnc.ir.loops.stmt import stored as stored_buffers
 
 ADDRESSED = (1, 2, 4, 8)  # scales that an address may have
 MOST_MULTIPLES = 4  # of a loop's variable that take a register each
-MAX_STRIDE = 4  # between elements that vectors and shuffles load faster than a gather does
+MOST_VECTORS = 4  # that are faster to load and to shuffle than their elements are to gather
+MOST_OF_TWO = 16  # the same where a shuffle takes lanes of two vectors in any order (AVX-512)
 
 
 def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] | None = None) -> str:
@@ -198,8 +199,11 @@ class FuncEmitter:
     # --- addresses ----------------------------------------------------------------------------------------------------
 
     def address(self, buf: Buffer, idx: tuple[Expr, ...]) -> str:
+        return self.place(buf, buf.offset(idx))
+
+    def place(self, buf: Buffer, offset: Expr) -> str:
         """Base plus terms, outermost loop first, constant last, where it folds into the displacement."""
-        terms, k = self.folded(buf.offset(idx))
+        terms, k = self.folded(offset)
         size, p = buf.dtype.bytes, self.values[buf]
         groups: dict[int, list[str]] = {}
         for t, c in terms:
@@ -391,9 +395,9 @@ class FuncEmitter:
 
     def gather(self, e: Load) -> str:
         lanes, ty = e.lanes, stored(e.buf.dtype, e.lanes)
-        found = strided(e.idx[-1]) if e.limit is None and all(i.lanes == 1 for i in e.idx[:-1]) else None
-        if found is not None and 2 <= found[0] <= MAX_STRIDE and value(e.buf.full_strides()[-1]) == 1:
-            return self.from_memory(self.every(e, *found), e.buf.dtype, lanes)
+        found = lane_offsets(self.without_unrolled(e.buf.offset(e.idx)), lanes) if e.limit is None else None
+        if found is not None and self.is_in_a_few_vectors(e, found[0]):
+            return self.from_memory(self.shuffled(e, *found), e.buf.dtype, lanes)
         picked = gathers.picked(self, e)
         if picked:
             return self.from_memory(picked, e.buf.dtype, lanes)
@@ -413,24 +417,34 @@ class FuncEmitter:
         )
         return self.from_memory(v, e.buf.dtype, lanes)
 
-    def every(self, e: Load, step: int, start: Expr) -> str:
-        """Every step-th element by vectors and shuffles, not gathers; the last vector ends at the last element."""
-        n, ty = e.lanes, stored(e.buf.dtype, e.lanes)
-        made, end = "", 0  # the elements before `end` are in place, or where they were loaded by the first vector
-        for k in range(step):
-            at = min(k * n, step * (n - 1) + 1 - n)
-            p = self.address(e.buf, (*e.idx[:-1], start + at))
+    def is_in_a_few_vectors(self, e: Load, offsets: tuple[int, ...]) -> bool:
+        """Are the vectors from the first to the last lane's place faster to load and to shuffle than to gather?"""
+        span = max(offsets) - min(offsets) + 1
+        wide = e.buf.dtype.bytes >= 4 and (self.features is None or "avx512f" in self.features)
+        return e.lanes < span <= min(MOST_OF_TWO if wide else MOST_VECTORS, e.lanes) * e.lanes
+
+    def shuffled(self, e: Load, offsets: tuple[int, ...], start: Expr) -> str:
+        """Lanes out of several vectors by shuffles, not a gather; the last vector ends at the last place."""
+        n, ty, low = e.lanes, stored(e.buf.dtype, e.lanes), min(offsets)
+        places, last = [k - low for k in offsets], max(offsets) - low
+        made, held = "", [-1] * n  # lane of `made` where a lane's element is
+        for k in range(-(-(last + 1) // n)):
+            at = min(k * n, last + 1 - n)
+            fresh = [j for j, x in enumerate(places) if held[j] < 0 and at <= x < at + n]
+            if not fresh:
+                continue
+            p = self.place(e.buf, start + low + at)
             text = f"load {ty}, ptr {p}, align {self.alignment(e.buf, n)}"
             v = self.pure(text, p, here=True) if e.buf in self.readonly else self.effect(text)
-            order = [
-                (step * j if k == 1 else j) if step * j < end else n + step * j - at if step * j < at + n else "poison"
-                for j in range(n)
-            ]
-            picks = ", ".join(f"i32 {x}" for x in order)
-            made = (
-                self.pure(f"shufflevector {ty} {made}, {ty} {v}, <{n} x i32> <{picks}>", made, v, here=True) if k else v
-            )
-            end = at + n
+            if not made:  # its elements stay where they are until the second vector comes
+                made = v
+                for j in fresh:
+                    held[j] = places[j] - at
+                continue
+            order = [n + places[j] - at if j in fresh else held[j] for j in range(n)]
+            picks = ", ".join("i32 poison" if x < 0 else f"i32 {x}" for x in order)
+            made = self.pure(f"shufflevector {ty} {made}, {ty} {v}, <{n} x i32> <{picks}>", made, v, here=True)
+            held = [j if x >= 0 else -1 for j, x in enumerate(order)]
         return made
 
     def mask(self, n: Expr, lanes: int) -> str:

@@ -126,6 +126,13 @@ def gather(c: Call) -> str:
     return moved(c, "Gather", indices(c, 1), axis=c.attrs["axis"])
 
 
+def unfold(c: Call) -> str:
+    """A lookup of constant places."""
+    shape, steps = c.attrs["shape"], c.attrs["steps"]
+    at = c.attrs["start"] + sum(k * s for k, s in zip(np.ogrid[tuple(slice(m) for m in shape)], steps))
+    return moved(c, "Gather", c.w.constant(np.broadcast_to(at, shape), i64), axis=c.attrs["axis"])
+
+
 def gather_elements(c: Call) -> str:
     return moved(c, "GatherElements", indices(c, 1), axis=c.attrs["axis"])
 
@@ -273,6 +280,7 @@ MOVEMENT: dict[str, Convert] = {
     "pack": lambda c: c.w.op("Identity", c.x()),
     "within_bound": lambda c: c.w.op("Identity", c.x()),  # ONNX has no errors: its Loop ends at the bound
     "gather": gather,
+    "unfold": unfold,
     "gather_elements": gather_elements,
     "gather_nd": gather_nd,
     "scatter_elements": scatter("ScatterElements", None, "axis", "reduction"),

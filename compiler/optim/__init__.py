@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from dnnc.array.methods import no_name as _no_name
 from dnnc.optim import lr_scheduler as lr_scheduler
+from dnnc.optim import swa_utils as swa_utils
 from dnnc.optim.adaptive import Adadelta as Adadelta
 from dnnc.optim.adaptive import Adafactor as Adafactor
 from dnnc.optim.adaptive import Adagrad as Adagrad

@@ -403,6 +403,48 @@ class SequentialLR(LRScheduler):
         super().load_state_dict(state_dict)
 
 
+class ChainedScheduler:
+    """Schedules of one optimizer, of which `step` makes a step together. Their factors multiply, as always.
+
+    Args:
+        schedulers: in any order.
+        optimizer: of all of them; by default that of the first.
+
+    Raises:
+        InputError: there are none, or not all are of the optimizer.
+    """
+
+    def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:
+        self.schedulers = list(schedulers)
+        if not self.schedulers:
+            raise InputError("ChainedScheduler: expected at least one schedule, got none")
+        self.optimizer = optimizer if optimizer is not None else self.schedulers[0].optimizer
+        if any(s.optimizer is not self.optimizer for s in self.schedulers):
+            raise InputError("ChainedScheduler: the schedules must be of one optimizer")
+
+    @property
+    def last_epoch(self) -> int:
+        return self.schedulers[-1].last_epoch
+
+    def step(self) -> None:
+        """Go to the next step of each schedule."""
+        for s in self.schedulers:
+            s.step()
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of each group."""
+        return self.schedulers[-1].get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedules stand."""
+        return {"schedulers": [s.state_dict() for s in self.schedulers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where other schedules of these kinds stood."""
+        for s, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
+            s.load_state_dict(state)
+
+
 _PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "reductions")
 
 

@@ -16,7 +16,7 @@ from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select, value
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import MOVEMENT, Index, OpDef, Trait, require
 from dnnc.ir.ops.common import Array, both, clamp, dim, same_dim, sample, within
-from dnnc.ir.shapes import normalize_axes
+from dnnc.ir.shapes import normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
@@ -191,7 +191,47 @@ def _room(
     return tuple(dim(const(d) - (const(e) - 1) * s) for d, e, s in zip(x.shape, shape, by))
 
 
+def _unfold_type(x: TensorType, *, axis: int, start: int, steps: tuple[int, ...], shape: tuple[int, ...]) -> TensorType:
+    a = normalize_axis(axis, x.rank)
+    require(len(steps) == len(shape), "unfold needs a step for each of the sizes {}; got {}", shape, steps)
+    ends = [start + sum(f(0, (m - 1) * s) for m, s in zip(shape, steps)) for f in (min, max)]
+    n = x.shape[a]
+    ok = not isinstance(n, int) or 0 in shape or (ends[0] >= 0 and ends[1] < n)
+    require(ok, "unfold reads elements {} to {} of an axis of {}", *ends, n)
+    return TensorType(x.dtype, (*x.shape[:a], *shape, *x.shape[a + 1 :]))
+
+
+def _unfold(x: Tensor, *, axis: int, start: int, steps: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    a = normalize_axis(axis, len(x.dims))
+
+    def element(*i: Expr) -> Expr:
+        at: Expr = const(start)
+        for k, s in zip(i[a : a + len(steps)], steps):
+            at = at + k * s
+        return x[(*i[:a], at, *i[a + len(steps) :])]
+
+    return te.compute((*x.dims[:a], *shape, *x.dims[a + 1 :]), x.dtype, element)
+
+
+def _unfold_numpy(x: Array, *, axis: int, start: int, steps: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    at = start + sum(k * s for k, s in zip(np.ogrid[tuple(slice(m) for m in shape)], steps))
+    return np.take(x, np.broadcast_to(at, shape), axis)
+
+
 SLICE_OPS: tuple[OpDef, ...] = (
+    # y[.., i, j, ..] = x[.., start + steps[0]*i + steps[1]*j, ..]: an axis becomes its windows
+    OpDef(
+        "unfold",
+        _unfold_type,
+        _unfold,
+        reference=_unfold_numpy,
+        traits=MOVEMENT,
+        samples=(
+            sample("f32[2, 9, 3]", axis=1, start=0, steps=(1, 2), shape=(4, 3)),
+            sample("f16[7]", axis=0, start=5, steps=(-1, 1), shape=(3, 2)),
+            sample("i64[3, 5]", axis=-1, start=1, steps=(0, 1, 1), shape=(2, 2, 3)),
+        ),
+    ),
     OpDef(
         "slice",
         _slice_type,

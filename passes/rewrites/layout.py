@@ -57,6 +57,7 @@ MOST_SHUFFLED = 4  # panels whose lanes come out of one block: as many times the
 FEW_ROWS = 16  # of a product: two tiles, which read a matrix no slower as it lies than it takes to write it in panels
 MOST_UNROLLED = 64  # inputs of a group times taps of a row, which are code for each pixel of a tile
 LEAST_POOLED = 4  # channels of a block, others being zeros, that a window is computed for in the time of one number
+LARGER = 2  # than the image it is made of is one that is not packed itself
 LARGE_WINDOW = 128  # taps: sums of long rows are vectors where they lie
 
 
@@ -249,6 +250,11 @@ class Layouts(ABC):
             and v.node.inputs[0].type.encoding == encoding
         ):
             return v.node.inputs[0]  # pack(pack(x)) -> x
+        if self.enlarges(v, encoding):  # pack(resize(x)) -> resize(pack(x))
+            assert v.node is not None
+            self.set_input(v.node, 0, encoding)
+            self.set_output(v.node, encoding)
+            return v
         key = (v, encoding)
         found = self.made.get(key)
         if found is None:
@@ -262,6 +268,19 @@ class Layouts(ABC):
                 found = Builder(self.graph, after, v.locs).op("pack", v, layout=t.layout)
             self.made[key] = found
         return found
+
+    def enlarges(self, v: Value, encoding: Encoding) -> bool:
+        """Is a value an image that is larger than the one it is made of, of equal channels, and read once?"""
+        x = v.node.inputs[0] if v.node is not None and Trait.RESAMPLES in v.node.op.traits else None
+        if x is None or x.type.rank < 3 or x.type.shape[1] != v.type.shape[1] or encoding != self.image_layout(v):
+            return False
+        before, after = product(x.type.shape), product(v.type.shape)
+        larger = isinstance(before, int) and isinstance(after, int) and after >= LARGER * before
+        return larger and len(v.uses) == 1 and not self.graph.is_output(v)
+
+    def image_layout(self, v: Value) -> Encoding | None:
+        """The layout in which resampling an image is vectors of its channels."""
+        return None
 
 
 # Ops with a rule of their own.
@@ -541,6 +560,9 @@ class _Blocked(Layouts):
             whole = all(isinstance(k, int) and k % self.lanes == 0 for k in (start, size)) or size == x.type.shape[1]
             return whole and n.attrs["steps"][1] == 1
         return bool(x.type.shape[1] == n.output.type.shape[1])
+
+    def image_layout(self, v: Value) -> Encoding | None:
+        return blocked(v.type.rank, self.lanes)
 
     def pools(self, n: Node) -> bool:
         """Small windows: in rows their borders depend on the lane, in blocks on the pixel alone."""

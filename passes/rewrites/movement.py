@@ -227,8 +227,10 @@ def drop_empty(m: Match) -> Value:
 
 
 def gather_to_slice(m: Match) -> Value:
-    """gather(x, 3, axis=1) -> reshape(slice(x)) for constant indices at equal steps: no run-time lookup"""
-    x, indices = m.operand(m.root, 0), m.constant(m.operand(m.root, 1)).astype(np.int64).reshape(-1)
+    """gather(x, 3, axis=1) -> reshape(slice(x)) for constant indices at equal steps: no run-time lookup. Indices with
+    steps of their own along each axis, as of windows, make an unfold.
+    """
+    x, indices = m.operand(m.root, 0), m.constant(m.operand(m.root, 1)).astype(np.int64)
     axis = normalize_axis(m.root.attrs["axis"], x.type.rank)
     n = x.type.shape[axis]
     if not isinstance(n, int):
@@ -236,12 +238,19 @@ def gather_to_slice(m: Match) -> Value:
     indices = np.where(indices < 0, indices + n, indices)
     ok = indices.size > 0 and bool(((0 <= indices) & (indices < n)).all())
     m.require(ok, "an index is outside the {} elements of axis {}", n, axis)
-    step = int(indices[1] - indices[0]) if indices.size > 1 else 1
-    m.require(step != 0 and bool((np.diff(indices) == step).all()), "the indices do not stand at equal steps")
-    starts, steps, shape = [0] * x.type.rank, [1] * x.type.rank, list(x.type.shape)
-    starts[axis], steps[axis], shape[axis] = int(indices[0]), step, indices.size
+    line = indices.reshape(-1)
+    step = int(line[1] - line[0]) if line.size > 1 else 1
+    if step == 0 or not (np.diff(line) == step).all():
+        steps = [int(np.diff(indices, axis=k).flat[0]) if d > 1 else 0 for k, d in enumerate(indices.shape)]
+        alike = all((np.diff(indices, axis=k) == s).all() for k, s in enumerate(steps))
+        m.require(alike and indices.ndim > 1, "the indices do not stand at equal steps")
+        return m.b.unfold(  # type: ignore[no-any-return]
+            x, axis=axis, start=int(line[0]), steps=tuple(steps), shape=indices.shape
+        )
+    starts, by, shape = [0] * x.type.rank, [1] * x.type.rank, list(x.type.shape)
+    starts[axis], by[axis], shape[axis] = int(line[0]), step, line.size
     b = m.b
-    y = b.slice(x, starts=tuple(starts), steps=tuple(steps), shape=tuple(shape))
+    y = b.slice(x, starts=tuple(starts), steps=tuple(by), shape=tuple(shape))
     return b.reshape(y, shape=m.root.output.type.shape)  # type: ignore[no-any-return]
 
 

@@ -27,6 +27,20 @@ def collapse(params: Sequence[Param], body: Block, keep: Collection[str] = ()) -
     return tuple(made.get(p, p) if isinstance(p, Buffer) else p for p in params), swap_buffers(body, made, index)
 
 
+def flatten(params: Sequence[Param], body: Block) -> tuple[tuple[Param, ...], Block]:
+    """The parameters and the body with every buffer that is both read and written as one axis: `x[i, k]` is
+    `x[5*i + k]`, whose places other passes can compare.
+    """
+    read, written = {x.buf for x in accesses(body)}, {s.buf for s in walk_stmts(body) if isinstance(s, Store)}
+    made = {
+        p: Buffer(p.name, p.dtype, (p.size(),), p.space)
+        for p in params
+        if isinstance(p, Buffer) and p in read & written and p.strides is None and not p.swizzle
+    }
+    swapped = swap_buffers(body, made, lambda buf, idx: (buf.offset(idx),))
+    return tuple(made.get(p, p) if isinstance(p, Buffer) else p for p in params), swapped
+
+
 def joined_axes(
     buffers: Iterable[Buffer], uses: Iterable[tuple[Buffer, Index]], keep: Collection[str]
 ) -> tuple[dict[Buffer, Buffer], Callable[[Buffer, Index], Index]]:

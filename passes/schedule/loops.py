@@ -302,12 +302,14 @@ def hoist_guards(b: Block) -> Block:
     return tuple(out)
 
 
-def choose(b: Block) -> Block:
+def choose(b: Block, name: str | None = None) -> Block:
     """`if x[i] > t: s = min(s, i)`  ->  `s = min(s, select(x[i] > t, i, MAX))`: vectors choose lane by lane.
 
     Where numbers that are read decide, and nothing else is read than by the condition: what a guard keeps away from
-    may not be there.
+    may not be there. `name`: in this loop alone.
     """
+    if name is not None:
+        return edit(b, name, lambda loop: choose((loop,)))
     out: list[Stmt] = []
     for s in b:
         if isinstance(s, For):

@@ -42,10 +42,11 @@ from dnnc.ir.loops.stmt import (
     loop_var,
     stored,
     substitute_block,
+    walk_stmts,
 )
 from dnnc.passes.schedule.buffers import swap_buffers
 from dnnc.passes.schedule.loops import is_reduction
-from dnnc.passes.schedule.state import edit, find, loops, only
+from dnnc.passes.schedule.state import edit, find, loops, make_loop, only, replace_stmt
 
 
 def distribute(b: Block, name: str, depth: int) -> Block:
@@ -82,6 +83,39 @@ def distribute(b: Block, name: str, depth: int) -> Block:
                 assert isinstance(v, Var)
                 body = (For(v, loop.lo, loop.hi, loop.kind, body),)
             out += body
+        return tuple(out)
+
+    return edit(b, name, go)
+
+
+def fission(b: Block, name: str, middle: str) -> Block:
+    """`for i: {s1; for j: s2; s3}`  ->  `for i: s1; for i_m: for j: s2; for i_l: s3` for a `middle` j, from 0 on.
+
+    Legal when the parts meet in no memory that one of them writes, but for the places of results, which each has its
+    own of (or writes the same values to, as tiles that overlap at an end).
+    """
+
+    def go(s: For) -> Block:
+        at = next((k for k, x in enumerate(s.body) if isinstance(x, For) and x.var.name == middle), None)
+        if at is None:
+            raise ScheduleError(f"{middle} is not right inside of {name}")
+        parts = [p for p in (s.body[:at], s.body[at : at + 1], s.body[at + 1 :]) if p]
+        for p in parts:
+            own = {x.buf for x in walk_stmts(p) if isinstance(x, Alloc)}
+            for other in (q for q in parts if q is not p):
+                if (stored(p) | own) & _read(other) or own & stored(other):
+                    raise ScheduleError(f"{name} cannot be cut at {middle}: its parts meet in memory")
+        inner = s.body[at]
+        assert isinstance(inner, For)
+        again = make_loop(
+            middle, inner.extent, inner.kind, lambda v: substitute_block(inner.body, {inner.var: v + inner.lo})
+        )
+        parts = [(again,) if p[0] is inner else p for p in parts]
+        out: list[Stmt] = []
+        for p, end in zip(parts, ("", "_m", "_l")):
+            v = var(s.var.name + end, s.var.dtype, s.var.lo, s.var.hi)
+            assert isinstance(v, Var)
+            out.append(For(v, s.lo, s.hi, s.kind, substitute_block(p, {s.var: v})))
         return tuple(out)
 
     return edit(b, name, go)
@@ -165,20 +199,26 @@ def vectorize(b: Block, *names: str) -> Block:
     return b
 
 
-def vector_reduce(b: Block, name: str, lanes: int, chains: int) -> Block:
+def vector_reduce(b: Block, name: str, lanes: int, chains: int, outer: str | None = None) -> Block:
     """`for r in range(n): acc[0] = acc[0] + e` -> `chains` vector accumulators over blocks of r, then combined.
 
     The order of the sum changes: element r goes to lane r % lanes of chain (r // lanes) % chains, then chains, then a
         tree of halves.
     The last n % lanes elements come in one masked step.
+
+    `outer`: a loop of the same sum around it; the accumulators are kept, and combined after it.
     """
 
     def go(s: For) -> Block:
+        around, inner = s, s
+        while inner.var.name != name:
+            inner = only(inner)
+        s = inner
         if (
             len(s.body) != 1
             or not isinstance(st := s.body[0], Store)
             or not is_reduction(st)
-            or any(s.var in free(i) for i in st.idx)
+            or any(x.var in free(i) for x in loops((around,)) for i in st.idx)
         ):
             raise ScheduleError(f"{name} is no plain reduction into one element")
         assert isinstance(st.value, Op)
@@ -186,27 +226,27 @@ def vector_reduce(b: Block, name: str, lanes: int, chains: int) -> Block:
         own = next(a for a in st.value.args if isinstance(a, Load) and a.buf is st.buf)
         start = const(_IDENTITY[how](st.buf.dtype), st.buf.dtype)
         part = Buffer(f"{st.buf.name}_{name}", st.buf.dtype, (const(chains), const(lanes)), "register")
-        bld = Builder()
-        bld.emit(Alloc(part))
-        with bld.loop(f"{name}u_init", chains, "unroll") as u:
-            bld.store(part, (u, 0), start, lanes)
+        first, steps, last = Builder(), Builder(), Builder()
+        first.emit(Alloc(part))
+        with first.loop(f"{name}u_init", chains, "unroll") as u:
+            first.store(part, (u, 0), start, lanes)
         n = s.extent
-        with bld.loop(f"{name}o", n // (lanes * chains)) as o, bld.loop(f"{name}u", chains, "unroll") as u:
-            _vector_step(bld, s, st, own, part, u, s.lo + o * (lanes * chains) + u * lanes, lanes, None, start)
+        with steps.loop(f"{name}o", n // (lanes * chains)) as o, steps.loop(f"{name}u", chains, "unroll") as u:
+            _vector_step(steps, s, st, own, part, u, s.lo + o * (lanes * chains) + u * lanes, lanes, None, start)
         done = n // (lanes * chains) * (lanes * chains)
         if value(n % (lanes * chains)) != 0:
-            with bld.loop(f"{name}t", (n - done + (lanes - 1)) // lanes) as t:
+            with steps.loop(f"{name}t", (n - done + (lanes - 1)) // lanes) as t:
                 _vector_step(
-                    bld, s, st, own, part, const(0), s.lo + done + t * lanes, lanes, n - done - t * lanes, start
+                    steps, s, st, own, part, const(0), s.lo + done + t * lanes, lanes, n - done - t * lanes, start
                 )
         total: Expr = part.at(0, 0, lanes=lanes)
         for c in range(1, chains):
             total = op(how, total, part.at(c, 0, lanes=lanes))
         across = op(how, own, call({"+": "hsum", "*": "hprod"}.get(how, "hmax" if "max" in how else "hmin"), total))
-        bld.store(st.buf, st.idx, across)
-        return bld.block()
+        last.store(st.buf, st.idx, across)
+        return (*first.block(), *replace_stmt((around,), inner, steps.block), *last.block())
 
-    return edit(b, name, go)
+    return edit(b, outer or name, go)
 
 
 _IDENTITY: dict[str, Callable[[DType], float | int]] = {

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from dnnc.ir.bounds import bounds, index_form
 from dnnc.ir.expr import Expr, Load, Op, Ref, Var, free, op, rebuild, substitute, value, walk
+from dnnc.ir.linear import lane_offsets
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, If, Let, Store, exprs
 
 Place = tuple[tuple[Expr, ...], int]  # index, lanes
@@ -97,12 +98,15 @@ def _apart(places: Sequence[Place], v: Var, inner: set[Var], overlap: bool) -> b
         forms = []
         for idx, lanes in places:
             i = _whole_tiles(idx[axis], v) if overlap else idx[axis]
-            forms.append(index_form(i, v, inner, lanes if axis == len(idx) - 1 else 1))
+            width = lanes if axis == len(idx) - 1 else 1
+            if i.lanes > 1 and (found := lane_offsets(i, i.lanes)) is not None:
+                i, width = found[1] + min(found[0]), max(found[0]) - min(found[0]) + 1
+            forms.append(index_form(i, v, inner, width))
         first = forms[0]
         if first is None or any(f is None or f[:2] != first[:2] for f in forms):
             continue
-        width = max(f[3] for f in forms if f) - min(f[2] for f in forms if f)
-        known += _digits(first[0], width)
+        spread = max(f[3] for f in forms if f) - min(f[2] for f in forms if f)
+        known += _digits(first[0], spread)
     return _tells(known, v, inner)
 
 

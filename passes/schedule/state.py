@@ -14,6 +14,7 @@ from dnnc.ir.loops.stmt import (
     For,
     If,
     Kernel,
+    Param,
     Stmt,
     loop_var,
     map_stmt,
@@ -140,10 +141,18 @@ class Schedule:
     def collapse(self, *keep: str) -> Schedule:
         """Join axes of buffers (but those to keep) whose indices have become one; parameters keep their places."""
         params, self.body = buffers.collapse(self.kernel.entry.params, self.body, keep)
+        return self._with_params(params, f"collapse({', '.join(map(repr, keep))})")
+
+    def flatten(self) -> Schedule:
+        """Make one axis of each buffer that is both read and written."""
+        params, self.body = buffers.flatten(self.kernel.entry.params, self.body)
+        return self._with_params(params, "flatten()")
+
+    def _with_params(self, params: tuple[Param, ...], step: str) -> Schedule:
         if params != self.kernel.entry.params:
             entry = replace(self.kernel.entry, params=params)
             self.kernel = replace(self.kernel, funcs=(*self.kernel.funcs[:-1], entry))
-            self.steps.append(f"collapse({', '.join(map(repr, keep))})")
+            self.steps.append(step)
         return self
 
     def mark(self) -> tuple[Kernel, Block, int]:

@@ -42,7 +42,7 @@ from dnnc.passes.lower.form import Axis, Contraction, Normed
 from dnnc.passes.schedule.cascade import cascade
 from dnnc.passes.schedule.k_blocking import LIMIT, stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
-from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
+from dnnc.passes.schedule.memory import distribute, fission, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.quads import quads
 from dnnc.passes.schedule.rfactor import round_up
@@ -64,6 +64,7 @@ LONG_PANELS = 0.5  # of the L2 cache: longer panels, which every row of tiles re
 STRETCH = 0.15  # of the L2 cache: the panels' share of a stretch, beside the rows that pass and their sums
 # tiles at each end of a row that are code of their own: more of them make more code than is worth a branch for each tap
 PEELED = 2
+UNEVEN = 1.15  # the slowest thread's share of the work over the average, from which on more loops are shared
 SMALL = 1 << 22  # operations up to which one thread alone may be as fast
 ORDER: tuple[str, ...] = ()  # with strict numerics every sum is one chain, whatever the other knobs
 
@@ -376,7 +377,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
             with suppress(ScheduleError):  # else each pixel asks for itself
                 s.apply(version, nest.tap + tag, f"im{tag}_1")
     s.apply(narrow)
-    first, *others = [_finish(s, problem, nest, outer, knobs, tag, target.lanes) for tag in tags]
+    first, *others = [_finish(s, problem, nest, outer, knobs, tag, target) for tag in tags]
     if (
         not problem.inplace and knobs["order"] == "panels"
     ):  # a panel's weights then come once for all, which is what few rows wait for
@@ -419,9 +420,16 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
 
 
 def _finish(
-    s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int
+    s: Schedule,
+    problem: Problem,
+    nest: Nest,
+    outer: list[str],
+    knobs: Mapping[str, int | str],
+    tag: str,
+    target: CpuTarget,
 ) -> str:
     """Unroll, prefetch, widen, peel for padding, and share outer loops among threads; return the shared loop."""
+    lanes, threads = target.lanes, target.threads
     if nest.shuffled:
         s.apply(annotate, "unroll", *(n for n in (nest.reduction[0] + tag, f"{nest.reduction[0]}{tag}_b") if s.has(n)))
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2", "_1_b")] + ["ku" + tag, f"ku{tag}_b"]
@@ -448,7 +456,7 @@ def _finish(
         widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)  # of tiles that reach no border any more
     if knobs.get("kc"):
         s.apply(stretches, po, "ks" + tag, not knobs.get("chain"))
-    return _parallel(s, [n + tag for n in outer], po, tag, not knobs.get("serial"))
+    return _parallel(s, [n + tag for n in outer], po, tag, 0 if knobs.get("serial") else threads)
 
 
 def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> list[str]:
@@ -558,8 +566,8 @@ def _position(s: Schedule, names: list[str]) -> tuple[Expr, Expr | int]:
     return at, unwrap(count)
 
 
-def _parallel(s: Schedule, outer: list[str], po: str, tag: str, shared: bool) -> str:
-    """Fuse outer loops, with tiles unless peeled, into one named parallel loop. Not `shared`: one thread."""
+def _parallel(s: Schedule, outer: list[str], po: str, tag: str, threads: int) -> str:
+    """Fuse outer loops, with tiles unless peeled, into one named parallel loop. 0 threads: it is not shared."""
     names = [*outer, po] if po not in outer and s.has(po) and len(s.loop(outer[-1]).body) == 1 else list(outer)
     while len(names) > 1:
         b, a = names.pop(), names.pop()
@@ -569,6 +577,21 @@ def _parallel(s: Schedule, outer: list[str], po: str, tag: str, shared: bool) ->
         except ScheduleError:  # the inner loop may be empty: one that is outside of it
             made = a
         names.append(made)
-    if shared:
-        s.apply(annotate, "parallel", names[0])
+    if threads:
+        _share(s, names[0], po, f"{names[0]}{tag}_t", threads)
     return names[0]
+
+
+def _share(s: Schedule, loop: str, po: str, tiles: str, threads: int) -> None:
+    """Share a loop among threads. Where it leaves some of them idle, peeled tiles become nests of their own, and those
+    between them (a long row of a signal) are shared too, as a loop called `tiles`.
+    """
+    n, mark = s.extent(loop), s.mark()
+    uneven = isinstance(n, int) and -(-n // threads) * threads > UNEVEN * n
+    if uneven and s.has(po) and isinstance(row := s.extent(po), int) and row >= threads:
+        with suppress(ScheduleError):
+            s.apply(fission, loop, po).apply(fuse, loop + "_m", po, tiles)
+            s.apply(annotate, "parallel", *(x for x in (loop, tiles, loop + "_l") if s.has(x)))
+            return
+        s.restore(mark)
+    s.apply(annotate, "parallel", loop)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import contraction, winograd
 from dnnc.backends.llvm.templates.common import offsets, parallel_outer, stride, try_fuse, unit_stride, worth
-from dnnc.backends.llvm.templates.maps import lanes_for, shares, split_digits, vectorized
+from dnnc.backends.llvm.templates.maps import functions, lanes_for, shares, split_digits, vectorized
 from dnnc.backends.llvm.templates.windows import MOST_PIXELS, tile_windows
 from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
@@ -23,6 +24,7 @@ from dnnc.passes.schedule.hoist_invariants import hoist_numbers, keep_numbers, n
 from dnnc.passes.schedule.loops import (
     annotate,
     choose,
+    fuse,
     hoist_guards,
     is_reduction,
     narrow,
@@ -32,8 +34,10 @@ from dnnc.passes.schedule.loops import (
     split,
 )
 from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
+from dnnc.passes.schedule.parallel_legality import obstacle
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.share_passes import nest, share_passes
+from dnnc.passes.schedule.short_rows import side_by_side
 from dnnc.passes.schedule.state import Schedule, loops
 
 ORDER = ("lanes", "chains", "short")
@@ -42,6 +46,9 @@ TOGETHER = 8  # vectors side by side whose sums are made step by step: a third o
 STRAIGHT = 16  # vectors of a row that is computed without loops
 MOST_STEPS = 16  # reductions and what is made of them
 LARGE, LEAST_ROW, MOST_ROW = 4 << 20, 1 << 10, 1 << 15  # bytes of an operand that comes from memory, and of its rows
+MOST_SHORT = 8, 15  # elements of a row that is a lane and not a vector: plain, and of which functions are computed
+MOST_SHUFFLED = 4  # the same on CPUs whose shuffles take lanes of one vector
+LEAST_LANES = 4  # terms that are worth a vector with a mask
 ROWS, LONG = 2, 32  # rows computed together, and the steps of a loop along them from which they are long
 
 
@@ -122,7 +129,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     if not chosen:
         s.apply(hoist_guards).apply(narrow)
         _sums_once(s, problem)
-    across = chosen or (not tiled and _over_outputs(s, problem, lanes, int(knobs.get("columns", 1))))
+    beside = not tiled and not chosen and not knobs.get("short") and _rows_in_lanes(s, problem, lanes, target)
+    across = chosen or beside or (not tiled and _over_outputs(s, problem, lanes, int(knobs.get("columns", 1))))
     if not tiled and not across:
         _over_rows(s, problem, lanes, chains, bool(knobs.get("short")), int(knobs.get("straight", STRAIGHT)))
         _rows_together(s, problem, int(knobs.get("rows", ROWS)))
@@ -198,6 +206,49 @@ def _outer(s: Schedule, problem: Problem) -> list[str]:
         out.append(body[0].var.name)
         body = body[0].body
     return [n for n in out if n.startswith(("i", "vo"))]
+
+
+def _rows_in_lanes(s: Schedule, problem: Problem, lanes: int, target: CpuTarget) -> bool:
+    """Rows of a few elements, with results for each of them (softmax of 5 classes): a lane each, their results put in
+    the order of memory by shuffles.
+    """
+    names = [n for n in problem.lowered.out_loops if s.has(n)]
+    if len(names) < 2 or len(s.loop(names[-2]).body) < 3:
+        return False
+    most = min(MOST_SHORT[functions(problem) > 0] if target.registers >= 32 else MOST_SHUFFLED, lanes - 1)
+    inside = [value(x.extent) or lanes for x in loops(s.loop(names[-2]).body)]
+    if not inside or max(inside) > most or any(isinstance(x, If) for x in walk_stmts(s.body)):
+        return False
+    mark, row, k = s.mark(), names[-2], 0
+    for around in reversed(names[:-2]):
+        if not try_fuse(s, around, row, f"{row}f{k}"):
+            break
+        row, k = f"{row}f{k}", k + 1
+    n, v = s.extent(row), s.loop(row).var
+    steps = [value(stride(e, v)) for e in offsets(s.loop(row).body) if v in free(e)]
+    if (
+        not isinstance(n, int)
+        or n < 2 * lanes
+        or (n % lanes and problem.inplace)
+        or any(k is None or k > most for k in steps)
+    ):
+        s.restore(mark)
+        return False
+    try:
+        s.flatten().apply(keep_numbers).apply(split, row, lanes, ("vo", "vi"), tail="overlap").apply(
+            side_by_side, "vi", lanes
+        )
+        s.apply(annotate, "unroll", *(x.var.name for x in loops(s.loop("vo").body) if "_copy" not in x.var.name))
+        for copy in [x.var.name for x in s.loop("vo").body if isinstance(x, For) and "_copy" in x.var.name]:
+            s.apply(fuse, copy, copy + "c", copy + "f").collapse()
+            s.apply(split, copy + "f", lanes, (copy + "o", copy + "v")).apply(vectorize, copy + "v")
+            s.apply(annotate, "unroll", copy + "o")
+        if why := obstacle(s.loop("vo")):
+            raise ScheduleError(why)
+    except ScheduleError:
+        s.restore(mark)
+        return False
+    return True
 
 
 def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bool:
@@ -320,11 +371,19 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bo
             continue
         n = s.extent(inner)
         least, most = bounds(n)
-        if not unit_stride(s.loop(inner)) or (most is not None and most < lanes and not short):
+        if not unit_stride(s.loop(inner)):
+            continue
+        if not short and len(names_left) > 1 and isinstance(n, int) and LEAST_LANES <= n < lanes * chains:
+            with suppress(ScheduleError):  # one sum across several rows
+                s.apply(vector_reduce, inner, lanes, 1, names_left[0])
+                continue
+        if most is not None and most < lanes and not short:
             continue
         if least is None or least < 0:  # of a window beside an image nobody can show how many vectors it has
             continue
         mark = s.mark()
+        if any(isinstance(x, If) for x in s.loop(inner).body):  # the place of the largest one
+            s.apply(choose, inner)
         try:
             s.apply(vector_reduce, inner, lanes, chains if not isinstance(n, int) or n >= lanes * chains else 1)
         except ScheduleError:
@@ -332,8 +391,13 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bo
             continue
         if isinstance(n, int) and n <= straight * lanes:
             s.apply(annotate, "unroll", *(x for x in (inner + "o", inner + "t") if s.has(x)))
-    last = next((n for n in reversed(problem.lowered.out_loops) if s.has(n)), "")
+    left = [n for n in problem.lowered.out_loops if s.has(n)]
+    last = left[-1] if left else ""
     if last and not _loops_in(s, last):
+        for j, around in enumerate(reversed(left[:-1])):  # what lies together is one row
+            if not try_fuse(s, around, last, f"{last}f{j}"):
+                break
+            last = f"{last}f{j}"
         _each_vector(s, last, lanes, straight)
 
 

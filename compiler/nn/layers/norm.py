@@ -73,7 +73,7 @@ class _BatchNorm(_Statistics):
             return updating_batch_norm(input, self.weight, self.bias, float(momentum), self.eps, mean, var, batches)
         if training:  # all batches count evenly
             batches._written(add(batches, 1)._parts)
-            momentum = 1.0 / batches.astype("float32")
+            momentum = 1.0 / batches.astype("float64" if mean.dtype.itemsize == 8 else "float32")
         y = F.batch_norm(input, mean, var, self.weight, self.bias, training, momentum, self.eps)
         if training:
             keep_along(y, batches)

@@ -62,6 +62,15 @@ def test_pixels_of_large_images_are_asked_for_ahead(pixels: int, ahead: bool) ->
     assert ("prefetch(addr(x0[" in step.text) == ahead == ("ahead=1" in str(step.choice))
 
 
+@pytest.mark.parametrize("threads", [2, 16])
+def test_threads_share_a_long_row_whose_ends_are_padding(threads: int) -> None:
+    """A signal of one panel of channels has no other loop to share."""
+    p = compiled(one_node("conv", ["f32 1 16 4000", "f32 16 16 3"], pads=(1, 1)), replace(WIDE, threads=threads))
+    body = next(s.kernel for s in p.steps if any(n.op.name == "conv" for n in s.group.nodes)).entry.body
+    shared = [value(x.extent) or 0 for x in body if isinstance(x, For) and x.kind == "parallel"]
+    assert len(shared) == len(body) and max(shared) >= 4 * threads
+
+
 @pytest.mark.parametrize("target", [WIDE, NARROW])
 @pytest.mark.parametrize(
     ("image", "kernel", "chosen"),

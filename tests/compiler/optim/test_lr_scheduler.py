@@ -39,6 +39,7 @@ CASES: dict[str, Make] = {
     "cycles of steps": lambda s, o: s.CyclicLR(o, 0.1, 0.5, 3, 0, "exp_range", 0.9),
     "cycles by a function": lambda s, o: s.CyclicLR(o, 0.1, 0.5, 2, 5, scale_fn=lambda c: 1 / c),
     "sequential": sequence,
+    "chained": lambda s, o: s.ChainedScheduler([s.ConstantLR(o, 0.1, 5), s.ExponentialLR(o, 0.9)]),
 }
 
 

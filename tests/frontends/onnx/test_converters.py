@@ -249,6 +249,7 @@ CASES: list[tuple[str, Sequence[int], list[Any], dict[str, Any], Sequence[int]]]
     ("DFT", (17,), [f32(2, 7, 2)], {"axis": 1, "inverse": 1}, ()),
     ("DFT", (20,), [f32(2, 8, 3, 1), np.int64(6), np.int64(1)], {}, (1, 2)),
     ("STFT", (17,), [f32(2, 20, 1), np.int64(4), f32(8)], {}, (1,)),
+    ("STFT", (17,), [f32(2, 20), np.int64(4), f32(8)], {}, (1,)),
     ("HannWindow", (17,), [np.int64(9)], {}, (0,)),
     ("BlackmanWindow", (17,), [np.int64(9)], {"periodic": 0}, (0,)),
     ("MelWeightMatrix", (17,), [np.int64(8), np.int64(32), np.int64(8192), np.float32(0), np.float32(4096)], {},

@@ -56,6 +56,16 @@ def test_a_window_over_channels_reads_rows_between_blocks() -> None:
     assert [" blocked" in x for x in made] == [True, True, True, False, False, True, True, False]
 
 
+@pytest.mark.parametrize(
+    "size,made", [(16, ["pack", "resize", "conv", "pack"]), (9, ["resize", "pack", "conv", "pack"])]
+)
+def test_an_image_is_packed_before_it_is_enlarged(size: int, made: list[str]) -> None:
+    text = f"""def g(x: f32[1, 16, 8, 8], *, w: f32[16, 16, 1, 1]):
+    y = resize(x, shape=(1, 16, {size}, {size}), coords=((1, 0, 1), (1, 0, 1), (8, 0, {size}), (8, 0, {size})))
+    return conv(y, w)"""
+    assert [x.split(" = ")[1] for x in laid_out(text)] == made
+
+
 @pytest.mark.family("shapes")
 @pytest.mark.parametrize("shape,window,made", [
     ((1, 8, 9, 9), "kernel=(3, 3), pads=(1, 1, 1, 1)", ["pack", "max_pool", "pack"]),

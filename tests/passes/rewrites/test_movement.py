@@ -105,6 +105,11 @@ FIRES = {
     ],
     "gather_to_slice": [
         (
+            "x: f32[2, 5], *, i: i64[2, 3] = [[0, 1, 2], [2, 3, 4]]",
+            "gather(x, i, axis=1)",
+            "unfold(x, axis=1, start=0, steps=(2, 1), shape=(2, 3))",
+        ),
+        (
             "x: f32[2, 5, 3], *, i: i64 = -1",
             "gather(x, i, axis=1)",
             "reshape(slice(x, starts=(0, 4, 0), steps=(1, 1, 1), shape=(2, 1, 3)), shape=(2, 3))",

@@ -10,7 +10,7 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import const
 from dnnc.ir.loops.text import parse_kernel
 from dnnc.passes.schedule.loops import reorder, split
-from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
+from dnnc.passes.schedule.memory import distribute, fission, prefetch, vector_reduce, vectorize
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import check_schedule
 
@@ -239,6 +239,33 @@ def test_vectorize_refuses() -> None:
     refused(triangle, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds a For")
 
 
+def test_fission_around_a_loop() -> None:
+    text = """\
+def k(x: f32[3, 9], y: f32[3, 9]):
+    for i in range(3):
+        y[i, 0] = x[i, 0]
+        for j in range(1, 8):
+            y[i, j] = x[i, j] * 2.0
+        y[i, 8] = x[i, 8]
+"""
+    check_schedule(
+        text,
+        lambda s: s.apply(fission, "i", "j"),
+        """\
+def k(x: f32[3, 9], y: f32[3, 9]):
+    for i in range(3):
+        y[i, 0] = x[i, 0]
+    for i_m in range(3):
+        for j in range(7):
+            y[i_m, j + 1] = x[i_m, j + 1] * 2.0
+    for i_l in range(3):
+        y[i_l, 8] = x[i_l, 8]
+""",
+    )
+    refused(text.replace("x[i, 8]", "y[i, 7]"), lambda s: s.apply(fission, "i", "j"), "its parts meet in memory")
+    refused(text, lambda s: s.apply(fission, "i", "i"), "i is not right inside of i")
+
+
 # --- vector_reduce ----------------------------------------------------------------------------------------------------
 
 SUM = """\
@@ -300,6 +327,42 @@ def k(x: f32[{n}], y: f32[1]):
     old = parse_kernel(text)
     new = Schedule(old).apply(vector_reduce, "r", 16, 2).done()
     same_results(old, verify_kernel(new))
+
+
+def test_one_sum_across_rows() -> None:
+    text = """\
+def k(x: f32[3, 5, 9], y: f32[3]):
+    for i in range(3):
+        acc: f32[1] @ register
+        acc[0] = 0.0
+        for r in range(5):
+            for q in range(9):
+                acc[0] = acc[0] + x[i, r, q]
+        y[i] = acc[0]
+"""
+    check_schedule(
+        text,
+        lambda s: s.apply(vector_reduce, "q", 16, 1, "r"),
+        """\
+def k(x: f32[3, 5, 9], y: f32[3]):
+    for i in range(3):
+        acc: f32[1] @ register
+        acc[0] = 0.0
+        acc_q: f32[1, 16] @ register
+        for qu_init in unroll(1):
+            acc_q[qu_init, 0:+16] = 0.0
+        for r in range(5):
+            for qo in range(0):
+                for qu in unroll(1):
+                    acc_q[qu, 0:+16] = acc_q[qu, 0:+16] + x[i, r, 16*qo + 16*qu:+16]
+            for qt in range(1):
+                acc_q[0, 0:+16] = acc_q[0, 0:+16] + select(lanes(16) < -16*qt + 9, x[i, r, 16*qt:+16:-16*qt + 9], 0.0)
+        acc[0] = acc[0] + hsum(acc_q[0, 0:+16])
+        y[i] = acc[0]
+""",
+    )
+    each = text.replace("y[i] = acc[0]", "pass").replace("acc[0] = 0.0", "y[i] = 0.0").replace("acc[0]", "y[i]")
+    refused(each, lambda s: s.apply(vector_reduce, "q", 16, 1, "i"), "q is no plain reduction into one element|nest")
 
 
 def test_a_symbolic_row() -> None:

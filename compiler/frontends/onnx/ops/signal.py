@@ -29,8 +29,8 @@ def dft(c: Call) -> Any:
 
 
 def stft(c: Call) -> Any:
-    """Windows of the signal [batch, length, 1 or 2], each transformed."""
-    x = c.x()
+    """Windows of the signal [batch, length, 1 or 2], each transformed. Exporters also write [batch, length]."""
+    x = c.x() if c.rank() > 2 else c.b.reshape(c.x(), shape=(*c.x().type.shape, 1))
     step, length = int(c.scalar(1, "frame_step")), number(x.type.shape[1], "the length of the signal")
     n = (
         int(c.scalar(3, "frame_length"))
