@@ -122,6 +122,24 @@ def test_two_of_four_16_bit_weights(number: int, monkeypatch: pytest.MonkeyPatch
     assert error <= (2e-3 if dtype == "f16" else 1.5e-2) * max(np.abs(want).max(), 1e-30), f.report
 
 
+@pytest.mark.parametrize("number", range(6))
+def test_two_of_four_convolutions(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of single pixels, with tiles that chance ranks."""
+    rng = np.random.default_rng([number, *SEED])
+    monkeypatch.setattr(pair_weights, "GAIN", 0.0)
+    monkeypatch.setattr(two_of_four, "cycles", lambda *_: float(rng.random()))
+    c, o, n, h, w = (int(rng.integers(1, k)) for k in (60, 40, 4, 20, 20))
+    c, o = 8 * c, 8 * o
+    keep = np.argsort(rng.random((o, c // 4, 4)), -1) < 2
+    filters = (rng.standard_normal((o, c)) * keep.reshape(o, c)).astype(np.float16).reshape(o, c, 1, 1)
+    text = f"def g(x: f16[{n}, {c}, {h}, {w}], *, w: f16[{o}, {c}, 1, 1]):\n    return relu(conv(x, w))\n"
+    g, x = parse(text, {"w": filters}), rng.standard_normal((n, c, h, w)).astype(np.float16)
+    f = dnnc.compile(g.copy(), target="cuda", cache=False)
+    assert any(k.choice.startswith("two_of_four") for k in f.report.programs[-1].kernels), f.report
+    want = np.asarray(run(g, [x], "float64")[0], np.float64)
+    assert np.abs(f(x).astype(np.float64) - want).max() <= 2e-3 * max(np.abs(want).max(), 1e-30), f.report
+
+
 def test_several_pruned_models_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose kernels differ in numbers alone."""
     monkeypatch.setattr(sparse_weights, "GAIN", 0.0)

@@ -22,6 +22,7 @@ from dnnc.ir.dtype import from_numpy
 from dnnc.ir.encodings import parse_encoding
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run as run_graph
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.loops.interp_values import KernelError
@@ -185,6 +186,40 @@ def test_choice(pixels: int, sizes: tuple[int, int], lines: str) -> None:
     assert older is not None and (older.encoding is None) == (pixels > 1)
     w[:3] = 1
     assert pair_weights.weigh_pairs(parse(text, {"w": w}), next(iter(g.nodes())), replace(H200)) is None
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_what_is_chosen_has_a_kernel(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the sizes are; cases of a day."""
+    monkeypatch.setattr(pair_weights, "GAIN", 0.0)
+    rng = np.random.default_rng([number, *os.environ["DNNC_TEST_SEED"].encode()])
+    pixels, terms, rows = (int(rng.choice(x)) for x in ((1, 2, 16, 300), (8, 64, 70, 136), (1, 2, 6, 8, 136)))
+    w = np.zeros((terms, rows), np.float16)
+    w[::2] = 1
+    g = parse(f"def g(x: f16[{pixels}, {terms}], *, w: f16[{terms}, {rows}]):\n    return matmul(x, w)\n", {"w": w})
+    verdict = pair_weights.weigh_pairs(g, next(iter(g.nodes())), GpuTarget())
+    assert verdict is not None
+    if isinstance(verdict.encoding, Pairs):
+        order = verdict.encoding.order
+        assert MODULES[order].candidates(problem_of(pixels, w, order), GpuTarget()), (pixels, terms, rows)
+    else:
+        assert min(pixels, rows) < 2 or terms % 8, (pixels, terms, rows)
+
+
+@pytest.mark.slow
+def test_convolutions_of_single_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two in a row, channels last between them; one by windows stays dense."""
+    monkeypatch.setattr(pair_weights, "GAIN", 0.0)
+    w, v, u = (pruned(RNG, c, o).T.reshape(o, -1, k, k) for c, o, k in ((64, 72, 1), (72, 40, 1), (360, 8, 3)))
+    text = """def g(x: f16[2, 64, 5, 7], *, w: f16[72, 64, 1, 1], v: f16[40, 72, 1, 1], u: f16[8, 40, 3, 3]):
+    return conv(conv(relu(conv(x, w)), v), u)
+"""
+    g = parse(text, {"w": w, "v": v, "u": u})
+    f = dnnc.compile(g.copy(), target="cuda-interpreted", cache=False)
+    assert sum(k.choice.startswith("two_of_four(") for k in f.report.programs[-1].kernels) == 2
+    x = RNG.standard_normal((2, 64, 5, 7)).astype(np.float16)
+    want = np.asarray(run_graph(g, [x], "float64")[0], np.float64)
+    assert np.abs(f(x).astype(np.float64) - want).max() <= 4e-3 * np.abs(want).max()
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("split",)
+VECTOR = 8  # elements of 16 bytes
 COLUMNS = (256, 192, 128, 64)  # pixels of a tile
 MOST_SHARED = 128  # pixels of a tile that blocks of a cluster share
 STAGES, DEEP = 8, 10  # of the ring: a first guess at most, and what is measured
@@ -63,7 +64,8 @@ def pairs_of(problem: Problem, order: str) -> tuple[Contraction, Load, Buffer, P
 def _in_order(c: Contraction, e: Pairs, reads: list[Load]) -> bool:
     """Does the nest read column k of the matrix in step k of its sum? Asked of some elements."""
     for row, k in pairs((0, 1, e.rows - 1), (0, 1, 5, e.columns // 2, e.columns - 1)):
-        index = [const(row if axis == e.axis else k) for axis in range(len(e.shape))]
+        channel = min(axis for axis in range(len(e.shape)) if axis != e.axis)
+        index = [const({e.axis: row, channel: k}.get(axis, 0)) for axis in range(len(e.shape))]
         seen: list[int | None] = []
 
         def element(at: Expr, seen: list[int | None] = seen) -> Expr:
@@ -145,8 +147,10 @@ def _at_once(t: PairTiling, target: GpuTarget) -> int:
 
 
 def best_cycles(pixels: int, rows: int, terms: int, target: GpuTarget) -> float:
-    """Estimated cycles of the fastest tile; infinite where there are no sparse tensor cores of warp groups."""
-    if not target.has_wgmma:
+    """Estimated cycles of the fastest tile; infinite where there is no kernel: the copy engine reads matrices whose
+    rows begin at multiples of 16 bytes.
+    """
+    if not target.has_wgmma or min(pixels, rows) < 2 or terms % VECTOR:
         return math.inf
     return min(cycles(pixels, rows, terms, t, target) for t in _tilings(pixels, rows, terms, target))
 
