@@ -98,7 +98,9 @@ class Pattern:
 
     @cached_property
     def _text(self) -> str:
-        bits = base64.b64encode(zlib.compress(self.bits)).decode()
+        # random bits repeat nothing
+        huffman = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
+        bits = base64.b64encode(huffman.compress(self.bits) + huffman.flush()).decode()
         return f"{self.height}x{self.width} {self.rows}x{self.columns} {bits}"
 
     @staticmethod

@@ -78,14 +78,20 @@ def _max_numpy(x: Array, *, kernel: Ints, **sides: Any) -> Array:
 
 
 def _gathered(x: Array, points: Array, win: Window) -> tuple[Array, Array]:
-    """What the asked windows read, [points, *kernel], and where that is inside the operand."""
+    """What the asked windows read, [points, *taps], and where that is inside the operand. Taps that are outside of it
+    in every window are left out: a window may be much larger than the operand.
+    """
     kernel: Any = win.kernel
-    grids = np.meshgrid(*map(np.arange, kernel), indexing="ij")
-    col = (slice(None),) + (None,) * len(grids)
-    index = [points[:, 0][col], points[:, 1][col]]
-    valid: Array = np.ones((len(points), *kernel), np.bool_)
+    places = []
     for k, n in enumerate(x.shape[2:]):
-        p = points[:, 2 + k][col] * win.strides[k] + grids[k] * win.dilations[k] - win.begin[k]
+        p = points[:, 2 + k, None] * win.strides[k] + np.arange(kernel[k]) * win.dilations[k] - win.begin[k]
+        some = ((p >= 0) & (p < n)).any(0)
+        places.append(p[:, some if some.any() else slice(1)])
+    rank, lead = len(places), (slice(None), *(None,) * len(places))
+    index = [points[:, 0][lead], points[:, 1][lead]]
+    valid: Array = np.ones((len(points), *(p.shape[1] for p in places)), np.bool_)
+    for k, (p, n) in enumerate(zip(places, x.shape[2:])):
+        p = p[(slice(None), *(slice(None) if j == k else None for j in range(rank)))]
         valid &= (p >= 0) & (p < n)
         index.append(np.clip(p, 0, n - 1))
     return x[tuple(index)], valid

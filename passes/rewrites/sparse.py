@@ -47,6 +47,7 @@ ELEMENT = 8  # bytes of a nonzero in a loop
 HEIGHTS = 4, 8  # rows of blocks, which share each vector of pixels
 LEAST_SHARED = 3  # vectors of pixels that share each weight of a block
 ACROSS = 12  # cycles to add up the lanes of a vector
+NARROW_ROW, NARROW_ACROSS = 15, 6  # `ROW` and `ACROSS` of a matrix with few pixels, for vectors of less than 512 bits
 GATHERED = 1.75, 1.45  # cycles to gather an element, of one pixel and of each of several; one vector is loaded a cycle
 NARROW_GATHERED = 1.7, 1.3  # the same for vectors of less than 512 bits
 LOADED = 4.2, 3.8  # the same for vectors of so few elements that no instruction gathers them
@@ -199,7 +200,8 @@ def _few_pixels(w: Zeros, pixels: int, lanes: int, rates: CoreRates) -> Verdict:
     rate = rates.memory / (held / CACHED + 1 - held)
     gathered = GATHERED if lanes >= WIDE else NARROW_GATHERED if lanes >= FEWEST_GATHERED else LOADED
     each = pixels * gathered[pixels > 1] / (rates.loads if lanes >= WIDE else 1)
-    best, block = w.count * max(ELEMENT / rate, each) + w.rows * (ROW + ACROSS * pixels), (1, 1)
+    row, across = (ROW, ACROSS) if lanes >= WIDE else (NARROW_ROW, NARROW_ACROSS)
+    best, block = w.count * max(ELEMENT / rate, each) + w.rows * (row + across * pixels), (1, 1)
     height = HEIGHTS[0]
     for width in (lanes, lanes // 2):
         if terms % width == 0:
@@ -207,7 +209,7 @@ def _few_pixels(w: Zeros, pixels: int, lanes: int, rates: CoreRates) -> Verdict:
             some = [min(wide, pixels - first) for first in range(0, pixels, wide)]
             loaded = sum(max((height + n) / rates.loads, height * n / rates.fma, rates.latency) for n in some)
             each = max(4 * height * width / rate, loaded)
-            cost = filled(w, height, width) * each + w.rows * (ROW / height + ACROSS * pixels)
+            cost = filled(w, height, width) * each + w.rows * (row / height + across * pixels)
             best, block = min((best, block), (cost, (height, width)))
     gain = max(4 / rate, pixels / (lanes * rates.fma)) * size / best
     if gain < (GAIN if lanes >= FEWEST_GATHERED else UNKNOWN_GAIN):

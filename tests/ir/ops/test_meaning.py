@@ -387,3 +387,13 @@ REFUSED: list[tuple[str, tuple[TensorType, ...], dict[str, Any], str]] = [
 def test_type_rules_refuse(name: str, types: tuple[TensorType, ...], attrs: dict[str, Any], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         OPS[name].type(*types, **attrs)
+
+
+@pytest.mark.parametrize("name", ["max_pool", "avg_pool"])
+def test_a_window_larger_than_its_operand_reads_what_there_is(name: str) -> None:
+    """Sums and maxima at a place take memory for the operand, not for the window of 10^12 places."""
+    x, point = np.arange(40.0).reshape(1, 2, 4, 5), np.array([[0, 1, 0, 0]])
+    size, op = 1_000_000, OPS[name]
+    assert op.reference_at is not None
+    (got,) = op.reference_at([x], point, kernel=(size, size), pads=(0, 0, size - 4, size - 5))
+    assert got == (39.0 if name == "max_pool" else x[0, 1].mean())

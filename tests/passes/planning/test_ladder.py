@@ -17,7 +17,7 @@ from dnnc.backends.cuda import build as cuda_build
 from dnnc.backends.cuda import nvrtc
 from dnnc.backends.cuda.interpreted import InterpretedDevice, TextCompiler
 from dnnc.backends.llvm import build as llvm_build
-from dnnc.backends.llvm import toolchain, worker_pool
+from dnnc.backends.llvm import kernel_code, toolchain, worker_pool
 from dnnc.backends.runtime.device import Launch
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import DnncError, InternalError
@@ -108,12 +108,12 @@ class Planted:
         monkeypatch.delenv("DNNC_STRICT")
         self.bad: Callable[[str], bool] = lambda text: False
         monkeypatch.setattr(compile_program, "choose_of", lambda *args, **kwargs: first_offered)
-        emit = llvm_build.emit_kernel
+        emit = kernel_code.emit_kernel
 
         def emit_kernel(kernel: Kernel, name: str, features: Any) -> str:
             return "this is no LLVM" if self.bad(show_kernel(kernel)) else emit(kernel, name, features)
 
-        monkeypatch.setattr(llvm_build, "emit_kernel", emit_kernel)
+        monkeypatch.setattr(kernel_code, "emit_kernel", emit_kernel)
         planted_compiler = self
 
         class Compiler(TextCompiler):
@@ -252,7 +252,7 @@ def verify(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], bool]) -> None:
 def test_a_kernel_that_llvm_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plant = Planted("llvm", monkeypatch)
     plant.template(planted(FAULTS["no code"]))
-    emit = llvm_build.emit_kernel
+    emit = kernel_code.emit_kernel
     slow = "\n".join(["define void @{name}_slow(ptr %p) {{",
     *(f"  %a{k} = load i64, ptr %p\n  %b{k} = udiv i64 %a{k}, %a{k - 1 if k else 0}" for k in range(60000)),
     "  ret void", "}}"])  # fmt: skip
@@ -261,7 +261,7 @@ def test_a_kernel_that_llvm_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) 
         text = emit(kernel, name, features)
         return text + slow.format(name=name) if MARK in show_kernel(kernel) else text
 
-    monkeypatch.setattr(llvm_build, "emit_kernel", emit_kernel)
+    monkeypatch.setattr(kernel_code, "emit_kernel", emit_kernel)
     monkeypatch.setattr(worker_pool, "PATIENCE", 0.05)
     monkeypatch.setattr(worker_pool, "SLOWER", 0)
     plant.check("def net(x: f32[6, 20]):\n    return exp(x)", "LLVM takes longer than")
