@@ -81,18 +81,21 @@ def grid_sample(
     image = multiply(expand_dims(counted(batch), axis=1), math.prod(sizes))
     total: Array | None = None
     for combination in itertools.product(*taps):
-        index, weight = combination[0]
-        for (j, w), n in zip(combination[1:], sizes[1:]):
+        index, weight, inside = combination[0]
+        for (j, w, within), n in zip(combination[1:], sizes[1:]):
             index, weight = add(multiply(index, n), j), multiply(weight, w)
+            inside = logical_and(inside, within) if inside is not None and within is not None else None
         found = reshape(take(rows, reshape(add(index, image), (-1,)), axis=0), (batch, math.prod(made), channels))
+        if inside is not None:  # an infinite pixel at the border times 0 would be NaN
+            found = where(expand_dims(inside, axis=-1), found, 0.0)
         term = multiply(found, expand_dims(weight, axis=-1))
         total = term if total is None else add(total, term)
     assert total is not None
     return reshape(matrix_transpose(total), (batch, channels, *made))
 
 
-def _taps(t: Array, n: int, mode: str, padding: str, corners: bool) -> list[tuple[Array, Array]]:
-    """Pairs (index, weight) along an axis of n pixels at the coordinates t."""
+def _taps(t: Array, n: int, mode: str, padding: str, corners: bool) -> list[tuple[Array, Array, Array | None]]:
+    """(index, weight, is it inside) along an axis of n pixels at the coordinates t; None where no pixels are zeros."""
     x = multiply(add(t, 1.0), (n - 1) / 2) if corners else subtract(multiply(add(t, 1.0), n / 2), 0.5)
     low, high = (0.0, n - 1.0) if corners else (-0.5, n - 0.5)
     if padding == "reflection" and mode != "bicubic":
@@ -103,13 +106,13 @@ def _taps(t: Array, n: int, mode: str, padding: str, corners: bool) -> list[tupl
     first = -1 if mode == "bicubic" else 0
     out = []
     for k, w in enumerate(_weights(subtract(x, base), mode)):
-        place = add(base, float(first + k))
+        place, inside = add(base, float(first + k)), None
         if padding == "zeros":
             inside = logical_and(place >= 0.0, place <= n - 1.0)
             w = where(inside, w, 0.0)
         elif padding == "reflection" and mode == "bicubic":
             place = _reflected(place, low, high)
-        out.append((cast(clip(place, 0.0, n - 1.0), DEFAULTS["i"]), w))
+        out.append((cast(clip(place, 0.0, n - 1.0), DEFAULTS["i"]), w, inside))
     return out
 
 

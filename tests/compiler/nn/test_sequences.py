@@ -127,6 +127,23 @@ def test_sampled_images(mode: str, padding: str, corners: bool) -> None:
         beside(at.grad, places.grad)
 
 
+def test_pixels_that_no_place_reaches_may_be_infinite() -> None:
+    x = np.ones((1, 1, 4, 4))
+    x[:, :, 0], x[:, :, -1] = np.inf, np.nan
+    grid = np.array([[[[0.0, -2.0], [0.1, 0.1], [3.0, 2.0], [0.0, 1e30]]]])
+    given, places = torch.tensor(x), torch.tensor(grid[..., :3, :], requires_grad=True)
+    y = torch.nn.functional.grid_sample(given, places, align_corners=False)
+    at = xp.asarray(grid)
+    at.requires_grad = True
+    z = F.grid_sample(x, at)
+    beside(z[..., :3], y)
+    assert z.numpy()[..., 3] == 0
+    y.sum().backward()
+    xp.sum(z).backward()
+    assert at.grad is not None
+    beside(at.grad[..., :3, :], places.grad)
+
+
 @pytest.mark.parametrize("sizes, corners", [((3, 4), False), ((2, 3, 4), True)])
 def test_grids_of_affine_maps(sizes: tuple[int, ...], corners: bool) -> None:
     d = len(sizes)

@@ -37,16 +37,20 @@ def grid_sample(c: Call) -> Any:
         taps.append(_taps(c, column, n, how, padding, corners))
     total = None
     for combination in itertools.product(*taps):
-        index, weight = combination[0]
-        for (j, w), n in zip(combination[1:], sizes[1:]):
+        index, weight, inside = combination[0]
+        for (j, w, within), n in zip(combination[1:], sizes[1:]):
             index, weight = c.b.add(c.b.mul(index, n), j), c.b.mul(weight, w)
-        term = c.b.mul(c.b.gather_nd(rows, index, batch_dims=1), weight)
+            inside = None if inside is None else c.b.logical_and(inside, within)
+        found = c.b.gather_nd(rows, index, batch_dims=1)
+        if inside is not None:  # an infinite pixel at the border times 0 would be NaN
+            found = c.b.where(inside, found, c.const(0.0, found.type.dtype))
+        term = c.b.mul(found, weight)
         total = term if total is None else c.b.add(total, term)
     return c.b.reshape(c.b.transpose(total, perm=(0, 2, 1)), shape=(batch, channels, *places))
 
 
-def _taps(c: Call, t: Value, n: int, how: str, padding: str, corners: bool) -> list[tuple[Value, Value]]:
-    """Return (index, weight) pairs along a dim of size n at coordinates t; the weight outside is 0 for zeros."""
+def _taps(c: Call, t: Value, n: int, how: str, padding: str, corners: bool) -> list[tuple[Value, Value, Any]]:
+    """(index, weight, is it inside) along a dim of size n at coordinates t; None where no pixels are zeros."""
     b = c.b
     x = b.mul(b.add(t, 1.0), (n - 1) / 2) if corners else b.sub(b.mul(b.add(t, 1.0), n / 2), 0.5)
     low, high = (0.0, n - 1.0) if corners else (-0.5, n - 0.5)
@@ -60,13 +64,13 @@ def _taps(c: Call, t: Value, n: int, how: str, padding: str, corners: bool) -> l
     first = -1 if how == "cubic" else 0
     out = []
     for k, w in enumerate(weights):
-        place = b.add(base, float(first + k))
+        place, inside = b.add(base, float(first + k)), None
         if padding == "zeros":
             inside = b.logical_and(b.greater_equal(place, 0.0), b.less_equal(place, n - 1.0))
             w = b.where(inside, w, c.const(0.0, w.type.dtype))
         elif padding == "reflection":
             place = b.trunc(_reflected(c, place, low, high))
-        out.append((b.cast(b.clip(place, low=0.0, high=n - 1.0), to=i64), w))
+        out.append((b.cast(b.clip(place, low=0.0, high=n - 1.0), to=i64), w, inside))
     return out
 
 

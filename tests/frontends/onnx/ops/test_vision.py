@@ -95,6 +95,15 @@ def test_roi_align_keeps_infinite_pixels_out_of_other_regions() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_sampled_grids_keep_infinite_pixels_out_of_places_beyond(mode: str) -> None:
+    x = np.full((1, 2, 4, 4), np.inf, np.float32)
+    grid = np.array([[[[-3, 0], [0, 5], [9, -9], [2.5, 2.5]]]], np.float32)
+    got = ours("GridSample", [x, grid], {"mode": mode, "padding_mode": "zeros"}, 20)
+    np.testing.assert_array_equal(got, np.zeros((1, 2, 1, 4), np.float32))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 0.25])
 def test_max_roi_pool(scale: float) -> None:
     rng = np.random.default_rng(1)
