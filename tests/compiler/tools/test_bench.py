@@ -126,8 +126,8 @@ def test_alone() -> None:
 def test_a_peer_is_told_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     of_model = peer(X @ np.ones((3, 4), np.float32))
-    monkeypatch.setitem(PEERS, "openvino", lambda *given: told.append(given[-1]) or of_model(*given))
-    bench("fixed.onnx", lambda: (compile("fixed.onnx", precision="bfloat16"), [X]), 1, ["openvino"], 0.01, 0)
+    monkeypatch.setitem(PEERS, "onnxruntime", lambda *given: told.append(given[-1]) or of_model(*given))
+    bench("fixed.onnx", lambda: (compile("fixed.onnx", precision="bfloat16"), [X]), 1, ["onnxruntime"], 0.01, 0)
     assert told == ["bfloat16"]
 
 
