@@ -11,7 +11,19 @@ from pathlib import Path
 from dnnc.backends.base import BuildJob
 from dnnc.backends.build import Check, build_kernels
 from dnnc.backends.llvm import compile as compile_
-from dnnc.backends.llvm import elf, emit, gathers, sparse_rows, spelling, statements, streams, values
+from dnnc.backends.llvm import (
+    dot_products,
+    elf,
+    emit,
+    gathers,
+    lookups,
+    shuffles,
+    sparse_rows,
+    spelling,
+    statements,
+    streams,
+    values,
+)
 from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.code import FORMAT, load_code
 from dnnc.backends.llvm.compile import compile_text, llvm_version, load_objects
@@ -30,7 +42,8 @@ from dnnc.passes.planning.program import ScheduledGraph
 def printer_version() -> str:
     """A hash of modules that turn kernel text into code, so that stale objects are never used."""
     h = hashlib.sha256()
-    for module in (emit, statements, values, gathers, sparse_rows, elf, streams, spelling, compile_):
+    printers = (emit, statements, values, dot_products, lookups, shuffles, gathers, sparse_rows, streams, spelling)
+    for module in (*printers, elf, compile_):
         h.update(Path(str(module.__file__)).read_bytes())
     return h.hexdigest()
 

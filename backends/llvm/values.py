@@ -10,11 +10,12 @@ import numpy as np
 
 from dnnc.backends.llvm.dot_products import add_dot2, dot2, dot4
 from dnnc.backends.llvm.lookups import lookup, recode
+from dnnc.backends.llvm.shuffles import interleaved, zipped
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, f16, f32, f64, i32, i64, u32
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import COMPARE, Const, Expr, Op, cast, unwrap, value
+from dnnc.ir.expr import COMPARE, Const, Expr, Op, cast, value
 from dnnc.ir.loops.intrinsics import cast_target
 from dnnc.ir.loops.pieces import ROWS
 from dnnc.ir.loops.verify import scalarise
@@ -536,25 +537,6 @@ def _float_extremum(em: FuncEmitter, e: Op, v: str) -> str:
     return choose(em, some, literal(float("nan"), t), x, vector(t, 1), 1)
 
 
-def _zip(em: FuncEmitter, e: Op) -> str:
-    a, b = (em.operand(x, e.lanes) for x in e.args)
-    ty, start = vector(e.dtype, e.lanes), e.lanes // 2 * (e.name == "zip_high")
-    order = ", ".join(f"i32 {start + k // 2 + k % 2 * e.lanes}" for k in range(e.lanes))
-    return em.pure(f"shufflevector {ty} {a}, {ty} {b}, <{e.lanes} x i32> <{order}>", a, b, here=True)
-
-
-def _interleave(em: FuncEmitter, e: Op) -> str:
-    a, b = (em.operand(x, e.lanes) for x in e.args[:2])
-    unit, group = (int(unwrap(x)) for x in e.args[2:])
-    start = group // 2 * (e.name == "interleave_high")
-    places = []
-    for k in range(e.lanes):
-        turn, at = divmod(k % group, unit)
-        places.append(k // group * group + start + turn // 2 * unit + at + turn % 2 * e.lanes)
-    order, ty = ", ".join(f"i32 {p}" for p in places), vector(e.dtype, e.lanes)
-    return em.pure(f"shufflevector {ty} {a}, {ty} {b}, <{e.lanes} x i32> <{order}>", a, b, here=True)
-
-
 def _lanes(em: FuncEmitter, e: Op) -> str:
     return "<" + ", ".join(f"i64 {k}" for k in range(e.lanes)) + ">"
 
@@ -597,7 +579,7 @@ _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal,
     "lanes": _lanes, "dot2": dot2, "dot4": dot4, "lookup": lookup, "recode": recode,
     "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
-    "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
-    "interleave_low": _interleave, "interleave_high": _interleave,
+    "zip_low": zipped, "zip_high": zipped, "ldexp": _ldexp, "guard": _guard,
+    "interleave_low": interleaved, "interleave_high": interleaved,
     "trusted": lambda em, e: em.operand(e.args[0], e.lanes),
 }  # fmt: skip

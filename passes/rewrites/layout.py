@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dnnc.ir.dtype import bf16, f32, i8, i32, u8
+from dnnc.ir.dtype import f32, i32
 from dnnc.ir.encodings import QUAD, WORD
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
@@ -31,6 +31,7 @@ from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Part, TensorType, dense, p
 from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrite import producer
 from dnnc.passes.rewrites.orders import (
+    added_up,
     blocked,
     filters,
     of_channels,
@@ -333,7 +334,7 @@ class _Blocked(Layouts):
         if sparse := self.sparse.get(n):
             return self.sparse_conv(n, sparse)
         one = group == 1 and isinstance(channels, int) and isinstance(made, int) and made > 1
-        if one and self.of_bytes(n) and self.graph.variance(w).call_invariant:
+        if one and self.together(n) == QUAD and self.graph.variance(w).call_invariant:
             return self.bytes_conv(n)
         # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
@@ -357,7 +358,7 @@ class _Blocked(Layouts):
         self.set_input(n, 0, lay if take_blocks else ROW_MAJOR)
         transforms = whole and not self.strict and self.graph.variance(w).call_invariant
         tile = winograd_tile(n, self.lanes, self.rates) if transforms else 0
-        if whole and not tile and self.pairs(n) == 2 and self.graph.variance(w).call_invariant:
+        if whole and not tile and self.together(n) == 2 and self.graph.variance(w).call_invariant:
             self.set_input(n, 1, quad_filters(out.rank, self.lanes, self.lanes, 2))
         else:
             self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
@@ -502,7 +503,7 @@ class _Blocked(Layouts):
         self.set_input(n, 0, ROW_MAJOR)
         if sparse := self.weights.encoding(n):
             return self.set_input(n, 1, sparse)
-        k, of = b.type.shape[-2], QUAD if self.of_bytes(n) else self.pairs(n)
+        k, of = b.type.shape[-2], self.together(n)
         if of < 2 or not isinstance(k, int) or k % of:
             return self.set_input(n, 1, panels(b.type.rank, self.lanes))
         quads = quad_panels(b.type.rank, self.lanes, of)
@@ -534,19 +535,9 @@ class _Blocked(Layouts):
             if v is not None and v in self.graph.constants and v.type.dtype.kind == "u" and v.type.dtype.bits < 8:
                 self.set_input(n, k, word_rows(v.type.rank, WORD // v.type.dtype.bits))
 
-    @staticmethod
-    def of_bytes(n: Node) -> bool:
-        """Is this a sum of products of bytes, four of which one instruction adds up?"""
-        x, w = n.inputs[:2]
-        assert x is not None and w is not None
-        return n.output.type.dtype is i32 and x.type.dtype in (u8, i8) and w.type.dtype is i8
-
-    def pairs(self, n: Node) -> int:
-        """2 where one instruction adds up two products of bfloat16, and is no slower than a multiply-add; else 1."""
-        x, w = n.inputs[:2]
-        assert x is not None and w is not None
-        fast = self.rates.pairs >= self.rates.fma and not self.strict
-        return 2 if fast and x.type.dtype is bf16 is w.type.dtype else 1
+    def together(self, n: Node) -> int:
+        """How many products of a sum one instruction adds up."""
+        return added_up(n, self.rates.pairs >= self.rates.fma and not self.strict)
 
     def within_channels(self, n: Node) -> bool:
         """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dnnc.ir.dtype import bf16, i8, i32, u8
 from dnnc.ir.encodings import QUAD, Packed, Quads, Winograd
+from dnnc.ir.graph import Node
 from dnnc.ir.types import Dense, Encoding, Layout, Part, TensorType, dense, product
 
 
@@ -37,6 +39,18 @@ def filters(rank: int, lanes: int, block_inputs: bool) -> Dense:
     if block_inputs:
         return dense(Part(0, lanes), Part(1, lanes), *taps, Part(1, 1, lanes), Part(0, 1, lanes))
     return dense(Part(0, lanes), Part(1), *taps, Part(0, 1, lanes))
+
+
+def added_up(n: Node, pairs: bool) -> int:
+    """How many products of a contraction's sum one instruction adds up: four of bytes, two of bfloat16 if there are
+    `pairs`, else one.
+    """
+    x, w = n.inputs[:2]
+    assert x is not None and w is not None
+    types = x.type.dtype, w.type.dtype
+    if n.output.type.dtype is i32 and types in ((u8, i8), (i8, i8)):
+        return QUAD
+    return 2 if pairs and types == (bf16, bf16) else 1
 
 
 def quad_panels(rank: int, lanes: int, of: int = QUAD) -> Quads:
