@@ -65,7 +65,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Product:
-    """A contraction c whose first factor is read as it lies; `weights`: tiles [high, wide, line, element]."""
+    """A contraction c whose first factor is read without packing; `weights`: tiles [high, wide, line, element]."""
 
     c: Contraction
     weights: Buffer
