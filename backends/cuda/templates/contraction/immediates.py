@@ -24,7 +24,7 @@ import numpy as np
 from dnnc.backends.cuda.immediate_rows import CHUNK
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.contraction.staging import resident
-from dnnc.backends.cuda.templates.epilogue import store_row
+from dnnc.backends.cuda.templates.epilogue import store_column
 from dnnc.ir.dtype import boolean, f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, const, maximum, minimum, ref, substitute, value, walk
@@ -247,10 +247,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
             sums = b.alloc("sums", f32, s.rows)
             args = (ref(sums, (0,)), group, *_taps(p, c.cols.named(b, there)))
             b.emit(ImmediateRows("immediate_rows", args, p.encoding.pattern, s.rows, p.axis, p.encoding.values))
-            with b.when(pixel < c.cols.size), b.loop("r", s.rows, "unroll") as r:
-                row = group * s.rows + r
-                with b.when(row < c.rows.size):
-                    store_row(b, c, {}, row, pixel, sums, (r,), 1)
+            with b.when(pixel < c.cols.size):
+                store_column(b, c, group * s.rows, pixel, sums, s.rows)
     return c.kernel.with_body(b.block())
 
 
