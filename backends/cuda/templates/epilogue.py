@@ -13,7 +13,6 @@ from dnnc.ir.loops.stmt import Buffer, Builder, Store, loop_var
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.memory import Vectorizer
 
-
 AHEAD = 16  # rows of a column whose operands are read at once
 
 
