@@ -41,16 +41,16 @@ MOST = 1 << 15  # elements: 0.17 ms of one core for each, most of it in the asse
 MOST_OFFSET = 1 << 31  # bytes from column 0 to the last one
 INSTRUCTION, CACHE = 16, 128 << 10  # bytes of an instruction, and of an SM's cache of them
 STORE, HEAD = 4, 40  # instructions for the store of a row, and ahead of all
-# Cycles, fitted to 348 kernels on an H200 each of which read its code from the second-level cache, whose times they
+# Cycles, fitted to 507 kernels on an H200 each of which read its code from the second-level cache, whose times they
 # tell to 15 %:
-ISSUE = 0.215  # of an SM for an instruction of a warp
-WARM, COLD, AGAIN = 1.53, 3.37, 2.8  # of a warp for an instruction; more when it is read first; where caches are full
+ISSUE, LOAD = 0.1, 0.52  # of an SM for an instruction of a warp, and more for one that loads
+WARM, COLD, AGAIN = 1.36, 4.14, 2.26  # of a warp for an instruction; more when it is read first; where caches are full
 EMPTY = 0.15  # of the cache, while which is filled nothing is read again
-WAIT = 76  # of a warp for the columns of a chunk
-NEAR = 92  # bytes of the second-level cache a cycle and SM
-READ, WRITE = 1.76, 1.17  # times the rate of memory, where x does not stay in the cache
+WAIT = 67  # of a warp for the columns of a chunk
+NEAR = 109  # bytes of the second-level cache a cycle and SM
+READ, WRITE = 1.75, 1.04  # times the rate of memory, where x does not stay in the cache
 KEPT = 1.43  # sizes of that cache, of which half stays
-START = 1242  # of a launch
+START = 1200  # of a launch
 CLOCK = 1.755e9
 
 
@@ -72,7 +72,11 @@ class Shape:
 
 
 # The best of these is within a few percent of the best of all on most of 96 products.
-SHAPES = (Shape(16, 4, 1), Shape(16, 8, 0), Shape(32, 8, 1), Shape(64, 4, 0), Shape(64, 8, 0), Shape(128, 4, 0))
+SHAPES = (
+    *(Shape(16, warps, tiles) for warps, tiles in ((4, 1), (8, 0), (16, 0))),
+    *(Shape(32, warps, tiles) for warps, tiles in ((8, 1), (16, 0))),
+    *(Shape(rows, warps, 0) for rows, warps in ((64, 4), (64, 8), (128, 4))),
+)
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,7 @@ def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
     different = min(len(code), each)  # groups of an SM, some of them together
     once = min(different, here)
     full = min(max(INSTRUCTION * mean * once / CACHE - EMPTY, 0.0), 1.0)
-    issued = tiles * s.warps * float(code.sum()) * ISSUE / target.sms
+    issued = tiles * s.warps * float(code.sum() * ISSUE + used.sum() * LOAD) / target.sms
     warm = (most + (turns - 1) * mean) * WARM + turns * mean * full * AGAIN
     cold = COLD * (most + mean * (different / once - 1))
     waits = float(used.mean()) / w.taps / CHUNK * WAIT * turns
