@@ -43,6 +43,7 @@ from dnnc.passes.rewrites.orders import (
     word_panels,
     word_rows,
 )
+from dnnc.passes.rewrites.pad_images import takes_tiles
 from dnnc.passes.rewrites.pixel_blocks import choose, is_pointwise
 from dnnc.passes.rewrites.sparse import MOST_CODE, SparseWeights
 from dnnc.passes.rewrites.sparse import is_pointwise as is_pointwise_in_rows
@@ -357,7 +358,9 @@ class _Blocked(Layouts):
         w = n.inputs[1]
         self.set_input(n, 0, lay if take_blocks else ROW_MAJOR)
         transforms = whole and not self.strict and self.graph.variance(w).call_invariant
-        tile = winograd_tile(n, self.lanes, self.rates) if transforms else 0
+        tile = (
+            0 if takes_tiles(self.graph, n, self.rates, self.strict) or not transforms else winograd_tile(n, self.lanes, self.rates)
+        )
         if whole and not tile and self.together(n) == 2 and self.graph.variance(w).call_invariant:
             self.set_input(n, 1, quad_filters(out.rank, self.lanes, self.lanes, 2))
         else:
@@ -537,7 +540,8 @@ class _Blocked(Layouts):
 
     def together(self, n: Node) -> int:
         """How many products of a sum one instruction adds up."""
-        return added_up(n, self.rates.pairs >= self.rates.fma and not self.strict)
+        fast = self.rates.pairs >= self.rates.fma or takes_tiles(self.graph, n, self.rates, self.strict)
+        return added_up(n, fast and not self.strict)
 
     def within_channels(self, n: Node) -> bool:
         """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""

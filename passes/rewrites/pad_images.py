@@ -1,0 +1,67 @@
+"""Pad images ahead of convolutions that matrix tiles compute (`ir/loops/tiles.py`).
+
+    conv(x, w, pads=(1, 1, 1, 1))  ->  conv(pad(x, pads=(0, 0, 1, 1, 0, 0, 1, 1)), w)
+
+All rows of a tile see the same taps, so none may lie on padding. The image is copied once; its convolution takes a
+sixteenth of the time that vectors of float32 would need.
+"""
+
+from __future__ import annotations
+
+from dnnc.ir.dtype import bf16
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import ContractionForm
+from dnnc.ir.ops.window import node_window
+from dnnc.ir.target import CoreRates
+from dnnc.ir.types import Dim, product
+from dnnc.passes.base import PassContext
+from dnnc.passes.rewrites.orders import added_up
+
+LEAST_ROWS = 8  # of a tile, or of all that share the second factor: with fewer, vectors are as fast
+
+
+def pad_images(graph: Graph, ctx: PassContext) -> bool:
+    """Rewrite for a CPU with matrix tiles; returns whether anything changed."""
+    made: dict[tuple[Value, tuple[int, ...]], Value] = {}
+    changed = False
+    for n in list(graph.nodes()):
+        x, pads = n.inputs[0] if n.inputs else None, n.attrs.get("pads")
+        if n.op.contraction is not ContractionForm.CONVOLUTION or x is None or not pads or not any(pads):
+            continue
+        if not all(isinstance(p, int) for p in pads) or not takes_tiles(graph, n, ctx.facts.rates, ctx.strict):
+            continue
+        rank = len(pads) // 2
+        key = x, (0, 0, *pads[:rank], 0, 0, *pads[rank:])
+        b = Builder(graph, n, n.locs)
+        if key not in made:
+            made[key] = b.pad(x, pads=key[1])
+        y: Value = b.conv(made[key], *n.inputs[1:], **{**n.attrs, "pads": None})
+        graph.replace_all_uses(n.output, y)
+        graph.erase(n)
+        changed = True
+    return changed
+
+
+def takes_tiles(graph: Graph, n: Node, rates: CoreRates, strict: bool) -> bool:
+    """Do tiles multiply a contraction's factors, bytes or bf16, and does it fill some rows of them? `strict` excludes
+    sums of bf16, which have an order of their own.
+    """
+    x, w = n.inputs[:2]
+    if not rates.tile_rows or x is None or w is None or added_up(n, not strict) == 1:
+        return False
+    if n.op.contraction is ContractionForm.PRODUCT:
+        rows = x.type.shape[:-1] if w.type.rank == 2 else x.type.shape[-2:-1]
+        return _many(*rows)
+    # of bytes, a block of channels fills a quarter of a tile's row
+    if n.op.contraction is not ContractionForm.CONVOLUTION or n.attrs["group"] != 1 or x.type.dtype is not bf16:
+        return False
+    if not graph.variance(w).call_invariant:
+        return False
+    pixels = n.output.type.shape[2:]
+    return _many(*pixels) if node_window(w.type.shape[2:], n.attrs).flat else _many(pixels[-1])
+
+
+def _many(*sizes: Dim) -> bool:
+    """Are these rows of a tile enough, as far as their number is known?"""
+    return not all(isinstance(d, int) for d in sizes) or product(sizes) >= LEAST_ROWS
