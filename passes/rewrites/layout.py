@@ -23,6 +23,7 @@ from dnnc.ir.dtype import f32, i32
 from dnnc.ir.encodings import QUAD, WORD
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.loops.tiles import ROW
 from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.sparse import Sparse
@@ -341,9 +342,7 @@ class _Blocked(Layouts):
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
         if few and isinstance(channels, int) and (not x.type.row_major or channels >= self.lanes // 2):
             return self.few(n)
-        enough = (
-            isinstance(made, int) and made > 1
-        )  # fewer than fill a block are still faster so than with lanes over pixels
+        enough = isinstance(made, int) and made > 1  # with fewer than fill a block lanes over pixels are no faster
         fits = enough and isinstance(channels, int) and out.dtype.computed in WIDE
         if not fits:
             return self.plain(n)
@@ -357,11 +356,10 @@ class _Blocked(Layouts):
         take_blocks = group != 1 or whole
         w = n.inputs[1]
         self.set_input(n, 0, lay if take_blocks else ROW_MAJOR)
-        transforms = whole and not self.strict and self.graph.variance(w).call_invariant
-        tile = (
-            0 if takes_tiles(self.graph, n, self.rates, self.strict) or not transforms else winograd_tile(n, self.lanes, self.rates)
-        )
-        if whole and not tile and self.together(n) == 2 and self.graph.variance(w).call_invariant:
+        fixed, tiled = self.graph.variance(w).call_invariant, takes_tiles(self.graph, n, self.rates, self.strict)
+        transforms = whole and fixed and not self.strict and not tiled
+        tile = winograd_tile(n, self.lanes, self.rates) if transforms else 0
+        if whole and not tile and fixed and self.together(n) == 2:
             self.set_input(n, 1, quad_filters(out.rank, self.lanes, self.lanes, 2))
         else:
             self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
@@ -390,6 +388,7 @@ class _Blocked(Layouts):
         x, rank = n.inputs[0], n.output.type.rank
         assert x is not None
         block = self.lanes if x.type.shape[1] >= self.lanes or not x.type.row_major else QUAD
+        block = ROW if takes_tiles(self.graph, n, self.rates, self.strict) else block  # a row of a tile
         self.set_input(n, 0, blocked(rank, block))
         self.set_input(n, 1, quad_filters(rank, self.lanes, block))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
@@ -539,7 +538,7 @@ class _Blocked(Layouts):
                 self.set_input(n, k, word_rows(v.type.rank, WORD // v.type.dtype.bits))
 
     def together(self, n: Node) -> int:
-        """How many products of a sum one instruction adds up."""
+        """Products of a sum that one instruction adds up."""
         fast = self.rates.pairs >= self.rates.fma or takes_tiles(self.graph, n, self.rates, self.strict)
         return added_up(n, fast and not self.strict)
 

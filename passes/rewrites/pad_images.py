@@ -3,14 +3,18 @@
     conv(x, w, pads=(1, 1, 1, 1))  ->  conv(pad(x, pads=(0, 0, 1, 1, 0, 0, 1, 1)), w)
 
 All rows of a tile see the same taps, so none may lie on padding. The image is copied once; its convolution takes a
-sixteenth of the time that vectors of float32 would need.
+sixteenth of the time that vectors of float32 would need. Bytes of 64 channels lie side by side, so that they fill a
+row of a tile.
 """
 
 from __future__ import annotations
 
-from dnnc.ir.dtype import bf16
+from collections.abc import Sequence
+
+from dnnc.ir.dtype import bf16, f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.loops.tiles import ROW
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.window import node_window
 from dnnc.ir.target import CoreRates
@@ -18,7 +22,9 @@ from dnnc.ir.types import Dim, product
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrites.orders import added_up
 
-LEAST_ROWS = 8  # of a tile, or of all that share the second factor: with fewer, vectors are as fast
+LEAST_ROWS = 8  # of a product: with fewer, vectors are as fast
+LEAST_PIXELS = 6  # of a row of an image, the same
+LEAST_STEPS = 4  # products of a tile of bytes, whose sums take the time of about as many
 
 
 def pad_images(graph: Graph, ctx: PassContext) -> bool:
@@ -52,16 +58,28 @@ def takes_tiles(graph: Graph, n: Node, rates: CoreRates, strict: bool) -> bool:
         return False
     if n.op.contraction is ContractionForm.PRODUCT:
         rows = x.type.shape[:-1] if w.type.rank == 2 else x.type.shape[-2:-1]
-        return _many(*rows)
-    # of bytes, a block of channels fills a quarter of a tile's row
-    if n.op.contraction is not ContractionForm.CONVOLUTION or n.attrs["group"] != 1 or x.type.dtype is not bf16:
+        return _many(rows, LEAST_ROWS)
+    if n.op.contraction is not ContractionForm.CONVOLUTION or n.attrs["group"] != 1:
         return False
-    if not graph.variance(w).call_invariant:
+    if not graph.variance(w).call_invariant or not _fills_rows(n):
         return False
     pixels = n.output.type.shape[2:]
-    return _many(*pixels) if node_window(w.type.shape[2:], n.attrs).flat else _many(pixels[-1])
+    flat = node_window(w.type.shape[2:], n.attrs).flat
+    return _many(pixels, LEAST_ROWS) if flat else _many(pixels[-1:], LEAST_PIXELS)
 
 
-def _many(*sizes: Dim) -> bool:
+def _fills_rows(n: Node) -> bool:
+    """Do the channels of an image fill rows of tiles? Bytes need many of them; a block of bf16 is half a row."""
+    x, w = n.inputs[:2]
+    assert x is not None and w is not None
+    channels, terms = x.type.shape[1], product(w.type.shape[1:])
+    if not isinstance(channels, int) or not isinstance(terms, int):
+        return False
+    if x.type.dtype is bf16:
+        return channels >= ROW // f32.bytes
+    return channels % ROW == 0 and terms >= LEAST_STEPS * ROW
+
+
+def _many(sizes: Sequence[Dim], least: int) -> bool:
     """Are these rows of a tile enough, as far as their number is known?"""
-    return not all(isinstance(d, int) for d in sizes) or product(sizes) >= LEAST_ROWS
+    return not all(isinstance(d, int) for d in sizes) or product(sizes) >= least

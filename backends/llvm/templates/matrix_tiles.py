@@ -24,7 +24,7 @@ from dnnc.passes.schedule.problem import Knobs, Problem, varied
 
 ORDER = contraction.ORDER
 COUNTS = (1, 2, 3)  # tiles of sums on top of each other, and side by side
-LEAST_ROWS = 8  # fewer wait for the panels, which vectors read as fast
+LEAST_ROWS = 8  # of a product: fewer wait for the panels, which vectors read as fast
 UNKNOWN = 256, 16  # rows and panels where sizes are not known
 HELD = 0.75  # of the L2 cache: panels that stay there while rows pass
 WORD = 4  # bytes of the neighbours in a sum that one lane has
@@ -48,7 +48,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     s, nest = found
     steps, known = s.extent(nest.reduction[0]), contraction.extents(s, nest, target.lanes)
     rows, panels = (given if given is not None else guess for given, guess in zip(known, UNKNOWN))
-    if not _applies(nest) or not isinstance(steps, int) or rows < LEAST_ROWS:
+    if not _applies(nest) or not isinstance(steps, int) or (not nest.panel and rows < LEAST_ROWS):
         return []
     per = nest.block or steps
     ku = max(u for u in range(1, ROW // WORD + 1) if per % u == 0)

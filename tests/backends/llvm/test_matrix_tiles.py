@@ -17,7 +17,7 @@ from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import X86_CPUS, enabled, parse_target
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.runtime.frames import aligned_empty
-from dnnc.ir.dtype import bf16, f32, i32
+from dnnc.ir.dtype import BY_NAME, bf16, f32, i32
 from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
@@ -49,22 +49,23 @@ def product(kind: str, rows: int, terms: int, columns: int, batch: tuple[int, ..
     return one_node("matmul", types, **({} if left == "bf16" else {"out_dtype": i32}))
 
 
-def conv(image: tuple[int, ...], filters: tuple[int, ...], **attrs: Any) -> Graph:
-    """A convolution of constant bf16 filters."""
-    shapes = [", ".join(map(str, shape)) for shape in (image, filters)]
-    said = "".join(f", {k}={v!r}" for k, v in attrs.items())
-    text = f"def g(x: bf16[{shapes[0]}], *, w: bf16[{shapes[1]}]):\n    y = conv(x, w{said})\n    return y"
-    return parse(text, {"w": np.random.default_rng(0).standard_normal(filters).astype(bf16.numpy)})
+def conv(image: tuple[int, ...], filters: tuple[int, ...], kind: str = "bf16 bf16", **attrs: Any) -> Graph:
+    """A convolution with constant filters."""
+    shapes, (x, w) = [", ".join(map(str, shape)) for shape in (image, filters)], kind.split()
+    said = "".join(f", {k}={v!r}" for k, v in attrs.items()) + ("" if x == "bf16" else ", out_dtype=i32")
+    text = f"def g(x: {x}[{shapes[0]}], *, w: {w}[{shapes[1]}]):\n    y = conv(x, w{said})\n    return y"
+    return parse(text, {"w": np.random.default_rng(0).integers(-100, 100, filters).astype(BY_NAME[w].numpy)})
 
 
 def random_case(seed: int) -> Graph:
     rng = np.random.default_rng(seed)
     kind = str(rng.choice(["u8 i8", "i8 i8", "bf16 bf16"]))
-    if kind == "bf16 bf16" and rng.random() < 0.5:
-        c, o, k, stride = (int(rng.choice(s)) for s in ((16, 32, 48), (16, 24, 40), (1, 3, 5), (1, 2)))
+    if rng.random() < 0.5:
+        channels = (16, 32, 48) if kind == "bf16 bf16" else (64, 128)
+        c, o, k, stride = (int(rng.choice(s)) for s in (channels, (16, 24, 40), (1, 3, 5), (1, 2)))
         image = (int(rng.integers(1, 3)), c, int(rng.integers(5, 9)), int(rng.integers(16, 40)))
         pads = tuple(int(p) for p in rng.integers(0, 1 + k // 2, 4))
-        return conv(image, (o, c, k, k), pads=pads, strides=(stride, stride))
+        return conv(image, (o, c, k, k), kind, pads=pads, strides=(stride, stride))
     terms = int(rng.choice([64, 96, 128, 160, 320]))
     return product(kind, int(rng.integers(8, 80)), terms, int(rng.integers(17, 90)))
 
@@ -145,6 +146,8 @@ def test_which_cpus_have_tiles() -> None:
         (conv((1, 64, 56, 56), (64, 64, 3, 3), pads=(1, 1, 1, 1)), "default", True),
         (conv((1, 64, 56, 56), (64, 64, 3, 3), pads=(1, 1, 1, 1)), "strict", False),
         (conv((1, 32, 28, 28), (32, 1, 3, 3), group=32), "default", False),
+        (conv((1, 64, 56, 56), (64, 64, 3, 3), "i8 i8", pads=(1, 1, 1, 1)), "strict", True),
+        (conv((1, 24, 56, 56), (64, 24, 3, 3), "u8 i8", pads=(1, 1, 1, 1)), "default", False),  # a row has 64 channels
     ],
 )  # fmt: skip
 def test_what_tiles_compute(g: Graph, numerics: str, taken: bool) -> None:
