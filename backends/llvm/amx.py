@@ -15,6 +15,6 @@ ARCH_PRCTL, REQUEST, TILE_DATA = 158, 0x1023, 18
 def request_tiles() -> bool:
     """Ask Linux for the registers, for all threads of the process: without its leave their first use ends it."""
     try:
-        return sys.platform == "linux" and ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST, TILE_DATA) == 0
+        return sys.platform == "linux" and not ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST, TILE_DATA)
     except (OSError, AttributeError):
         return False

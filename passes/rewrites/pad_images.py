@@ -82,4 +82,5 @@ def _fills_rows(n: Node) -> bool:
 
 def _many(sizes: Sequence[Dim], least: int) -> bool:
     """Are these rows of a tile enough, as far as their number is known?"""
-    return not all(isinstance(d, int) for d in sizes) or product(sizes) >= least
+    count = product(sizes)
+    return not isinstance(count, int) or count >= least

@@ -70,7 +70,7 @@ def random_case(seed: int) -> Graph:
     return product(kind, int(rng.integers(8, 80)), terms, int(rng.integers(17, 90)))
 
 
-@pytest.mark.family("samples")
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("seed", range(60))
 def test_random_kernels_mean_what_their_graphs_mean(seed: int) -> None:
     g = random_case(seed)
