@@ -23,7 +23,6 @@ from dnnc.ir.dtype import f32, i32
 from dnnc.ir.encodings import QUAD, WORD
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
-from dnnc.ir.loops.tiles import ROW
 from dnnc.ir.op import ContractionForm, Trait
 from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.sparse import Sparse
@@ -44,7 +43,7 @@ from dnnc.passes.rewrites.orders import (
     word_panels,
     word_rows,
 )
-from dnnc.passes.rewrites.pad_images import takes_tiles
+from dnnc.passes.rewrites.pad_images import row_of_channels, takes_tiles
 from dnnc.passes.rewrites.pixel_blocks import choose, is_pointwise
 from dnnc.passes.rewrites.sparse import MOST_CODE, SparseWeights
 from dnnc.passes.rewrites.sparse import is_pointwise as is_pointwise_in_rows
@@ -353,14 +352,15 @@ class _Blocked(Layouts):
             n = self.by_panels(n)
         # few channels are read as rows; a last block that is not full costs memory, no arithmetic
         whole = bool(group == 1 and (not x.type.row_major or channels >= self.lanes))
-        take_blocks = group != 1 or whole
         w = n.inputs[1]
-        self.set_input(n, 0, lay if take_blocks else ROW_MAJOR)
         fixed, tiled = self.graph.variance(w).call_invariant, takes_tiles(self.graph, n, self.rates, self.strict)
         transforms = whole and fixed and not self.strict and not tiled
         tile = winograd_tile(n, self.lanes, self.rates) if transforms else 0
-        if whole and not tile and fixed and self.together(n) == 2:
-            self.set_input(n, 1, quad_filters(out.rank, self.lanes, self.lanes, 2))
+        pairs = whole and not tile and fixed and self.together(n) == 2
+        block = row_of_channels(n) if pairs and tiled else self.lanes
+        self.set_input(n, 0, blocked(out.rank, block) if group != 1 or whole else ROW_MAJOR)
+        if pairs:
+            self.set_input(n, 1, quad_filters(out.rank, self.lanes, block, 2))
         else:
             self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and (b := n.inputs[2]) is not None:
@@ -388,7 +388,7 @@ class _Blocked(Layouts):
         x, rank = n.inputs[0], n.output.type.rank
         assert x is not None
         block = self.lanes if x.type.shape[1] >= self.lanes or not x.type.row_major else QUAD
-        block = ROW if takes_tiles(self.graph, n, self.rates, self.strict) else block  # a row of a tile
+        block = row_of_channels(n) if takes_tiles(self.graph, n, self.rates, self.strict) else block
         self.set_input(n, 0, blocked(rank, block))
         self.set_input(n, 1, quad_filters(rank, self.lanes, block))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
