@@ -56,6 +56,7 @@ class Module:
     """Base of all layers and models: write `__init__`, which makes the parts, and `forward`."""
 
     training: bool
+    stores_few = False  # may `nn.utils.to_sparse` let its weights be computed of few values?
     _parameters: dict[str, Array | None]
     _buffers: dict[str, Array | None]
     _modules: dict[str, Module | None]

@@ -19,8 +19,11 @@ from dnnc import random
 from dnnc.array.core import Array, array_of, from_buffer
 from dnnc.array.creation import asarray
 from dnnc.array.devices import HOST
+from dnnc.array.elementwise import add
 from dnnc.array.lazy import Lazy, leaf
+from dnnc.array.manipulation import reshape
 from dnnc.array.sizes import plain
+from dnnc.array.sparse.arrays import csr_array
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.frontends.onnx.parameters import bound_weights
 from dnnc.frontends.onnx.reader import Model, initial_arrays
@@ -36,6 +39,7 @@ from dnnc.ir.expr import Expr, free
 from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.nn.functional.norms import batch_norm
+from dnnc.nn.layers.few import is_faster, sparse_weight, times_pixels, times_rows
 from dnnc.nn.module import Module, chosen, free_name
 from dnnc.nn.parameter import Parameter, snapshot
 
@@ -95,10 +99,13 @@ class Weight:
 
     @property
     def array(self) -> Array:
-        found = self.module._parameters.get(self.key)
-        found = self.module._buffers[self.key] if found is None else found
-        assert found is not None
+        found: Array = getattr(self.module, self.key)
         return found
+
+    @property
+    def few(self) -> csr_array | None:
+        """A matrix that `nn.utils.to_sparse` made few values of."""
+        return sparse_weight(self.module, self.key)
 
 
 class OnnxModule(Module):
@@ -109,6 +116,8 @@ class OnnxModule(Module):
         weight_names: names in the model, by the paths of parameters and buffers.
         not_trainable: float initializers of more than one element that are constants, with the reason.
     """
+
+    stores_few = True
 
     def __init__(self, model: Model, trainable: Sequence[str] | None = None) -> None:
         super().__init__()
@@ -297,7 +306,7 @@ class _Run(Replay):
         self.reading = reading
 
     def apply(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy]:
-        instead = TRAINED.get(n.op.name) if self.reading.training else None
+        instead = PRODUCTS.get(n.op.name) or (TRAINED.get(n.op.name) if self.reading.training else None)
         made = None if instead is None else instead(self, n, inputs)
         return super().apply(n, inputs) if made is None else made
 
@@ -307,6 +316,35 @@ class _Run(Replay):
             return None
         key = random.next_key(None, f"{n.op.name}{locations(n.locs)}")
         return super().apply(n, [key._parts[0], *inputs[1:]])
+
+    def multiplied(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy] | None:
+        """By a matrix of few values; None for others."""
+        w, plain_ = self._few(n), all(n.attrs.get(a, 1.0) == 1.0 for a in ("alpha", "beta"))
+        if w is None or n.inputs[1].type.rank != 2 or n.attrs.get("trans_a", False) or not plain_:  # type: ignore[union-attr]
+            return None
+        y = times_rows(self._first(inputs), w if n.attrs.get("trans_b", False) else w.T)
+        return (y if len(inputs) < 3 or inputs[2] is None else add(y, array_of(inputs[2])))._parts
+
+    def convolved(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy] | None:
+        """By a 1 x 1 filter of few values, where that is faster; None for others."""
+        w, x = self._few(n), self._first(inputs)
+        taps = n.inputs[1].type.shape[2:]  # type: ignore[union-attr]
+        one = all(d == 1 for d in (*taps, *n.attrs["strides"], n.attrs.get("group", 1))) and not any(n.attrs["pads"])
+        if w is None or not one or not is_faster(x, w):
+            return None
+        y = times_pixels(w, x)
+        if len(inputs) > 2 and inputs[2] is not None:
+            y = add(y, reshape(array_of(inputs[2]), (-1, *(1 for _ in taps))))
+        return y._parts
+
+    @staticmethod
+    def _first(inputs: Sequence[Lazy | None]) -> Array:
+        assert inputs[0] is not None
+        return array_of(inputs[0])
+
+    def _few(self, n: Node) -> csr_array | None:
+        held = None if n.inputs[1] is None else self.reading.weights.get(n.inputs[1])
+        return None if held is None else held.few
 
     def normalized(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy] | None:
         """By statistics of the batch; None where the module that holds the running ones is in inference mode."""
@@ -364,8 +402,11 @@ def _placed(root: Module, arrays: Mapping[str, Any], buffers: Mapping[str, float
 class Part(Module):
     """The weights of a model whose names begin alike."""
 
+    stores_few = True
 
-# What takes the place of nodes in training mode.
+
+# What takes the place of nodes: by few weights, and in training mode.
+PRODUCTS = {"matmul": _Run.multiplied, "gemm": _Run.multiplied, "conv": _Run.convolved}
 TRAINED = {"batch_norm": _Run.normalized, **dict.fromkeys(DRAWS, _Run.drawn)}
 
 

@@ -16,6 +16,7 @@ from dnnc.pruning.result import Exploration, Pruned, PrunedLayer
 from dnnc.pruning.trial import Trial
 from dnnc.pruning.work import Work
 from dnnc.quantization.calibration import Running, Tell
+from dnnc.quantization.layers import KINDS
 from dnnc.quantization.measure import Difference, Times, scored, timed
 from dnnc.quantization.onnx_graph import Model
 from dnnc.quantization.reported import constant_bytes
@@ -211,9 +212,7 @@ def counted(work: Work, proto: onnx.ModelProto) -> tuple[tuple[PrunedLayer, ...]
             continue
         old, new = work.model.constants[weight], after.constants[weight]
         left = int(np.count_nonzero(new))
-        same = new.shape == old.shape and left == int(np.count_nonzero(old)) if name in reasons else False
-        reason = reasons.get(name, "") if same or name in reasons else ""
-        rows.append(PrunedLayer(name, n.op_type, old.shape, old.size, left, reason=reason))
+        rows.append(PrunedLayer(name, n.op_type, old.shape, old.size, left, reason=reasons.get(name, "")))
         places = positions(work.model, n)
         known &= places is not None
         operations[0] += int(np.count_nonzero(old)) * (places or 0)
@@ -223,8 +222,9 @@ def counted(work: Work, proto: onnx.ModelProto) -> tuple[tuple[PrunedLayer, ...]
 
 def positions(m: Model, n: onnx.NodeProto) -> int | None:
     """How often each weight of a layer is multiplied in a sample; None where sizes are open."""
-    found = m.types.get(n.output[0])
+    found = m.types.get(n.output[0] if n.op_type in KINDS else n.input[0])
     if found is None:
         return None
-    sizes = found[1][2:] if n.op_type == "Conv" else found[1][1:-1]
+    kind = n.op_type
+    sizes = found[1][2:] if kind in ("Conv", "ConvTranspose") else found[1][1:-1] if kind in KINDS else found[1][:1]
     return None if any(d is None for d in sizes) else int(np.prod([d or 1 for d in sizes], dtype=np.int64))

@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from dnnc.pruning.channels import Channels, Place
+from dnnc.pruning.channels import Channels
+from dnnc.pruning.lays import Edit, Left, Place
 from dnnc.pruning.options import PruneOptions
 from dnnc.quantization.onnx_graph import Model, attribute
 
@@ -48,11 +49,14 @@ def families(m: Model, c: Channels, layers: Mapping[str, str]) -> list[Family]:
         for r in np.unique(atoms):
             where.setdefault(int(r), set()).add(p)
     groups: dict[frozenset[Place], list[int]] = {}
+    for k, atoms in enumerate(c.spans):
+        for r in np.unique(atoms):
+            where.setdefault(int(r), set()).add(Place(f"part {k}", 0, "side"))
     for r in sorted(c.removable()):
         groups.setdefault(frozenset(where[r]), []).append(r)
     out = []
     for places, roots in groups.items():
-        own = sorted({p.tensor for p in places if p.role == "out"})
+        own = sorted({p.tensor for p in places if p.made})
         if any(t not in layers for t in own):
             continue
         parts = []
@@ -105,13 +109,17 @@ def _rounded(left: float, size: int, multiple: int) -> int:
 
 
 def hidden(m: Model, c: Channels, gone: set[int]) -> dict[str, Array]:
-    """Weights that read none of the channels that go: the smaller model's outputs in the shapes of the whole one."""
+    """Weights that read none of the channels that go: the smaller model's outputs in the shapes of the whole one.
+
+    Channels of queries and keys, which no weights read, are 0 where they are made.
+    """
     out: dict[str, Array] = {}
     roots = np.array(sorted(gone))
+    summed = np.intersect1d(roots, c.roots[np.concatenate([*c.summed, np.zeros(0, np.int64)]).astype(np.int64)])
     for p, atoms in c.places.items():
-        if p.role != "in":
+        left = ~np.isin(atoms, roots if p.read else summed)
+        if left.all():
             continue
-        left = ~np.isin(atoms, roots)
         w = out.get(p.tensor, m.constants[p.tensor])
         out[p.tensor] = w * left.reshape([-1 if k == p.axis else 1 for k in range(w.ndim)]).astype(w.dtype)
     return out
@@ -121,10 +129,10 @@ def without(m: Model, c: Channels, gone: set[int]) -> onnx.ModelProto:
     """The model without these channels."""
     proto = onnx.ModelProto()
     proto.CopyFrom(m.proto)
-    roots = np.array(sorted(gone), np.int64)
+    stays = c.left(gone)
     arrays: dict[str, Array] = {}
     for p, atoms in c.places.items():
-        left = np.flatnonzero(~np.isin(atoms, roots))
+        left = np.flatnonzero(stays(atoms))
         if left.size < atoms.size:
             arrays[p.tensor] = np.take(arrays.get(p.tensor, m.constants[p.tensor]), left, p.axis)
     for t in proto.graph.initializer:
@@ -138,8 +146,22 @@ def without(m: Model, c: Channels, gone: set[int]) -> onnx.ModelProto:
         if n.name in c.depthwise and n.input[1] in arrays:
             old = m.constants[n.input[1]].shape[0] // int(attribute(n, "group", 1))
             next(a for a in n.attribute if a.name == "group").i = arrays[n.input[1]].shape[0] // old
-        elif n.name in c.flattened:
-            n.op_type = "Flatten"
-            del n.input[1:], n.attribute[:]
+    _edit(m, proto.graph, c.edits, stays)
     del proto.graph.value_info[:]
     return proto
+
+
+def _edit(m: Model, g: onnx.GraphProto, edits: Sequence[Edit], stays: Left) -> None:
+    """Numbers of channels in operands, where they change; a constant of its own for each reader."""
+    nodes = {n.name: n for n in g.node}
+    for e in edits:
+        n, new = nodes[e.node], e.made(stays)
+        old = m.constants.get(n.input[e.operand]) if len(n.input) > e.operand else None
+        if old is not None and np.array_equal(old, new):
+            continue
+        while len(n.input) <= e.operand:
+            n.input.append("")
+        n.input[e.operand] = m.fresh(f"{e.node}_channels")
+        g.initializer.append(numpy_helper.from_array(np.ascontiguousarray(new), n.input[e.operand]))
+        for a in [a for a in n.attribute if a.name == "num_outputs"]:
+            n.attribute.remove(a)

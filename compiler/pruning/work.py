@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from dnnc.ir.errors import InputError, count
 from dnnc.pruning import masks
-from dnnc.pruning.channels import Channels
+from dnnc.pruning.channels import Channels, analysed
 from dnnc.pruning.codebook import shared
 from dnnc.pruning.options import PruneOptions
 from dnnc.pruning.structured import chosen, families, hidden, without
@@ -62,6 +62,8 @@ class Work:
         reasons = {k.node: "its weights are of a form that is not pruned" for k in others if k.kind in OTHERS}
         kept = {k.node: replace(k, reason=reasons.get(k.node, k.reason)) for k in others}
         names = [x.node for x in found]
+        if self.options.method == "structured":
+            names += [k.node for k in others if k.kind == "ConvTranspose"]
         check_patterns("keep", self.options.keep, names)
         if isinstance(self.options.sparsity, Mapping):
             check_patterns("sparsity", self.options.sparsity, names)
@@ -123,10 +125,10 @@ class Work:
 
     def without_channels(self, o: PruneOptions, note: bool = True) -> onnx.ModelProto:
         """The model without the channels that go: by importance, or the best of random candidates."""
-        c = Channels(self.model)
+        c = analysed(self.model)
         names = {x.weight: x.node for x in self.layers}
-        depthwise = {n.input[1]: n.name for n in self.model.graph.node if n.name in c.depthwise}
-        found = families(self.model, c, {**depthwise, **names})
+        others = {w: n for w, n in c.layers.items() if not self.options.keeps(n)}
+        found = families(self.model, c, {**others, **names})
         gone = chosen(found, o)
         if o.candidates and found:
             gone = self._best(c, [gone, *self._drawn(found, o)], note)
@@ -134,7 +136,7 @@ class Work:
             self.notes.append("no channels could be removed: the model is as it was")
         proto = without(self.model, c, gone)
         if note:
-            self._held_layers(c, found)
+            self._held_layers(c, found, others)
         return proto
 
     @staticmethod
@@ -146,7 +148,7 @@ class Work:
         """The choice with the best metric, or the least misclassification and then the least error."""
         if not self.judged:
             raise InputError(f"candidates are compared by their errors, and {NO_DATA}")
-        weights = sorted({p.tensor for p in c.places if p.role == "in"})
+        weights = sorted({p.tensor for p in c.places if p.read})
         trial = Trial(self.model, weights, self.samples, self.feeds, self.options.compile, self.tell)
         keys = []
         for k, gone in enumerate(choices):
@@ -163,9 +165,11 @@ class Work:
             self.notes.append(f"of {count(len(choices), 'candidate')} {what} was the best")
         return choices[best]
 
-    def _held_layers(self, c: Channels, found: Sequence[Any]) -> None:
+    def _held_layers(self, c: Channels, found: Sequence[Any], others: Mapping[str, str]) -> None:
         removable = {n for f in found for n in f.layers}
-        for x in self.layers:
-            if x.node not in removable:
-                why = c.holder(x.weight) or "a layer that stays"
-                self.kept[x.node] = Kept(x.node, x.kind, f"{why} needs all of its output channels")
+        kinds = {n.name: n.op_type for n in self.model.graph.node}
+        for weight, node in {**others, **{x.weight: x.node for x in self.layers}}.items():
+            self.kept.pop(node, None)
+            if node not in removable:
+                why = c.holder(weight) or "a layer that stays"
+                self.kept[node] = Kept(node, kinds[node], f"{why} needs all of its output channels")

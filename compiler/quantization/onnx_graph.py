@@ -17,10 +17,12 @@ import onnx
 from onnx import helper, inliner, numpy_helper, shape_inference, version_converter
 
 from dnnc.export.graph import to_onnx
+from dnnc.export.writer import ELEMENTS
 from dnnc.frontends.onnx import read
 from dnnc.frontends.onnx.importer import RANDOM
 from dnnc.frontends.onnx.reader import LATEST, initial_arrays, load, sparse
-from dnnc.ir.errors import InputError, ModelError, UnsupportedError
+from dnnc.ir.errors import DnncError, InputError, ModelError, UnsupportedError
+from dnnc.ir.types import TensorType
 from dnnc.passes.base import pass_context
 from dnnc.passes.rewrites.fold import fold
 
@@ -30,6 +32,7 @@ QUANTIZED = (
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger",
     "MatMulInteger", "MatMulNBits",
 )  # fmt: skip
+TRIED, STEP = (480, 672), 96  # two values of the first open size, and how far the next one is
 LARGEST = 1 << 20  # bytes of a constant that is larger than what it is computed from
 UNFOLDED = RANDOM | (set(QUANTIZED) - {"QuantizeLinear"})  # of constants
 
@@ -44,6 +47,7 @@ class Model:
         readers: nodes of the main graph that read a value, once for each operand.
         pinned: values that the outputs or a subgraph name: they must stay.
         types: dtype and shape of values, where shape inference finds them; sizes are None where they are open.
+        open: shapes of values with open sizes, as expressions of the inputs' sizes.
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -51,6 +55,7 @@ class Model:
         self._taken = {n for node in walk(proto.graph) for n in (*node.input, *node.output, node.name)}
         self._taken |= {t.name for t in proto.graph.initializer} | {v.name for v in proto.graph.input}
         self.types: dict[str, tuple[Any, tuple[int | None, ...]]] = {}
+        self.open: dict[str, tuple[int | str, ...]] = {}
         self.changed()
 
     @property
@@ -81,16 +86,14 @@ class Model:
 
     def infer(self) -> None:
         """Find types and shapes; values that inference does not reach have none."""
-        try:
-            found = shape_inference.infer_shapes(_without_weights(self.proto), data_prop=True).graph
-        except (RuntimeError, ValueError, shape_inference.InferenceError):
-            found = self.graph
-        for v in (*found.input, *found.value_info, *found.output):
-            if not v.type.HasField("tensor_type") or not v.type.tensor_type.HasField("shape"):
-                continue
-            t = v.type.tensor_type
-            shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in t.shape.dim)
-            self.types[v.name] = t.elem_type, shape
+        self.types |= _types(self.proto, self.graph)
+        every = [o for n in self.graph.node for o in n.output if o]
+        if any(o not in self.types or None in self.types[o][1] for o in every):
+            for v, (kind, sizes) in _read_types(self, every).items():
+                old = self.types.get(v, (kind, (None,) * len(sizes)))
+                if len(old[1]) == len(sizes):
+                    self.open[v] = tuple(s if d is None else d for d, s in zip(old[1], sizes))
+                    self.types[v] = old[0] or kind, tuple(d if isinstance(d, int) else None for d in self.open[v])
 
     def rank(self, name: str) -> int | None:
         """Of a value; None where it is not known."""
@@ -221,6 +224,70 @@ def _with_weights(model: Any) -> onnx.ModelProto:
         raise ModelError(f"the weights of the model cannot be read: {e}") from e
 
 
+def _types(proto: onnx.ModelProto, otherwise: onnx.GraphProto | None) -> dict[str, tuple[Any, tuple[int | None, ...]]]:
+    """What inference of shapes finds, or what a graph says where it fails."""
+    try:
+        found = shape_inference.infer_shapes(_without_weights(proto), data_prop=True).graph
+    except (RuntimeError, ValueError, shape_inference.InferenceError):
+        if otherwise is None:
+            return {}
+        found = otherwise
+    out: dict[str, tuple[Any, tuple[int | None, ...]]] = {}
+    for v in (*found.input, *found.value_info, *found.output):
+        if v.type.HasField("tensor_type") and v.type.tensor_type.HasField("shape"):
+            t = v.type.tensor_type
+            out[v.name] = t.elem_type, tuple(d.dim_value if d.HasField("dim_value") else None for d in t.shape.dim)
+    return out
+
+
+def _read_types(m: Model, values: list[str]) -> dict[str, tuple[Any, tuple[int | str, ...]]]:
+    """Types of values by this compiler's own reader, which follows computed shapes; none where it cannot read them."""
+    proto = _without_weights(m.proto)
+    given = {v.name for v in m.inputs}
+    kept = [v for v in proto.graph.input if v.name in given]
+    for field, items in (
+        (proto.graph.initializer, list(m.graph.initializer)),
+        (proto.graph.input, [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]),
+        (proto.graph.output, [helper.make_empty_tensor_value_info(o) for o in values]),
+    ):
+        del field[:]
+        field.extend(items)
+    try:
+        return _shapes(read(proto), values)
+    except DnncError:  # of two sizes for each that is open, what depends on them
+        try:
+            a, b = (_shapes(read(_sized(proto, least)), values) for least in TRIED)
+        except DnncError:
+            return {}
+    return {
+        v: (a[v][0], tuple(x if x == y else f"{x} or {y}" for x, y in zip(a[v][1], b[v][1])))
+        for v in a.keys() & b.keys()
+        if len(a[v][1]) == len(b[v][1])
+    }
+
+
+def _shapes(g: Any, values: list[str]) -> dict[str, tuple[Any, tuple[int | str, ...]]]:
+    """Types of a graph's outputs."""
+    out: dict[str, tuple[Any, tuple[int | str, ...]]] = {}
+    for name, v in zip(values, g.outputs):
+        if isinstance(v.type, TensorType):
+            shape = tuple(d if isinstance(d, int) else str(d) for d in v.type.shape)
+            out[name] = ELEMENTS.get(v.type.dtype.name, onnx.TensorProto.UNDEFINED), shape
+    return out
+
+
+def _sized(proto: onnx.ModelProto, least: int) -> onnx.ModelProto:
+    """A model with a number of its own for each open size of its inputs."""
+    out = onnx.ModelProto()
+    out.CopyFrom(proto)
+    numbers: dict[str, int] = {}
+    for v in out.graph.input:
+        for k, d in enumerate(v.type.tensor_type.shape.dim):
+            if not d.HasField("dim_value"):
+                d.dim_value = numbers.setdefault(d.dim_param or f"{v.name}[{k}]", least + STEP * len(numbers))
+    return out
+
+
 def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose large initializers have types alone, for inference of shapes."""
     out = onnx.ModelProto()
@@ -255,7 +322,7 @@ def _in_opset(proto: onnx.ModelProto, least: int) -> onnx.ModelProto:
     else:
         reason = "it has operators of other domains"
     raise ModelError(
-        f"the model is written in opset {now}, and its quantized form needs {least}, to which onnx does not convert "
+        f"the model is written in opset {now}; to change it, opset {least} is needed, to which onnx does not convert "
         f"it: {reason}; export it again in opset {least}"
     )
 

@@ -6,11 +6,14 @@ import math
 from typing import Any
 
 from dnnc.array.core import Array
+from dnnc.array.elementwise import add
+from dnnc.array.manipulation import reshape
 from dnnc.ir.errors import InputError
 from dnnc.nn import functional as F
 from dnnc.nn import init
 from dnnc.nn.functional.conv import conv_pads
-from dnnc.nn.functional.operands import choice, ints
+from dnnc.nn.functional.operands import array, choice, ints
+from dnnc.nn.layers.few import is_faster, sparse_weight, times_pixels
 from dnnc.nn.layers.linear import bound_by, empty
 from dnnc.nn.module import Module
 
@@ -18,6 +21,7 @@ from dnnc.nn.module import Module
 class _Base(Module):
     rank: int
     transposed = False
+    stores_few = True
 
     def _make(
         self,
@@ -89,8 +93,18 @@ class _Conv(_Base):
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input, padding = F.pad(input, self._around(), mode=self.padding_mode), 0
+        few = sparse_weight(self, "weight") if self._pointwise(padding) else None
+        if few is not None:
+            x = array(type(self).__name__, "input", input)
+            if x.ndim == self.rank + 2 and is_faster(x, few):
+                y = times_pixels(few, x)
+                return y if self.bias is None else add(y, reshape(self.bias, (-1, *(1,) * self.rank)))
         conv = (F.conv1d, F.conv2d, F.conv3d)[self.rank - 1]
         return conv(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+    def _pointwise(self, padding: Any) -> bool:
+        none = isinstance(padding, str) or padding in (0, (0,) * self.rank)
+        return none and self.groups == 1 and self.kernel_size == self.stride == (1,) * self.rank
 
     def _around(self) -> list[int]:
         """The pads of `padding_mode`, the last axis first."""

@@ -9,23 +9,23 @@ these values only.
 from __future__ import annotations
 
 import zlib
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from dnnc.array.core import Array
 from dnnc.array.elementwise import add
 from dnnc.array.manipulation import matrix_transpose, reshape
 from dnnc.array.sizes import differ
 from dnnc.array.sparse.arrays import csr_array
-from dnnc.ir.errors import InputError, a_type
+from dnnc.ir.errors import InputError
 from dnnc.nn.functional.operands import array
-from dnnc.nn.layers.linear import Linear
-from dnnc.nn.module import Module, replaced
+from dnnc.nn.module import Module
 from dnnc.nn.parameter import Parameter
 
-M = TypeVar("M", bound=Module)
-FEW = 0.3  # of the weights: from there on a step of training is faster than a dense one
+
+def checksum(a: csr_array) -> str:
+    """Of the places of the elements."""
+    s = a.structure
+    return f"{zlib.crc32(s.columns.tobytes(), zlib.crc32(s.starts.tobytes())):08x}"
 
 
 class SparseLinear(Module):
@@ -46,8 +46,7 @@ class SparseLinear(Module):
         a = csr_array(weight)
         if not a.nnz or (a.dtype.kind != "f" and a.dtype.name != "bfloat16"):
             raise InputError(f"SparseLinear: expected floats that are not all 0 as weight, got {a!r}")
-        s = a.structure
-        self._name = f"values_{zlib.crc32(s.columns.tobytes(), zlib.crc32(s.starts.tobytes())):08x}"
+        self._name = f"values_{checksum(a)}"
         self._places = a
         self.out_features, self.in_features = a.shape
         self.register_parameter(self._name, Parameter(a.data, getattr(weight, "requires_grad", True)))
@@ -71,53 +70,3 @@ class SparseLinear(Module):
         share = self.weight.nnz / (self.in_features * self.out_features)
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{sizes}, {share:.1%} of the weights"
-
-
-def to_sparse(module: M, density: float = FEW) -> M:
-    """Let linear layers that have few weights store and train these alone, in place. Make optimizers behind this call.
-
-    Args:
-        module: whose `Linear` layers are replaced by `SparseLinear`; a single layer is returned as one.
-        density: the largest share of a layer's weights that are not 0. Layers with more stay as they are, and those
-            that share their weights with another module.
-
-    Returns:
-        The module.
-
-    Raises:
-        InputError: there is no such layer.
-    """
-    if not isinstance(module, Module):
-        raise InputError(f"to_sparse: expected a Module, got {a_type(module)}")
-    layers = {n: m for n, m in module.named_modules() if type(m) is Linear}
-    owners = [id(p) for m in module.modules() for p in m._parameters.values()]
-    shares = {n: np.count_nonzero(m.weight.numpy()) / max(m.weight.size, 1) for n, m in layers.items()}
-    few = [m for n, m in layers.items() if 0 < shares[n] <= density and owners.count(id(m.weight)) == 1]
-    if not few:
-        found = ", ".join(f"{n or 'itself'} {s:.0%}" for n, s in list(shares.items())[:20]) or "none"
-        raise InputError(
-            f"to_sparse: no linear layer has at most {density:.0%} of its weights; layers are {found}. Prune first, "
-            "such as by optim.GradualPruning"
-        )
-    return replaced(module, {id(m): SparseLinear(m.weight, m.bias) for m in few})
-
-
-def to_dense(module: M) -> M:
-    """Let all `SparseLinear` layers be `Linear` ones again, in place, with zeros where no weights are.
-
-    So the module is saved, exported and compiled as any other. Returns the module; a single layer is returned as
-    another one.
-    """
-    if not isinstance(module, Module):
-        raise InputError(f"to_dense: expected a Module, got {a_type(module)}")
-    made: dict[int, Module] = {}
-    for m in module.modules():
-        if isinstance(m, SparseLinear):
-            dense = Linear.__new__(Linear)
-            Module.__init__(dense)
-            dense.in_features, dense.out_features = m.in_features, m.out_features
-            required = m._parameters[m._name].requires_grad  # type: ignore[union-attr]
-            dense.weight = Parameter(m.weight.toarray(), required)
-            dense.register_parameter("bias", m.bias)
-            made[id(m)] = dense
-    return replaced(module, made)

@@ -111,6 +111,16 @@ def register_parametrization(module: M, tensor_name: str, parametrization: Modul
     return module
 
 
+def computed(module: Module, tensor_name: str) -> Any:
+    """The ParametrizationList that computes a weight; None where it is none."""
+    return _lists(module).get(tensor_name)
+
+
+def computed_names(module: Module) -> list[str]:
+    """The weights of a module that are computed."""
+    return list(_lists(module))
+
+
 def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
     """Is a parameter or buffer of the module computed? `tensor_name` None: is one of them?"""
     lists = _lists(module)

@@ -107,7 +107,9 @@ def test_reports() -> None:
     assert "the output y needs all of its output channels" in str(p)
     assert "2 of 3 layers pruned" in p.text() and repr(p).startswith("<Pruned agraph: structured")
     assert p.sizes[1] < 0.5 * p.sizes[0]
-    nothing = dnnc.prune(transformer(), method="structured", **PLAIN)
+    heads = dnnc.prune(transformer(), method="structured", **PLAIN)
+    assert "3 of 6 layers pruned" in str(heads) and heads.operations[1] == 0.5 * heads.operations[0]
+    nothing = dnnc.prune(transformer(), method="structured", keep=["q", "k", "v"], **PLAIN)
     assert "no channels could be removed" in str(nothing) and nothing.sparsity == 0
 
 

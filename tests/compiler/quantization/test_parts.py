@@ -397,7 +397,7 @@ def test_models_that_are_refused() -> None:
     old = residual()
     old.opset_import[0].version = 9
     old.graph.node[0].domain = "custom"
-    with pytest.raises(ModelError, match="opset 9, and its quantized form needs 13"):
+    with pytest.raises(ModelError, match="opset 9; to change it, opset 13 is needed"):
         dnnc.quantize(old, images())
 
 
