@@ -20,19 +20,17 @@ from dnnc.backends.llvm.templates.register_tiles import Nest, step_cycles
 from dnnc.backends.llvm.templates.stored import weights_of
 from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.loops.tiles import ROW, ROWS, TILES
+from dnnc.passes.rewrites.pad_images import LEAST_ROWS
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 
 ORDER = contraction.ORDER
 COUNTS = (1, 2, 3)  # tiles of sums on top of each other, and side by side
-LEAST_ROWS = 8  # of a product: fewer wait for the panels, which vectors read as fast
 UNKNOWN = 256, 16  # rows and panels where sizes are not known
 HELD = 0.75  # of the L2 cache: panels that stay there while rows pass
 WORD = 4  # bytes of the neighbours in a sum that one lane has
 # Measured on an Emerald Rapids, cycles:
 LATENCY = 52  # from one product of a tile of sums to the next
-LOADED = (
-    1.05  # a row of a tile, the lines of which come out of the L2 cache as fast; hints to fetch them only cost time
-)
+LOADED = 1.05  # a row of a tile, out of the L2 cache as well; hints to fetch it only cost time
 SPLIT = 3  # times as long, if it lies in two lines
 SUMS = 5  # a row of a tile of sums: to store it, to read it again, and to wait for that
 GAIN = 2  # over vectors, by count, from which tiles are faster beside other work on the core's caches
