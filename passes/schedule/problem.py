@@ -47,8 +47,8 @@ class Problem:
     @property
     def sparse(self) -> bool:
         """Are the weights stored sparse? Other schedules than those for them look each element up, zeros too."""
-        w = self.anchor.inputs[1] if self.anchor is not None and len(self.anchor.inputs) > 1 else None
-        return w is not None and isinstance(w.type.encoding, (Sparse, Blocks, Pairs))
+        factors = self.anchor.inputs[:2] if self.anchor is not None else ()
+        return any(w is not None and isinstance(w.type.encoding, (Sparse, Blocks, Pairs)) for w in factors)
 
     @property
     def contraction(self) -> Contraction | None:
