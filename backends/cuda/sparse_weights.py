@@ -19,7 +19,7 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import ContractionForm, Trait
-from dnnc.ir.types import ROW_MAJOR, Array, TensorType, tensor
+from dnnc.ir.types import ROW_MAJOR, Array, Encoding, TensorType, tensor
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.rewrites.channels_last import last as channels_last
 from dnnc.passes.rewrites.channels_last import pixel_order
@@ -65,7 +65,9 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
     if gathers:
         gathered = gathered_cycles(found, _neighbours(n), target) + _copies(graph, n, target)
         if gathered < cost and (dense / gathered >= GATHER_GAIN or dense / cost < GAIN):
-            return _verdict(found, dense / gathered, sparse_gather.encoding_of(found.array, found.axis), pixels=True)
+            encoding_ = sparse_gather.encoding_of(found.array, found.axis)
+            if taken is None or _is_gathered(n, encoding_):
+                return _verdict(found, dense / gathered, encoding_, pixels=True)
     return _verdict(found, dense / cost, encoding)
 
 
@@ -205,6 +207,15 @@ def _is_taken(image: tuple[int, ...], attrs: tuple[tuple[str, object], ...], e: 
     return sparse.product_of(classify(nodes, lower(g, nodes, g.outputs))) is not None
 
 
+def _is_gathered(n: Node, e: Bundles) -> bool:
+    """Does the kernel that gathers pixels see them in order? The loops over small images and windows are joined in
+    another one.
+    """
+    g = _convolution(_image(n), e.shape, tuple(n.attrs.items()), e, pixel_order(n))
+    nodes = list(g.nodes())
+    return sparse_gather.product_of(classify(nodes, lower(g, nodes, g.outputs))) is not None
+
+
 def costs(stored: Array, pixels: int, target: GpuTarget) -> list[tuple[float, sparse.Shape, int, int]]:
     """Estimated cycles of all blocks and encodings of a matrix [rows, columns] that fit: rows of a bundle, columns of
     a piece.
@@ -249,12 +260,13 @@ def _convolution(
     filters: tuple[int, ...],
     attrs: tuple[tuple[str, object], ...],
     encoding: Bundles | None = None,
+    order: Encoding | None = None,
 ) -> Graph:
     g, last = Graph("convolution"), channels_last(len(image), 0)
-    x = g.add_input("x", TensorType(f32, image, last))
+    x = g.add_input("x", TensorType(f32, image, order or last))
     w = g.add_input("w", TensorType(f32, filters, encoding or last))
     y = Builder(g).conv(x, w, **dict(attrs))
-    y.type = TensorType(f32, y.type.shape, last)
+    y.type = TensorType(f32, y.type.shape, order or last)
     g.outputs = [y]
     return g
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dnnc.ir.blocks import Blocks
+from dnnc.ir.bundles import Bundles
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.loops.stmt import Kernel
@@ -47,8 +48,8 @@ class Problem:
     @property
     def sparse(self) -> bool:
         """Are the weights stored sparse? Other schedules than those for them look each element up, zeros too."""
-        w = self.anchor.inputs[1] if self.anchor is not None and len(self.anchor.inputs) > 1 else None
-        return w is not None and isinstance(w.type.encoding, (Sparse, Blocks, Pairs))
+        factors = self.anchor.inputs[:2] if self.anchor is not None else ()
+        return any(v is not None and isinstance(v.type.encoding, (Sparse, Blocks, Pairs, Bundles)) for v in factors)
 
     @property
     def contraction(self) -> Contraction | None:
