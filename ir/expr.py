@@ -122,7 +122,7 @@ class Arithmetic:
     imports both.
     """
 
-    integer: Callable[[str, Expr, Expr, DType], Expr]
+    integer: Callable[[str, Expr, Expr], Expr]
 
 
 class Const(Expr):
@@ -305,7 +305,7 @@ def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
         elif type(a) is int and isinstance(b, Expr) and b.dtype is i64:
             a = _const(a, i64)
         if isinstance(a, Expr) and isinstance(b, Expr) and a.dtype is i64 and a.lanes == b.lanes == 1:
-            return Arithmetic.integer(name, a, b, boolean if name in COMPARE else i64)
+            return Arithmetic.integer(name, a, b)
     lead = next((a.dtype for a in raw if isinstance(a, Expr) and not isinstance(a, Ref)), None)
     if lead is None:
         lead = next((f64 for a in raw if isinstance(a, float)), i64)
@@ -317,7 +317,7 @@ def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
     if dtype is None:
         dtype = boolean if name in COMPARE else args[1].dtype if name == "select" else args[0].dtype
         if width == 1 and len(args) == 2 and args[0].dtype is i64:
-            return Arithmetic.integer(name, args[0], args[1], dtype)
+            return Arithmetic.integer(name, args[0], args[1])
         if dtype.kind == "b" and len(args) == 2:
             return _logic(name, args[0], args[1], width)
         if name == "select":
@@ -431,10 +431,13 @@ def _sort_key(e: Expr) -> str:
 
 
 def children(e: Expr) -> tuple[Expr, ...]:
-    if isinstance(e, Op):
-        return e.args
+    kind = type(e)
+    if kind is Var or kind is Const:
+        return ()
+    if kind is Op:
+        return e.args  # type: ignore[attr-defined, no-any-return]
     if isinstance(e, Linear):
-        return tuple(t for t, _ in e.terms)
+        return tuple([t for t, _ in e.terms])
     if isinstance(e, Product):
         return e.factors
     if isinstance(e, Load):
@@ -467,7 +470,7 @@ def free(e: Expr) -> frozenset[Var]:
         if isinstance(e, Var):
             e._free = frozenset((e,))
         else:
-            e._free = frozenset().union(*(free(c) for c in children(e)))
+            e._free = frozenset().union(*[free(c) for c in children(e)])
     return e._free
 
 

@@ -6,11 +6,12 @@ The rule table of the one simplifier: rules stand as comments where applied. All
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
 from dnnc.ir.bounds import bounds, nonneg
-from dnnc.ir.dtype import DType, boolean, i64
+from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import (
     COMPARE,
     Arithmetic,
@@ -38,14 +39,16 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def integer(name: str, a: Expr, b: Expr, dtype: DType) -> Expr:
+@lru_cache(1 << 13)  # nine of ten operations have been done before, most of them not long ago
+def integer(name: str, a: Expr, b: Expr) -> Expr:
+    """An operation on two integers of type i64. ValueError: a divisor that is not positive."""
     if name == "+":
         return combine(a, b, 1)
     if name == "-":
         return combine(a, b, -1)
     if name == "*":
         return multiply(a, b)
-    x, y = value(a), value(b)
+    x, y, dtype = value(a), value(b), boolean if name in COMPARE else i64
     if x is not None and y is not None and name in _FOLD and (y > 0 or name not in ("//", "%")):
         return const(_FOLD[name](x, y), dtype)
     if name in ("//", "%"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import os
 import random
@@ -13,6 +14,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
+
+from dnnc.cli import YOUNG
 
 # Workers, and the processes that tests start, find compiled modules (pytest's rewritten ones too), whatever the shell
 # says.
@@ -84,29 +88,48 @@ def numbers(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What collecting makes stays until the end: no garbage collection goes through it, then or later."""
+    """What collecting makes stays until the end: no garbage collection goes through it, then or later. Compilers make
+    next to no garbage: they are not to look for it as often as Python would have them.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(YOUNG, 20, 50)
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tests: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("family"):
-            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
-    for name, cases in tests.items():
-        mark = cases[0].get_closest_marker("family")
-        fast, slow = FAMILIES[mark.args[0]] if mark else (1, 0)
-        random.Random(f"{SEED} {name}").shuffle(cases)
-        for rank, item in enumerate(cases):
-            if rank >= fast * len(cases):
-                item.add_marker(pytest.mark.slow)
-            if rank >= (fast + slow) * len(cases):
-                item.add_marker(pytest.mark.thorough)
+def tier_marks(rank: int, cases: int, family: str) -> list[pytest.MarkDecorator]:
+    """The marks of the case that a seed puts at this rank of all cases of a test."""
+    fast, slow = FAMILIES[family]
+    marks = [pytest.mark.slow] if rank >= fast * cases else []
+    return [*marks, pytest.mark.thorough] if rank >= (fast + slow) * cases else marks
+
+
+@pytest.hookimpl(trylast=True)  # when all cases of the test are there
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Mark the cases of families with their tiers. What `-m` leaves out becomes no items: most of the cases."""
+    test, cases = metafunc.definition, metafunc._calls
+    if family := test.get_closest_marker("family"):
+        order = list(range(len(cases)))
+        random.Random(f"{SEED} {test.nodeid}").shuffle(order)
+        for rank, k in enumerate(order):
+            cases[k].marks.extend(m.mark for m in tier_marks(rank, len(cases), family.args[0]))
+    if not metafunc.config.option.markexpr:
+        return
+    asked = Expression.compile(metafunc.config.option.markexpr)
+    shared = {m.name for m in test.iter_markers()}
+    wanted = functools.cache(lambda own: asked.evaluate(lambda name, /, **_: name in shared or name in own))
+    metafunc._calls = [c for c in cases if wanted(frozenset(m.name for m in c.marks))] or cases[:1]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test of a family that has one case."""
+    family = item.get_closest_marker("family")
+    if family is not None and not hasattr(item, "callspec"):
+        for mark in tier_marks(0, 1, family.args[0]):
+            item.add_marker(mark)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -14,14 +14,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from typer.testing import CliRunner
 
 import dnnc
 from dnnc.backends import registry
-from dnnc.cli.app import app
 from dnnc.ir.errors import AccuracyError, InputError, InternalError, TargetError
 from dnnc.ir.graph.text import parse
 from dnnc.onnx_backend import run_node
+from support.cli import invoke
 from support.onnx_suite import load_cases, run_case
 
 if sys.version_info >= (3, 11):
@@ -92,14 +91,14 @@ def rng() -> np.random.Generator:
 @pytest.mark.slow
 def test_the_entry_point_is_found() -> None:
     assert "c" in registry.names()
-    shown = CliRunner().invoke(app, ["targets"]).output
+    shown = invoke(["targets"]).output
     assert "c: available" in shown and "compiler" in shown
 
 
 @pytest.mark.slow
 def test_a_package_that_cannot_be_imported_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.BACKENDS, "broken", "no_such_package:Backend")
-    assert "broken: not available" in CliRunner().invoke(app, ["targets"]).output
+    assert "broken: not available" in invoke(["targets"]).output
     with pytest.raises(TargetError, match="its backend no_such_package:Backend cannot be loaded: No module named"):
         dnnc.compile(parse("def g(x: f32[2]):\n    return exp(x)\n"), target="broken")
 

@@ -41,6 +41,7 @@ KNOBS = (
     "keep", "columns", "near", "cut", "shares",
 )  # fmt: skip
 WORDS = (("order", "rows"), ("order", "panels"), ("order", "tiles"), ("layout", "rows"), ("layout", "columns"))
+_PLACES = {k: place for place, k in enumerate(KNOBS)}
 ABSENT = -1.0  # of a knob that the template does not have
 PAGE = 4096  # bytes: rows that are so far apart, or a large part of it, compete for the same places of a cache
 BUFFERS = 4  # that are told of one by one: the result and the largest others
@@ -74,8 +75,9 @@ def features(problem: Problem, choices: Sequence[Choice], limits: Limits) -> Arr
     about = _about(w)
     out = np.empty((len(choices), len(NAMES)), np.float32)
     out[:, : len(about)] = about
+    least = shortest(w, limits)
     for row, c in zip(out, choices):
-        row[len(about) :] = [*_knobs(c), *_planned(w, plan(w, c, limits), limits), *tiles.spent(w, c, limits)]
+        row[len(about) :] = [*_knobs(c), *_planned(w, plan(w, c, limits), limits, least), *tiles.spent(w, c, limits)]
     return out
 
 
@@ -127,7 +129,10 @@ def _buffer(b: Walked) -> list[float]:
 
 def _knobs(c: Choice) -> list[float]:
     knobs = dict(c.knobs)
-    numbers = [_scaled(knobs.get(k)) for k in KNOBS]
+    numbers = [ABSENT] * len(KNOBS)  # most of them are other templates'
+    for k, v in knobs.items():
+        if k in _PLACES and not isinstance(v, str):
+            numbers[_PLACES[k]] = log2(1 + max(v, 0))
     return [*(float(c.template == t) for t in TEMPLATES), *numbers, *(float(knobs.get(k) == v) for k, v in WORDS)]
 
 
@@ -136,14 +141,10 @@ def seen(choice: Choice) -> bool:
     return choice.template in TEMPLATES and all(k in KNOBS or (k, v) in WORDS or v == 0 for k, v in choice.knobs)
 
 
-def _scaled(v: int | str | None) -> float:
-    return ABSENT if v is None or isinstance(v, str) else log2(1 + max(v, 0))
-
-
-def _planned(w: Work, p: Plan, limits: Limits) -> list[float]:
+def _planned(w: Work, p: Plan, limits: Limits, least: float) -> list[float]:
+    """What a plan makes of a kernel that takes `least` seconds at the peak."""
     each, items = p.pieces / limits.cores, p.items or p.pieces
     balance, by_items = (-(-n // limits.cores) * limits.cores / max(n, 1.0) for n in (p.pieces, items))
-    least = shortest(w, limits)
     left = [_over(n, by) for n, by in ((w.run, p.rows), (w.cols, p.cols), (w.red, p.red))]
     sizes = (p.rows, p.cols, p.red, p.pieces, each, balance, items, by_items, p.waste)
     used = (p.threads, p.registers, p.near, p.far, p.together, p.loads, p.fetch)

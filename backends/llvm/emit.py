@@ -156,8 +156,12 @@ class FuncEmitter:
     # --- placing code -------------------------------------------------------------------------------------------------
 
     def depth_of(self, operands: tuple[str, ...]) -> int:
-        get = self.depth.get
-        return max((get(v, 0) for v in operands), default=0)
+        get, deepest = self.depth.get, 0
+        for v in operands:
+            d = get(v, 0)
+            if d > deepest:
+                deepest = d
+        return deepest
 
     def fresh(self) -> int:
         self.count += 1
@@ -165,12 +169,13 @@ class FuncEmitter:
 
     def pure(self, text: str, *operands: str, here: bool = False) -> str:
         """Emit or reuse a pure instruction as far out as its operands allow (`here`: in the current region)."""
-        d = len(self.regions) - 1 if here else self.depth_of(operands)
-        for r in self.regions[: d + 1]:
+        d = self.depth_of(operands)  # equal texts have equal operands: none lies further out
+        for r in self.regions[d:] if here else (self.regions[d],):
             v = r.memo.get(text)
             if v is not None:
                 return v
         v = f"%.{self.fresh()}"
+        d = len(self.regions) - 1 if here else d
         region = self.regions[d]
         region.lines.append(f"  {v} = {text}")
         region.memo[text] = v

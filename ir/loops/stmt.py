@@ -348,8 +348,11 @@ def walk_stmts(b: Block) -> Iterator[Stmt]:
     while stack:
         s = stack.pop()
         yield s
-        for sub in reversed(blocks(s)):
-            stack += reversed(sub)
+        if isinstance(s, For):
+            stack += s.body[::-1]
+        elif isinstance(s, If):
+            stack += s.other[::-1]
+            stack += s.then[::-1]
 
 
 def accesses(b: Block) -> Iterator[Load | Ref]:

@@ -28,9 +28,8 @@ from dnnc.passes.schedule.parallel_legality import obstacle
 
 
 def loops(b: Block) -> Iterator[For]:
-    for s in walk_stmts(b):
-        if isinstance(s, For):
-            yield s
+    """Every loop, parents first."""
+    return (s for s in walk_stmts(b) if isinstance(s, For))
 
 
 def find(b: Block, name: str) -> For:

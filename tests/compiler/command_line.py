@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from typer.testing import CliRunner
-
-from dnnc.cli.app import app
+from support.cli import invoke
 
 
 def dnnc(*args: str, code: int = 0) -> str:
     """What a command prints, both streams together. Fails on another exit code, with what was printed."""
-    result = CliRunner().invoke(app, list(args))
+    result = invoke(args)
     assert result.exit_code == code, result.output
     return result.output
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import dnnc
 import dnnc.artifact.load
-from dnnc.cli.app import app
 from dnnc.ir.graph.text import parse
+from support.cli import invoke
 
 TEXT = (
     "def rows(x: f32[N, 4], *, w: f32[4, 2] = [[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]]):\n"
@@ -30,7 +30,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def dnnc_command(*words: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(words))
+    result = invoke(words)
     assert result.exit_code == code, result.output
     return result
 

@@ -23,13 +23,13 @@ import pytest
 from rich.console import Console, Group
 from typer import rich_utils
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from dnnc.backends.base import Ceilings, Level, Samples, numbered
 from dnnc.cli import console, info, measure, options, prune_options, quantize_options
 from dnnc.cli.app import app
 from dnnc.report.layout import Table
 from dnnc.tools.bench import Bench, EngineTimes
+from support.cli import invoke
 from support.landscape import FakeRunner
 from support.tuning_logs import write_log
 
@@ -165,7 +165,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int, args: tuple[str, ..
 
     with monkeypatch.context() as m:
         m.setattr(console, "rendered", shown)
-        result = CliRunner().invoke(app, list(args))
+        result = invoke(args)
     assert result.exit_code == 0, result.output
     return "\n".join(steady_text(line.rstrip()) for line in result.stdout.splitlines()), tables
 

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from dnnc.autotune.log.file import read
 from dnnc.autotune.search.outcome import Event, Progress
 from dnnc.autotune.search.trial import Request, Trial
-from dnnc.cli.app import app
 from dnnc.cli.tune import Display, Interrupt, parse_budget, parse_devices
+from support.cli import invoke
 from support.landscape import FakeRunner, space, task
 
 GRAPH = """\
@@ -46,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def dnnc(*args: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["tune", *args])
+    result = invoke(["tune", *args])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -67,7 +66,7 @@ def test_a_table_a_log_and_how_to_use_it(here: Path) -> None:
     assert "all trials are done" in text
     assert "dnnc compile g.py --dims N=8 --tune g.tune.jsonl" in text
     assert sum(map(len, log.trials.values())) >= 20 and len(log.winners()) == 1
-    used = CliRunner().invoke(app, ["compile", "g.py", "--dims", "N=8", "--threads", "1", "--tune", "g.tune.jsonl"])
+    used = invoke(["compile", "g.py", "--dims", "N=8", "--threads", "1", "--tune", "g.tune.jsonl"])
     assert used.exit_code == 0 and "tuned: 1 of 1 kernels" in used.output
 
 
@@ -97,9 +96,9 @@ def test_fusion_in_the_table_as_data_and_in_the_log(here: Path) -> None:
         and f["taken"] == (f["verdict"] == "measured in turns" and f["apart"] < f["together"])
     )
     assert {t["key"] for t in data["parts"]} >= set(f["parts"]) - {t["key"] for t in data["tasks"]}
-    shown = CliRunner().invoke(app, ["log", "show", "l.jsonl"]).output
+    shown = invoke(["log", "show", "l.jsonl"]).output
     assert "fusion: 1" in shown and "matmul | relu" in shown
-    tasks = json.loads(CliRunner().invoke(app, ["log", "best", "l.jsonl", "--json"]).output)
+    tasks = json.loads(invoke(["log", "best", "l.jsonl", "--json"]).output)
     assert [t["fusion"]["parts"] for t in tasks if t["fusion"]] == [f["parts"]]
 
 
@@ -121,7 +120,7 @@ def test_mistakes(args: tuple[str, ...], code: int, message: str) -> None:
 
 
 def test_a_compiled_model_is_refused(here: Path) -> None:
-    made = CliRunner().invoke(app, ["compile", "g.py", "--dims", "N=8", "-o", "g.dnnc"])
+    made = invoke(["compile", "g.py", "--dims", "N=8", "-o", "g.dnnc"])
     assert made.exit_code == 0
     assert "compiled already" in dnnc("g.dnnc", code=1)
 

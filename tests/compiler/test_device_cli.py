@@ -12,13 +12,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from typer.testing import CliRunner
 
 import dnnc
 from dnnc.artifact.format import open_artifact, write_artifact
 from dnnc.backends.cuda.target import FACTS
-from dnnc.cli.app import app
 from dnnc.tools.sample_graphs import graph_of
+from support.cli import invoke
 from support.devices import install
 
 TARGET = ("--target", "cuda -arch=sm_90a")
@@ -39,7 +38,7 @@ def model(tmp_path: Path) -> str:
 
 
 def cli(*args: str) -> Any:
-    return CliRunner().invoke(app, list(args))
+    return invoke(args)
 
 
 @pytest.mark.slow

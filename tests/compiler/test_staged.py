@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from typer.testing import CliRunner
 
 import dnnc
-from dnnc.cli.app import app
 from dnnc.driver import compile as compile_model
 from dnnc.executable import Executable
 from dnnc.graph_compiler import GraphCompiler
@@ -27,6 +25,7 @@ from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
 from dnnc.program_cache import MAX_PROGRAMS, ProgramCache
+from support.cli import invoke
 
 HOSTED = [(op, s) for op in OPS.values() if op.host is not None for s in op.samples]
 CUT = """
@@ -379,7 +378,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     np.save("count.npy", count(4))
 
     def cli(*words: str) -> str:
-        done = CliRunner().invoke(app, words)
+        done = invoke(words)
         assert done.exit_code == 0, done.output
         return done.stdout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.ir.op import ContractionForm
@@ -72,6 +73,7 @@ def window_cycles(problem: Problem, nest: Nest, tile: tuple[int, int], target: C
     mr, nv = tile
     near = nv * nest.panel_bytes <= target.l2
 
+    @cache
     def step(rows: int) -> float:
         return step_cycles(rows, nv, target, near) / nv
 
@@ -82,16 +84,21 @@ def window_cycles(problem: Problem, nest: Nest, tile: tuple[int, int], target: C
     if nest.pixel == "p":
         return images * tiled(math.prod(pixels))
     sides = zip(pixels, image, win.kernel, win.strides, win.dilations, win.begin)
-    seen = [  # [axis][tap][pixel]: does a tap fall on the image?
-        [[0 <= i * by + k * apart - begin < size for i in range(made)] for k in range(taps)]
+    seen = [  # [axis][tap]: the first pixel at which a tap falls on the image, and that behind the last
+        [(_within(begin - k * apart, by, made), _within(begin - k * apart + size, by, made)) for k in range(taps)]
         for made, size, taps, by, apart, begin in sides
     ]
     at = next((k for k in reversed(range(len(pixels))) if pixels[k] != 1), len(pixels) - 1)
-    others = math.prod(sum(map(sum, axis)) for k, axis in enumerate(seen) if nest.images or k != at)
+    others = math.prod(sum(end - i for i, end in axis) for k, axis in enumerate(seen) if nest.images or k != at)
     if nest.images:
         return others * tiled(images)
-    tiles_ = (sum(taps[k : k + mr]) for taps in seen[at] for k in range(0, len(taps), mr))
-    return others * images * sum(step(rows) for rows in tiles_ if rows)
+    tiles_ = (min(end, k + mr) - max(i, k) for i, end in seen[at] for k in range(0, pixels[at], mr))
+    return others * images * sum([step(rows) for rows in tiles_ if rows > 0])
+
+
+def _within(place: int, by: int, pixels: int) -> int:
+    """The first of so many pixels that lies at a place or behind it, where they are `by` places apart."""
+    return min(max(-(-place // by), 0), pixels)
 
 
 def streams(nest: Nest, target: CpuTarget) -> bool:

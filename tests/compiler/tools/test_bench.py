@@ -13,9 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from typer.testing import CliRunner
 
-from dnnc.cli.app import app
 from dnnc.driver import compile
 from dnnc.ir.errors import InputError
 from dnnc.tools import bench as bench_module
@@ -23,6 +21,7 @@ from dnnc.tools import peers as peers_module
 from dnnc.tools.bench import Bench, Memory, bench, load
 from dnnc.tools.peers import PEERS, Engine, check_installed, error
 from dnnc.tools.timing import QUICK_CALLS, SLOW_CALLS, alternate, percentiles, ratios
+from support.cli import invoke
 from support.times import in_a_quiet_round, quiet
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -222,7 +221,7 @@ def test_overhead_without_kernels_is_the_whole_call() -> None:
 
 def dnnc(*args: str, code: int = 0) -> str:
     """What a command prints, both streams together. Fails on another exit code, with what was printed."""
-    result = CliRunner().invoke(app, list(args))
+    result = invoke(args)
     assert result.exit_code == code, result.output
     return result.output
 

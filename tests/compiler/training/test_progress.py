@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import dnnc
 import dnnc.array as xp
 from dnnc import optim
-from dnnc.cli.app import app
 from dnnc.report import run
+from support.cli import invoke
 
 
 def test_a_loop_and_its_log(tmp_path: Path) -> None:
@@ -125,7 +124,7 @@ def test_a_page_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "step.json").write_text(report.to_json())
     out = tmp_path / "run.html"
     given = ["curves", str(tmp_path / "log.jsonl"), "-o", str(out), "--report", str(tmp_path / "step.json"), "--json"]
-    result = CliRunner().invoke(app, given)
+    result = invoke(given)
     assert result.exit_code == 0 and json.loads(result.output)["steps"] == 45, result.output
     page = out.read_text()
     titles = re.findall("<h2>(.*)</h2>", page)
