@@ -4,7 +4,8 @@
 
 A constant is a matrix here: one axis are its rows, the others together its columns, in row-major order. Blocks of
 `height x width` elements are stored whole; 1 x 1 is compressed sparse rows (CSR), more is BSR. Values lie row by row,
-or by groups of rows, in which all of one column come before the next: so straight-line code reads them.
+or by groups of rows, in which all of one column come before the next: so straight-line code reads them. Such code may
+have the values in it, too; then these are a part of the encoding.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ class Sparse(Encoding):
     """One buffer of words of 32 bits: `values`, `starts` of rows of blocks, `columns` of blocks, `shares`: the row of
     blocks, or the group, with which each of `SHARES` equal parts begins, and for access to any element a bitmap in
     their order with the number of blocks ahead of each of its words. Constants of float32 only. Groups of several rows
-    have neither starts nor columns: code holds them. Matrices of one `kind` differ in these contents alone.
+    have neither starts nor columns: code holds them. Matrices of one `kind` differ in these contents alone. Where code
+    holds the values, they are `values`, and a part of the kind.
 
     Indices are checked by construction: they are computed from the pattern, so kernels may trust them.
     """
@@ -133,20 +135,26 @@ class Sparse(Encoding):
     shape: tuple[int, ...]  # of the tensor
     pattern: Pattern
     group: int = 1  # rows of blocks whose values lie column by column
+    values: bytes = b""  # float32 of the stored elements, in the order of groups, that are in code
 
     @classmethod
     def parse(cls, text: str) -> Sparse:
-        _, axis, shape, group, rest = text.split(" ", 4)
-        return cls(int(axis), tuple(map(int, shape.split("x"))), Pattern.parse(rest), int(group))
+        _, axis, shape, group, *pattern = text.split(" ")
+        values = base64.b64decode("".join(pattern[3:]))
+        sizes = tuple(map(int, shape.split("x")))
+        return cls(int(axis), sizes, Pattern.parse(" ".join(pattern[:3])), int(group), values)
 
     def __str__(self) -> str:
-        return f"sparse {self.axis} {'x'.join(map(str, self.shape))} {self.group} {self.pattern}"
+        values = f" {base64.b64encode(self.values).decode()}" if self.values else ""
+        return f"sparse {self.axis} {'x'.join(map(str, self.shape))} {self.group} {self.pattern}{values}"
 
     @staticmethod
-    def of(array: Array, axis: int, height: int = 1, width: int = 1, group: int = 1) -> Sparse:
-        """The encoding that stores the blocks of a constant that hold a number other than 0."""
+    def of(array: Array, axis: int, height: int = 1, width: int = 1, group: int = 1, immediate: bool = False) -> Sparse:
+        """The encoding that stores the blocks of a constant that hold a number other than 0. `immediate`: in code."""
         matrix = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-        return Sparse(axis, array.shape, Pattern.of(matrix, height, width), group)
+        pattern = Pattern.of(matrix, height, width)
+        values = pattern.values(matrix, group).astype("<f4").tobytes() if immediate else b""
+        return Sparse(axis, array.shape, pattern, group, values)
 
     @property
     def room(self) -> int:
@@ -158,7 +166,7 @@ class Sparse(Encoding):
     def kind(self) -> tuple[object, ...]:
         """Equal for encodings that differ in their patterns alone, not in any size."""
         p = self.pattern
-        return "sparse", self.axis, self.shape, self.group, p.rows, p.columns, p.height, p.width, self.room
+        return "sparse", self.axis, self.shape, self.group, p.rows, p.columns, p.height, p.width, self.room, self.values
 
     @cached_property
     def digest(self) -> str:
@@ -198,9 +206,22 @@ class Sparse(Encoding):
         return matrix
 
     def held(self, array: Array) -> Array:
+        if self.values:
+            return self._whole.astype(array.dtype)
         rest = (n for k, n in enumerate(self.shape) if k != self.axis)
         mask = np.moveaxis(self.pattern.mask.reshape(self.shape[self.axis], *rest), 0, self.axis)
         return np.where(mask, array, np.zeros((), array.dtype))
+
+    @cached_property
+    def _whole(self) -> Array:
+        """The constant whose elements are `values`."""
+        p = self.pattern
+        matrix = np.zeros((-(-p.rows // self.group), self.group, p.columns), np.float32)
+        groups, columns, rows = np.nonzero(p.by_groups(self.group))
+        matrix[groups, rows, columns] = np.frombuffer(self.values, "<f4")
+        rest = (n for k, n in enumerate(self.shape) if k != self.axis)
+        rows_first = matrix.reshape(-1, p.columns)[: p.rows].reshape(self.shape[self.axis], *rest)
+        return np.moveaxis(rows_first, 0, self.axis)
 
     @property
     def any_bytes(self) -> bool:

@@ -30,6 +30,7 @@ from dnnc.backends.cuda.templates.library import library_choices, library_templa
 from dnnc.backends.cuda.timing import Timed, ceilings
 from dnnc.backends.runtime.codec import encode
 from dnnc.backends.runtime.device import Device, Weights
+from dnnc.backends.runtime.frames import cpu_count
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.link import link
 from dnnc.backends.runtime.program import CompiledKernel, Program
@@ -65,7 +66,7 @@ class CudaBackend(Backend):
     def __init__(self, target: Target, threads: int | None = None) -> None:
         self.asked = target
         self.number, self.target = self._parsed(target)
-        self.host_threads = threads or 1
+        self.host_threads = threads or cpu_count()
         here = self._device_here()
         self.present = here is not None and here.arch == self.target.arch
 

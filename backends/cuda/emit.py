@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from math import gcd
 from typing import Any
 
-from dnnc.backends.cuda import index, values
+from dnnc.backends.cuda import immediate_rows, index, values
 from dnnc.backends.cuda.hopper import EFFECTS as HOPPER_EFFECTS
 from dnnc.backends.cuda.hopper import HELPERS as HOPPER_HELPERS
 from dnnc.backends.cuda.hopper import VALUES as HOPPER_VALUES
@@ -30,8 +30,23 @@ from dnnc.backends.runtime.device import Launch, TensorMap
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import FLOAT8, DType, i64
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, children, free, var
-from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, exprs, walk_stmts
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, children, free, unwrap, var
+from dnnc.ir.loops.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    Eval,
+    For,
+    Func,
+    If,
+    ImmediateRows,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    exprs,
+    walk_stmts,
+)
 
 VECTOR_BYTES = 16  # the widest access, and what addresses of parameters are multiples of
 STATIC_SHARED = 48 * 1024  # bytes that a kernel may declare; more is asked for at the launch
@@ -397,6 +412,17 @@ class FuncEmitter:
         else:
             raise InternalError(f"{s.name} has no CUDA spelling")
 
+    def do_immediate_rows(self, s: ImmediateRows, last: bool) -> None:
+        y, group = s.args[:2]
+        assert isinstance(y, Ref)
+        first, taps, step = f"{self.values[y.buf]}[{self.text(y.buf.offset(y.idx))}", [], 0
+        for x, inside in s.taps:
+            assert isinstance(x, Ref)
+            step = unwrap(x.buf.full_strides()[s.axis]) * x.buf.dtype.bytes
+            taps.append((self.text(x), None if inside is None else self.text(inside)))
+        for line in immediate_rows.lines(s, [f"{first} + {r}]" for r in range(s.rows)], taps, self.text(group), step):
+            self.line(line)
+
     def argument(self, a: Expr) -> str:
         return self.text(a) if isinstance(a, Ref) else self.operand(a, a.lanes)
 
@@ -506,7 +532,7 @@ def written(f: Func, kernel: Kernel) -> set[Buffer]:
         elif isinstance(s, Eval) and s.name in bodies:
             inner = written(bodies[s.name], kernel)
             out |= {a.buf for a, p in zip(s.args, bodies[s.name].params) if isinstance(a, Ref) and p in inner}
-        elif isinstance(s, Eval) and s.name in ("cp_async", "tma_load", "tma_store"):
+        elif isinstance(s, Eval) and s.name in ("cp_async", "tma_load", "tma_store", "immediate_rows"):
             out |= {a.buf for a in s.args[:1] if isinstance(a, Ref)}
         elif isinstance(s, Eval) and s.name not in ("prefetch", "wgmma"):
             out |= {a.buf for a in s.args if isinstance(a, Ref)}
@@ -515,5 +541,5 @@ def written(f: Func, kernel: Kernel) -> set[Buffer]:
 
 _STATEMENTS: dict[type[Stmt], Callable[[FuncEmitter, Any, bool], None]] = {
     Alloc: FuncEmitter.do_alloc, Let: FuncEmitter.do_let, Store: FuncEmitter.do_store, Eval: FuncEmitter.do_eval,
-    If: FuncEmitter.do_if, For: FuncEmitter.do_for,
+    If: FuncEmitter.do_if, For: FuncEmitter.do_for, ImmediateRows: FuncEmitter.do_immediate_rows,
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from dnnc.backends.cuda.block_weights import weigh_blocks
 from dnnc.backends.cuda.pair_weights import weigh_pairs
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.contraction import patch, simt, sparse, sparse_gather, tf32x3
+from dnnc.backends.cuda.templates.contraction import immediates, patch, simt, sparse, sparse_gather, tf32x3
 from dnnc.backends.cuda.templates.contraction.mma import Shape as TileShape
 from dnnc.backends.cuda.templates.contraction.patch_image import image_of
 from dnnc.ir.bundles import PACK, Bundles, matrix_of
@@ -28,6 +29,9 @@ from dnnc.passes.schedule.problem import Problem, classify
 
 GAIN = 1.4  # over the dense kernel that is asked for: on an H100 every product that promised it was faster
 GATHER_GAIN = 1.15  # the same where pixels are gathered: from 1.05 on every one of 243 products was faster
+CODE_GAIN = 1.2  # the same where elements are in code
+CODE_OVER_GATHER = 1.1  # of such code over gathered pixels
+LARGE = 1e15  # from which on weights are in no code: a check of it, which has these weights alone, would overflow
 COPY = 2666  # cycles of a short kernel between others
 FEW_PIXELS = 16  # of which a block would compute mostly others
 HEIGHTS = (16, 32, 64, 128, 256)  # rows of a bundle
@@ -63,12 +67,65 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
     dense = _dense(n, found, target)
     cost, encoding = (math.inf, None) if reason else best_bundles(found.array, found.axis, pixels, target, taken)
     if gathers:
-        gathered = gathered_cycles(found, _neighbours(n), target) + _copies(graph, n, target)
-        if gathered < cost and (dense / gathered >= GATHER_GAIN or dense / cost < GAIN):
-            encoding_ = sparse_gather.encoding_of(found.array, found.axis)
-            if taken is None or _is_gathered(n, encoding_):
-                return _verdict(found, dense / gathered, encoding_, pixels=True)
+        form = best_form(found, _neighbours(n), target, dense, _copies(graph, n, target))
+        if form.cycles < cost and (dense / form.cycles >= form.gain or dense / cost < GAIN):
+            verdict = form.verdict(found, dense)
+            if taken is None or verdict.encoding is None or _is_gathered(n, verdict.encoding):
+                return verdict
     return _verdict(found, dense / cost, encoding)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How products with neighbouring pixels are computed: estimated cycles; how many times as fast as the dense kernel
+    it must be by them; rows of a group whose elements are in code, or 0 where pixels are gathered.
+    """
+
+    cycles: float
+    gain: float
+    rows: int = 0
+
+    def verdict(self, found: Zeros, dense: float) -> Verdict:
+        gain = dense / self.cycles
+        if gain < self.gain:
+            return Verdict(None, f"{found.head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
+        encoding = (
+            immediates.encoding_of(found.array, found.axis, self.rows)
+            if self.rows
+            else sparse_gather.encoding_of(found.array, found.axis)
+        )
+        name = f"rows, {self.rows} in a piece of code" if self.rows else "rows"
+        return Verdict(
+            encoding, f"{found.head} sparse, {name}, {gain:.1f} times as fast as dense by estimate", pixels=True
+        )
+
+
+def best_form(
+    found: Zeros, sizes: tuple[int, int], target: GpuTarget, dense: float = math.inf, more: float = 0.0
+) -> Form:
+    """The faster of the two forms for so many pixels in all, and next to each other.
+
+    Args:
+        found: the weights.
+        sizes: the pixels.
+        target: the GPU.
+        dense: cycles of the dense kernel.
+        more: cycles of both forms that come with them.
+    """
+    gathered = gathered_cycles(found, sizes, target) + more
+    taps = math.prod(found.array.shape[2:])
+    code, rows = math.inf, 0
+    if np.abs(found.array).max() < LARGE:  # false of NaN
+        code, rows = immediates.best(immediates.Work(sizes[0], taps, matrix_rows(found) != 0), target)
+    if (code + more) * CODE_OVER_GATHER < gathered and (code + more) * CODE_GAIN <= dense:
+        return Form(code + more, CODE_GAIN, rows)
+    return Form(gathered, GATHER_GAIN)
+
+
+def matrix_rows(found: Zeros) -> Array:
+    """Weights as [rows, columns], channels outermost."""
+    matrix: Array = np.moveaxis(found.array, found.axis, 0).reshape(found.rows, -1)
+    return matrix
 
 
 def _dense(n: Node, found: Zeros, target: GpuTarget) -> float:
@@ -85,11 +142,10 @@ def _image(n: Node) -> tuple[int, ...]:
     return tuple(int(str(d)) for d in x.type.shape)
 
 
-def _verdict(found: Zeros, gain: float, encoding: Bundles | None, pixels: bool = False) -> Verdict:
-    if encoding is None or gain < (GATHER_GAIN if pixels else GAIN):
+def _verdict(found: Zeros, gain: float, encoding: Bundles | None) -> Verdict:
+    if encoding is None or gain < GAIN:
         return Verdict(None, f"{found.head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
-    form = "rows" if pixels else "rows in bundles"
-    return Verdict(encoding, f"{found.head} sparse, {form}, {gain:.1f} times as fast as dense by estimate", pixels)
+    return Verdict(encoding, f"{found.head} sparse, rows in bundles, {gain:.1f} times as fast as dense by estimate")
 
 
 def _weigh_first(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
@@ -102,8 +158,8 @@ def _weigh_first(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
     pixels, terms = int(str(n.output.type.shape[-1])), found.array.size // found.rows
     if pixels < FEW_PIXELS:
         return Verdict(None, f"{found.head} dense, there are too few pixels")
-    gain = dense_cycles(pixels, terms, found.rows, target) / gathered_cycles(found, (pixels, pixels), target)
-    return _verdict(found, gain, sparse_gather.encoding_of(found.array, 0), pixels=True)
+    dense = dense_cycles(pixels, terms, found.rows, target)
+    return best_form(found, (pixels, pixels), target, dense).verdict(found, dense)
 
 
 def gathered_cycles(found: Zeros, sizes: tuple[int, int], target: GpuTarget) -> float:
@@ -165,8 +221,9 @@ def _gathers_next(graph: Graph, n: Node, target: GpuTarget) -> bool:
     found = zeros_of(graph, n)
     if found is None or unfit(n) or not _has_neighbours(n):
         return False
-    gathered = gathered_cycles(found, _neighbours(n), target) + _copy(n.output.type, target)
-    return _dense(n, found, target) >= GATHER_GAIN * gathered
+    dense = _dense(n, found, target)
+    form = best_form(found, _neighbours(n), target, dense, _copy(n.output.type, target))
+    return dense >= form.gain * form.cycles
 
 
 def _has_neighbours(n: Node) -> bool:
@@ -207,13 +264,17 @@ def _is_taken(image: tuple[int, ...], attrs: tuple[tuple[str, object], ...], e: 
     return sparse.product_of(classify(nodes, lower(g, nodes, g.outputs))) is not None
 
 
-def _is_gathered(n: Node, e: Bundles) -> bool:
-    """Does the kernel that gathers pixels see them in order? The loops over small images and windows are joined in
+def _is_gathered(n: Node, e: Encoding) -> bool:
+    """Does the kernel of neighbouring pixels see them in order? The loops over small images and windows are joined in
     another one.
     """
-    g = _convolution(_image(n), e.shape, tuple(n.attrs.items()), e, pixel_order(n))
+    w = n.inputs[1]
+    assert w is not None
+    shape = tuple(int(str(d)) for d in w.type.shape)
+    g = _convolution(_image(n), shape, tuple(n.attrs.items()), e, pixel_order(n))
     nodes = list(g.nodes())
-    return sparse_gather.product_of(classify(nodes, lower(g, nodes, g.outputs))) is not None
+    problem = classify(nodes, lower(g, nodes, g.outputs))
+    return (sparse_gather if isinstance(e, Bundles) else immediates).product_of(problem) is not None
 
 
 def costs(stored: Array, pixels: int, target: GpuTarget) -> list[tuple[float, sparse.Shape, int, int]]:
@@ -259,7 +320,7 @@ def _convolution(
     image: tuple[int, ...],
     filters: tuple[int, ...],
     attrs: tuple[tuple[str, object], ...],
-    encoding: Bundles | None = None,
+    encoding: Encoding | None = None,
     order: Encoding | None = None,
 ) -> Graph:
     g, last = Graph("convolution"), channels_last(len(image), 0)

@@ -20,7 +20,7 @@ from dnnc.ir.loops import interp_gpu, interp_hopper
 from dnnc.ir.loops.interp_eval import Evaluator, State
 from dnnc.ir.loops.interp_independent import SEQUENTIAL, independent, writes
 from dnnc.ir.loops.interp_memory import PRIVATE, Memory, View, garbage, make_view
-from dnnc.ir.loops.interp_sparse import sparse_rows
+from dnnc.ir.loops.interp_sparse import immediate_rows, sparse_rows
 from dnnc.ir.loops.interp_values import KernelError, index_value, spread, uniform
 from dnnc.ir.loops.stmt import (
     Alloc,
@@ -30,6 +30,7 @@ from dnnc.ir.loops.stmt import (
     For,
     Func,
     If,
+    ImmediateRows,
     Kernel,
     Let,
     SparseRows,
@@ -179,6 +180,9 @@ class Interpreter(Evaluator):
     def effect(self, s: Eval) -> None:
         if isinstance(s, SparseRows):
             sparse_rows(self, s)
+            return
+        if isinstance(s, ImmediateRows):
+            immediate_rows(self, s)
             return
         if s.name in self.funcs:
             self.call(self.funcs[s.name], s)

@@ -11,7 +11,7 @@ from dnnc.ir.expr import Ref, load
 from dnnc.ir.loops.interp_eval import Evaluator
 from dnnc.ir.loops.interp_values import column
 from dnnc.ir.loops.intrinsics import TABLE
-from dnnc.ir.loops.stmt import SparseRows
+from dnnc.ir.loops.stmt import ImmediateRows, SparseRows
 
 
 def sparse_rows(of: Evaluator, s: SparseRows) -> None:
@@ -45,6 +45,32 @@ def sparse_rows(of: Evaluator, s: SparseRows) -> None:
                 total = _finished(of, s, r, total)
             of.start()
             of.write(of.place(y.buf, (*y.idx[:-2], y.idx[-2] + r, y.idx[-1]), y.lanes), total)
+        of.state = outer
+
+
+def immediate_rows(of: Evaluator, s: ImmediateRows) -> None:
+    """Groups one after the other, each for the threads of the state that ask for it."""
+    y, group = s.args[:2]
+    assert isinstance(y, Ref)
+    fma = TABLE["fma"].meaning
+    assert fma is not None
+    outer, numbers = of.state, np.broadcast_to(of.value(group), (of.state.rows,))
+    for number in np.unique(numbers[of.active()]):
+        of.state = replace(outer, mask=of.active() & (numbers == number))
+        sums: dict[int, Any] = {r: np.zeros(1, np.float32) for r in range(s.rows)}
+        known: dict[int, Any] = {}
+        for k, r, w in zip(*s.members(int(number))):
+            if k not in known:
+                channel, tap = divmod(int(k), len(s.taps))
+                x, inside = s.taps[tap]
+                assert isinstance(x, Ref)
+                known[k] = of.value(load(x.buf, (*x.idx[: s.axis], x.idx[s.axis] + channel, *x.idx[s.axis + 1 :])))
+                if inside is not None:
+                    known[k] = np.where(of.value(inside), known[k], np.float32(0))
+            sums[r] = fma(w, known[k], sums[r])
+        for r, total in sums.items():
+            of.start()
+            of.write(of.place(y.buf, (*y.idx[:-1], y.idx[-1] + r), 1), total)
         of.state = outer
 
 

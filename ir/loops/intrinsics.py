@@ -234,6 +234,7 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("ldexp", lambda x, n: np.ldexp(x, np.asarray(n).astype(np.int32)), _first),
     Intrinsic("barrier", effect=True), Intrinsic("syncwarp", effect=True), Intrinsic("prefetch", effect=True),
     Intrinsic("sparse_rows", effect=True),  # stmt.SparseRows
+    Intrinsic("immediate_rows", effect=True),  # stmt.ImmediateRows
     # warp collectives; an address operand stands for the 16 bytes there
     Intrinsic("shfl_xor", gpu.shfl_xor, lambda x, mask: (x.dtype, x.lanes), collective=True),
     Intrinsic("shfl_up", gpu.shfl_up, lambda x, n: (x.dtype, x.lanes), collective=True),

@@ -15,10 +15,13 @@ Let and Alloc may stand.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Union
+
+import numpy as np
 
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, i64
@@ -26,6 +29,7 @@ from dnnc.ir.errors import Loc
 from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, ref, substitute, unwrap, value, var, walk
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.sparse import Pattern
+from dnnc.ir.types import Array
 
 LOOP_KINDS = tuple("range unroll vector parallel block.x block.y block.z cluster thread.x warp lane".split())
 SPACES = ("global", "register", "local", "shared")
@@ -215,6 +219,56 @@ class SparseRows(Eval):
         return -(-rows // (self.group * self.run)) * self.spans
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ImmediateRows(Eval):
+    """`immediate_rows(addr(y[0]), group, addr(x[..]), "64@1 1x1 512x256 ..")`: a group of rows of a sparse matrix times
+    a vector: y[r] = sum over its stored elements (r, k) of w * x[k], in the order of columns. The elements are a part
+    of the code. Rows of the last group that the matrix has not are 0.
+
+    Args are the address of as many registers as a group has rows, the number of the group, and the address of x for
+    column 0, all of float32. Index `axis` of x counts columns. Columns of a window have several addresses, with the
+    condition of each: column 9 * c + t is 0 where condition t does not hold.
+
+        immediate_rows(addr(y[0]), group, addr(x[..]), inside, addr(x[..]), inside, .., "64@1 1x1 512x2304 ..")
+
+    `values`: float32 in the order of groups (`Pattern.by_groups`).
+    """
+
+    pattern: Pattern
+    rows: int  # of a group
+    axis: int
+    values: bytes
+
+    @property
+    def text(self) -> str:
+        return f"{self.rows}@{self.axis} {self.pattern} {base64.b64encode(self.values).decode()}"
+
+    @staticmethod
+    def parse(text: str, args: tuple[Expr, ...]) -> ImmediateRows:
+        """The statement that `text` says."""
+        head, block, shape, bits, *values = text.split(" ")
+        rows, axis = map(int, head.split("@"))
+        pattern = Pattern.parse(f"{block} {shape} {bits}")
+        return ImmediateRows("immediate_rows", args, pattern, rows, axis, base64.b64decode("".join(values)))
+
+    @property
+    def groups(self) -> int:
+        return -(-self.pattern.rows // self.rows)
+
+    @property
+    def taps(self) -> tuple[tuple[Expr, Expr | None], ...]:
+        """Addresses of the columns of a window, and their conditions; the only one has none."""
+        more = self.args[2:]
+        return ((more[0], None),) if len(more) == 1 else tuple(zip(more[::2], more[1::2]))
+
+    def members(self, group: int) -> tuple[Array, Array, Array]:
+        """Columns, rows within the group and values of its stored elements, in their order."""
+        every = self.pattern.by_groups(self.rows)
+        begin = int(every[:group].sum())
+        columns, rows = np.nonzero(every[group])
+        return columns, rows, np.frombuffer(self.values, "<f4")[begin : begin + len(rows)]
+
+
 Block = tuple[Stmt, ...]
 Param = Union[Buffer, Var]
 
@@ -373,7 +427,7 @@ def stored(b: Block) -> set[Buffer]:
         elif (
             isinstance(s, Eval) and s.name != "prefetch"
         ):  # of a copy the first operand is written; the others may be barriers
-            copies = s.name.startswith(("cp_async", "tma_")) or isinstance(s, SparseRows)
+            copies = s.name.startswith(("cp_async", "tma_")) or isinstance(s, (SparseRows, ImmediateRows))
             out |= {
                 a.buf
                 for k, a in enumerate(s.args)

@@ -21,6 +21,7 @@ from dnnc.ir.loops.stmt import (
     For,
     Func,
     If,
+    ImmediateRows,
     Kernel,
     Let,
     Param,
@@ -69,6 +70,7 @@ def show_stmt(s: Stmt, pad: str = "") -> str:
         return f"{pad}{show_at(s.buf, s.idx, s.lanes, s.limit)} = {show(s.value)}\n"
     assert isinstance(s, Eval)
     pattern = (f'"{s.head} {s.pattern}"',) if isinstance(s, SparseRows) else ()
+    pattern = (f'"{s.text}"',) if isinstance(s, ImmediateRows) else pattern
     return f"{pad}{s.name}({', '.join((*map(show, s.args), *pattern))})\n"
 
 
@@ -197,6 +199,8 @@ class _Parser:
             name = s.value.func.id
             if name == "sparse_rows" and isinstance(text := s.value.args[-1], ast.Constant):
                 return SparseRows.parse(str(text.value), tuple(self.expr(a) for a in s.value.args[:-1]))
+            if name == "immediate_rows" and isinstance(text := s.value.args[-1], ast.Constant):
+                return ImmediateRows.parse(str(text.value), tuple(self.expr(a) for a in s.value.args[:-1]))
             if name not in self.funcs and not (name in TABLE and TABLE[name].effect):
                 raise _fail(s, f"unknown effect or function {name}")
             return Eval(name, tuple(self.expr(a) for a in s.value.args))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dnnc.ir.bounds import nonneg
-from dnnc.ir.dtype import bf16, f32, i8, i32, i64, u8, u32
+from dnnc.ir.dtype import bf16, boolean, f32, i8, i32, i64, u8, u32
 from dnnc.ir.errors import VerifyError, count, locations
 from dnnc.ir.expr import (
     COMPARE,
@@ -41,6 +41,7 @@ from dnnc.ir.loops.stmt import (
     For,
     Func,
     If,
+    ImmediateRows,
     Kernel,
     Let,
     SparseRows,
@@ -116,6 +117,8 @@ class _Check:
             yield from self.effect(s, inside)
             if isinstance(s, SparseRows):
                 yield from self.sparse_rows(s, facts)
+            if isinstance(s, ImmediateRows):
+                yield from self.immediate_rows(s, facts)
         elif isinstance(s, For):
             yield from self.loop(s, scope, facts, inside)
         elif isinstance(s, If):
@@ -224,6 +227,31 @@ class _Check:
                 return
             yield from self.run_of(at.buf, at.idx, last, at.lanes, facts)
         yield from self.in_bounds(w.buf, (w.idx[0] + max(s.pattern.count - 1, 0),), 1, None, facts)
+
+    def immediate_rows(self, s: ImmediateRows, facts: tuple[Expr, ...]) -> Iterator[str]:
+        """Both ends of what is read and written; the number of the group."""
+        if len(s.args) < 3 or not isinstance(y := s.args[0], Ref) or not all(isinstance(x, Ref) for x, _ in s.taps):
+            yield "immediate_rows takes an address, the number of a group, and addresses, several with conditions"
+            return
+        if y.buf.dtype is not f32 or y.buf.space != "register":
+            yield f"immediate_rows writes f32 in registers; got {y.buf.dtype} {y.buf.space}"
+        if s.pattern.columns % len(s.taps):
+            yield f"immediate_rows has {s.pattern.columns} columns of windows of {len(s.taps)}"
+        if len(s.values) != 4 * s.pattern.stored or (s.pattern.height, s.pattern.width) != (1, 1):
+            yield f"immediate_rows has {len(s.values)} bytes of values for {s.pattern.stored} elements"
+        group = self.inlined(s.args[1])
+        if not _shown(group, facts) or not _shown(s.groups - 1 - group, facts):
+            yield f"cannot show that {show(group)} is one of {s.groups} groups"
+        yield from self.in_bounds(y.buf, (*y.idx[:-1], y.idx[-1] + (s.rows - 1)), 1, None, facts)
+        for x, inside in s.taps:
+            assert isinstance(x, Ref)
+            if x.buf.dtype is not f32 or (inside is not None and inside.dtype is not boolean):
+                yield f"immediate_rows takes f32 and conditions; got {x.buf.dtype}, {inside and inside.dtype}"
+            if not 0 <= s.axis < len(x.idx) or value(x.buf.full_strides()[s.axis]) is None:
+                yield f"the columns of {x.buf.name} are not as far from each other as code can tell"
+                return
+            last = x.idx[s.axis] + (s.pattern.columns // len(s.taps) - 1)
+            yield from self.in_bounds(x.buf, (*x.idx[: s.axis], last, *x.idx[s.axis + 1 :]), 1, None, facts)
 
     def window(self, x: Ref, s: SparseRows, facts: tuple[Expr, ...]) -> Iterator[str]:
         """The corners of what the columns of a window read."""

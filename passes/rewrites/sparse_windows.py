@@ -122,8 +122,8 @@ def window_of(n: Node) -> Window | None:
     strides, dilations = ((*(n.attrs[name] or (1, 1)),) for name in ("strides", "dilations"))
     if math.prod(kernel) == 1 or any(s > 1 and d > 1 for s, d in zip(strides, dilations)) or 1 in (rows, columns):
         return None
-    w = Window(images, channels, (rows, columns), (kernel[0], kernel[1]), strides, dilations)
-    return w if len(w.phases) <= MOST_PHASES else None
+    found = Window(images, channels, (rows, columns), (kernel[0], kernel[1]), strides, dilations)
+    return found if len(found.phases) <= MOST_PHASES else None
 
 
 def tilings(w: Window, lanes: int, room: float) -> list[Tiling]:

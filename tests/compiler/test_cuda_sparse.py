@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ import dnnc
 import dnnc.array as xp
 from dnnc.array import sparse as arrays
 from dnnc.backends.cuda import block_weights, pair_weights, sparse_weights
-from dnnc.backends.cuda.templates.contraction import sparse, sparse_blocks, two_of_four, two_of_four_rows
+from dnnc.backends.cuda.templates.contraction import immediates, sparse, sparse_blocks, two_of_four, two_of_four_rows
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -76,6 +77,24 @@ def test_pruned_weights(any_block: Any, draw: Any, number: int) -> None:
     made = [k.choice.partition("(")[0] for k in f.report.programs[-1].kernels]
     (w,) = (a for a in g.constants.values() if a.ndim > 1)
     assert "sparse" in made or not 0 < np.count_nonzero(w) <= MOST_DENSITY * w.size, made
+
+
+@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("draw", [product, convolution])
+def test_weights_in_code(draw: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are in code wherever there is such a kernel, in blocks that chance ranks."""
+    rng = np.random.default_rng([number, 1, *SEED])
+    monkeypatch.setattr(sparse_weights, "CODE_OVER_GATHER", 0.0)
+    monkeypatch.setattr(sparse_weights, "CODE_GAIN", 0.0)
+    monkeypatch.setattr(sparse_weights, "best_bundles", lambda *_: (math.inf, None))
+    monkeypatch.setattr(immediates, "MOST", 1 << 13)
+    monkeypatch.setattr(immediates, "cycles", lambda *_: float(rng.random()))
+    g = draw(rng)
+    x = rng.standard_normal([int(str(d)) for d in g.inputs[0].type.shape]).astype(np.float32)
+    f = dnnc.compile(g.copy(), target="cuda", cache=False)
+    (want,) = run(g, [x], "float64")
+    assert np.abs(f(x) - want).max() <= 1e-5 * max(np.abs(want).max(), 1e-30), f.report
+    assert ("in a piece of code" in str(f.report)) == ("immediates(" in str(f.report))
 
 
 @pytest.mark.parametrize("number", range(24))

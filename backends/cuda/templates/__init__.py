@@ -13,6 +13,7 @@ from dnnc.backends.cuda.templates.contraction import (
     decoded,
     gemv,
     gemv_norm,
+    immediates,
     mma,
     patch,
     simt,
@@ -45,6 +46,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("recurrence", recurrence, target),  # loops that are one kernel
         replace(_template("sparse", sparse, target), sparse=True),  # weights with zeros that are not stored
         replace(_template("sparse_gather", sparse_gather, target), sparse=True),
+        replace(_template("immediates", immediates, target), sparse=True),  # weights in code
         replace(_template("sparse_blocks", sparse_blocks, target), sparse=True),
         replace(_template("two_of_four", two_of_four, target), sparse=True),
         replace(_template("two_of_four_rows", two_of_four_rows, target), sparse=True),

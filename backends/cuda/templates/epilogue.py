@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 from dnnc.backends.cuda.templates.contraction.staging import readable
@@ -11,6 +12,8 @@ from dnnc.ir.expr import Expr, Load, Op, Var, const, load, rebuild, substitute, 
 from dnnc.ir.loops.stmt import Buffer, Builder, Store, loop_var
 from dnnc.passes.lower.form import Contraction
 from dnnc.passes.schedule.memory import Vectorizer
+
+AHEAD = 16  # rows of a column whose operands are read at once
 
 
 def store_lanes(c: Contraction, most: int) -> int:
@@ -97,6 +100,34 @@ def store_row(
             lambda: _store_run(b, whole, batch, row, first, tile, place, wide, wide),
             lambda: _store_run(b, c, batch, row, first, tile, place, wide, lanes),
         )
+
+
+def store_column(b: Builder, c: Contraction, first: Expr, column: Expr, sums: Buffer, rows: int) -> None:
+    """Finish and store the sums of so many rows from `first` on, in one existing column. Operands of neighbouring rows
+    are read before any of these is written: they may lie where results go, so no load could pass a store.
+    """
+    used = tuple(e for s in _stores(c) for e in (*s.idx, s.value))
+    col = dict(c.cols.at(c.cols.inside(column, 1, *used)))
+    whole = c.rows.size % rows == 0
+
+    def row_of(k: Expr) -> tuple[Expr, dict[Expr, Expr]]:
+        row = first + k
+        at = {**col, **c.rows.at(c.rows.inside(row, 1, *used)), load(c.acc, (0,)): sums.at(k)}
+        return row, at
+
+    for start in range(0, rows, AHEAD):
+        count = min(AHEAD, rows - start)
+        values = [b.alloc("made", s.value.dtype, count) for s in _stores(c)]
+        with b.loop("k", count, "unroll") as k:
+            row, at = row_of(start + k)
+            with nullcontext() if whole else b.when(row < c.rows.size):
+                for to, s in zip(values, _stores(c)):
+                    b.store(to, (k,), substitute(s.value, at))
+        with b.loop("k", count, "unroll") as k:
+            row, at = row_of(start + k)
+            with nullcontext() if whole else b.when(row < c.rows.size):
+                for to, s in zip(values, _stores(c)):
+                    b.store(s.buf, tuple(substitute(i, at) for i in s.idx), to.at(k))
 
 
 def _store_run(

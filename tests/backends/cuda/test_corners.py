@@ -35,6 +35,7 @@ ELSEWHERE = {
     "decoded",
     "wgmma",
     "gemv_norm",
+    "immediates",
     "patch",
     "recurrence",
 }

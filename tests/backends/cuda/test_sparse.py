@@ -105,12 +105,14 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are sparse wherever there is a kernel for them."""
     monkeypatch.setattr(sparse_weights, "GAIN", 0.0)
     monkeypatch.setattr(sparse_weights, "GATHER_GAIN", math.inf)
+    monkeypatch.setattr(sparse_weights, "CODE_GAIN", math.inf)
 
 
 @pytest.fixture
 def gathers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are sparse wherever pixels can be gathered."""
     monkeypatch.setattr(sparse_weights, "GATHER_GAIN", 0.0)
+    monkeypatch.setattr(sparse_weights, "CODE_OVER_GATHER", math.inf)
     monkeypatch.setattr(sparse_weights, "best_bundles", lambda *_: (math.inf, None))
 
 
