@@ -17,6 +17,9 @@ class CoreRates:
     loads: float = 2.0  # vectors loaded from the L1 cache
     stores: float = 1.0  # vectors stored to it
     pairs: float = 0.0  # vectors of sums of two bfloat16 products; 0: there is no such instruction
+    tile_rows: float = (
+        0.0  # rows of a product of two matrix tiles (`ir/loops/tiles.py`); 0: there are no such registers
+    )
     latency: float = 4.0  # cycles until the result of a multiply-add can be used
     l2: float = 57.0  # bytes read from the L2 cache
     memory: float = 6.0  # bytes read from memory while the other cores of the chip read as well

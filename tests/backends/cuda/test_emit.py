@@ -423,7 +423,7 @@ def test_matrices_of_bytes_compile_without_local_memory(t: str) -> None:
 # which CPUs spell, and GPUs have no need of, or expand
 CPU_ALONE = {
     "dot2", "estimate", "interleave_high", "interleave_low", "lookup", "piece", "recode", "scale", "sparse_rows",
-    "trusted",
+    "tile_dot", "tile_load", "tile_store", "tile_zero", "trusted",
 }  # fmt: skip
 
 
