@@ -71,6 +71,7 @@ def assign_layouts(
     fixed: Mapping[Value, float] = MappingProxyType({}),
     note: Callable[[str], None] | None = None,
     code: bool = False,
+    l2: int = 1 << 20,
 ) -> bool:
     """Set the layouts of all values, and return whether anything changed.
 
@@ -83,9 +84,10 @@ def assign_layouts(
         fixed: values that are the same in as many iterations of a loop, in front of which they are packed.
         note: called with what a user should know of weights with zeros.
         code: can sparse weights be straight-line code?
+        l2: bytes of a core's second-level cache.
     """
     room = MOST_CODE if code else 0
-    return _Blocked(graph, lanes, strict, fixed, SparseWeights(graph, lanes, rates, strict, room, note)).run()
+    return _Blocked(graph, lanes, strict, fixed, SparseWeights(graph, lanes, rates, strict, room, l2, note)).run()
 
 
 class Layouts(ABC):
