@@ -172,18 +172,21 @@ class FuncEmitter:
 
     def pure(self, text: str, *operands: str, here: bool = False) -> str:
         """Emit or reuse a pure instruction as far out as its operands allow (`here`: in the current region)."""
-        d = self.depth_of(operands)  # equal texts have equal operands: none lies further out
-        for r in self.regions[d:] if here else (self.regions[d],):
-            v = r.memo.get(text)
-            if v is not None:
-                return v
+        d, regions = self.depth_of(operands), self.regions
+        region = regions[d]
+        v = region.memo.get(text)  # equal texts have equal operands: none lies further out
+        if v is not None:
+            return v
+        if here:
+            for region in regions[d + 1 :]:
+                v = region.memo.get(text)
+                if v is not None:
+                    return v
+            d = len(regions) - 1
+            region.local.append(text)
         v = f"%.{self.fresh()}"
-        d = len(self.regions) - 1 if here else d
-        region = self.regions[d]
         region.lines.append(f"  {v} = {text}")
         region.memo[text] = v
-        if here:
-            region.local.append(text)
         self.depth[v] = d
         return v
 
@@ -212,14 +215,10 @@ class FuncEmitter:
     def place(self, buf: Buffer, offset: Expr) -> str:
         """Base plus terms, outermost loop first, constant last, where it folds into the displacement."""
         terms, k = self.folded(offset)
-        size, p = buf.dtype.bytes, self.values[buf]
-        groups: dict[int, list[str]] = {}
-        for t, c in terms:
-            v = self.scaled(self.expr(t), c * size)
-            groups.setdefault(self.depth.get(v, 0), []).append(v)
-        for d in sorted(groups):
-            for v in groups[d]:
-                p = self.pure(f"getelementptr i8, ptr {p}, i64 {v}", p, v)
+        size, p, depth = buf.dtype.bytes, self.values[buf], self.depth
+        steps = [self.scaled(self.expr(t), c * size) for t, c in terms]
+        for v in sorted(steps, key=lambda v: depth.get(v, 0)) if len(steps) > 1 else steps:
+            p = self.pure(f"getelementptr i8, ptr {p}, i64 {v}", p, v)
         return self.pure(f"getelementptr i8, ptr {p}, i64 {k * size}", p) if k else p
 
     def folded(self, e: Expr) -> tuple[list[tuple[Expr, int]], int]:
