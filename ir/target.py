@@ -60,6 +60,7 @@ class TargetFacts:
 
     lanes: int = 16  # float32 elements of a vector register
     rates: CoreRates = WIDE_CORE  # of a core, by which algorithms are weighed against each other
+    l2: int = 1 << 20  # bytes of a core's second-level cache
     # float32 intrinsics that the target has itself; others are expanded into arithmetic
     native_intrinsics: frozenset[str] = frozenset()
     channels_last: bool = False  # do images lie with their channels last (GPUs), instead of in blocks of `lanes`?

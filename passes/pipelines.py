@@ -76,7 +76,14 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
             assign_channels_last(g, ctx.facts.weighs_sparse, ctx.note)
             if ctx.facts.channels_last
             else assign_layouts(
-                g, ctx.facts.lanes, ctx.strict, ctx.facts.rates, fixed, ctx.note, ctx.facts.runs_sparse_rows
+                g,
+                ctx.facts.lanes,
+                ctx.strict,
+                ctx.facts.rates,
+                fixed,
+                ctx.note,
+                ctx.facts.runs_sparse_rows,
+                ctx.facts.l2,
             )
             for g in others
         ]

@@ -26,7 +26,7 @@ import numpy as np
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import Loc
-from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, ref, substitute, unwrap, value, var, walk
+from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, reads, ref, substitute, unwrap, value, var
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.sparse import Pattern
 from dnnc.ir.types import Array
@@ -412,9 +412,7 @@ def accesses(b: Block) -> Iterator[Load | Ref]:
     """Every load and address in a block."""
     for s in walk_stmts(b):
         for e in exprs(s):
-            for x in walk(e):
-                if isinstance(x, (Load, Ref)):
-                    yield x
+            yield from reads(e)
 
 
 def stored(b: Block) -> set[Buffer]:

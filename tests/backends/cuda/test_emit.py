@@ -166,6 +166,7 @@ def k(x: f32[8192], y: f32[8192]):
     assert compile_cuda(c, "sm_90a").shared_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_kernel_that_overlaps_its_predecessor_reads_nothing_early() -> None:
     text = """
 def k(x: f32[32], y: f32[32]):
