@@ -78,16 +78,15 @@ def assign_layouts(
     Args:
         graph: changed in place.
         lanes: float32 elements of the target's vector register.
-        strict: nothing changes what an infinity or NaN spreads to: no Winograd's convolution, no products with zeros in
-            place of other groups.
+        strict: nothing changes what an infinity or NaN spreads to: no Winograd, no products with zeros of other groups.
         rates: of a core of the target.
         fixed: values that are the same in as many iterations of a loop, in front of which they are packed.
         note: called with what a user should know of weights with zeros.
         code: can sparse weights be straight-line code?
         l2: bytes of a core's second-level cache.
     """
-    room = MOST_CODE if code else 0
-    return _Blocked(graph, lanes, strict, fixed, SparseWeights(graph, lanes, rates, strict, room, l2, note)).run()
+    sparse = SparseWeights(graph, lanes, rates, strict, MOST_CODE if code else 0, l2, note)
+    return _Blocked(graph, lanes, strict, fixed, sparse).run()
 
 
 class Layouts(ABC):
