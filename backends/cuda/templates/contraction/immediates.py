@@ -36,7 +36,6 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("warps",)
 KNOBS = ("warps", "tiles")
-ROWS = (16, 32, 64, 128)  # of a group
 MOST = 1 << 15  # elements: 0.17 ms of one core for each, most of it in the assembler
 MOST_OFFSET = 1 << 31  # bytes from column 0 to the last one
 INSTRUCTION, CACHE = 16, 128 << 10  # bytes of an instruction, and of an SM's cache of them
@@ -73,6 +72,7 @@ class Shape:
 
 # The best of these is within a few percent of the best of all on most of 96 products.
 SHAPES = (
+    *(Shape(rows, 4, 1) for rows in (4, 8)),
     *(Shape(16, warps, tiles) for warps, tiles in ((4, 1), (8, 0), (16, 0))),
     *(Shape(32, warps, tiles) for warps, tiles in ((8, 1), (16, 0))),
     *(Shape(rows, warps, 0) for rows, warps in ((64, 4), (64, 8), (128, 4))),
@@ -193,8 +193,8 @@ def knobs_of(s: Shape) -> Knobs:
 def best(work: Work, target: GpuTarget) -> tuple[float, int]:
     """Estimated cycles of the best block, and its rows; infinity where there are too many elements."""
     if int(work.stored.sum()) > MOST:
-        return math.inf, ROWS[0]
-    return min((cycles(work, s, target), s.rows) for s in SHAPES if s.rows <= max(len(work.stored), ROWS[0]))
+        return math.inf, 0
+    return min((cycles(work, s, target), s.rows) for s in SHAPES)
 
 
 def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
