@@ -36,7 +36,7 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("warps",)
 KNOBS = ("warps", "tiles")
-MOST = 1 << 15  # elements: 0.17 ms of one core for each, most of it in the assembler
+MOST = 1 << 16  # instructions: 0.1 to 0.14 ms of one core for each, most of it in the assembler
 MOST_OFFSET = 1 << 31  # bytes from column 0 to the last one
 INSTRUCTION, CACHE = 16, 128 << 10  # bytes of an instruction, and of an SM's cache of them
 STORE, HEAD = 4, 40  # instructions for the store of a row, and ahead of all
@@ -167,6 +167,12 @@ class Work:
             self._groups[rows] = elements, np.logical_or.reduceat(self.stored, starts, axis=0).sum(1)
         return self._groups[rows]
 
+    def code(self, rows: int) -> Array:
+        """Instructions of each group of so many rows."""
+        elements, used = self.groups(rows)
+        made: Array = elements + used * (1 if self.taps == 1 else 2) + STORE * rows + HEAD
+        return made
+
     @cached_property
     def _groups(self) -> dict[int, tuple[Array, Array]]:
         return {}
@@ -191,18 +197,18 @@ def knobs_of(s: Shape) -> Knobs:
 
 
 def best(work: Work, target: GpuTarget) -> tuple[float, int]:
-    """Estimated cycles of the best block, and its rows; infinity where there are too many elements."""
+    """Estimated cycles of the best block, and its rows; infinity where all have too many instructions."""
     if int(work.stored.sum()) > MOST:
         return math.inf, 0
-    return min((cycles(work, s, target), s.rows) for s in SHAPES)
+    found = ((cycles(work, s, target), s.rows) for s in SHAPES if int(work.code(s.rows).sum()) <= MOST)
+    return min(found, default=(math.inf, 0))
 
 
 def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
     """Estimated cycles: instructions of all warps, and of one warp after the other where their code is read first, or
     again where the cache is full of others'; how long loads take, what the second-level cache gives, and memory.
     """
-    elements, used = w.groups(s.rows)
-    code = elements + used * (1 if w.taps == 1 else 2) + STORE * s.rows + HEAD
+    (_, used), code = w.groups(s.rows), w.code(s.rows)
     tiles, together = -(-w.pixels // (s.warps * 32)), s.resident(target)
     each = max(tiles * len(code) / target.sms, 1.0)  # blocks of an SM
     turns = each / together
