@@ -39,15 +39,15 @@ KNOBS = ("warps", "tiles")
 MOST = 1 << 16  # instructions: 0.1 to 0.14 ms of one core for each, most of it in the assembler
 MOST_OFFSET = 1 << 31  # bytes from column 0 to the last one
 INSTRUCTION, CACHE = 16, 128 << 10  # bytes of an instruction, and of an SM's cache of them
-STORE, HEAD = 4, 40  # instructions for the store of a row, and ahead of all
-# Cycles, fitted to 507 kernels on an H200 each of which read its code from the second-level cache, whose times they
-# tell to 15 %:
-ISSUE, LOAD = 0.1, 0.52  # of an SM for an instruction of a warp, and more for one that loads
-WARM, COLD, AGAIN = 1.36, 4.14, 2.26  # of a warp for an instruction; more when it is read first; where caches are full
+STORE, HEAD, TAP = 4, 40, 20  # instructions for the store of a row, ahead of all, for the address of a tap
+# Cycles, fitted to 573 kernels on an H200 each of which read its code from the second-level cache, whose times they
+# tell to 16 %:
+ISSUE, LOAD = 0.1, 0.27  # of an SM for an instruction of a warp, and more for one that loads
+WARM, COLD, AGAIN = 0.43, 4.1, 2.3  # of a warp for an instruction; more when it is read first; where caches are full
 EMPTY = 0.15  # of the cache, while which is filled nothing is read again
-WAIT = 67  # of a warp for the columns of a chunk
-NEAR = 109  # bytes of the second-level cache a cycle and SM
-READ, WRITE = 1.75, 1.04  # times the rate of memory, where x does not stay in the cache
+WAIT, WINDOW_WAIT = 180, 116  # of a warp for the columns of a chunk
+NEAR = 91  # bytes of the second-level cache a cycle and SM
+READ, WRITE = 1.85, 1.0  # times the rate of memory, where x does not stay in the cache
 KEPT = 1.43  # sizes of that cache, of which half stays
 START = 1200  # of a launch
 CLOCK = 1.755e9
@@ -70,13 +70,14 @@ class Shape:
         return resident(target, self.warps, -(-self.registers // 8) * 8, 0)
 
 
-# The best of these is within a few percent of the best of all on most of 96 products.
+# The best of these is within a few percent of the best of all on most of 120 products. Groups of few rows read columns
+# often: only those of windows lie in the first-level cache.
 SHAPES = (
-    *(Shape(rows, 4, 1) for rows in (4, 8)),
     *(Shape(16, warps, tiles) for warps, tiles in ((4, 1), (8, 0), (16, 0))),
     *(Shape(32, warps, tiles) for warps, tiles in ((8, 1), (16, 0))),
     *(Shape(rows, warps, 0) for rows, warps in ((64, 4), (64, 8), (128, 4))),
 )
+WINDOW_SHAPES = (*(Shape(rows, 8, 1) for rows in (4, 8)), *SHAPES)
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,8 @@ class Work:
     def code(self, rows: int) -> Array:
         """Instructions of each group of so many rows."""
         elements, used = self.groups(rows)
-        made: Array = elements + used * (1 if self.taps == 1 else 2) + STORE * rows + HEAD
+        window = self.taps > 1
+        made: Array = elements + used * (1 + window) + STORE * rows + HEAD + TAP * self.taps * window
         return made
 
     @cached_property
@@ -183,7 +185,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if p is None:
         return []
     work = Work(p.c.cols.size, p.taps, p.encoding.pattern.blocks)
-    found = [s for s in SHAPES if s.rows == p.encoding.group]
+    found = [s for s in WINDOW_SHAPES if s.rows == p.encoding.group]
     return [knobs_of(s) for s in sorted(found, key=lambda s: cycles(work, s, target))]
 
 
@@ -200,7 +202,8 @@ def best(work: Work, target: GpuTarget) -> tuple[float, int]:
     """Estimated cycles of the best block, and its rows; infinity where all have too many instructions."""
     if int(work.stored.sum()) > MOST:
         return math.inf, 0
-    found = ((cycles(work, s, target), s.rows) for s in SHAPES if int(work.code(s.rows).sum()) <= MOST)
+    shapes = SHAPES if work.taps == 1 else WINDOW_SHAPES
+    found = ((cycles(work, s, target), s.rows) for s in shapes if int(work.code(s.rows).sum()) <= MOST)
     return min(found, default=(math.inf, 0))
 
 
@@ -220,7 +223,7 @@ def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
     issued = tiles * s.warps * float(code.sum() * ISSUE + used.sum() * LOAD) / target.sms
     warm = (most + (turns - 1) * mean) * WARM + turns * mean * full * AGAIN
     cold = COLD * (most + mean * (different / once - 1))
-    waits = float(used.mean()) / w.taps / CHUNK * WAIT * turns
+    waits = float(used.mean()) / CHUNK * (WAIT if w.taps == 1 else WINDOW_WAIT) * turns
     near = 4 * w.pixels * float(used.sum()) / w.taps / target.sms / NEAR
     read, write = (4 * w.pixels * n for n in (w.stored.shape[1] / w.taps, len(w.stored)))
     missed = 1 - 1 / (1 + ((read + write) / (KEPT * target.l2_bytes)) ** 4)
