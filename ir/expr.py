@@ -33,12 +33,13 @@ MAX_KEY = 240  # characters of a sort key; longer ones end in a digest of the wh
 class Expr:
     """Base of all expressions: `dtype` of one lane, number of `lanes`."""
 
-    __slots__ = ("__weakref__", "_free", "_key", "_range", "dtype", "lanes")
+    __slots__ = ("__weakref__", "_free", "_key", "_range", "_reads", "dtype", "lanes")
     dtype: DType
     lanes: int
     _key: str | None
     _range: tuple[int | None, int | None] | None
     _free: frozenset[Var] | None
+    _reads: tuple[Load | Ref, ...] | None
 
     def __add__(self, o: E) -> Expr:
         return op("+", self, o)
@@ -212,7 +213,7 @@ def intern(cls: type[Expr], dtype: DType, lanes: int, *fields: Any, key: Any = N
             return found
         e = object.__new__(cls)
         e.dtype, e.lanes = dtype, lanes
-        e._key = e._range = e._free = None
+        e._key = e._range = e._free = e._reads = None
         for name, value in zip(cls.__slots__, fields):
             setattr(e, name, value)
         entry = _Entry(e, _drop)
@@ -456,6 +457,15 @@ def walk(e: Expr) -> Iterator[Expr]:
             if c not in seen:
                 seen.add(c)
                 stack.append(c)
+
+
+def reads(e: Expr) -> Iterator[Load | Ref]:
+    """Every load and address in an expression once, outer ones first."""
+    if e._reads is None:  # without itself: a node that holds itself outlives its users
+        e._reads = tuple([x for x in walk(e) if isinstance(x, (Load, Ref)) and x is not e])
+    if isinstance(e, (Load, Ref)):
+        yield e
+    yield from e._reads
 
 
 def extent(v: Var) -> Expr:

@@ -17,6 +17,9 @@ class CoreRates:
     loads: float = 2.0  # vectors loaded from the L1 cache
     stores: float = 1.0  # vectors stored to it
     pairs: float = 0.0  # vectors of sums of two bfloat16 products; 0: there is no such instruction
+    tile_rows: float = (
+        0.0  # rows of a product of two matrix tiles (`ir/loops/tiles.py`); 0: there are no such registers
+    )
     latency: float = 4.0  # cycles until the result of a multiply-add can be used
     l2: float = 57.0  # bytes read from the L2 cache
     memory: float = 6.0  # bytes read from memory while the other cores of the chip read as well
@@ -57,6 +60,7 @@ class TargetFacts:
 
     lanes: int = 16  # float32 elements of a vector register
     rates: CoreRates = WIDE_CORE  # of a core, by which algorithms are weighed against each other
+    l2: int = 1 << 20  # bytes of a core's second-level cache
     # float32 intrinsics that the target has itself; others are expanded into arithmetic
     native_intrinsics: frozenset[str] = frozenset()
     channels_last: bool = False  # do images lie with their channels last (GPUs), instead of in blocks of `lanes`?

@@ -29,6 +29,7 @@ from dnnc.passes.rewrites.hoist_invariants import captured, hoist_invariants
 from dnnc.passes.rewrites.idioms import idioms
 from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
+from dnnc.passes.rewrites.pad_images import pad_images
 from dnnc.passes.rewrites.precision import precision
 from dnnc.passes.rewrites.quantized import quantized, requantized
 from dnnc.passes.rewrites.recompute import recompute
@@ -75,7 +76,14 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
             assign_channels_last(g, ctx.facts.weighs_sparse, ctx.note)
             if ctx.facts.channels_last
             else assign_layouts(
-                g, ctx.facts.lanes, ctx.strict, ctx.facts.rates, fixed, ctx.note, ctx.facts.runs_sparse_rows
+                g,
+                ctx.facts.lanes,
+                ctx.strict,
+                ctx.facts.rates,
+                fixed,
+                ctx.note,
+                ctx.facts.runs_sparse_rows,
+                ctx.facts.l2,
             )
             for g in others
         ]
@@ -263,6 +271,11 @@ GROUPED = Pass(
     nested(grouped_filters),
     "join narrow groups of filters' gradients so that they fill vectors; before layouts, which then use blocks",
 )
+PAD_IMAGES = Pass(
+    "pad-images",
+    nested(pad_images),
+    "pad images ahead of convolutions that matrix tiles compute; after precision, which decides on bf16",
+)
 LAYOUT = Pass(
     "layout",
     layout,
@@ -305,7 +318,7 @@ PASSES = (
     CANONICALIZE, CSE, MARKS,
     CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, SUMS, BATCH_NORM_AGAIN, SCATTERS, DCE,
     PRECISION, WIDE_SUMS, PROLOGUE, RECOMPUTE, REMATERIALIZE, SPLIT_SCANS, GROUPED, SPLIT_FILTERS, SPLIT_REDUCE,
-    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, LAYOUT, STATE, IN_ROWS, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS,
+    SPLIT_TRANSPOSES, SCALARS, RECURRENCE, PAD_IMAGES, LAYOUT, STATE, IN_ROWS, DCE_AGAIN, HOIST, REPEAT, COPY_OUTPUTS,
     PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {

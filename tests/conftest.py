@@ -100,6 +100,27 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis draws some numbers from the sources of all loaded modules, which it reads for that: 3 s of each worker
+    in a fresh clone. The fast tier does without these numbers.
+    """
+    if "not slow" in config.option.markexpr:
+        from hypothesis.internal.conjecture import providers
+
+        if hasattr(providers, "_get_local_constants") and hasattr(providers, "_local_constants"):
+            providers._get_local_constants = lambda: providers._local_constants
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A module all of whose tests `-m` leaves out is not even imported: some of them load large packages."""
+    asked = config.option.markexpr
+    if collection_path.suffix != ".py" or not re.fullmatch(r"(not )?\w+( and (not )?\w+)*", asked):
+        return None
+    shared = re.search(r"^pytestmark = .*$", collection_path.read_text(), re.M)
+    marks = set(re.findall(r"mark\.(\w+)", shared[0])) if shared else set()
+    return True if marks & set(re.findall(r"not (\w+)", asked)) else None
+
+
 def tier_marks(rank: int, cases: int, family: str) -> list[pytest.MarkDecorator]:
     """The marks of the case that a seed puts at this rank of all cases of a test."""
     fast, slow = FAMILIES[family]

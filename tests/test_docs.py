@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 import typer
-from typer.main import get_command
 
 import dnnc
 from dnnc.cli.app import app
 from dnnc.cli.coverage import coverage
 from dnnc.frontends.torch.operators import TABLE
 from dnnc.options import CompileOptions
+from support.cli import commands
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -234,7 +234,7 @@ def test_there_are_commands() -> None:
 
 def parsed(words: list[str]) -> None:
     """Parse a command line, without running it."""
-    command: Any = get_command(app)
+    command: Any = commands(app)
     while words and words[0] in getattr(command, "commands", {}):
         command, words = command.commands[words[0]], words[1:]
     command.make_context("dnnc", list(words))

@@ -20,7 +20,7 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.op import ContractionForm, Trait
-from dnnc.ir.types import ROW_MAJOR, Array, TensorType, tensor
+from dnnc.ir.types import ROW_MAJOR, Array, Encoding, TensorType, tensor
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.rewrites.channels_last import last as channels_last
 from dnnc.passes.rewrites.channels_last import pixel_order
@@ -69,7 +69,9 @@ def weigh_sparse(graph: Graph, n: Node, target: GpuTarget) -> Verdict | None:
     if gathers:
         form = best_form(found, _neighbours(n), target, dense, _copies(graph, n, target))
         if form.cycles < cost and (dense / form.cycles >= form.gain or dense / cost < GAIN):
-            return form.verdict(found, dense)
+            verdict = form.verdict(found, dense)
+            if taken is None or verdict.encoding is None or _is_gathered(n, verdict.encoding):
+                return verdict
     return _verdict(found, dense / cost, encoding)
 
 
@@ -262,6 +264,19 @@ def _is_taken(image: tuple[int, ...], attrs: tuple[tuple[str, object], ...], e: 
     return sparse.product_of(classify(nodes, lower(g, nodes, g.outputs))) is not None
 
 
+def _is_gathered(n: Node, e: Encoding) -> bool:
+    """Does the kernel of neighbouring pixels see them in order? The loops over small images and windows are joined in
+    another one.
+    """
+    w = n.inputs[1]
+    assert w is not None
+    shape = tuple(int(str(d)) for d in w.type.shape)
+    g = _convolution(_image(n), shape, tuple(n.attrs.items()), e, pixel_order(n))
+    nodes = list(g.nodes())
+    problem = classify(nodes, lower(g, nodes, g.outputs))
+    return (sparse_gather if isinstance(e, Bundles) else immediates).product_of(problem) is not None
+
+
 def costs(stored: Array, pixels: int, target: GpuTarget) -> list[tuple[float, sparse.Shape, int, int]]:
     """Estimated cycles of all blocks and encodings of a matrix [rows, columns] that fit: rows of a bundle, columns of
     a piece.
@@ -305,13 +320,14 @@ def _convolution(
     image: tuple[int, ...],
     filters: tuple[int, ...],
     attrs: tuple[tuple[str, object], ...],
-    encoding: Bundles | None = None,
+    encoding: Encoding | None = None,
+    order: Encoding | None = None,
 ) -> Graph:
     g, last = Graph("convolution"), channels_last(len(image), 0)
-    x = g.add_input("x", TensorType(f32, image, last))
+    x = g.add_input("x", TensorType(f32, image, order or last))
     w = g.add_input("w", TensorType(f32, filters, encoding or last))
     y = Builder(g).conv(x, w, **dict(attrs))
-    y.type = TensorType(f32, y.type.shape, last)
+    y.type = TensorType(f32, y.type.shape, order or last)
     g.outputs = [y]
     return g
 

@@ -17,6 +17,7 @@ from dnnc.backends.llvm import (
     emit,
     gathers,
     lookups,
+    matrix_tiles,
     shuffles,
     sparse_rows,
     spelling,
@@ -42,7 +43,19 @@ from dnnc.passes.planning.program import ScheduledGraph
 def printer_version() -> str:
     """A hash of modules that turn kernel text into code, so that stale objects are never used."""
     h = hashlib.sha256()
-    printers = (emit, statements, values, dot_products, lookups, shuffles, gathers, sparse_rows, streams, spelling)
+    printers = (
+        emit,
+        statements,
+        values,
+        dot_products,
+        matrix_tiles,
+        lookups,
+        shuffles,
+        gathers,
+        sparse_rows,
+        streams,
+        spelling,
+    )
     for module in (*printers, elf, compile_):
         h.update(Path(str(module.__file__)).read_bytes())
     return h.hexdigest()

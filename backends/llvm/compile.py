@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dnnc.backends.llvm.amx import request_tiles
 from dnnc.backends.llvm.elf import symbols_of, undefined_symbols
 from dnnc.backends.llvm.spelling import LIBRARY
 from dnnc.backends.runtime.kernel_cache import KernelCache
@@ -123,6 +124,7 @@ def load_objects(objs: Sequence[bytes]) -> Loaded:
     missing = sorted(wanted - defined - ALLOWED_SYMBOLS)
     if missing:
         raise InternalError(f"no object defines {', '.join(missing)}, and it is not in ALLOWED_SYMBOLS")
+    request_tiles()  # code may use them
     llvm = binding()
     absent = [s for s in sorted(wanted & LIBRARY) if not llvm.address_of_symbol(s)]
     if absent:

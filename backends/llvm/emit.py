@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import reduce
 
-from dnnc.backends.llvm import gathers, streams, values
+from dnnc.backends.llvm import gathers, matrix_tiles, streams, values
 from dnnc.backends.llvm.spelling import literal, memory_mangle, scalar, stored, vector
 from dnnc.backends.llvm.statements import MANY_SUMS, Region, emit_block, vectors
 from dnnc.backends.runtime.frames import FRAME_STATUS
@@ -99,6 +99,7 @@ class FuncEmitter:
         self.count = 0
         self.allocas: list[str] = []
         self.frees: list[str] = []
+        self.tiles: dict[Buffer, int] = {}  # the first register of each buffer of tiles
         self.ever_unrolled = frozenset(
             s.var for s in walk_stmts(func.body) if isinstance(s, For) and s.kind == "unroll"
         )
@@ -120,6 +121,8 @@ class FuncEmitter:
             self.decls.add(
                 f"{self.pool_name} = private unnamed_addr constant [{max(len(self.pool), 1)} x float] [{numbers}]"
             )
+        if self.tiles:
+            matrix_tiles.configure(self)
         linkage = "" if self.entry else "internal "
         inline = "" if self.entry else " noinline"
         head = f"define {linkage}void @{self.names[self.func.name]}({', '.join(self.params)}) nounwind{inline} {{"

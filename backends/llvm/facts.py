@@ -17,6 +17,7 @@ def facts(cpu: CpuTarget, numerics: str) -> TargetFacts:
     return TargetFacts(
         cpu.lanes,
         cpu.rates,
+        cpu.l2,
         supported(numerics, cpu.feature_set),
         multiplies_bytes=True,
         packs_bytes=True,

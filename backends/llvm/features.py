@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from dnnc.backends.llvm.amx import FEATURES, request_tiles
 from dnnc.backends.llvm.compile import binding
 from dnnc.backends.runtime.frames import cpu_count
 from dnnc.ir.errors import TargetError
@@ -25,6 +26,7 @@ _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsa
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 _VNNI = (*_V4, "avx512vnni")
 _ICE = (*_VNNI, "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vpopcntdq")
+_SPR = (*sorted(FEATURES), *_ICE, "avx512bf16", "avx512fp16", "avxvnni")
 # What may be used on each CPU: of all that it has, the part that generated code can profit from.
 X86_CPUS: dict[str, tuple[str, ...]] = {
     "x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4,
@@ -37,9 +39,7 @@ X86_CPUS: dict[str, tuple[str, ...]] = {
     "icelake-client": _ICE, "icelake-server": _ICE, "rocketlake": _ICE, "tigerlake": _ICE,
     "znver4": (*_ICE, "avx512bf16", "sse4a"),
     "znver5": (*_ICE, "avx512bf16", "avxvnni", "sse4a"),
-    "sapphirerapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
-    "emeraldrapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
-    "graniterapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
+    "sapphirerapids": _SPR, "emeraldrapids": _SPR, "graniterapids": _SPR,
 }  # fmt: skip
 # KiB of a core's first-level data cache and second-level cache; of an efficient core where a CPU has two kinds.
 _CACHES: dict[tuple[int, int], str] = {
@@ -103,7 +103,12 @@ _MAKES = (
     (set[str](), "x86-64"),
 )  # fmt: skip
 # Feature -> beginnings of the names of those that need it.
-_BUILT_ON = {"avx": ("avx", "fma", "f16c"), "avx2": ("avx512", "avxvnni"), "avx512f": ("avx512",)}
+_BUILT_ON = {
+    "avx": ("avx", "fma", "f16c"),
+    "avx2": ("avx512", "avxvnni"),
+    "avx512f": ("avx512",),
+    "amx-tile": ("amx-",),
+}
 # Where the system does not tell: less than any CPU of the last ten years has, so that tiles fit.
 L1_FALLBACK, L2_FALLBACK = 32 << 10, 256 << 10
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
@@ -180,9 +185,12 @@ def parse_target(text: str, threads: int | None = None) -> CpuTarget:
 
 @cache  # 0.2 ms a time, and every compilation asks
 def host_cpu() -> tuple[str, str]:
-    """This machine's CPU: LLVM's name for it, and all its feature flags."""
+    """This machine's CPU: LLVM's name for it, and all its feature flags that the process may use."""
     llvm = binding()
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    flags = llvm.get_host_cpu_features().flatten()
+    if "+amx-tile" in flags and not request_tiles():
+        flags = ",".join(f"-{f[1:]}" if f.startswith("+amx-") else f for f in flags.split(","))
+    return llvm.get_host_cpu_name(), flags
 
 
 def enabled(features: str) -> frozenset[str]:
@@ -212,6 +220,7 @@ def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
         min(path.loads / bits, 2),
         min(path.stores / bits, 1),
         min(path.pairs / bits, 2) if "avx512bf16" in on and bits == 512 else 0.0,
+        1.0 if bits == 512 and on >= FEATURES else 0.0,
         path.latency,
         path.l2,
         path.memory,

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dnnc.backends.llvm import streams
+from dnnc.backends.llvm import matrix_tiles, streams
 from dnnc.backends.llvm.spelling import memory_mangle, stored, vector
 from dnnc.backends.runtime.frames import FRAME_BARRIER
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Op, Ref, Var, children, value, walk
+from dnnc.ir.loops import tiles
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, If, Let, SparseRows, Stmt, Store, accesses, walk_stmts
 from dnnc.ir.loops.stmt import stored as stored_buffers
 
@@ -47,6 +48,9 @@ def emit_block(em: FuncEmitter, b: Block) -> None:
 
 
 def _alloc(em: FuncEmitter, s: Alloc) -> None:
+    if s.buf.space == "tile" and matrix_tiles.available(em.features):
+        matrix_tiles.reserve(em, s.buf)
+        return
     n = 1
     for d in s.buf.shape:
         size = value(d)
@@ -102,6 +106,11 @@ def _eval(em: FuncEmitter, s: Eval) -> None:
         em.line(f"call void {f}(ptr %frame.)")
     elif isinstance(s, SparseRows):
         em.line(f"call void @{em.sparse_rows(s)}({', '.join(_arguments(em, s))})")
+    elif s.name in tiles.EFFECTS:
+        if matrix_tiles.available(em.features):
+            matrix_tiles.emit(em, s)
+        else:
+            emit_block(em, tiles.meaning(s))
     elif s.name in em.names:
         args = [*_arguments(em, s), "ptr %frame.", "i64 %tid.", "i64 %nthreads."]
         em.line(f"call void @{em.names[s.name]}({', '.join(args)})")

@@ -16,7 +16,7 @@ import numpy as np
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Ref, Var, value
-from dnnc.ir.loops import interp_gpu, interp_hopper
+from dnnc.ir.loops import interp_gpu, interp_hopper, tiles
 from dnnc.ir.loops.interp_eval import Evaluator, State
 from dnnc.ir.loops.interp_independent import SEQUENTIAL, independent, writes
 from dnnc.ir.loops.interp_memory import PRIVATE, Memory, View, garbage, make_view
@@ -68,6 +68,7 @@ class Interpreter(Evaluator):
             threads > 1 and any(isinstance(s, For) and s.kind == "parallel" for s in walk_stmts(entry.body))
         )
         self.widths: dict[For, tuple[frozenset[Buffer], frozenset[Buffer]] | None] = {}
+        self.meanings: dict[Stmt, Block] = {}  # of statements of tiles
         self.waits: dict[Stmt, bool] = {}
         self.waiting: Stmt | None = None  # the last mbar_wait met
         self.allocated: dict[Buffer, Memory] = {}
@@ -186,6 +187,11 @@ class Interpreter(Evaluator):
             return
         if s.name in self.funcs:
             self.call(self.funcs[s.name], s)
+            return
+        if s.name in tiles.EFFECTS:
+            if s not in self.meanings:
+                self.meanings[s] = tiles.meaning(s)
+            self.block(self.meanings[s])
             return
         act = interp_gpu.EFFECTS.get(s.name) or interp_hopper.EFFECTS.get(s.name)
         if act is None:

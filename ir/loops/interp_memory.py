@@ -13,7 +13,7 @@ from dnnc.ir.loops.interp_values import column, index_value, spread
 from dnnc.ir.loops.stmt import Buffer
 
 Array = Any
-PRIVATE = ("register", "local")
+PRIVATE = ("register", "local", "tile")
 
 
 class Memory:

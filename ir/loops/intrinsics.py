@@ -234,6 +234,7 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("ldexp", lambda x, n: np.ldexp(x, np.asarray(n).astype(np.int32)), _first),
     Intrinsic("barrier", effect=True), Intrinsic("syncwarp", effect=True), Intrinsic("prefetch", effect=True),
     Intrinsic("sparse_rows", effect=True),  # stmt.SparseRows
+    *(Intrinsic(n, effect=True) for n in ("tile_zero", "tile_load", "tile_dot", "tile_store")),  # tiles.py
     Intrinsic("immediate_rows", effect=True),  # stmt.ImmediateRows
     # warp collectives; an address operand stands for the 16 bytes there
     Intrinsic("shfl_xor", gpu.shfl_xor, lambda x, mask: (x.dtype, x.lanes), collective=True),

@@ -4,7 +4,7 @@
     stmt ::= for i in KIND(hi) | KIND(lo, hi): stmt+
            KIND: range unroll vector parallel | block.x block.y block.z cluster thread.x warp lane
            | if e: stmt+ [else: stmt+]  |  x: f32x16 = e
-           | acc: f32[14, 32] @ register | local | shared | shared.swizzle8
+           | acc: f32[14, 32] @ register | local | shared | shared.swizzle8 | tile
            | B[e, ..., e:+16:n] = e                store of 16 lanes, of which the first n
            | f(arg, ...)                           effect (barrier, prefetch, cp_async ...) or call of a Func
 
@@ -26,13 +26,13 @@ import numpy as np
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import Loc
-from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, ref, substitute, unwrap, value, var, walk
+from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, reads, ref, substitute, unwrap, value, var
 from dnnc.ir.loops.intrinsics import TABLE
 from dnnc.ir.sparse import Pattern
 from dnnc.ir.types import Array
 
 LOOP_KINDS = tuple("range unroll vector parallel block.x block.y block.z cluster thread.x warp lane".split())
-SPACES = ("global", "register", "local", "shared")
+SPACES = ("global", "register", "local", "shared", "tile")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,8 @@ class Buffer:
     """A typed array. `offset` is the only place where an index becomes an address.
 
     space: `global` is a parameter; `register` a tile that must vanish into registers; `local` a thread's own memory;
-        `shared`
-    a block's memory. Strides are in elements, None is row-major. A swizzle XORs the 16-byte chunk of a row with row %
-    swizzle.
+    `shared` a block's memory; `tile` registers of two dimensions (`tiles.py`). Strides are in elements, None is
+    row-major. A swizzle XORs the 16-byte chunk of a row with row % swizzle.
     """
 
     name: str
@@ -413,9 +412,7 @@ def accesses(b: Block) -> Iterator[Load | Ref]:
     """Every load and address in a block."""
     for s in walk_stmts(b):
         for e in exprs(s):
-            for x in walk(e):
-                if isinstance(x, (Load, Ref)):
-                    yield x
+            yield from reads(e)
 
 
 def stored(b: Block) -> set[Buffer]:
@@ -427,7 +424,7 @@ def stored(b: Block) -> set[Buffer]:
         elif (
             isinstance(s, Eval) and s.name != "prefetch"
         ):  # of a copy the first operand is written; the others may be barriers
-            copies = s.name.startswith(("cp_async", "tma_")) or isinstance(s, (SparseRows, ImmediateRows))
+            copies = s.name.startswith(("cp_async", "tma_", "tile_")) or isinstance(s, (SparseRows, ImmediateRows))
             out |= {
                 a.buf
                 for k, a in enumerate(s.args)

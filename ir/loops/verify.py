@@ -32,6 +32,7 @@ from dnnc.ir.expr import (
     var,
     walk,
 )
+from dnnc.ir.loops import tiles
 from dnnc.ir.loops.intrinsics import TABLE, cast_target, known
 from dnnc.ir.loops.stmt import (
     Alloc,
@@ -80,7 +81,7 @@ class _Check:
         self.func, self.funcs = func, funcs
         self.lets: dict[Expr, Expr] = {}
         self.unrolled: set[Var] = set()
-        self.shared = 0
+        self.shared = self.tiles = 0
 
     def run(self) -> Iterator[str]:
         scope: set[object] = set(self.func.params)
@@ -94,6 +95,8 @@ class _Check:
             yield from _written_by_all(self.func.body)
         if self.shared > SHARED_LIMIT:
             yield f"{self.shared} bytes of shared memory; a block has {SHARED_LIMIT}"
+        if self.tiles > tiles.TILES:
+            yield f"{self.tiles} tiles; a function has {tiles.TILES}"
 
     def block(self, b: Block, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
         scope = set(scope)
@@ -117,8 +120,11 @@ class _Check:
             yield from self.effect(s, inside)
             if isinstance(s, SparseRows):
                 yield from self.sparse_rows(s, facts)
-            if isinstance(s, ImmediateRows):
+            elif isinstance(s, ImmediateRows):
                 yield from self.immediate_rows(s, facts)
+            elif s.name in tiles.EFFECTS:
+                wrong = list(tiles.problems(s))
+                yield from wrong or self.block(tiles.meaning(s), scope, facts, inside)
         elif isinstance(s, For):
             yield from self.loop(s, scope, facts, inside)
         elif isinstance(s, If):
@@ -179,6 +185,10 @@ class _Check:
             n *= size
         if buf.space == "shared":
             self.shared += n * buf.dtype.bytes
+        elif buf.space == "tile":
+            self.tiles += value(buf.shape[0]) or 0
+            if not tiles.fits(buf):
+                yield f"{buf.name} are no tiles of at most {tiles.ROWS} rows of {tiles.ROW} bytes"
 
     def effect(self, s: Eval, inside: bool) -> Iterator[str]:
         if s.name not in self.funcs and not (s.name in TABLE and TABLE[s.name].effect):

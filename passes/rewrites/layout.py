@@ -43,6 +43,7 @@ from dnnc.passes.rewrites.orders import (
     word_panels,
     word_rows,
 )
+from dnnc.passes.rewrites.pad_images import row_of_channels, takes_tiles
 from dnnc.passes.rewrites.pixel_blocks import choose, is_pointwise
 from dnnc.passes.rewrites.sparse import MOST_CODE, SparseWeights
 from dnnc.passes.rewrites.sparse import is_pointwise as is_pointwise_in_rows
@@ -70,21 +71,22 @@ def assign_layouts(
     fixed: Mapping[Value, float] = MappingProxyType({}),
     note: Callable[[str], None] | None = None,
     code: bool = False,
+    l2: int = 1 << 20,
 ) -> bool:
     """Set the layouts of all values, and return whether anything changed.
 
     Args:
         graph: changed in place.
         lanes: float32 elements of the target's vector register.
-        strict: nothing changes what an infinity or NaN spreads to: no Winograd's convolution, no products with zeros in
-            place of other groups.
+        strict: nothing changes what an infinity or NaN spreads to: no Winograd, no products with zeros of other groups.
         rates: of a core of the target.
         fixed: values that are the same in as many iterations of a loop, in front of which they are packed.
         note: called with what a user should know of weights with zeros.
         code: can sparse weights be straight-line code?
+        l2: bytes of a core's second-level cache.
     """
-    room = MOST_CODE if code else 0
-    return _Blocked(graph, lanes, strict, fixed, SparseWeights(graph, lanes, rates, strict, room, note)).run()
+    sparse = SparseWeights(graph, lanes, rates, strict, MOST_CODE if code else 0, l2, note)
+    return _Blocked(graph, lanes, strict, fixed, sparse).run()
 
 
 class Layouts(ABC):
@@ -340,9 +342,7 @@ class _Blocked(Layouts):
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
         if few and isinstance(channels, int) and (not x.type.row_major or channels >= self.lanes // 2):
             return self.few(n)
-        enough = (
-            isinstance(made, int) and made > 1
-        )  # fewer than fill a block are still faster so than with lanes over pixels
+        enough = isinstance(made, int) and made > 1  # with fewer than fill a block lanes over pixels are no faster
         fits = enough and isinstance(channels, int) and out.dtype.computed in WIDE
         if not fits:
             return self.plain(n)
@@ -353,13 +353,15 @@ class _Blocked(Layouts):
             n = self.by_panels(n)
         # few channels are read as rows; a last block that is not full costs memory, no arithmetic
         whole = bool(group == 1 and (not x.type.row_major or channels >= self.lanes))
-        take_blocks = group != 1 or whole
         w = n.inputs[1]
-        self.set_input(n, 0, lay if take_blocks else ROW_MAJOR)
-        transforms = whole and not self.strict and self.graph.variance(w).call_invariant
+        fixed, tiled = self.graph.variance(w).call_invariant, takes_tiles(self.graph, n, self.rates, self.strict)
+        transforms = whole and fixed and not self.strict and not tiled
         tile = winograd_tile(n, self.lanes, self.rates) if transforms else 0
-        if whole and not tile and self.together(n) == 2 and self.graph.variance(w).call_invariant:
-            self.set_input(n, 1, quad_filters(out.rank, self.lanes, self.lanes, 2))
+        pairs = whole and not tile and fixed and self.together(n) == 2
+        block = row_of_channels(n) if pairs and tiled else self.lanes
+        self.set_input(n, 0, blocked(out.rank, block) if group != 1 or whole else ROW_MAJOR)
+        if pairs:
+            self.set_input(n, 1, quad_filters(out.rank, self.lanes, block, 2))
         else:
             self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and (b := n.inputs[2]) is not None:
@@ -387,6 +389,7 @@ class _Blocked(Layouts):
         x, rank = n.inputs[0], n.output.type.rank
         assert x is not None
         block = self.lanes if x.type.shape[1] >= self.lanes or not x.type.row_major else QUAD
+        block = row_of_channels(n) if takes_tiles(self.graph, n, self.rates, self.strict) else block
         self.set_input(n, 0, blocked(rank, block))
         self.set_input(n, 1, quad_filters(rank, self.lanes, block))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
@@ -536,8 +539,9 @@ class _Blocked(Layouts):
                 self.set_input(n, k, word_rows(v.type.rank, WORD // v.type.dtype.bits))
 
     def together(self, n: Node) -> int:
-        """How many products of a sum one instruction adds up."""
-        return added_up(n, self.rates.pairs >= self.rates.fma and not self.strict)
+        """Products of a sum that one instruction adds up."""
+        fast = self.rates.pairs >= self.rates.fma or takes_tiles(self.graph, n, self.rates, self.strict)
+        return added_up(n, fast and not self.strict)
 
     def within_channels(self, n: Node) -> bool:
         """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""

@@ -20,6 +20,8 @@ from dnnc.passes.rewrites.winograd import winograd_tile
 
 GAIN = 1.3  # over the dense kernel that is asked for: estimates of both are rough
 UNKNOWN_GAIN = 1.6  # the same of few pixels in code for any CPU, which multiplies at rates that nobody knows
+UNKNOWN_WINDOW_GAIN = 2.0  # the same of windows, whose dense code runs up to twice as fast as such rates say
+WINOGRAD_GAIN = 1.45  # the same of loops for windows that Winograd's algorithm computes, of which less is known
 WINDOW_GAIN = 1.15  # the same of code for windows, whose estimates were mostly within a fifth of what was measured
 MOST_DENSITY = 0.6  # of weights that are worth a look, and a line of the report
 DENSE = 1.1  # of the multiply-adds' time that a dense kernel takes
@@ -77,6 +79,7 @@ class SparseWeights:
         rates: of a core.
         strict: nothing is sparse, for an infinity times a zero that is skipped is no NaN.
         room: bytes that straight-line code may take; 0: there is none.
+        l2: bytes of a core's second-level cache.
         note: called with a line for the report on each of the weights that have many zeros.
     """
 
@@ -85,11 +88,12 @@ class SparseWeights:
     rates: CoreRates
     strict: bool
     room: int
+    l2: int
     note: Callable[[str], None] | None
 
     def encoding(self, n: Node) -> Sparse | None:
         """The encoding of the weights of a product or convolution; None where they stay dense."""
-        verdict = None if self.strict else weigh_sparse(self.graph, n, self.lanes, self.rates, self.room)
+        verdict = None if self.strict else weigh_sparse(self.graph, n, self.lanes, self.rates, self.room, self.l2)
         if verdict is None:
             return None
         if self.note is not None:
@@ -131,7 +135,9 @@ def zeros_of(graph: Graph, n: Node, first: bool = False) -> Zeros | None:
     return Zeros(array, axis, count, f"{w.name}, {count / array.size:.1%} of {array.size} not 0:")
 
 
-def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int = 0) -> Verdict | None:
+def weigh_sparse(
+    graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int = 0, l2: int = 1 << 20
+) -> Verdict | None:
     """Weigh sparse against dense weights for a product or convolution; None where no zeros are known.
 
     Args:
@@ -140,6 +146,7 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
         lanes: float32 elements of a vector.
         rates: of a core.
         room: bytes that straight-line code may still take; 0: there is none.
+        l2: bytes of a core's second-level cache.
     """
     found = zeros_of(graph, n)
     if found is None:
@@ -155,14 +162,16 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     vectors = -(-pixels // lanes)
     padded = -(-rows // lanes) * lanes
     dense = pixels / lanes * (padded * terms / rates.fma * DENSE + 2 * padded + terms)
-    if n.op.contraction is ContractionForm.CONVOLUTION and (tile := winograd_tile(n, lanes, rates)):
+    tile = winograd_tile(n, lanes, rates) if n.op.contraction is ContractionForm.CONVOLUTION else 0
+    if tile:
         dense = min(dense, winograd_cycles(n, lanes, tile, rates))
     near = NEAR_STRIP if lanes < WIDE else 0  # wide vectors wait for more than their loads, as if for the L2 cache
+    most = max(min(TILES, vectors, strip_tiles(terms, lanes, l2)), 1)
     sparse = vectors * min(
         loop_cycles(count, rows, terms, tiles, lanes, rates, 4 * lanes * terms * tiles <= near)
-        for tiles in range(1, min(TILES, vectors) + 1)
+        for tiles in range(1, most + 1)
     )
-    few = 1 if count * CODE <= FAR_CODE else min(TILES, vectors)
+    few = 1 if count * CODE <= FAR_CODE else most
     code = code_cycles(count, rows, terms, (-(-vectors // few), few), rates)
     moved = vectors * (rows + terms)
     streamed = moved * (STREAMED if lanes >= WIDE else NARROW_STREAMED) if 4 * lanes * moved > 2 * FAR_CODE else 0.0
@@ -175,15 +184,23 @@ def weigh_sparse(graph: Graph, n: Node, lanes: int, rates: CoreRates, room: int 
     for h in HEIGHTS:
         if sums_of_blocks(lanes) // h >= LEAST_SHARED:
             blocks = filled(found, h, 1)
-            cost = streamed + vectors * block_cycles(h, blocks, rows, terms, min(vectors, TILES), lanes, rates)
+            cost = streamed + vectors * block_cycles(h, blocks, rows, terms, most, lanes, rates)
             if cost < best:
                 best, height, group = cost, h, 1
     gain = dense / best
-    if gain < (WINDOW_GAIN if window is not None and group > 1 else GAIN):
+    least = WINOGRAD_GAIN if tile and group == 1 else WINDOW_GAIN if window is not None and group > 1 else GAIN
+    if lanes < FEWEST_GATHERED and n.op.contraction is ContractionForm.CONVOLUTION and math.prod(array.shape[2:]) > 1:
+        least = UNKNOWN_WINDOW_GAIN
+    if gain < least:
         return Verdict(None, f"{head} dense, {gain:.1f} times the speed is expected of a sparse kernel")
     form = "straight-line code" if group > 1 else f"blocks of {height} rows" if height > 1 else "CSR"
     why = f"{head} sparse, {form}, {gain:.1f} times as fast as dense by estimate"
     return Verdict(Sparse.of(array, axis, height, group=group), why)
+
+
+def strip_tiles(terms: int, lanes: int, l2: int) -> int:
+    """How many vectors of pixels a strip may have, so that half of the second-level cache holds it."""
+    return l2 // 2 // (4 * lanes * terms)
 
 
 def filled(w: Zeros, height: int, width: int) -> int:

@@ -25,6 +25,7 @@ CODE = 15  # the same with its value
 CALL = 60  # cycles of a run beside its products: sums are loaded and stored
 ROOM = 750 << 10  # bytes of a strip of an image, which stay in the L2 cache
 TURN = 4  # cycles to transpose a vector of a square
+MOST_PHASES = 8  # that a kernel copies by statements of their own
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ class Tiling:
 
 
 def window_of(n: Node) -> Window | None:
-    """The window of a convolution of images; None where it has one tap, groups, or strides and dilations."""
+    """The window of a convolution of images; None where it has one tap, groups, strides and dilations, or more phases
+    than a kernel has statements for.
+    """
     x, w, out = n.inputs[0], n.inputs[1], n.output.type
     if n.op.contraction is not ContractionForm.CONVOLUTION or x is None or w is None or out.rank != 4:
         return None
@@ -119,7 +122,8 @@ def window_of(n: Node) -> Window | None:
     strides, dilations = ((*(n.attrs[name] or (1, 1)),) for name in ("strides", "dilations"))
     if math.prod(kernel) == 1 or any(s > 1 and d > 1 for s, d in zip(strides, dilations)) or 1 in (rows, columns):
         return None
-    return Window(images, channels, (rows, columns), (kernel[0], kernel[1]), strides, dilations)
+    found = Window(images, channels, (rows, columns), (kernel[0], kernel[1]), strides, dilations)
+    return found if len(found.phases) <= MOST_PHASES else None
 
 
 def tilings(w: Window, lanes: int, room: float) -> list[Tiling]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dnnc.ir.bounds import bounds, index_form
 from dnnc.ir.expr import Expr, Load, Op, Ref, Var, free, op, rebuild, substitute, value, walk
 from dnnc.ir.linear import lane_offsets
+from dnnc.ir.loops import tiles
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, If, Let, Store, exprs
 
 Place = tuple[tuple[Expr, ...], int]  # index, lanes
@@ -27,7 +28,7 @@ def obstacle(loop: For) -> str:
     for buf, places in found.written.items():
         if buf in found.own:
             continue
-        if buf.space in ("register", "local"):
+        if buf.space in ("register", "local", "tile"):
             return f"it writes {buf.name}, of which every thread has its own"
         read = found.read.get(buf, [])
         if not any(loop.var in free(i) for idx, _ in places for i in idx):
@@ -54,6 +55,9 @@ class _Found:
 
     def scan(self, b: Block, lets: dict[Expr, Expr]) -> None:
         for s in b:
+            if isinstance(s, Eval) and s.name in tiles.EFFECTS:
+                self.scan(tiles.meaning(s), lets)
+                continue
             values = [substitute(e, lets) if lets else e for e in exprs(s)]
             for e in values:
                 for x in walk(e):

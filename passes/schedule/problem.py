@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dnnc.ir.blocks import Blocks
+from dnnc.ir.bundles import Bundles
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.loops.stmt import Kernel
@@ -48,7 +49,7 @@ class Problem:
     def sparse(self) -> bool:
         """Are the weights stored sparse? Other schedules than those for them look each element up, zeros too."""
         factors = self.anchor.inputs[:2] if self.anchor is not None else ()
-        return any(w is not None and isinstance(w.type.encoding, (Sparse, Blocks, Pairs)) for w in factors)
+        return any(v is not None and isinstance(v.type.encoding, (Sparse, Blocks, Pairs, Bundles)) for v in factors)
 
     @property
     def contraction(self) -> Contraction | None:

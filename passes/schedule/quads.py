@@ -38,7 +38,7 @@ def quads(b: Block, lane: str, quad: str) -> Block:
             raise ScheduleError(f"{lane} and {quad} are no loops over lanes and steps of a sum in i32 or f32")
         assert isinstance(st.value, Op)
         own = next(a for a in st.value.args if isinstance(a, Load) and a.buf is st.buf)
-        a, w = _factors([a for a in st.value.args if a is not own], st.buf.dtype, s.var)
+        a, w = factors_of([a for a in st.value.args if a is not own], st.buf.dtype, s.var)
         steps = neighbours(w.dtype)
         if value(inner.extent) != steps:
             raise ScheduleError(f"{quad} has {inner.extent!r} steps, {steps} products of {w.dtype} are one instruction")
@@ -58,7 +58,7 @@ def quads(b: Block, lane: str, quad: str) -> Block:
     return edit(b, lane, go)
 
 
-def _factors(terms: list[Expr], sums: DType, lane: Var) -> tuple[Load, Load]:
+def factors_of(terms: list[Expr], sums: DType, lane: Var) -> tuple[Load, Load]:
     """The factors of a product, of which `terms` are those of an fma: that which all lanes share, that of each lane."""
     if len(terms) == 1 and isinstance(terms[0], Op) and terms[0].name == "*":
         terms = list(terms[0].args)

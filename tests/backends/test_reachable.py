@@ -53,12 +53,14 @@ def graph(name: str) -> Graph:
     return parse(f"def g({params}):\n    return {value}")
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_kernels_pass(name: str, numerics: str) -> None:
     compile(graph(name), cache=False, strict_compile=True, numerics=numerics)
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("seed", [118, 328, 385, *range(14)])
 def test_right_kernels_of_chains_that_cancel_pass(seed: int) -> None:
     """The first three overflow on the way to integers and booleans."""

@@ -56,6 +56,7 @@ def close(got: Any, want: Array) -> None:
     np.testing.assert_allclose(got.get() if isinstance(got, DeviceBuffer) else got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize(("text", "pairs", "in_place"), [(c[1], c[2], c[4]) for c in CASES], ids=[c[0] for c in CASES])
 def test_memory_and_numbers(
     text: str, pairs: dict[str, str], in_place: str, device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch

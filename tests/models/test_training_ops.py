@@ -14,6 +14,8 @@ from onnx.reference import ReferenceEvaluator
 import dnnc
 from support.devices import install
 
+pytestmark = pytest.mark.slow
+
 TRAINING = "ai.onnx.preview.training"
 F = TensorProto.FLOAT
 CASES: dict[str, tuple[str, str, dict[str, Any], list[tuple[int, ...]], int, int]] = {
@@ -62,7 +64,6 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel(name: str, target: str) -> None:

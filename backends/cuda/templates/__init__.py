@@ -44,8 +44,8 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
     made = (
         _template("attention", attention, target),
         _template("recurrence", recurrence, target),  # loops that are one kernel
-        _template("sparse", sparse, target),  # weights with zeros that are not stored
-        _template("sparse_gather", sparse_gather, target),
+        replace(_template("sparse", sparse, target), sparse=True),  # weights with zeros that are not stored
+        replace(_template("sparse_gather", sparse_gather, target), sparse=True),
         replace(_template("immediates", immediates, target), sparse=True),  # weights in code
         replace(_template("sparse_blocks", sparse_blocks, target), sparse=True),
         replace(_template("two_of_four", two_of_four, target), sparse=True),

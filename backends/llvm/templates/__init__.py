@@ -11,6 +11,7 @@ from dnnc.backends.llvm.templates import (
     backward_filter,
     contraction,
     maps,
+    matrix_tiles,
     recurrence,
     reduce,
     sampled,
@@ -29,6 +30,7 @@ from dnnc.passes.schedule.problem import Knobs, Problem, Template
 def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
     """`strict`: the order of a sum depends neither on knowing its length nor on the choice: same bits."""
     made = [
+        _template("matrix_tiles", matrix_tiles, target, (("chain", 1),) if strict else ()),
         _template("contraction", contraction, target, (("scaled", 1), ("chain", 1)) if strict else ()),
         _template("backward_filter", backward_filter, target, (("chain", 1),) if strict else ()),
         _template("winograd", winograd, target),

@@ -25,14 +25,15 @@ from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import dots
 from dnnc.backends.llvm.templates.common import CHAIN, PART, try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
+from dnnc.backends.llvm.templates.prefetching import prefetch_next_panel, prefetch_next_pixels
 from dnnc.backends.llvm.templates.register_tiles import NARROW, Nest, streams, tiles, window_cycles
 from dnnc.backends.llvm.templates.stored import blocked, prefetch_codes, scale_sums, weights_of
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.encodings import Winograd, neighbours, quads_of
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Var, const, extent, free, minimum, substitute, unwrap, value
+from dnnc.ir.expr import Expr, Var, const, extent, free, unwrap, value
 from dnnc.ir.graph import Node
-from dnnc.ir.loops.stmt import Kernel, accesses
+from dnnc.ir.loops.stmt import Kernel
 from dnnc.ir.op import ContractionForm
 from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import node_window
@@ -41,8 +42,9 @@ from dnnc.ir.types import product
 from dnnc.passes.lower.form import Axis, Contraction, Normed
 from dnnc.passes.schedule.cascade import cascade
 from dnnc.passes.schedule.k_blocking import LIMIT, stretches
-from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
-from dnnc.passes.schedule.memory import distribute, fission, prefetch, vectorize
+from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, single, split
+from dnnc.passes.schedule.matrix_tiles import matrix_tiles
+from dnnc.passes.schedule.memory import distribute, fission, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.quads import quads
 from dnnc.passes.schedule.rfactor import round_up
@@ -50,9 +52,6 @@ from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.version import version
 
 GAIN = 1.1  # over rows of pixels that rows of images must promise, which lie far apart
-PREFETCHED = (
-    6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
-)
 FEW_ROWS = 256  # of all tiles of a panel: with more of them a panel's first reading is a small part of its time
 
 
@@ -64,6 +63,7 @@ LONG_PANELS = 0.5  # of the L2 cache: longer panels, which every row of tiles re
 STRETCH = 0.15  # of the L2 cache: the panels' share of a stretch, beside the rows that pass and their sums
 # tiles at each end of a row that are code of their own: more of them make more code than is worth a branch for each tap
 PEELED = 2
+REST = 16  # rows whose half is a tile of vectors, for what is left of tiles of matrices
 UNEVEN = 1.15  # the slowest thread's share of the work over the average, from which on more loops are shared
 SMALL = 1 << 22  # operations up to which one thread alone may be as fast
 ORDER: tuple[str, ...] = ()  # with strict numerics every sum is one chain, whatever the other knobs
@@ -185,10 +185,10 @@ def _names(axis: Axis) -> tuple[str, ...]:
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    return dots.candidates(problem, target) if dots.applies(problem) else _settings(problem, target)[:6]
+    return dots.candidates(problem, target) if dots.applies(problem) else settings(problem, target)[:6]
 
 
-def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARROW) -> list[Knobs]:
+def settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARROW) -> list[Knobs]:
     """Every register tile, best guess first, with the other knobs as they are by default."""
     found = [_settings_of(problem, target, most, images) for images in (False, True)]
     return [k for settings in sorted(found, key=lambda x: x[0]) for k in settings[1]]
@@ -200,7 +200,7 @@ def _settings_of(problem: Problem, target: CpuTarget, most: tuple[int, ...], ima
     if found is None:
         return math.inf, []
     s, nest = found
-    pixels, panels = _extents(s, nest, target.lanes)
+    pixels, panels = extents(s, nest, target.lanes)
     if panels is None and problem.inplace:
         return math.inf, []
     ku = _unroll(s.extent(nest.reduction[0]), nest) if nest.block or not nest.panel else 1
@@ -224,7 +224,7 @@ def _settings_of(problem: Problem, target: CpuTarget, most: tuple[int, ...], ima
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     """All register tiles; the best of them with other orders, unrolling, prefetching, and stretches of the sum."""
-    every, found = _settings(problem, target, EVERY), nest_of(problem)
+    every, found = settings(problem, target, EVERY), nest_of(problem)
     if not every or found is None:
         return []
     s, nest = found
@@ -336,7 +336,7 @@ def _unroll(k: int | Expr, nest: Nest) -> int:
     return next(u for u in steps if k % u == 0 and nest.block % u == 0) if isinstance(k, int) else 1
 
 
-def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | None]:
+def extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | None]:
     """Pixels of a row of tiles (None: symbolic) and panels."""
     n = s.extent(nest.pixel)
     panels = s.extent(nest.panel or nest.lane)
@@ -350,6 +350,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     found = nest_of(problem, bool(knobs.get("images")))
     assert found is not None
     s, nest = found
+    if knobs.get("matrix"):
+        nest = _straight(s, nest)
     pixel, panel, lane, apart = nest.pixel, nest.panel, nest.lane, not knobs.get("chain")
     if not panel:
         s.apply(split, lane, target.lanes, ("jp", "jv"), tail="guard")
@@ -366,7 +368,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     if rest:  # nests of their own for the pixels that fill no tile
         s.apply(reorder, pixel, *(n for n in outer if n != "po"), "jn", lane)
     s.apply(split, pixel, mr, ("po", "im"), tail="peel" if rest else "overlap")
-    tags = _smaller_tiles(s, pixel, mr, problem.inplace)
+    tags = _smaller_tiles(s, pixel, REST if knobs.get("matrix") else mr, problem.inplace)
     for tag in tags:
         _tile(s, nest, outer, lane, knobs, tag)
         scale_sums(s, nest, knobs, target.registers, tag)
@@ -409,6 +411,9 @@ def _smaller_tiles(s: Schedule, pixel: str, mr: int, inplace: bool) -> list[str]
 
 def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[str, int | str], tag: str) -> None:
     """Bring one nest, whose loops carry the suffix `tag`, into the form of a register tile."""
+    if knobs.get("matrix") and not tag:
+        _matrix_tile(s, nest, outer, lane, knobs)
+        return
     s.apply(reorder, *(n + tag for n in (*outer, *(["po"] if "po" not in outer else []), "im", "jn", lane)))
     s.apply(distribute, "im" + tag, 3)
     red = _split_reduction(s, nest, int(knobs["ku"]), int(knobs.get("kc", 0)), tag)
@@ -417,6 +422,24 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
     if quad:
         s.apply(quads, f"{lane}{tag}_1", *quad)
     s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2") if not (quad and k == "_1")))
+
+
+def _straight(s: Schedule, nest: Nest) -> Nest:
+    """A nest without loops over single taps: pixels of several rows then lie one behind the other."""
+    single_taps = [n for n in nest.reduction[1:] if s.extent(n) == 1]
+    s.apply(single, *single_taps).collapse()
+    return replace(nest, reduction=tuple(n for n in nest.reduction if n not in single_taps))
+
+
+def _matrix_tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[str, int | str]) -> None:
+    """The same in registers of two dimensions, for whole tiles."""
+    s.apply(split, "im", int(knobs["matrix"]), ("it", "ir"))
+    s.apply(reorder, *outer, *(["po"] if "po" not in outer else []), "it", "jn", "ir", lane)
+    s.apply(distribute, "it", 4)
+    *red, step = _split_reduction(s, nest, int(knobs["ku"]), 0, "")
+    steps = ("it_1", "jn_1", "ir_1", step, f"{lane}_1", nest.quad)
+    s.apply(reorder, *red, *steps).apply(matrix_tiles, *steps).apply(vectorize, f"{lane}_2")
+    s.apply(annotate, "unroll", "jn_2")
 
 
 def _finish(
@@ -438,12 +461,14 @@ def _finish(
         unrolled.append(tap)
     s.apply(annotate, "unroll", *(n for n in unrolled if s.has(n)))
     if knobs.get("pf") and s.has("ko" + tag) and knobs["order"] == "panels":
-        _prefetch_next_panel(s, problem, knobs, outer, nest, tag)
+        prefetch_next_panel(s, problem, knobs, outer, nest, tag)
     if knobs.get("pf") and knobs["order"] == "panels":
         prefetch_codes(s, problem, knobs, tag)
     if knobs.get("ahead") and not tag and s.has("rb"):
-        _prefetch_next_pixels(s, problem, int(knobs["mr"]))
-    widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)
+        prefetch_next_pixels(s, problem, int(knobs["mr"]))
+    by_matrix = bool(knobs.get("matrix")) and not tag
+    if not by_matrix:
+        widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)
     po = "po" + tag
     peeled = _border_tiles(nest, int(knobs["mr"]))
     if (
@@ -479,91 +504,6 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> lis
     if kc:
         s.apply(split, block, kc // nest.block, (stretch, block))
     return [*([stretch] if kc else []), block, *taps, steps, unroll]
-
-
-def _prefetch_next_panel(
-    s: Schedule, problem: Problem, knobs: Mapping[str, int | str], outer: list[str], nest: Nest, tag: str
-) -> None:
-    """Prefetch all lines of the next panels into L2 at each step of `ko`, spread over this panel's tiles."""
-    weights = problem.anchor.inputs[1] if problem.anchor is not None else None
-    k = problem.lowered.params.index(weights) if weights in problem.lowered.params else -1
-    if k < 0 or weights is None or weights.type.row_major:
-        return
-    buf, nv, ku = s.kernel.entry.buffers[k], int(knobs["nv"]), int(knobs["ku"])
-    jo = outer.index("jo")
-    tile, tiles_ = _position(s, [n + tag for n in (*outer[jo + 1 :], "po")])
-    taps = [n + tag for n in nest.reduction[1:] if s.has(n + tag)]
-    kc = int(knobs.get("kc", 0))
-    if nest.block and kc:
-        return  # a stretch of it is read many times before the next one
-    if isinstance(tiles_, int) and tiles_ * int(knobs["mr"]) < PREFETCHED:
-        return
-    # elements of a panel: the first axis of filters counts them, of a matrix the third from the end
-    size, width = product(weights.type.physical[1 if nest.panel else -2 :]), value(const(buf.shape[-1]))
-    if value(const(size)) == 0:
-        return  # a sum of nothing
-    column, columns = _position(s, [n + tag for n in outer[:jo]])
-    # panels in front of which such a loop goes on
-    each = product(weights.type.physical[: 1 if nest.panel else -2]) // columns
-    first = (column * each + s.loop("jo" + tag).var * nv) * size
-    known = (
-        tiles_ if isinstance(tiles_, int) and not tag else 0
-    )  # the rows that fill no tile ask again for some at most
-    if kc and width:  # the next stretch of each panel
-        later = (s.loop("ks" + tag).var + 1) * kc
-        every = -(-ku // known) if known else ku
-        line = (tile * (kc // ku) + s.loop("ko" + tag).var) * every
-        line = later + minimum(line // _repeated(tiles_, ku), const(kc))
-        places = [first + j * size + (line + k) * width for j in range(nv) for k in range(every)]
-    else:
-        step, steps = _step_of(s, taps, tag) if nest.block else _position(s, [*taps, "ko" + tag])
-        every = -(-nv * ku // known) if known else 4
-        line = (tile * steps + step) * every // _repeated(tiles_, nv * ku)
-        if not isinstance(tiles_, int) and isinstance(size, int) and width:
-            line = line % (nv * size // width)  # however many tiles there are, this panel and not those behind it
-        places = [first + nv * size + (line + k) * buf.shape[-1] for k in range(every)]
-    for at in places:
-        s.apply(prefetch, "ko" + tag, buf.name, (*[const(0)] * (len(buf.shape) - 1), at))
-
-
-def _repeated(tiles_: int | Expr, lines: int) -> int:
-    """How many steps in turn ask for the same lines, a power of two: many tiles pass while one set of lines comes.
-
-    lines: those of a step of one tile.
-    """
-    return 1 << max((tiles_ // lines).bit_length() - 1, 0) if isinstance(tiles_, int) else 1
-
-
-def _prefetch_next_pixels(s: Schedule, problem: Problem, mr: int) -> None:
-    """Prefetch the next tile's pixels at each block of channels, whose distant lines no CPU follows."""
-    image = problem.anchor.inputs[0] if problem.anchor is not None else None
-    k = problem.lowered.params.index(image) if image in problem.lowered.params else -1
-    if k < 0:
-        return
-    buf, po, im = s.kernel.entry.buffers[k], s.loop("po").var, s.loop("im_1").var
-    inner = {s.loop(n).var: const(0) for n in ("ko", "ku", "jn_1", *problem.lowered.reductions[0][1:]) if s.has(n)}
-    (read, *_) = [x for x in accesses(s.loop("rb").body) if x.buf is buf]
-    for j in range(mr):
-        at = tuple(substitute(i, {**inner, po: po + 1, im: const(j)}) for i in read.idx)
-        s.apply(prefetch, "rb", buf.name, at)
-
-
-def _step_of(s: Schedule, taps: list[str], tag: str) -> tuple[Expr, Expr | int]:
-    """The place of a step among those of all blocks, and how many there are; the last block may have fewer."""
-    blocks, ko = s.loop("rb" + tag), s.loop("ko" + tag)
-    full, last = (substitute(ko.extent, {blocks.var: b}) for b in (const(0), blocks.extent - 1))
-    tap, count = _position(s, taps)
-    return (blocks.var * count) * full + tap * ko.extent + ko.var, unwrap(((blocks.extent - 1) * full + last) * count)
-
-
-def _position(s: Schedule, names: list[str]) -> tuple[Expr, Expr | int]:
-    """The place of an iteration in a nest, counted in order, and how many there are."""
-    at: Expr = const(0)
-    count: Expr = const(1)
-    for n in names:
-        loop = s.loop(n)
-        at, count = at * loop.extent + loop.var, count * loop.extent
-    return at, unwrap(count)
 
 
 def _parallel(s: Schedule, outer: list[str], po: str, tag: str, threads: int) -> str:

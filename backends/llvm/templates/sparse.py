@@ -70,6 +70,7 @@ from dnnc.passes.rewrites.sparse import (
     code_cycles,
     foreign_cycles,
     loop_cycles,
+    strip_tiles,
     sums_of_blocks,
 )
 from dnnc.passes.schedule.memory import Vectorizer
@@ -94,9 +95,9 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
         return [(("vectors", 1), ("shares", min(target.threads, len(p.encoding.pattern.blocks))))]
     every = p.vectors(target.lanes)
     single = p.encoding.group == p.encoding.pattern.height == 1
-    most, vector = MOST_TILES if single else MOST_VECTORS, 4 * target.lanes
+    most = MOST_TILES if single else MOST_VECTORS
     even = sorted({-(-every // n) for n in range(1, every + 1)} | {t for t in range(1, MOST_TILES + 1) if t <= every})
-    near = [t for t in even if t <= most and p.terms * t * vector <= target.l2 // 2]
+    near = [t for t in even if t <= most and t <= strip_tiles(p.terms, target.lanes, target.l2)]
     # threads keep their pixels from one kernel to the next, so rows are shared only where there are too few strips
     rows = min(target.threads, -(-p.rows.size // block_of_rows(p, target.lanes)))
     settings = [(t, 1 if -(-every // t) >= target.threads else rows) for t in near or [1]]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import sympy
-
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import Expr, const, dim, maximum, minimum, unwrap
 from dnnc.ir.types import Dim
@@ -40,6 +38,8 @@ class Dims:
 
     def known_part(self, e: Any) -> Any:
         """A sympy expression with the sizes that are numbers."""
+        import sympy  # takes longer to load than all of the frontend, which mostly needs none of it
+
         return e.xreplace({s: sympy.Integer(self.known[str(s)]) for s in e.free_symbols if str(s) in self.known})
 
     def value(self, v: Any) -> bool:

@@ -199,7 +199,7 @@ def test_features_of_whole_spaces(name: str, target: str) -> None:
 # templates with a model of their own, which the model that ships does not know
 UNSEEN = (
     "tf32x3", "decoded", "stored", "sparse", "sparse_blocks", "sparse_gather", "sparse_windows", "segments",
-    "sampled", "two_of_four", "two_of_four_rows", "immediates",
+    "sampled", "two_of_four", "two_of_four_rows", "immediates", "matrix_tiles",
 )  # fmt: skip
 
 

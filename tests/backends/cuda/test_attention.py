@@ -238,6 +238,7 @@ def test_samples(k: int) -> None:
 # --- the nest ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_blocks_compute_few_queries() -> None:
     """What makes the queries of one token runs in the kernel of the attention; of many tokens it does not."""
     g = parse(TURNED_PAIRS.replace("T[", "f16["))

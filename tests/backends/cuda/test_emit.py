@@ -166,6 +166,7 @@ def k(x: f32[8192], y: f32[8192]):
     assert compile_cuda(c, "sm_90a").shared_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_kernel_that_overlaps_its_predecessor_reads_nothing_early() -> None:
     text = """
 def k(x: f32[32], y: f32[32]):
@@ -423,7 +424,7 @@ def test_matrices_of_bytes_compile_without_local_memory(t: str) -> None:
 # which CPUs spell, and GPUs have no need of, or expand
 CPU_ALONE = {
     "dot2", "estimate", "interleave_high", "interleave_low", "lookup", "piece", "recode", "scale", "sparse_rows",
-    "trusted",
+    "tile_dot", "tile_load", "tile_store", "tile_zero", "trusted",
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("norm", WHOLE)
 def test_rows_across_memory_have_many_threads(norm: str) -> None:
     """Images behind convolutions have their channels last: few rows, which are read across memory."""

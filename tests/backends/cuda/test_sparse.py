@@ -298,6 +298,24 @@ def test_windows_in_pieces(pieces: int, always: None, monkeypatch: pytest.Monkey
     assert ("sparse" in made) == ("sparse, rows in bundles" in str(f.report))
 
 
+@pytest.mark.family("kernels")
+def test_a_small_image_is_gathered_only_where_its_kernel_takes_it(gathers: None) -> None:
+    """Images of 2 x 2 have loops of another order: their weights stay dense."""
+    f = dnnc.compile(conv(64, 64, 2, 2, k=3, n=8), target="cuda-interpreted", cache=False)
+    made = [k.choice.partition("(")[0] for k in f.report.programs[-1].kernels]
+    assert "dense, " in str(f.report) and not any(name.startswith("sparse") for name in made)
+    g = conv(64, 64, 2, 2, k=3, n=8)
+    n = next(n for n in g.nodes() if n.op.name == "conv")
+    verdict = sparse_weights.weigh_sparse(g, n, H200)
+    assert verdict is not None and verdict.encoding is None
+
+
+def test_a_group_without_a_sparse_kernel_is_split(always: None) -> None:
+    """No other kernel looks up each zero of bundles: problems with such weights say so."""
+    _, p = problem(40, 64, 48, 32, 64)
+    assert p.sparse and {t.name for t in templates(H200) if t.sparse} >= {"sparse", "sparse_gather"}
+
+
 def test_rows_are_asked_for_before_the_wait() -> None:
     """Where weights are constants; the other factor is read behind the wait."""
     w = np.where(np.random.default_rng(0).random((64, 48)) < 0.1, 1, 0).astype(np.float32)

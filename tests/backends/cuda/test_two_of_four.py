@@ -110,6 +110,7 @@ def test_kernel_of_tiles() -> None:
     check(p, kernel, RNG.standard_normal((20, 192)).astype(np.float16), w, order)
 
 
+@pytest.mark.slow
 def test_blocks_share_a_tile() -> None:
     w, order = pruned(RNG, 256, 72), "tiles"
     p = problem_of(20, w, order)

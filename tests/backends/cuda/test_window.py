@@ -60,6 +60,7 @@ CASES = [
 ]
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("text, row, lanes", CASES)
 def test_interpreted(text: str, row: int, lanes: int) -> None:
     p = problem(text)

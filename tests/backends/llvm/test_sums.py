@@ -172,6 +172,7 @@ def test_random(seed: int) -> None:
     checked(one_among_small(tuple(shape), axes), axes)
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("length", [5, 17, 33, 47, 130])
 @pytest.mark.parametrize(
     "term", ["mul(x, div(y, z))", "mul(div(y, z), x)", "mul(x, log(z))", "mul(div(x, z), div(y, z))", "div(y, z)"]

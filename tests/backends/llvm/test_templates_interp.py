@@ -17,6 +17,7 @@ def test_fixed_sizes(name: str) -> None:
         interpret(p.graph, step)
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("name", symbolic())
 def test_symbolic_sizes(name: str) -> None:
     p = program(symbolic()[name])

@@ -33,6 +33,7 @@ def stores(b: Block, trips: int = 1) -> int:
     return n
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("image", [True, False], ids=["behind a convolution", "an input"])
 def test_rows_are_reduced_once(name: str, image: bool) -> None:

@@ -14,6 +14,8 @@ from dnnc.frontends.onnx import NeedsValues, from_onnx, read_model
 from dnnc.ir.errors import DnncError
 from dnnc.ir.graph.interp import run
 
+pytestmark = pytest.mark.slow
+
 LEAST = 1300  # models that are compared; the others have no tensors for inputs, or sizes that only their inputs tell
 REFUSED: set[str] = set()
 
@@ -29,7 +31,6 @@ def same(a: Any, b: Any) -> bool:
     return bool(np.allclose(x, y, rtol=0, atol=bound * scale, equal_nan=True))
 
 
-@pytest.mark.slow
 def test_node_models() -> None:
     compared, refused = 0, set()
     for case in collect_testcases(None):

@@ -16,10 +16,11 @@ import dnnc.nn.functional as F
 from dnnc import nn, optim
 from dnnc.ir.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.slow
 def test_values_and_gradients() -> None:
     a = np.array([[-9.0, -1.0, -0.26], [0.24, 1.26, 70.0]], np.float32)
     x = xp.asarray(a)
@@ -35,7 +36,6 @@ def test_values_and_gradients() -> None:
     assert gradient.numpy().tolist() == [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
 
 
-@pytest.mark.slow
 def test_wrong_arguments() -> None:
     x, s = xp.asarray(np.ones((2, 3), np.float32)), xp.asarray(np.ones(3, np.float32))
     with pytest.raises(InputError, match=r"scale must have shape \(2,\), got \(3,\)"):
@@ -58,7 +58,6 @@ def test_wrong_arguments() -> None:
         nn.QuantAware(nn.ReLU())
 
 
-@pytest.mark.slow
 def test_a_module_trains_and_is_exported_in_integers(tmp_path: Path) -> None:
     dnnc.random.seed(0)
     net = nn.Sequential(

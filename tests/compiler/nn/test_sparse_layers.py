@@ -168,6 +168,7 @@ def test_fine_tuning_after_pruning() -> None:
         assert np.allclose(a, states[1][n], atol=1e-4) and np.array_equal(np.equal(a, 0), np.equal(states[1][n], 0)), n
 
 
+@pytest.mark.slow
 def test_convolutions_of_few_weights() -> None:
     rng = np.random.default_rng(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 2, 2))

@@ -122,6 +122,7 @@ def test_alone() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_peer_is_told_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     of_model = peer(X @ np.ones((3, 4), np.float32))

@@ -12,6 +12,8 @@ import dnnc
 import dnnc.array as xp
 from dnnc import optim
 
+pytestmark = pytest.mark.slow
+
 
 def logits(p: Any, x: Any) -> Any:
     return xp.maximum(x @ p["w"] + p["b"], 0) @ p["v"] + p["c"]
@@ -23,7 +25,6 @@ def cross_entropy(p: Any, x: Any, y: Any) -> Any:
     return xp.mean(xp.log(xp.sum(xp.exp(z), axis=1)) - xp.take_along_axis(z, y[:, None], axis=1)[:, 0])
 
 
-@pytest.mark.slow
 def test_digits_are_learnt() -> None:
     rng = np.random.default_rng(0)
     x, y = load_digits(return_X_y=True)

@@ -49,6 +49,7 @@ def check(view: View) -> None:
         assert all(a <= b for a, b in zip(m["alive"], alive)), "pieces are written one after the other"
 
 
+@pytest.mark.slow
 def test_a_branch_is_told_why_it_is_a_kernel_of_its_own() -> None:
     view = collect(dnnc.compile(graph_of(CONV), cache=False))
     check(view)
@@ -74,6 +75,7 @@ def test_times_are_those_of_the_profile() -> None:
     assert {k["symbol"]: k["seconds"] for k in view.kernels} == {k.symbol: k.seconds for k in p.kernels}
 
 
+@pytest.mark.slow
 def test_saved_and_symbolic_models(tmp_path: Path) -> None:
     f = dnnc.compile(str(DIGITS), dims={"N": (1, 64)})
     f(np.zeros((3, 1, 8, 8), np.float32))

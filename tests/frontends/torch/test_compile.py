@@ -18,6 +18,8 @@ from torch_modules import MODULES, made
 from dnnc.ir.errors import DnncWarning
 from support.times import in_a_quiet_round, quiet
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
@@ -46,20 +48,17 @@ def compiled(module: Any, **more: Any) -> Callable[..., Any]:
     return torch.compile(module, backend="dnnc", options={"threads": 1, **more.pop("options", {})}, **more)
 
 
-@pytest.mark.slow
 def test_the_backend_is_registered() -> None:
     assert "dnnc" in torch.compiler.list_backends()
 
 
 @pytest.mark.family("cases")
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_module(name: str) -> None:
     module, args = made(name)
     same(compiled(module)(*args), module(*args))
 
 
-@pytest.mark.slow
 def test_one_program_for_all_sizes(pieces: list[Any]) -> None:
     module, _ = made("causal")
     f = compiled(module, dynamic=True)
@@ -69,7 +68,6 @@ def test_one_program_for_all_sizes(pieces: list[Any]) -> None:
     assert len(pieces) == 1 and len(pieces[0].programs) == 1
 
 
-@pytest.mark.slow
 def test_sizes_become_dynamic_by_themselves() -> None:
     module, _ = made("mlp")
     f = compiled(module)
@@ -78,7 +76,6 @@ def test_sizes_become_dynamic_by_themselves() -> None:
         same(f(x), module(x))
 
 
-@pytest.mark.slow
 def test_a_marked_size(pieces: list[Any]) -> None:
     module, _ = made("mlp")
     f = compiled(module)
@@ -89,7 +86,6 @@ def test_a_marked_size(pieces: list[Any]) -> None:
     assert len(pieces) == 1
 
 
-@pytest.mark.slow
 def test_a_number_that_changes(pieces: list[Any]) -> None:
     def f(x: Tensor, k: int) -> Tensor:
         return torch.arange(k) + x * k
@@ -100,7 +96,6 @@ def test_a_number_that_changes(pieces: list[Any]) -> None:
     assert max(len(p.programs) for p in pieces) == 3  # no shape tells the number: a program for each
 
 
-@pytest.mark.slow
 def test_graph_breaks(pieces: list[Any]) -> None:
     def f(x: Tensor) -> Tensor:
         y = torch.tanh(x) + 1
@@ -128,7 +123,6 @@ class Counted(nn.Module):
         return self.cache.sum(0)
 
 
-@pytest.mark.slow
 def test_buffers_are_written_back() -> None:
     a, b = Counted(), Counted()
     f = compiled(a)
@@ -139,7 +133,6 @@ def test_buffers_are_written_back() -> None:
     assert a.place == 4
 
 
-@pytest.mark.slow
 def test_batch_norm_in_training() -> None:
     module, (x,) = made("residual")
     other, _ = made("residual")
@@ -150,7 +143,6 @@ def test_batch_norm_in_training() -> None:
     same(dict(module.named_buffers()), dict(other.named_buffers()))
 
 
-@pytest.mark.slow
 def test_weights_that_change(pieces: list[Any]) -> None:
     module, (x,) = made("cnn")
     f = compiled(module)
@@ -163,7 +155,6 @@ def test_weights_that_change(pieces: list[Any]) -> None:
     assert piece.last.shares
 
 
-@pytest.mark.slow
 def test_two_modules_of_one_class() -> None:
     first, (x,) = made("mlp")
     torch.manual_seed(8)
@@ -174,7 +165,6 @@ def test_two_modules_of_one_class() -> None:
         same(g(x), second(x))
 
 
-@pytest.mark.slow
 def test_views_and_strides_are_torchs() -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
         return x.t(), (x + 1).t(), x[1:], torch.sigmoid(x).permute(1, 0)
@@ -186,7 +176,6 @@ def test_views_and_strides_are_torchs() -> None:
     assert found[0].data_ptr() == x.data_ptr() and found[2].data_ptr() == x[1:].data_ptr()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_results_share_memory_as_torchs_do(dynamic: bool) -> None:
     """torch makes views again by strides and offset: of an argument, of a result, beside what is written."""
@@ -214,7 +203,6 @@ def test_results_share_memory_as_torchs_do(dynamic: bool) -> None:
                 )
 
 
-@pytest.mark.slow
 def test_numbers_and_constants_from_sizes() -> None:
     def f(x: Tensor) -> Tensor:
         return x[torch.tensor([0, 2])] * x.shape[0] ** 0.5 + x.shape[1] / 3
@@ -225,7 +213,6 @@ def test_numbers_and_constants_from_sizes() -> None:
         same(fast(x), f(x))
 
 
-@pytest.mark.slow
 def test_channels_last() -> None:
     module, (x,) = made("residual")
     module, x = module.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
@@ -237,7 +224,6 @@ def test_channels_last() -> None:
     same(compiled(module)(x[:, :, ::2]), module(x[:, :, ::2]))  # neither order
 
 
-@pytest.mark.slow
 def test_interpolation_stays_one_operator(pieces: list[Any]) -> None:
     x = torch.randn(1, 2, 5, 6)
     for more in ({"scale_factor": 2.0}, {"size": (9, 7)}, {"size": (9, 7), "align_corners": True}):
@@ -249,21 +235,18 @@ def test_interpolation_stays_one_operator(pieces: list[Any]) -> None:
     assert all("resize" in str(p.read({}).graph) for p in pieces if p.open)
 
 
-@pytest.mark.slow
 def test_nothing_but_weights_and_constants() -> None:
     module = nn.Embedding(4, 3)
     f = compiled(lambda: (module.weight * 2, torch.arange(3), 5))
     same(f(), (module.weight * 2, torch.arange(3), 5))
 
 
-@pytest.mark.slow
 def test_inference_mode() -> None:
     module, (x,) = made("cnn")
     with torch.inference_mode():
         same(compiled(module)(x), module(x))
 
 
-@pytest.mark.slow
 def test_options_and_mistakes() -> None:
     module, (x,) = made("mlp")
     y = torch.compile(module, backend="dnnc", options={"precision": "bfloat16", "threads": 1})(x)
@@ -279,7 +262,6 @@ def test_options_and_mistakes() -> None:
         same(torch.compile(module, backend="dnnc", mode="max-autotune")(x), module(x))
 
 
-@pytest.mark.slow
 @in_a_quiet_round
 def test_a_call_costs_little(pieces: list[Any]) -> None:
     """Over the program itself: what is between torch's guards and native code, with forty weights."""

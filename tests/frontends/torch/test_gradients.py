@@ -15,6 +15,8 @@ from trained import assert_same, compiled, gradients
 
 from dnnc.ir.errors import DnncWarning
 
+pytestmark = pytest.mark.slow
+
 OFF = {"hardsigmoid": 1e-7}  # PyTorch's has 1/6 in float32
 WITHOUT = (  # a gradient in PyTorch, or a form of it here
     "floor_divide of floats",
@@ -34,14 +36,12 @@ def fresh() -> Iterator[None]:
     yield
 
 
-@pytest.mark.slow
 @pytest.mark.family("samples")
 @pytest.mark.parametrize("case", GRADIENTS, ids=[n.replace(" ", "_") for n, _, _ in GRADIENTS])
 def test_gradient(case: Any) -> None:
     check(case)
 
 
-@pytest.mark.slow
 @pytest.mark.family("samples")
 @pytest.mark.parametrize("case", FLOATS, ids=[n.replace(" ", "_") for n, _, _ in FLOATS])
 def test_gradient_of_operator(case: Any) -> None:

@@ -205,6 +205,7 @@ def test_numbers_among_arguments_are_fixed() -> None:
         f(x, 4)
 
 
+@pytest.mark.slow
 def test_compiling_a_module_warns_of_nothing() -> None:
     """PyTorch warns of its own deprecations while it exports; programs run with `python -W error` too."""
     with warnings.catch_warnings():

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from trained import train
 
+pytestmark = pytest.mark.slow
+
 NETS = 60
 SMOOTH: list[Callable[[], nn.Module]] = [nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Mish, nn.Identity]
 ACTIVATIONS = [*SMOOTH, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.Hardswish, nn.Hardtanh, nn.PReLU, nn.SELU, nn.LogSigmoid]
@@ -148,7 +150,6 @@ def shaped(shape: list[int]) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randn(fixed, dtype=torch.float64),)
 
 
-@pytest.mark.slow
 @pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(NETS))
 def test_network(seed: int) -> None:

@@ -71,6 +71,7 @@ def test_matrices_meet_their_cotangents_after_the_loop() -> None:
     assert len({id(v) for v in reverse.attrs["body"].outputs}) == len(reverse.attrs["body"].outputs)
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize(("length", "every"), [(7, 2), (6, 3), (5, 1), (3, 9), (8, 7)])
 @pytest.mark.parametrize("backward", [(), (True, False)])
 def test_checkpoints_change_no_number(length: int, every: int, backward: tuple[bool, ...]) -> None:

@@ -114,6 +114,7 @@ def vote(b: Builder, x: Value, combine: str, reduce: str) -> Value:
     )
 
 
+@pytest.mark.family("kernels")
 @pytest.mark.parametrize("combine", ["sum", "max"])
 @pytest.mark.parametrize("reduce", ["", "reduce_sum", "argmax", "reduce_log_sum_exp"])
 def test_reductions_within_reductions(combine: str, reduce: str) -> None:

@@ -13,6 +13,7 @@ from dnnc.ir.sparse import Sparse
 from dnnc.ir.target import WIDE_CORE
 from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.passes.rewrites.sparse import MOST_CODE, weigh_sparse
+from dnnc.passes.rewrites.sparse_windows import window_of
 
 RNG = np.random.default_rng(0)
 
@@ -73,6 +74,29 @@ def test_reasons_to_stay_dense() -> None:
     for (g, n), why in ((few, "0.3 times"), (images, "too few pixels"), (double, "float32")):
         verdict = weigh_sparse(g, n, 16, WIDE_CORE)
         assert verdict is not None and verdict.encoding is None and why in verdict.why
+
+
+@pytest.mark.parametrize(("l2", "lanes", "sparse"), [(1 << 20, 8, True), (1 << 17, 8, False), (1 << 20, 4, True)])
+def test_strips_of_many_channels_fit_the_cache_or_wait(l2: int, lanes: int, sparse: bool) -> None:
+    """A strip of one vector has one sum for each row, whose latency nothing hides."""
+    w = (np.random.default_rng(0).random((128, 1600, 1, 1)) < 0.3).astype(np.float32)
+    g = parse(
+        """def g(x: f32[1, 1600, 12, 12], *, w: f32[128, 1600, 1, 1]):
+    y = conv(x, w)
+    return y""",
+        {"w": w},
+    )
+    verdict = weigh_sparse(g, next(iter(g.nodes())), lanes, replace(WIDE_CORE, latency=5.0), 0, l2)
+    assert verdict is not None and (verdict.encoding is not None) == sparse
+
+
+@pytest.mark.parametrize(("stride", "taken"), [(2, True), (4, False)])
+def test_windows_of_many_phases_have_no_code_of_their_own(stride: int, taken: bool) -> None:
+    text = f"""def g(x: f32[1, 32, 32, 32], *, w: f32[32, 32, {stride}, {stride}]):
+    y = conv(x, w, strides=({stride}, {stride}))
+    return y"""
+    g = parse(text, {"w": np.ones((32, 32, stride, stride), np.float32)})
+    assert (window_of(next(iter(g.nodes()))) is not None) == taken
 
 
 def test_layouts_take_the_encoding_and_note_it() -> None:
