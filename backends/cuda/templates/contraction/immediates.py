@@ -70,7 +70,7 @@ class Shape:
         return resident(target, self.warps, -(-self.registers // 8) * 8, 0)
 
 
-# The best of these is within a few percent of the best of all on most of 120 products. Groups of few rows read columns
+# The best of these is within a few percent of the best of all on most of 115 products. Groups of few rows read columns
 # often: only those of windows lie in the first-level cache.
 SHAPES = (
     *(Shape(16, warps, tiles) for warps, tiles in ((4, 1), (8, 0), (16, 0))),
