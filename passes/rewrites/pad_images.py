@@ -80,16 +80,16 @@ def _fills_rows(n: Node) -> bool:
 
 
 def row_of_channels(n: Node) -> int:
-    """Channels that lie side by side in an image that tiles multiply: a row of bytes; of bf16, if the image is copied
-    anyway, a row too, else half of one, as in other images.
+    """Channels that lie side by side in an image that tiles multiply: a row of bytes. Of bf16 it is a row for windows
+    of several taps, whose images are mostly copied anyway, else half of one, as in other images.
     """
-    x = n.inputs[0]
-    assert x is not None
+    x, w = n.inputs[:2]
+    assert x is not None and w is not None
     channels, whole = x.type.shape[1], ROW // x.type.dtype.bytes
     if x.type.dtype is not bf16:
         return whole
-    copied = x.node is not None and x.node.op.name == "pad" and isinstance(channels, int) and channels % whole == 0
-    return whole if copied else whole // 2
+    several = product(w.type.shape[2:]) != 1 and isinstance(channels, int) and channels % whole == 0
+    return whole if several else whole // 2
 
 
 def _many(sizes: Sequence[Dim], least: int) -> bool:
