@@ -14,8 +14,9 @@ innermost y[P, M] = x[P, K] @ w[K, M]. Patterns, from a seed:
 Rivals: `torch.mm` in float32 (cuBLAS, TF32 off), our dense kernel that is chosen without weights that are zero, and
 cuSPARSE by `torch.addmm` of a CSR matrix and x transposed, in the memory order that it likes. Errors are relative to
 the largest element of the product in float64. Times are microseconds of one call in a CUDA graph, medians of replays;
-all operands stay in the L2 cache if they fit. As in programs, our kernels begin while the one before ends. "chosen" is
-the policy of the compiler: sparse where the estimate promises it, dense elsewhere. Tables are markdown, in
+all operands stay in the L2 cache if they fit. As in programs, our kernels begin while the one before ends. Kernels with
+weights in their code are several copies that take turns, so that none finds its code in the instruction cache. "chosen"
+is the policy of the compiler: sparse where the estimate promises it, dense elsewhere. Tables are markdown, in
 FOLDER/sparse.md too; FOLDER/sparse.json has a row a kernel.
 """
 

@@ -87,7 +87,7 @@ def test_weights_in_code(draw: Any, number: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sparse_weights, "CODE_OVER_GATHER", 0.0)
     monkeypatch.setattr(sparse_weights, "CODE_GAIN", 0.0)
     monkeypatch.setattr(sparse_weights, "best_bundles", lambda *_: (math.inf, None))
-    monkeypatch.setattr(immediates, "MOST", 1 << 13)
+    monkeypatch.setattr(immediates, "MOST", 1 << 14)
     monkeypatch.setattr(immediates, "cycles", lambda *_: float(rng.random()))
     g = draw(rng)
     x = rng.standard_normal([int(str(d)) for d in g.inputs[0].type.shape]).astype(np.float32)

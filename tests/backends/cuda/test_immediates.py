@@ -169,7 +169,10 @@ def test_elements_are_a_part_of_the_encoding() -> None:
     np.testing.assert_array_equal(e.held(np.ones_like(w)), w)  # a check has no other weights
 
 
-def test_too_many_elements_are_not_in_code() -> None:
+def test_too_much_code() -> None:
+    """Too many elements, in any group; too many loads in small groups."""
     dense = np.ones((256, immediates.MOST // 256 + 1), np.bool_)
     assert immediates.best(immediates.Work(1 << 16, 1, dense), H200)[0] == math.inf
-    assert immediates.best(immediates.Work(1 << 16, 1, dense[1:] & (np.arange(129) > 0)), H200)[0] < math.inf
+    assert immediates.best(immediates.Work(1 << 16, 1, dense[:128]), H200)[0] < math.inf
+    diagonal = immediates.Work(64, 1, np.tile(np.eye(64, dtype=np.bool_), (4, 127)))
+    assert immediates.best(diagonal, H200)[1] == 128

@@ -36,19 +36,18 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("warps",)
 KNOBS = ("warps", "tiles")
-ROWS = (16, 32, 64, 128)  # of a group
-MOST = 1 << 15  # elements: 0.17 ms of one core for each, most of it in the assembler
+MOST = 1 << 16  # instructions: 0.1 to 0.14 ms of one core for each, most of it in the assembler
 MOST_OFFSET = 1 << 31  # bytes from column 0 to the last one
 INSTRUCTION, CACHE = 16, 128 << 10  # bytes of an instruction, and of an SM's cache of them
-STORE, HEAD = 4, 40  # instructions for the store of a row, and ahead of all
-# Cycles, fitted to 507 kernels on an H200 each of which read its code from the second-level cache, whose times they
-# tell to 15 %:
-ISSUE, LOAD = 0.1, 0.52  # of an SM for an instruction of a warp, and more for one that loads
-WARM, COLD, AGAIN = 1.36, 4.14, 2.26  # of a warp for an instruction; more when it is read first; where caches are full
+STORE, HEAD, TAP = 4, 40, 20  # instructions for the store of a row, ahead of all, for the address of a tap
+# Cycles, fitted to 573 kernels on an H200 each of which read its code from the second-level cache, whose times they
+# tell to 16 %:
+ISSUE, LOAD = 0.1, 0.27  # of an SM for an instruction of a warp, and more for one that loads
+WARM, COLD, AGAIN = 0.43, 4.1, 2.3  # of a warp for an instruction; more when it is read first; where caches are full
 EMPTY = 0.15  # of the cache, while which is filled nothing is read again
-WAIT = 67  # of a warp for the columns of a chunk
-NEAR = 109  # bytes of the second-level cache a cycle and SM
-READ, WRITE = 1.75, 1.04  # times the rate of memory, where x does not stay in the cache
+WAIT, WINDOW_WAIT = 180, 116  # of a warp for the columns of a chunk
+NEAR = 91  # bytes of the second-level cache a cycle and SM
+READ, WRITE = 1.85, 1.0  # times the rate of memory, where x does not stay in the cache
 KEPT = 1.43  # sizes of that cache, of which half stays
 START = 1200  # of a launch
 CLOCK = 1.755e9
@@ -71,12 +70,14 @@ class Shape:
         return resident(target, self.warps, -(-self.registers // 8) * 8, 0)
 
 
-# The best of these is within a few percent of the best of all on most of 96 products.
+# The best of these is within a few percent of the best of all on most of 115 products. Groups of few rows read columns
+# often: only those of windows lie in the first-level cache.
 SHAPES = (
     *(Shape(16, warps, tiles) for warps, tiles in ((4, 1), (8, 0), (16, 0))),
     *(Shape(32, warps, tiles) for warps, tiles in ((8, 1), (16, 0))),
     *(Shape(rows, warps, 0) for rows, warps in ((64, 4), (64, 8), (128, 4))),
 )
+WINDOW_SHAPES = (*(Shape(rows, 8, 1) for rows in (4, 8)), *SHAPES)
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,13 @@ class Work:
             self._groups[rows] = elements, np.logical_or.reduceat(self.stored, starts, axis=0).sum(1)
         return self._groups[rows]
 
+    def code(self, rows: int) -> Array:
+        """Instructions of each group of so many rows."""
+        elements, used = self.groups(rows)
+        window = self.taps > 1
+        made: Array = elements + used * (1 + window) + STORE * rows + HEAD + TAP * self.taps * window
+        return made
+
     @cached_property
     def _groups(self) -> dict[int, tuple[Array, Array]]:
         return {}
@@ -177,7 +185,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if p is None:
         return []
     work = Work(p.c.cols.size, p.taps, p.encoding.pattern.blocks)
-    found = [s for s in SHAPES if s.rows == p.encoding.group]
+    found = [s for s in WINDOW_SHAPES if s.rows == p.encoding.group]
     return [knobs_of(s) for s in sorted(found, key=lambda s: cycles(work, s, target))]
 
 
@@ -191,18 +199,19 @@ def knobs_of(s: Shape) -> Knobs:
 
 
 def best(work: Work, target: GpuTarget) -> tuple[float, int]:
-    """Estimated cycles of the best block, and its rows; infinity where there are too many elements."""
+    """Estimated cycles of the best block, and its rows; infinity where all have too many instructions."""
     if int(work.stored.sum()) > MOST:
-        return math.inf, ROWS[0]
-    return min((cycles(work, s, target), s.rows) for s in SHAPES if s.rows <= max(len(work.stored), ROWS[0]))
+        return math.inf, 0
+    shapes = SHAPES if work.taps == 1 else WINDOW_SHAPES
+    found = ((cycles(work, s, target), s.rows) for s in shapes if int(work.code(s.rows).sum()) <= MOST)
+    return min(found, default=(math.inf, 0))
 
 
 def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
     """Estimated cycles: instructions of all warps, and of one warp after the other where their code is read first, or
     again where the cache is full of others'; how long loads take, what the second-level cache gives, and memory.
     """
-    elements, used = w.groups(s.rows)
-    code = elements + used * (1 if w.taps == 1 else 2) + STORE * s.rows + HEAD
+    (_, used), code = w.groups(s.rows), w.code(s.rows)
     tiles, together = -(-w.pixels // (s.warps * 32)), s.resident(target)
     each = max(tiles * len(code) / target.sms, 1.0)  # blocks of an SM
     turns = each / together
@@ -214,7 +223,7 @@ def cycles(w: Work, s: Shape, target: GpuTarget) -> float:
     issued = tiles * s.warps * float(code.sum() * ISSUE + used.sum() * LOAD) / target.sms
     warm = (most + (turns - 1) * mean) * WARM + turns * mean * full * AGAIN
     cold = COLD * (most + mean * (different / once - 1))
-    waits = float(used.mean()) / w.taps / CHUNK * WAIT * turns
+    waits = float(used.mean()) / CHUNK * (WAIT if w.taps == 1 else WINDOW_WAIT) * turns
     near = 4 * w.pixels * float(used.sum()) / w.taps / target.sms / NEAR
     read, write = (4 * w.pixels * n for n in (w.stored.shape[1] / w.taps, len(w.stored)))
     missed = 1 - 1 / (1 + ((read + write) / (KEPT * target.l2_bytes)) ** 4)
