@@ -38,11 +38,11 @@ SKIPS_ALLOWED = 0  # may only fall; a test that cannot run somewhere belongs to 
 # Generated cases belong to families. Of each test of a family the fast tier takes the first share of the cases, but one
 # at least; the slow tier takes the second share, `make thorough` the rest. The seed decides which cases these are.
 FAMILIES = {
-    "samples": (1 / 56, 1 / 32),  # of op records and of operators
-    "random": (1 / 42, 1 / 26),  # graphs, programs, geometries
-    "choices": (1 / 48, 1 / 26),  # schedules out of spaces
-    "shapes": (1 / 32, 1 / 22),  # sizes, axes, layouts
-    "cases": (1 / 24, 1 / 16),  # combinations of dtypes and attributes
+    "samples": (1 / 56, 1 / 44),  # of op records and of operators
+    "random": (1 / 42, 1 / 36),  # graphs, programs, geometries
+    "choices": (1 / 48, 1 / 36),  # schedules out of spaces
+    "shapes": (1 / 32, 1 / 30),  # sizes, axes, layouts
+    "cases": (1 / 24, 1 / 22),  # combinations of dtypes and attributes
     "long": (0, 1 / 2),  # chosen cases that take seconds each, all of them slow
     "kernels": (1 / 5, 4 / 5),  # chosen cases that take some tenths of a second each
 }
