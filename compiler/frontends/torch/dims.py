@@ -38,9 +38,7 @@ class Dims:
 
     def known_part(self, e: Any) -> Any:
         """A sympy expression with the sizes that are numbers."""
-        import sympy  # takes longer to load than all of the frontend, which mostly needs none of it
-
-        return e.xreplace({s: sympy.Integer(self.known[str(s)]) for s in e.free_symbols if str(s) in self.known})
+        return e.subs({s: self.known[str(s)] for s in e.free_symbols if str(s) in self.known})
 
     def value(self, v: Any) -> bool:
         """A condition on sizes. UnsupportedError unless these are known."""
