@@ -98,10 +98,10 @@ class LlvmBackend(Backend):
         program.loaded = load_code(program.code)
 
     def runner(self, parameters: ParameterTables | None) -> CpuRunner:
-        return CpuRunner(self.threads, parameters)
+        return CpuRunner(self.threads, parameters, self._refusal())
 
     def packer(self, program: Program) -> Pack:
-        instance = CpuInstance(program, {}, self.threads, [])
+        instance = CpuInstance(program, {}, self.threads, [], refusal=self._refusal())
 
         def pack(arrays: Sequence[Array]) -> list[Array]:
             results = [aligned_array(shape, dtype) for shape, dtype in instance.outputs]
@@ -177,11 +177,15 @@ class LlvmBackend(Backend):
         return self.target.cpu
 
     def here(self) -> str:
-        name = host_cpu()[0]
-        if self.target.foreign:
-            lacks = ", ".join(self.target.foreign[:4])
-            raise TargetError(f"this machine is {name}, which lacks {lacks} of {self.target.cpu}")
-        return name
+        if why := self._refusal():
+            raise TargetError(why)
+        return host_cpu()[0]
+
+    def _refusal(self) -> str:
+        """Why this machine cannot run code for the target; empty where it can."""
+        lacks = ", ".join(self.target.foreign[:4])
+        what = f"this machine is {host_cpu()[0]}, which lacks {lacks} of {self.target.cpu}"
+        return lacks and f"{what}: run what is compiled for it there (`save`, `dnnc.load`), or compile for 'llvm'"
 
     def bench(self) -> Bench:
         return self._toolchain.CpuBench(self.target)

@@ -27,7 +27,7 @@ from dnnc.backends.llvm.runtime import runtime
 from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame
 from dnnc.backends.runtime.program import Program
 from dnnc.backends.runtime.results import maker
-from dnnc.ir.errors import outside
+from dnnc.ir.errors import TargetError, outside
 from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.shapes import concrete_shape
 
@@ -91,7 +91,8 @@ class CpuInstance:
     """
 
     __slots__ = (
-        "arena_bytes code dims empty free in_place new nthreads offsets outputs parameters program run used words"
+        "arena_bytes code dims empty free in_place new nthreads offsets outputs parameters program refusal run used "
+        "words"
     ).split()
 
     def __init__(
@@ -102,6 +103,7 @@ class CpuInstance:
         free: list[CallFrame],
         parameters: ParameterTables | None = None,
         in_place: frozenset[int] = frozenset(),
+        refusal: str = "",
     ) -> None:
         env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
         self.program = program
@@ -119,7 +121,7 @@ class CpuInstance:
         self.words = len(program.inputs) + len(program.outputs)
         self.free = free
         self.parameters = parameters if program.prologue is not None else None
-        self.in_place = in_place
+        self.in_place, self.refusal = in_place, refusal
         self.used = False
         self.run = runtime().call
 
@@ -159,7 +161,9 @@ class CpuInstance:
         return held
 
     def _adopted(self, held: CallFrame | None) -> CallFrame:
-        """A frame with this plan: this one if it is large enough."""
+        """A frame with this plan: this one if it is large enough. TargetError: this machine cannot run it."""
+        if self.refusal:  # an instruction that the CPU lacks would end the process
+            raise TargetError(self.refusal)
         if held is None or held.frame.arena.nbytes < self.arena_bytes or len(held.pointers) < HEAD + self.words:
             held = CallFrame(Frame(self.arena_bytes), self.words)
         held.owner = self
@@ -179,16 +183,16 @@ class CpuInstance:
 
 
 class CpuRunner:
-    """Runs the programs of one model; see Runner."""
+    """Runs the programs of one model; see Runner. `refusal`: why this machine cannot, empty where it can."""
 
-    def __init__(self, threads: int, parameters: ParameterTables | None) -> None:
-        self.threads, self.parameters = threads, parameters
+    def __init__(self, threads: int, parameters: ParameterTables | None, refusal: str = "") -> None:
+        self.threads, self.parameters, self.refusal = threads, parameters, refusal
         self.frames: list[CallFrame] = []
 
     def instance(self, program: Program, dims: Mapping[Var, int], in_place: frozenset[int]) -> CpuInstance:
         by_name = {v.name: n for v, n in dims.items()}
         sizes = {v: by_name[v.name] for v in program.dims}
-        return CpuInstance(program, sizes, self.threads, self.frames, self.parameters, in_place)
+        return CpuInstance(program, sizes, self.threads, self.frames, self.parameters, in_place, self.refusal)
 
     def refitted(self, instances: Sequence[Any]) -> None:
         """Frames hold what the old arrays were packed into."""

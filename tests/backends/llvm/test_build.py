@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dnnc
 from dnnc.backends.llvm.build import symbol_of
-from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.features import X86_CPUS, parse_target
 from dnnc.backends.registry import open_backend
 from dnnc.backends.runtime.frames import ALIGN
 from dnnc.backends.runtime.kernel_cache import KernelCache
@@ -21,6 +21,7 @@ from dnnc.backends.runtime.link import Linker, pack, place_constants
 from dnnc.backends.runtime.program import MemoryRef
 from dnnc.compile_program import schedule
 from dnnc.ir.dtype import BY_NAME, from_numpy
+from dnnc.ir.errors import TargetError
 from dnnc.ir.expr import const, dim, value
 from dnnc.ir.graph.text import parse
 from dnnc.ir.shapes import concrete_shape
@@ -207,3 +208,13 @@ def test_kernels_that_fail_their_check_do_not_enter_the_cache(tmp_path: Any, mon
     native = dnnc.compile(g, cache=tmp_path).programs[0]
     assert native.compiled == 1
     assert all(cache.get(s.removeprefix("k_")) is not None for s in native.symbols.values())
+
+
+def test_code_for_another_cpu_is_not_run() -> None:
+    """An instruction that this machine lacks would end the process."""
+    target = next((f"llvm -mcpu={c}" for c in X86_CPUS if parse_target(f"llvm -mcpu={c}").foreign), None)
+    if target is None:
+        pytest.skip("this machine has what every known CPU has")
+    f = dnnc.compile(parse("def g(x: f32[4]):\n    return neg(x)"), target=target, cache=False)
+    with pytest.raises(TargetError, match=r"which lacks .*`save`"):
+        f(np.zeros(4, np.float32))
