@@ -62,10 +62,8 @@ def race(name: str, data: bytes, x: Array, precision: str | None, flops: float, 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = a.threads
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    ours = [
-        dnnc.compile(data, target=f"llvm {flags}-threads={a.threads}", precision=precision)  # type: ignore[call-overload]
-        for flags in ("", "-mattr=-amx-tile ")
-    ]
+    targets = (f"llvm {flags}-threads={a.threads}" for flags in ("", "-mattr=-amx-tile "))
+    ours = [dnnc.compile(data, target=t, precision=precision) for t in targets]  # type: ignore[call-overload]
     tiles, vectors = (np.asarray(f(x)) for f in ours)
     assert np.abs(tiles - vectors).max() <= 0.01 * np.abs(vectors).max(), f"{name}: results differ"
     calls: list[Callable[[], Any]] = [*(lambda f=f: f(x) for f in ours), lambda: session.run(None, {"x": x})]

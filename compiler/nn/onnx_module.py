@@ -319,8 +319,10 @@ class _Run(Replay):
 
     def multiplied(self, n: Node, inputs: Sequence[Lazy | None]) -> Sequence[Lazy] | None:
         """By a matrix of few values; None for others."""
-        w, plain_ = self._few(n), all(n.attrs.get(a, 1.0) == 1.0 for a in ("alpha", "beta"))
-        if w is None or n.inputs[1].type.rank != 2 or n.attrs.get("trans_a", False) or not plain_:  # type: ignore[union-attr]
+        w, unscaled = self._few(n), all(n.attrs.get(a, 1.0) == 1.0 for a in ("alpha", "beta"))
+        if w is None or n.inputs[1].type.rank != 2:  # type: ignore[union-attr]
+            return None
+        if n.attrs.get("trans_a", False) or not unscaled:
             return None
         y = times_rows(self._first(inputs), w if n.attrs.get("trans_b", False) else w.T)
         return (y if len(inputs) < 3 or inputs[2] is None else add(y, array_of(inputs[2])))._parts

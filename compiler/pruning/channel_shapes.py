@@ -105,9 +105,12 @@ def slice_(c: Channels, n: onnx.NodeProto) -> Lays:
     starts, ends, axes, steps = (c.constant(n, k) for k in range(1, 5))
     if x is None or rank is None or (axes is None and len(n.input) > 3 and n.input[3]):
         return None
-    if axes is None and starts is None:
+    if axes is not None:
+        along = [int(a) % rank for a in axes.reshape(-1)]
+    elif starts is not None:
+        along = list(range(starts.size))
+    else:
         return None
-    along = [int(a) % rank for a in axes.reshape(-1)] if axes is not None else list(range(starts.size))  # type: ignore[union-attr]
     at = rank + x.axis
     if at not in along:
         return x

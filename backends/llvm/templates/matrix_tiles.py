@@ -40,13 +40,15 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     """Tiles that are estimated to be faster than the best ones of vectors, the fastest first."""
     if not target.rates.tile_rows or dots.applies(problem):
         return []
-    vectors, found = contraction.settings(problem, target), contraction.nest_of(problem)
-    if not vectors or found is None or dict(vectors[0]).get("images"):
+    found = contraction.nest_of(problem)
+    if found is None or not _applies(found[1]):
         return []
-    s, nest = found
+    (s, nest), vectors = found, contraction.settings(problem, target)
+    if not vectors or dict(vectors[0]).get("images"):
+        return []
     steps, known = s.extent(nest.reduction[0]), contraction.extents(s, nest, target.lanes)
     rows, panels = (given if given is not None else guess for given, guess in zip(known, UNKNOWN))
-    if not _applies(nest) or not isinstance(steps, int) or (not nest.panel and rows < LEAST_ROWS):
+    if not isinstance(steps, int) or (not nest.panel and rows < LEAST_ROWS):
         return []
     per = nest.block or steps
     ku = max(u for u in range(1, ROW // WORD + 1) if per % u == 0)
